@@ -1,0 +1,1 @@
+"""Importance-emitting attention kernels and the definition that they are tested against."""

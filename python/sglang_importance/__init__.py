@@ -1,0 +1,1 @@
+"""The SGLang side: every file here imports sglang, nothing else does."""

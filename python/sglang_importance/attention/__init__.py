@@ -1,0 +1,1 @@
+"""Attention backends that emit page scores."""

@@ -1,0 +1,5 @@
+"""Entry point of the sglang plugin."""
+
+
+def register() -> None:
+    return None

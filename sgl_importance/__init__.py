@@ -1,0 +1,1 @@
+"""Importance-guided KV cache tiering: pages, nodes, tiers and events. Never imports sglang."""

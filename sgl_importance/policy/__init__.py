@@ -1,0 +1,1 @@
+"""Pure policies, one per file: they rank, they never move anything."""

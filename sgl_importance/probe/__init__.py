@@ -1,0 +1,1 @@
+"""The embedded retrieval model and its tasks."""
