@@ -1,0 +1,118 @@
+"""Ghosts: what is remembered of pages that left every tier we can see.
+
+A ghost gives a page that comes back its importance, and tells the reuse estimator the truth: that an
+evicted node was asked for after all, or that nobody ever came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sgl_importance.importance import FloatArray
+from sgl_importance.node import NodeMetadata
+
+_DIGEST_BYTES = 16
+
+
+def root_digest(*namespace: str | None) -> bytes:
+    """Where a chain starts: requests of different salts or adapters never share a page."""
+    return hashlib.blake2b(repr(namespace).encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def chain_digests(parent: bytes, tokens: Sequence[int], page_size: int) -> list[bytes]:
+    """One digest per whole page; each stands for the page and everything before it."""
+    raw = memoryview(array("q", tokens)).cast("B")
+    page_bytes = page_size * array("q").itemsize
+    digests = []
+    for start in range(0, len(raw) - page_bytes + 1, page_bytes):
+        hasher = hashlib.blake2b(parent, digest_size=_DIGEST_BYTES)
+        hasher.update(raw[start : start + page_bytes])
+        parent = hasher.digest()
+        digests.append(parent)
+    return digests
+
+
+@dataclass(slots=True)
+class GhostNode:
+    """The removed node that a ghost page belonged to.
+
+    Attributes:
+        kept_by_importance: ``observe`` only: stock evicted the node, importance would have kept it.
+        resolved: whether its return or its end was already reported.
+    """
+
+    reuse_class: int
+    last_access: int
+    queries: int
+    kept_by_importance: bool = False
+    resolved: bool = False
+
+
+class GhostTable:
+    """The last ``capacity_pages`` pages that were removed, by chained digest; oldest forgotten first.
+
+    Args:
+        capacity_pages: pages to remember; 0 remembers nothing.
+        on_return: called when pages of a removed node come back, with their number; the first time the
+            node is not yet ``resolved``.
+        on_expire: called once per removed node when its last page is forgotten without a return.
+    """
+
+    def __init__(
+        self,
+        capacity_pages: int,
+        *,
+        on_return: Callable[[GhostNode, int], None],
+        on_expire: Callable[[GhostNode], None],
+    ) -> None:
+        assert capacity_pages >= 0
+        self._capacity_pages = capacity_pages
+        self._on_return = on_return
+        self._on_expire = on_expire
+        self._pages: OrderedDict[bytes, tuple[GhostNode, FloatArray]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def clear(self) -> None:
+        """Forgets everything without drawing conclusions: a flush says nothing about reuse."""
+        self._pages.clear()
+
+    def remember(
+        self, digests: Sequence[bytes], node: NodeMetadata, *, kept_by_importance: bool = False
+    ) -> None:
+        """Keeps the pages of a node that is being removed."""
+        assert len(digests) == node.importance.num_pages
+        ghost = GhostNode(node.reuse_class, node.last_access, node.importance.queries, kept_by_importance)
+        for digest, vector in zip(digests, node.importance.page_vectors(), strict=True):
+            self._pages[digest] = (ghost, vector)
+            self._pages.move_to_end(digest)
+        while len(self._pages) > self._capacity_pages:
+            _, (expired, _) = self._pages.popitem(last=False)
+            if not expired.resolved:
+                expired.resolved = True
+                self._on_expire(expired)
+
+    def revive(self, digests: Sequence[bytes], node: NodeMetadata) -> int:
+        """Gives the pages of a new node what their ghosts kept.
+
+        Returns:
+            How many of the pages had a ghost.
+        """
+        returned: dict[int, tuple[GhostNode, int]] = {}
+        for page, digest in enumerate(digests):
+            remembered = self._pages.pop(digest, None)
+            if remembered is None:
+                continue
+            ghost, vector = remembered
+            node.importance.restore_pages(page, vector[None, :], ghost.queries)
+            _, pages = returned.get(id(ghost), (ghost, 0))
+            returned[id(ghost)] = (ghost, pages + 1)
+        for ghost, pages in returned.values():
+            self._on_return(ghost, pages)
+            ghost.resolved = True
+        return sum(pages for _, pages in returned.values())

@@ -1,0 +1,129 @@
+"""What attention said about one node: body mass and peak per page, self and cross kept apart."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Origin(IntEnum):
+    """Whose query looked at the page: the one that created it, or a later one."""
+
+    SELF = 0
+    CROSS = 1
+
+
+class _Row(IntEnum):
+    MASS = 0
+    PEAK = 1
+    UNIFORM = 2
+    WEIGHT = 3
+
+
+class NodeImportance:
+    """Exponentially weighted body mass and peak of one node's pages.
+
+    The half-life counts queries that visited the node: a node that nobody visits does not decay, because
+    ageing is the hazard's job. Sums and weights decay together, so a mean needs no bias correction and a
+    split, which slices the arrays, preserves every sum.
+
+    Attributes:
+        creator: query that brought the pages into the tree; None where it is not known (ghosts, storage).
+        queries: distinct queries other than the creator that looked at the node.
+    """
+
+    __slots__ = ("_last_cross_query", "_pages", "creator", "queries")
+
+    def __init__(self, num_pages: int, creator: int | None = None) -> None:
+        assert num_pages > 0, "a node has at least one page"
+        self._pages: FloatArray = np.zeros((len(Origin), len(_Row), num_pages))
+        self.creator = creator
+        self.queries = 0
+        self._last_cross_query: int | None = None
+
+    @property
+    def num_pages(self) -> int:
+        return int(self._pages.shape[2])
+
+    def observe(
+        self, query: int, body: FloatArray, peak: FloatArray, *, uniform: float, weight: float, decay: float
+    ) -> None:
+        """Adds what one query saw.
+
+        Args:
+            query: serial number of the query; folds of one query count as one distinct query.
+            body: body mass per page, float [num_pages]; the whole fold sums to 1 over nodes and tail.
+            peak: largest probability per page, float [num_pages].
+            uniform: body mass that each page would have if attention were uniform in this context.
+            weight: share of the query that this fold stands for, in (0, 1].
+            decay: factor on everything known so far, 0.5 ** (weight / half_life_queries).
+        """
+        assert body.shape == peak.shape == (self.num_pages,), (body.shape, peak.shape, self.num_pages)
+        origin = Origin.SELF if query == self.creator else Origin.CROSS
+        self._pages *= decay
+        pages = self._pages[origin]
+        pages[_Row.MASS] += weight * body
+        pages[_Row.PEAK] += weight * peak
+        pages[_Row.UNIFORM] += weight * uniform
+        pages[_Row.WEIGHT] += weight
+        if origin is Origin.CROSS and query != self._last_cross_query:
+            self.queries += 1
+            self._last_cross_query = query
+
+    def split(self, prefix_pages: int) -> NodeImportance:
+        """Cuts the first ``prefix_pages`` pages off into the returned node; this one keeps the rest."""
+        assert 0 < prefix_pages < self.num_pages, (prefix_pages, self.num_pages)
+        prefix = NodeImportance(prefix_pages, self.creator)
+        prefix._pages = self._pages[:, :, :prefix_pages].copy()
+        prefix.queries = self.queries
+        prefix._last_cross_query = self._last_cross_query
+        self._pages = self._pages[:, :, prefix_pages:].copy()
+        return prefix
+
+    def page_vectors(self) -> FloatArray:
+        """Everything known of each page, float64 [num_pages, 8]: what a ghost keeps."""
+        vectors: FloatArray = self._pages.reshape(-1, self.num_pages).T.copy()
+        return vectors
+
+    def restore_pages(self, start: int, vectors: FloatArray, queries: int) -> None:
+        """Gives pages from ``start`` on what their ghosts kept; the creator of such pages is unknown."""
+        stop = start + len(vectors)
+        self._pages[:, :, start:stop] = vectors.T.reshape(len(Origin), len(_Row), -1)
+        self.queries = max(self.queries, queries)
+
+    def sums(self, origin: Origin) -> FloatArray:
+        """Weighted body-mass sum per page, float64 [num_pages]: the quantity that a split preserves."""
+        return self._total(_Row.MASS, origin)
+
+    def weight(self, origin: Origin | None = None) -> FloatArray:
+        """Decayed number of queries behind each page's mean, float64 [num_pages]."""
+        return self._total(_Row.WEIGHT, origin)
+
+    def body_mass(self, origin: Origin | None = None) -> FloatArray:
+        """Mean body mass per page, float64 [num_pages]; 0 where nothing was observed."""
+        return _ratio(self._total(_Row.MASS, origin), self.weight(origin))
+
+    def peak(self, origin: Origin | None = None) -> FloatArray:
+        """Mean of the queries' peaks per page, float64 [num_pages]; 0 where nothing was observed."""
+        return _ratio(self._total(_Row.PEAK, origin), self.weight(origin))
+
+    def lift(self, origin: Origin | None = None) -> float:
+        """The node's body mass over what uniform attention would give it; 1.0 where nothing was observed.
+
+        Grows with context length for a page of content: never compare it between contexts.
+        """
+        uniform = float(self._total(_Row.UNIFORM, origin).sum())
+        return float(self._total(_Row.MASS, origin).sum()) / uniform if uniform > 0 else 1.0
+
+    def _total(self, row: _Row, origin: Origin | None) -> FloatArray:
+        total: FloatArray = self._pages[:, row].sum(axis=0) if origin is None else self._pages[origin, row]
+        return total
+
+
+def _ratio(sums: FloatArray, weights: FloatArray) -> FloatArray:
+    means: FloatArray = np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0)
+    return means
