@@ -1,0 +1,68 @@
+"""The radix cache that sglang builds under ``--kv-policy observe`` and ``importance``."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.policy.importance import ImportancePolicy
+from sglang_importance.component import ImportanceComponent
+from sglang_importance.hardware import cost_model
+from sglang_importance.observer import ObserverComponent
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+logger = logging.getLogger(__name__)
+
+GHOSTS_PER_DEVICE_PAGE = 4  # long enough to see whether an evicted page comes back, 100 bytes each
+
+
+class ImportanceRadixCache(UnifiedRadixCache):
+    """Upstream's unified radix cache whose full-attention component carries importance."""
+
+    @property
+    def importance(self) -> ImportanceComponent:
+        component = self.components[ComponentType.FULL]
+        assert isinstance(component, ImportanceComponent)
+        return component
+
+    def reset(self) -> None:
+        super().reset()
+        self.importance.watch_leaves()
+
+    def write_backup_storage(self, node_id: int) -> None:
+        super().write_backup_storage(node_id)
+        if self.enable_storage:
+            self.importance.stored(self.tree_core.node_by_id(node_id))
+
+    def sanity_check(self) -> None:
+        super().sanity_check()
+        self.importance.check_integrity()
+
+
+def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
+    """Factory for ``register_radix_cache_backend``: the unified cache, our component, the Python core."""
+    options: ImportanceOptions = ctx.server_args._sgl_importance
+    allocator = ctx.params.token_to_kv_pool_allocator
+    policy = ImportancePolicy(cost_model(ctx.model_config, allocator), use_importance=options.g != "off")
+    component = ObserverComponent if options.policy == "observe" else ImportanceComponent
+    ctx.params.component_registry_override = {
+        **(ctx.params.component_registry_override or {}),
+        ComponentType.FULL: partial(
+            component,
+            options=options,
+            policy=policy,
+            ghost_pages=GHOSTS_PER_DEVICE_PAGE * allocator.size // ctx.params.page_size,
+        ),
+    }
+    cache = create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache)
+    logger.info("KV policy %s: page size %d, %s", options.policy, ctx.params.page_size, policy.cost)
+    return cache

@@ -1,0 +1,365 @@
+"""The tree component: metadata on nodes, one fold per query, eviction by marginal loss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components import FullComponent
+from sglang.srt.mem_cache.unified_cache.components.base import EvictLayer
+
+from sgl_importance.cost import Tier
+from sgl_importance.fold import Observation, QueryFolds, fold
+from sgl_importance.ghost import GhostNode, GhostTable, chain_digests, root_digest
+from sgl_importance.node import NodeMetadata
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.reuse import BlockType
+from sglang_importance.attention.rows import Phase, active_rows
+from sglang_importance.counters import Counters
+from sglang_importance.leaf_sets import WatchedLeaves
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_radix_cache import NodeId, UnifiedRadixCache
+
+METADATA_ATTRIBUTE = "importance_metadata"
+QUERY_ATTRIBUTE = "importance_query"
+
+
+class ImportanceComponent(FullComponent):
+    """Upstream's full-attention component, with importance metadata on every node.
+
+    A running request locks its path, so nothing is folded while it decodes: what its queries saw is handed
+    to the nodes at prefill end and at finish, retraction or abort.
+
+    Args:
+        options: what the operator chose; ``observe`` keeps upstream's victims.
+        policy: ranks the leaves of both tiers.
+        ghost_pages: pages to remember after their removal.
+    """
+
+    def __init__(
+        self,
+        cache: UnifiedRadixCache,
+        params: CacheInitParams,
+        *,
+        options: ImportanceOptions,
+        policy: ImportancePolicy,
+        ghost_pages: int,
+    ) -> None:
+        super().__init__(cache, params)
+        self.options = options
+        self.policy = policy
+        self.page_size = params.page_size
+        self.counters = Counters()
+        self.ghosts = GhostTable(ghost_pages, on_return=self._ghost_returned, on_expire=self._ghost_expired)
+        self._popped: list[UnifiedTreeNode] = []
+        self._inserting: QueryFolds | None = None
+
+    # ---- leaves ----
+
+    def watch_leaves(self) -> None:
+        """Takes over the leaf sets of a tree core that has just been reset."""
+        core = self.tree_core
+        assert not core.evictable_device_leaves, "watch an empty tree"
+        assert not core.evictable_host_leaves, "watch an empty tree"
+        self.policy.reset()
+        self.ghosts.clear()
+        core.evictable_device_leaves = WatchedLeaves(self._enter_device, self._leave_device)
+        core.evictable_host_leaves = WatchedLeaves(self._enter_host, self._leave_host)
+
+    def _enter_device(self, node: UnifiedTreeNode) -> None:
+        self.policy.enter(Tier.DEVICE, node.id, self.metadata(node), below=self.tier_below_device(node))
+
+    def _leave_device(self, node: UnifiedTreeNode) -> None:
+        self.policy.leave(Tier.DEVICE, node.id)
+
+    def _enter_host(self, node: UnifiedTreeNode) -> None:
+        metadata = self.metadata(node)
+        self.policy.enter(Tier.HOST, node.id, metadata, below=self.tier_below_host(metadata))
+
+    def _leave_host(self, node: UnifiedTreeNode) -> None:
+        self.policy.leave(Tier.HOST, node.id)
+
+    def refresh(self, node: UnifiedTreeNode) -> None:
+        """Ranks a node again whose facts changed while it was evictable."""
+        if node in self.tree_core.evictable_device_leaves:
+            self._enter_device(node)
+        elif node in self.tree_core.evictable_host_leaves:
+            self._enter_host(node)
+
+    def tier_below_device(self, node: UnifiedTreeNode) -> Tier | None:
+        """Where the KV would be after its eviction from the device; None where it would be lost."""
+        return Tier.HOST if node.backuped or self.tree_core.is_write_back else None
+
+    @staticmethod
+    def tier_below_host(metadata: NodeMetadata) -> Tier | None:
+        return Tier.STORAGE if metadata.in_storage else None
+
+    # ---- metadata ----
+
+    def metadata(self, node: UnifiedTreeNode) -> NodeMetadata:
+        """The node's metadata; made on the first call, with what ghosts remember of its pages."""
+        known: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)
+        if known is not None:
+            return known
+        assert node.parent is not None, "the root holds no tokens"
+        created = NodeMetadata(
+            tokens=len(node.key),
+            depth=self._end_depth(node.parent),
+            page_size=self.page_size,
+            clock=self.policy.clock,
+        )
+        setattr(node, METADATA_ATTRIBUTE, created)
+        if len(self.ghosts):
+            self.ghosts.revive(self._page_digests(node), created)
+        return created
+
+    def _end_depth(self, node: UnifiedTreeNode) -> int:
+        if node.parent is None:
+            return 0
+        metadata = self.metadata(node)
+        return metadata.depth + metadata.tokens
+
+    def path(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
+        """Nodes from below the root down to ``node``."""
+        nodes = []
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def nodes(self) -> Iterator[UnifiedTreeNode]:
+        """Every node but the root, parents before children."""
+        stack = list(self.tree_core.root_node.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _page_digests(self, node: UnifiedTreeNode) -> list[bytes]:
+        """Chained digests of the node's pages; the last one is cached on every node of the path."""
+        digests: list[bytes] = []
+        parent = root_digest(node.key.extra_key, node.key.cache_salt)
+        path = self.path(node)
+        known_until = max(
+            (i for i, ancestor in enumerate(path[:-1]) if self.metadata(ancestor).digest is not None),
+            default=-1,
+        )
+        if known_until >= 0:
+            known = self.metadata(path[known_until]).digest
+            assert known is not None
+            parent = known
+        for step in path[known_until + 1 :]:
+            digests = chain_digests(parent, step.key.raw_token_ids(), self.page_size)
+            parent = digests[-1]
+            self.metadata(step).digest = parent
+        return digests
+
+    def _ghost_returned(self, ghost: GhostNode, pages: int) -> None:
+        if ghost.kept_by_importance:
+            self.counters.observed_saved_tokens += pages * self.page_size
+        if not ghost.resolved:
+            self.policy.reuse.hit(ghost.reuse_class, self.policy.clock - ghost.last_access)
+
+    def _ghost_expired(self, ghost: GhostNode) -> None:
+        self.policy.reuse.end(ghost.reuse_class, self.policy.clock - ghost.last_access)
+
+    # ---- upstream's tree events ----
+
+    def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
+        super().redistribute_on_node_split(new_parent, child)
+        known: NodeMetadata | None = getattr(child, METADATA_ATTRIBUTE, None)
+        if known is not None:
+            setattr(new_parent, METADATA_ATTRIBUTE, known.split(len(new_parent.key), self.page_size))
+
+    def discard_deleted_session_leaf(self, node: UnifiedTreeNode) -> None:
+        # Upstream calls this for every node that leaves the tree, while its parent is still linked.
+        super().discard_deleted_session_leaf(node)
+        metadata = self.metadata(node)
+        self.policy.leave(Tier.DEVICE, node.id)
+        self.policy.leave(Tier.HOST, node.id)
+        self.ghosts.remember(
+            self._page_digests(node), metadata, kept_by_importance=self._kept_by_importance(node)
+        )
+
+    def commit_hicache_transfer(self, node: UnifiedTreeNode, phase: Any, *args: Any, **kwargs: Any) -> None:
+        super().commit_hicache_transfer(node, phase, *args, **kwargs)
+        # A host copy makes the device copy cheap to restore.
+        self.refresh(node)
+
+    def stored(self, node: UnifiedTreeNode) -> None:
+        """The node's pages were handed to the storage tier."""
+        self.metadata(node).in_storage = True
+        self.refresh(node)
+
+    # ---- requests ----
+
+    def prepare_for_caching_req(
+        self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool
+    ) -> int | None:
+        query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
+        if query is None:
+            query = self._admit(req, insert_params.prev_prefix_len)
+            setattr(req, QUERY_ATTRIBUTE, query)
+        self._inserting = query
+        return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
+
+    def _admit(self, req: Req, cached_tokens: int) -> QueryFolds:
+        """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
+        query = QueryFolds(self.policy.admit())
+        if cached_tokens > 0 and req.last_node is not None:
+            for node in self.path(self.tree_core.node_by_id(req.last_node)):
+                metadata = self.metadata(node)
+                if metadata.depth + metadata.tokens > cached_tokens:
+                    break
+                if metadata.doomed:
+                    self.counters.observed_lost_tokens += metadata.tokens
+                    metadata.doomed = False
+                self.policy.accessed(metadata)
+        self.counters.admitted(req)
+        return query
+
+    def commit_insert_component_data(
+        self, node: UnifiedTreeNode, is_new_leaf: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        super().commit_insert_component_data(node, is_new_leaf, *args, **kwargs)
+        if is_new_leaf and self._inserting is not None:
+            metadata = self.metadata(node)
+            if not metadata.importance.weight().any():
+                metadata.importance.creator = self._inserting.serial
+
+    def cleanup_after_caching_req(
+        self,
+        req: Req,
+        is_finished: bool,
+        insert_result: InsertResult | None = None,
+        insert_params: InsertParams | None = None,
+    ) -> None:
+        super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
+        self._inserting = None
+        query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
+        if query is None or (insert_params is not None and insert_params.chunked):
+            return
+        start = time.perf_counter()
+        # After an insert the path reaches further than the node that the request had locked.
+        end = req.last_node
+        if is_finished and insert_result is not None:
+            end = insert_result.last_device_node
+        path = self.path(self.tree_core.node_by_id(end)) if end is not None else []
+        if is_finished:
+            self._mark_generated(path, len(req.origin_input_ids), query.serial)
+        self._fold(req, query, path, is_finished=is_finished)
+        for node in path:
+            self.refresh(node)
+        self.counters.fold_seconds += time.perf_counter() - start
+
+    def _mark_generated(self, path: list[UnifiedTreeNode], prompt_tokens: int, serial: int) -> None:
+        # Upstream splits a finished request at the page that holds the prompt's end.
+        boundary = prompt_tokens // self.page_size * self.page_size
+        for node in reversed(path):
+            metadata = self.metadata(node)
+            if metadata.depth < boundary or metadata.importance.creator != serial:
+                break
+            metadata.block_type = BlockType.GENERATED
+
+    def _fold(self, req: Req, query: QueryFolds, path: list[UnifiedTreeNode], *, is_finished: bool) -> None:
+        rows = active_rows()
+        if rows is None or req.kv.req_pool_idx is None:
+            return
+        phases = (Phase.PREFILL, Phase.DECODE) if is_finished else (Phase.PREFILL,)
+        observations = []
+        for phase in phases:
+            scores = rows.consume(req.kv.req_pool_idx, phase)
+            observation = Observation.from_sums(scores.body, scores.peak) if scores is not None else None
+            if observation is not None:
+                observations.append(observation)
+        for i, observation in enumerate(observations):
+            last = is_finished and req.finished() and i == len(observations) - 1
+            weight = query.take(last=last)
+            if weight <= 0:
+                break
+            fold(
+                [self.metadata(node).importance for node in path],
+                observation,
+                query=query.serial,
+                weight=weight,
+                half_life_queries=self.options.half_life_queries,
+            )
+            self.counters.folds += 1
+
+    # ---- eviction ----
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        self._ensure_eviction_strategy()
+        self._evict_device_request_cnt = request_cnt
+        self._popped = []
+
+    def _evict_device_next_node(self, tracker: Any, device_frees: Any, host_frees: Any) -> NodeId | None:
+        if tracker[self.component_type] >= self._evict_device_request_cnt:
+            return None
+        node = self._next_victim(Tier.DEVICE)
+        return None if node is None else node.id
+
+    def _evict_device_end(self) -> None:
+        self._end_walk(self.tree_core.evictable_device_leaves, self._enter_device)
+
+    def drive_host_eviction(self, num_tokens: int, tracker: Any, device_frees: Any, host_frees: Any) -> None:
+        self._popped = []
+        ct = self.component_type
+        while tracker[ct] < num_tokens:
+            node = self._next_victim(Tier.HOST)
+            if node is None:
+                break
+            self.tree_core._evict_host_leaf(node, tracker, device_frees, host_frees)
+        self._end_walk(self.tree_core.evictable_host_leaves, self._enter_host)
+
+    def evict_component(
+        self,
+        node: UnifiedTreeNode,
+        device_frees: Any,
+        host_frees: Any,
+        target: EvictLayer = EvictLayer.DEVICE,
+    ) -> tuple[int, int]:
+        device_tokens, host_tokens = super().evict_component(node, device_frees, host_frees, target)
+        self.counters.evicted(Tier.DEVICE, device_tokens)
+        self.counters.evicted(Tier.HOST, host_tokens)
+        return device_tokens, host_tokens
+
+    def _next_victim(self, tier: Tier) -> UnifiedTreeNode | None:
+        node_id = self.policy.victim(tier)
+        if node_id is None:
+            return None
+        node = self.tree_core.node_by_id(node_id)
+        self._popped.append(node)
+        return node
+
+    def _end_walk(self, leaves: set[UnifiedTreeNode], enter: Any) -> None:
+        # A victim that upstream could not evict (a failed backup, say) is still a leaf: rank it again.
+        for node in self._popped:
+            if node in leaves:
+                enter(node)
+        self._popped = []
+
+    def _kept_by_importance(self, node: UnifiedTreeNode) -> bool:
+        return False
+
+    def check_integrity(self) -> None:
+        """Asserts that orders, leaf sets and metadata agree with the tree."""
+        core = self.tree_core
+        self.policy.check_integrity()
+        assert self.policy.evictable(Tier.DEVICE) == len(core.evictable_device_leaves)
+        assert self.policy.evictable(Tier.HOST) == len(core.evictable_host_leaves)
+        for node in self.nodes():
+            known: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)
+            if known is None:
+                continue
+            assert known.tokens == len(node.key), (node.id, known.tokens, len(node.key))
+            assert known.depth == self._end_depth(node.parent), node.id
+            assert known.importance.num_pages * self.page_size == known.tokens, node.id

@@ -1,0 +1,63 @@
+"""Constants of the cost model for the model and the machine at hand.
+
+Nominal figures by device type, not measurements: eviction depends on ratios of costs, and a constant that
+differs between two starts or two ranks would make the same requests evict different nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sgl_importance.cost import CostModel
+
+if TYPE_CHECKING:
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.mem_cache.allocator import BaseTokenToKVPoolAllocator
+
+
+@dataclass(frozen=True, slots=True)
+class NominalHardware:
+    """Sustained rates: prefill FLOP/s, host to device bytes/s, storage to host bytes/s."""
+
+    flops_per_second: float
+    host_bytes_per_second: float
+    storage_bytes_per_second: float
+
+
+CPU = NominalHardware(flops_per_second=5e10, host_bytes_per_second=5e9, storage_bytes_per_second=5e8)
+# A data-centre GPU at half of its dense bf16 peak, PCIe 5 x16, one NVMe drive.
+ACCELERATOR = NominalHardware(flops_per_second=4e14, host_bytes_per_second=4e10, storage_bytes_per_second=3e9)
+
+
+def active_parameters(text_config: Any, *, num_layers: int, head_dim: int) -> int:
+    """Parameters that one token passes, without the embedding; experts count as often as they are active."""
+    hidden = text_config.hidden_size
+    heads = text_config.num_attention_heads
+    kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    experts = getattr(text_config, "num_experts_per_tok", None) or 1
+    intermediate = getattr(text_config, "moe_intermediate_size", None) or getattr(
+        text_config, "intermediate_size", 4 * hidden
+    )
+    return num_layers * (attention + 3 * hidden * intermediate * experts)
+
+
+def cost_model(model_config: ModelConfig, allocator: BaseTokenToKVPoolAllocator) -> CostModel:
+    """The cost model of this server, frozen at start."""
+    hardware = CPU if str(allocator.device).startswith("cpu") else ACCELERATOR
+    num_layers = model_config.num_hidden_layers
+    sizes = allocator.get_kvcache().get_kv_size_bytes()
+    pool_bytes = sum(sizes) if isinstance(sizes, tuple) else sizes
+    return CostModel.from_model(
+        parameters=active_parameters(
+            model_config.hf_text_config, num_layers=num_layers, head_dim=model_config.head_dim
+        ),
+        num_layers=num_layers,
+        num_heads=model_config.num_attention_heads,
+        head_dim=model_config.head_dim,
+        bytes_per_token=max(1, round(pool_bytes / allocator.size)),
+        flops_per_second=hardware.flops_per_second,
+        host_bytes_per_second=hardware.host_bytes_per_second,
+        storage_bytes_per_second=hardware.storage_bytes_per_second,
+    )

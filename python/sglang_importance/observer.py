@@ -1,0 +1,59 @@
+"""``--kv-policy observe``: stock evicts, importance says what it would have done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components import FullComponent
+
+from sgl_importance.cost import Tier
+from sglang_importance.component import ImportanceComponent
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_radix_cache import NodeId
+
+
+class ObserverComponent(ImportanceComponent):
+    """Upstream's victims in upstream's order; ours are only compared with them.
+
+    Before each device eviction we ask our order for victims of the same size. A node that only we would have
+    evicted and that is hit later counts as lost; a node that only stock evicted and that comes back counts
+    as saved. Both look one eviction ahead, not at the diverging history of a server that really ran ours.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._ours: set[int] = set()
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        FullComponent._evict_device_start(self, request_cnt)
+        self._popped = []
+        tokens = 0
+        while tokens < request_cnt and (node_id := self.policy.victim(Tier.DEVICE)) is not None:
+            node = self.tree_core.node_by_id(node_id)
+            self._popped.append(node)
+            tokens += self.metadata(node).tokens
+        self._ours = {node.id for node in self._popped}
+        for node in self._popped:
+            self._enter_device(node)
+
+    def _evict_device_next_node(self, tracker: Any, device_frees: Any, host_frees: Any) -> NodeId | None:
+        node_id = FullComponent._evict_device_next_node(self, tracker, device_frees, host_frees)
+        if node_id is not None and node_id in self._ours:
+            self.counters.observed_agreed_tokens += self.metadata(self.tree_core.node_by_id(node_id)).tokens
+        return node_id
+
+    def _evict_device_end(self) -> None:
+        FullComponent._evict_device_end(self)
+        for node in self._popped:
+            if node in self.tree_core.evictable_device_leaves:
+                self.metadata(node).doomed = True
+        self._popped = []
+        self._ours = set()
+
+    def drive_host_eviction(self, num_tokens: int, tracker: Any, device_frees: Any, host_frees: Any) -> None:
+        FullComponent.drive_host_eviction(self, num_tokens, tracker, device_frees, host_frees)
+
+    def _kept_by_importance(self, node: UnifiedTreeNode) -> bool:
+        return self.is_evict_device_ongoing and node.id not in self._ours

@@ -1,0 +1,141 @@
+"""Marginal loss, g and the reuse estimator: bounds, monotonicity, sanity without data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sgl_importance.cost import CostModel, Tier
+from sgl_importance.importance import NodeImportance
+from sgl_importance.node import NodeMetadata
+from sgl_importance.policy.importance import MAX_FACTOR, ImportancePolicy, importance_factor
+from sgl_importance.reuse import NUM_AGE_BUCKETS, NUM_CLASSES, BlockType, ReuseEstimator
+
+PAGE = 16
+
+
+def _cost() -> CostModel:
+    return CostModel(
+        prefill_seconds_per_token=1e-4,
+        prefill_seconds_per_token_pair=1e-8,
+        bytes_per_token=1000,
+        host_bytes_per_second=1e9,
+        storage_bytes_per_second=1e8,
+    )
+
+
+def _node(policy: ImportancePolicy, tokens: int = PAGE, depth: int = 0) -> NodeMetadata:
+    return NodeMetadata(tokens=tokens, depth=depth, page_size=PAGE, clock=policy.clock)
+
+
+def _seen(mass: float, peak: float, queries: int, uniform: float = 0.1) -> NodeImportance:
+    node = NodeImportance(1, creator=0)
+    for query in range(1, queries + 1):
+        node.observe(query, np.array([mass]), np.array([peak]), uniform=uniform, weight=1.0, decay=0.98)
+    return node
+
+
+def test_g_is_one_without_evidence():
+    assert importance_factor(NodeImportance(3)) == 1.0
+    assert importance_factor(_seen(0.9, 0.9, queries=1)) == 1.0
+
+
+def test_self_mass_never_moves_g():
+    node = NodeImportance(1, creator=5)
+    for _ in range(10):
+        node.observe(5, np.array([0.9]), np.array([0.9]), uniform=0.1, weight=1.0, decay=1.0)
+    assert importance_factor(node) == 1.0
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.integers(2, 40))
+def test_g_is_bounded_and_monotone(mass: float, peak: float, step: float, queries: int):
+    factor = importance_factor(_seen(mass, peak, queries))
+    assert 1 / MAX_FACTOR <= factor <= MAX_FACTOR
+    assert importance_factor(_seen(mass + step, peak, queries)) >= factor - 1e-12
+    assert importance_factor(_seen(mass, min(1.0, peak + step), queries)) >= factor - 1e-12
+
+
+def test_an_untrained_policy_evicts_least_recently_used_first():
+    policy = ImportancePolicy(_cost())
+    for node_id in range(5):
+        policy.admit()
+        policy.enter(Tier.DEVICE, node_id, _node(policy), below=None)
+    policy.admit()
+    assert [policy.victim(Tier.DEVICE) for _ in range(6)] == [0, 1, 2, 3, 4, None]
+
+
+def test_a_host_copy_makes_a_leaf_the_better_victim():
+    policy = ImportancePolicy(_cost())
+    policy.admit()
+    policy.enter(Tier.DEVICE, 1, _node(policy), below=None)
+    policy.enter(Tier.DEVICE, 2, _node(policy), below=Tier.HOST)
+    assert policy.victim(Tier.DEVICE) == 2
+
+
+def test_deep_tokens_cost_more_to_recompute():
+    policy = ImportancePolicy(_cost())
+    shallow, deep = _node(policy), _node(policy, depth=100_000)
+    assert policy.loss(Tier.DEVICE, deep, below=None) > policy.loss(Tier.DEVICE, shallow, below=None)
+
+
+def test_importance_moves_the_ranking_only_where_g_is_on():
+    important = _seen(0.9, 0.9, queries=8)
+    ranked = {}
+    for use_importance in (True, False):
+        policy = ImportancePolicy(_cost(), use_importance=use_importance)
+        policy.admit()
+        older, younger = _node(policy), _node(policy)
+        older.importance = important
+        younger.last_access = policy.admit()
+        policy.enter(Tier.DEVICE, 1, older, below=None)
+        policy.enter(Tier.DEVICE, 2, younger, below=None)
+        ranked[use_importance] = policy.victim(Tier.DEVICE)
+    assert ranked == {True: 2, False: 1}
+
+
+def test_a_slow_storage_never_costs_more_than_computing():
+    cost = _cost()
+    assert cost.restore_seconds(PAGE, 0, Tier.STORAGE) <= cost.recompute_seconds(PAGE, 0)
+    assert cost.restore_seconds(PAGE, 0, Tier.DEVICE) == 0
+    with pytest.raises(ValueError, match="bytes_per_token must be positive"):
+        CostModel(1.0, 1.0, 0, 1.0, 1.0)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, NUM_CLASSES - 1), st.integers(0, 10**6)), max_size=60)
+)
+def test_reuse_is_a_probability_that_never_grows_with_age(events: list[tuple[bool, int, int]]):
+    reuse = ReuseEstimator()
+    for hit, reuse_class, age in events:
+        (reuse.hit if hit else reuse.end)(reuse_class, age)
+    for reuse_class in range(NUM_CLASSES):
+        curve = [reuse.probability(reuse_class, 2**bucket) for bucket in range(NUM_AGE_BUCKETS)]
+        assert all(0 < p <= 1 for p in curve)
+        assert curve == sorted(curve, reverse=True)
+
+
+def test_reuse_learns_from_hits_and_ends():
+    reuse = ReuseEstimator()
+    untrained = reuse.probability(0, 4)
+    for _ in range(100):
+        reuse.hit(0, 4)
+    assert reuse.probability(0, 4) > untrained
+    assert reuse.probability(1, 4) == ReuseEstimator().probability(1, 4)
+    for _ in range(2000):
+        reuse.end(0, 1000)
+    assert reuse.probability(0, 4) < untrained
+
+
+def test_classes_follow_block_type_and_visits():
+    policy = ImportancePolicy(_cost())
+    node = _node(policy)
+    classes = [node.reuse_class]
+    for _ in range(3):
+        policy.admit()
+        policy.accessed(node)
+        classes.append(node.reuse_class)
+    assert classes == [0, 1, 2, 2]
+    node.block_type = BlockType.GENERATED
+    assert node.reuse_class not in classes

@@ -1,0 +1,71 @@
+"""The incremental eviction order picks what a full scan would pick."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_importance.policy.victims import LEVELS_PER_OCTAVE, VictimOrder, value_level
+from sgl_importance.reuse import NUM_CLASSES, ReuseEstimator
+
+_events = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("add"),
+            st.integers(0, 30),
+            st.integers(0, NUM_CLASSES - 1),
+            st.floats(1e-9, 1e3),
+            st.integers(0, 50),
+        ),
+        st.tuples(st.just("discard"), st.integers(0, 30)),
+        st.tuples(st.just("pop")),
+        st.tuples(st.just("hit"), st.integers(0, NUM_CLASSES - 1), st.integers(0, 60)),
+        st.tuples(st.just("end"), st.integers(0, NUM_CLASSES - 1), st.integers(0, 60)),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_events)
+def test_pops_the_node_of_least_loss(events: list[tuple]):
+    reuse = ReuseEstimator()
+    order = VictimOrder(reuse.probability)
+    model: dict[int, tuple[int, int, int]] = {}
+    clock = 60
+
+    def loss(node_id: int) -> tuple[float, int, int]:
+        reuse_class, level, last_access = model[node_id]
+        probability = reuse.probability(reuse_class, clock - last_access)
+        return probability * 2.0 ** (level / LEVELS_PER_OCTAVE), last_access, node_id
+
+    for event in events:
+        match event:
+            case ("add", node_id, reuse_class, value, last_access):
+                order.add(node_id, reuse_class, value, last_access)
+                model[node_id] = (reuse_class, value_level(value), last_access)
+            case ("discard", node_id):
+                order.discard(node_id)
+                model.pop(node_id, None)
+            case ("pop",):
+                expected = min(model, key=loss, default=None)
+                popped = order.pop(clock)
+                assert popped == expected
+                if popped is not None:
+                    del model[popped]
+            case ("hit", reuse_class, age):
+                reuse.hit(reuse_class, age)
+            case ("end", reuse_class, age):
+                reuse.end(reuse_class, age)
+        assert len(order) == len(model)
+        order.check_integrity()
+
+
+def test_a_hot_node_that_is_locked_and_unlocked_forever_costs_no_memory():
+    order = VictimOrder(ReuseEstimator().probability)
+    for access in range(10_000):
+        order.add(1, 0, 1.0, access)
+        order.discard(1)
+    order.add(1, 0, 1.0, 10_000)
+    assert sum(len(heap) for heap in order._heaps.values()) < 200
+    assert order.pop(10_000) == 1
