@@ -14,6 +14,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
 from sglang_importance.component import ImportanceComponent
 from sglang_importance.hardware import cost_model
+from sglang_importance.metrics import MetricsPublisher
 from sglang_importance.observer import ObserverComponent
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             options=options,
             policy=policy,
             ghost_pages=GHOSTS_PER_DEVICE_PAGE * allocator.size // ctx.params.page_size,
+            metrics=MetricsPublisher.create(enabled=ctx.params.enable_metrics),
         ),
     }
     cache = create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache)

@@ -19,6 +19,7 @@ from sgl_importance.reuse import BlockType
 from sglang_importance.attention.rows import Phase, active_rows
 from sglang_importance.counters import Counters
 from sglang_importance.leaf_sets import WatchedLeaves
+from sglang_importance.metrics import MetricsPublisher
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -41,6 +42,7 @@ class ImportanceComponent(FullComponent):
         options: what the operator chose; ``observe`` keeps upstream's victims.
         policy: ranks the leaves of both tiers.
         ghost_pages: pages to remember after their removal.
+        metrics: where counts are published after each request; None publishes nothing.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class ImportanceComponent(FullComponent):
         options: ImportanceOptions,
         policy: ImportancePolicy,
         ghost_pages: int,
+        metrics: MetricsPublisher | None = None,
     ) -> None:
         super().__init__(cache, params)
         self.options = options
         self.policy = policy
         self.page_size = params.page_size
         self.counters = Counters()
+        self._metrics = metrics
         self.ghosts = GhostTable(ghost_pages, on_return=self._ghost_returned, on_expire=self._ghost_expired)
         self._popped: list[UnifiedTreeNode] = []
         self._inserting: QueryFolds | None = None
@@ -259,6 +263,8 @@ class ImportanceComponent(FullComponent):
         for node in path:
             self.refresh(node)
         self.counters.fold_seconds += time.perf_counter() - start
+        if self._metrics is not None:
+            self._metrics.publish(self.counters)
 
     def _mark_generated(self, path: list[UnifiedTreeNode], prompt_tokens: int, serial: int) -> None:
         # Upstream splits a finished request at the page that holds the prompt's end.

@@ -1,0 +1,240 @@
+"""Single events on the real tree: who folds what into whom, and what survives which move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sgl_importance.cost import Tier
+from sgl_importance.importance import Origin
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.reuse import BlockType
+
+from driver import PAGE, Request, TreeDriver
+
+
+def pages(*masses: float) -> np.ndarray:
+    return np.array(masses)
+
+
+def serve(
+    driver: TreeDriver,
+    tokens: list[int],
+    prefill: np.ndarray | None = None,
+    decode: np.ndarray | None = None,
+    output: tuple[int, ...] = (7,),
+) -> Request:
+    request = driver.admit(tokens)
+    driver.prefill(request, body=prefill)
+    driver.decode(request, list(output), body=decode)
+    driver.finish(request)
+    return request
+
+
+def path_of(driver: TreeDriver, tokens: list[int]):
+    """Nodes that hold the tokens, found like any request finds them."""
+    request = driver.admit([*tokens, -1])
+    nodes = driver.component.path(driver.core.node_by_id(request.last_node))
+    driver.abort(request)
+    return [(node, driver.component.metadata(node)) for node in nodes]
+
+
+def prompt(start: int, num_pages: int) -> list[int]:
+    return list(range(start, start + num_pages * PAGE))
+
+
+def test_prefill_folds_into_the_request_s_own_nodes_as_self_mass(make_driver):
+    driver = make_driver()
+    tokens = prompt(0, 3)
+    serve(driver, tokens, prefill=pages(1, 2, 1))
+    ((_, metadata),) = path_of(driver, tokens)
+    assert metadata.importance.body_mass(Origin.SELF) == pytest.approx([0.25, 0.5, 0.25])
+    assert not metadata.importance.body_mass(Origin.CROSS).any()
+    assert metadata.importance.queries == 0
+
+
+def test_a_later_request_on_a_cached_prefix_folds_cross_mass(make_driver):
+    driver = make_driver()
+    document = prompt(0, 2)
+    serve(driver, document, prefill=pages(1, 1))
+    for question in (100, 200):
+        serve(driver, document + prompt(question, 1), prefill=pages(0, 3, 1))
+    ((_, metadata),) = path_of(driver, document)
+    assert metadata.importance.body_mass(Origin.CROSS) == pytest.approx([0, 0.75])
+    assert metadata.importance.queries == 2
+    assert metadata.accesses == 2
+
+
+def test_chunked_prefill_folds_once_at_its_end(make_driver):
+    driver = make_driver()
+    tokens = prompt(0, 4)
+    request = driver.admit(tokens)
+    driver.prefill(request, up_to=2 * PAGE, body=pages(1, 1))
+    assert driver.component.counters.folds == 0
+    driver.prefill(request, body=pages(0, 0, 1, 1))
+    assert driver.component.counters.folds == 1
+    assert driver.component.counters.admitted_requests == 1
+    driver.finish(request)
+    mass = np.concatenate([metadata.importance.body_mass() for _, metadata in path_of(driver, tokens)])
+    assert mass == pytest.approx([0, 0, 0.5, 0.5])
+
+
+def test_a_long_decode_counts_as_one_query(make_driver):
+    driver = make_driver()
+    tokens = prompt(0, 2)
+    request = driver.admit(tokens)
+    driver.prefill(request, body=pages(1, 1))
+    for _ in range(20):
+        driver.decode(request, [5])
+    driver.decode(request, [5], body=pages(3, 1, 0, 0, 0, 0, 0, 0))
+    driver.finish(request)
+    ((_, metadata),) = path_of(driver, tokens)
+    assert metadata.importance.weight(Origin.SELF) == pytest.approx([1.0, 1.0], abs=0.05)
+    assert driver.component.counters.folds == 2
+
+
+def test_generated_pages_are_handed_to_their_nodes_at_finish(make_driver):
+    driver = make_driver()
+    tokens, output = prompt(0, 2), tuple(prompt(50, 2))
+    serve(driver, tokens, decode=pages(0, 1, 2, 1), output=output)
+    (_, asked), (_, generated) = path_of(driver, [*tokens, *output])
+    assert generated.importance.body_mass(Origin.SELF) == pytest.approx([0.5, 0.25])
+    assert (asked.block_type, generated.block_type) == (BlockType.PROMPT, BlockType.GENERATED)
+
+
+@pytest.mark.parametrize("ending", ["retract", "abort"])
+def test_retraction_and_abort_fold_what_was_seen(make_driver, ending: str):
+    driver = make_driver()
+    tokens = prompt(0, 2)
+    request = driver.admit(tokens)
+    driver.prefill(request)
+    driver.decode(request, [5], body=pages(1, 0, 0))
+    getattr(driver, ending)(request)
+    ((_, metadata),) = path_of(driver, tokens)
+    assert metadata.importance.body_mass() == pytest.approx([1, 0])
+
+
+def test_a_retracted_request_stays_one_query_and_one_access(make_driver):
+    driver = make_driver()
+    document = prompt(0, 2)
+    serve(driver, document)
+    request = driver.admit(document + prompt(100, 1))
+    driver.prefill(request, body=pages(1, 1, 0))
+    driver.retract(request)
+    driver.readmit(request)
+    driver.prefill(request, body=pages(1, 1, 0))
+    driver.decode(request, [5], body=pages(1, 1, 0, 0))
+    driver.finish(request)
+    ((_, metadata),) = path_of(driver, document)
+    assert metadata.importance.queries == 1
+    assert metadata.importance.weight(Origin.CROSS).max() <= 1.0
+    assert metadata.accesses == 1
+    assert driver.component.counters.admitted_requests == 2
+
+
+def test_matches_of_waiting_requests_are_no_accesses(make_driver):
+    driver = make_driver()
+    document = prompt(0, 2)
+    serve(driver, document)
+    for _ in range(5):
+        path_of(driver, document)
+    ((_, metadata),) = path_of(driver, document)
+    assert metadata.accesses == 0
+    assert driver.component.policy.clock == 1
+
+
+def test_page_vectors_survive_demotion_and_load_back(make_driver):
+    driver = make_driver()
+    tokens = prompt(0, 3)
+    serve(driver, tokens, prefill=pages(1, 2, 1))
+    ((node, metadata),) = path_of(driver, tokens)
+    before = metadata.importance.page_vectors()
+    driver.back_up(node.id)
+    driver.evict(driver.cache.evictable_size())
+    assert node.evicted
+    assert node.backuped
+    assert np.array_equal(driver.component.metadata(node).importance.page_vectors(), before)
+    ((loaded, metadata),) = path_of(driver, tokens)
+    assert loaded is node
+    assert not node.evicted
+    assert np.array_equal(metadata.importance.page_vectors(), before)
+
+
+def test_an_evicted_prefix_that_returns_gets_its_history_back(make_driver):
+    driver = make_driver()
+    document = prompt(0, 2)
+    for question in (100, 200, 300):
+        serve(driver, document + prompt(question, 1), prefill=pages(1, 3, 0))
+    ((_, metadata),) = path_of(driver, document)
+    known = metadata.importance.body_mass(Origin.CROSS)
+    driver.evict(10_000)
+    assert not list(driver.component.nodes())
+    serve(driver, document)
+    ((_, metadata),) = path_of(driver, document)
+    assert metadata.importance.body_mass(Origin.CROSS) == pytest.approx(known)
+
+
+def test_flush_forgets_nodes_and_ghosts(make_driver):
+    driver = make_driver()
+    serve(driver, prompt(0, 2), prefill=pages(1, 1))
+    driver.cache.reset()
+    driver.component.check_integrity()
+    assert not list(driver.component.nodes())
+    assert len(driver.component.ghosts) == 0
+
+
+def important_and_recent(driver: TreeDriver) -> tuple[list[int], list[int]]:
+    """An old document that two queries found important, and a younger one that nobody looked at."""
+    important, recent = prompt(0, 2), prompt(1000, 2)
+    for question in (100, 200, 300):
+        serve(driver, important + prompt(question, 2), prefill=pages(4, 4, 0.1, 0.1))
+    driver.evict(6 * PAGE)  # the questions, which lie deeper than the document
+    for question in (400, 500, 600):
+        serve(driver, recent + prompt(question, 2), prefill=pages(0.1, 0.1, 4, 4))
+    driver.evict(6 * PAGE)
+    return important, recent
+
+
+@pytest.mark.parametrize(("g", "victim"), [("auto", "recent"), ("off", "important")])
+def test_importance_decides_who_is_evicted_and_g_off_is_the_control(make_driver, g: str, victim: str):
+    driver = make_driver(options=ImportanceOptions(policy="importance", g=g))
+    important, recent = important_and_recent(driver)
+    names = {important[0]: "important", recent[0]: "recent"}
+    remaining = {names[node.key.token_ids[0]] for node in driver.component.nodes()}
+    assert remaining == {"important", "recent"}
+    driver.evict(1)
+    (survivor,) = (names[node.key.token_ids[0]] for node in driver.component.nodes())
+    assert survivor != victim
+
+
+def test_observe_keeps_stock_s_victims_and_counts_what_ours_would_have_done(make_driver):
+    observed, stock = make_driver("observe", tokens=128), TreeDriver("python-lru", tokens=128)
+    for driver in (stock, observed):
+        for start in range(0, 3000, 100):
+            serve(driver, prompt(start % 700, 4))
+            serve(driver, prompt(5000, 4))
+    survivors = [
+        sorted(tuple(node.key.token_ids) for node in driver.all_nodes()) for driver in (stock, observed)
+    ]
+    assert survivors[0] == survivors[1]
+    counters = observed.component.counters
+    assert counters.evicted_tokens[Tier.DEVICE] > 0
+    assert 0 < counters.observed_agreed_tokens <= counters.evicted_tokens[Tier.DEVICE]
+
+
+def test_different_salts_share_neither_nodes_nor_ghosts(make_driver):
+    driver = make_driver()
+    tokens = prompt(0, 2)
+    serve(driver, tokens, prefill=pages(1, 1))
+    ((node, _),) = path_of(driver, tokens)
+    digests = driver.component._page_digests(node)
+    salted = driver.admit(tokens)
+    driver.abort(salted)
+    request = driver.admit([9, 9])
+    driver.abort(request)
+    salted.cache_salt = "tenant"
+    driver.readmit(salted)
+    driver.prefill(salted, body=pages(1, 1))
+    driver.finish(salted)
+    other = next(n for n in driver.component.nodes() if n.key.cache_salt == "tenant")
+    assert not set(digests) & set(driver.component._page_digests(other))
