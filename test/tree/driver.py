@@ -48,8 +48,8 @@ class Request:
 
     rid: str
     origin_input_ids: array
-    slot: int
-    kv: SimpleNamespace
+    slot: int = 0
+    kv: SimpleNamespace | None = None
     output_ids: array = field(default_factory=lambda: array("q"))
     last_node: int | None = None
     lock_receipt: object = None
@@ -101,6 +101,7 @@ class TreeDriver:
         self._serial = 0
         self._free_slots = list(range(1, 8))
         self._next_host_slot = 0
+        self.loaded_back = 0
 
     @property
     def component(self):
@@ -117,11 +118,9 @@ class TreeDriver:
     # ---- requests ----
 
     def admit(self, tokens: list[int]) -> Request:
-        """Matches, loads host pages back, locks, and makes room for the prompt."""
+        """Matches, loads host pages back, and locks; OutOfMemory leaves everything as it was."""
         self._serial += 1
-        slot = self._free_slots.pop()
-        kv = SimpleNamespace(req_pool_idx=slot, cache_protected_len=0, holds_kv=True)
-        request = Request(str(self._serial), array("q", tokens), slot, kv)
+        request = Request(str(self._serial), array("q", tokens))
         self._match_and_lock(request)
         return request
 
@@ -131,6 +130,8 @@ class TreeDriver:
         if match.host_hit_length:
             self.load_back(match.best_match_node)
             match = self.cache.match_prefix(MatchPrefixParams(key=key))
+        request.slot = self._free_slots.pop()
+        request.kv = SimpleNamespace(req_pool_idx=request.slot, cache_protected_len=0, holds_kv=True)
         cached = len(match.device_indices)
         request.last_node = match.last_device_node
         request.lock_receipt = self.cache.inc_lock_ref(match.last_device_node).to_dec_params()
@@ -168,8 +169,6 @@ class TreeDriver:
         self._release(request, insert=False)
 
     def readmit(self, request: Request) -> None:
-        request.slot = self._free_slots.pop()
-        request.kv = SimpleNamespace(req_pool_idx=request.slot, cache_protected_len=0, holds_kv=True)
         request.origin_input_ids = request.origin_input_ids + request.output_ids
         request.output_ids = array("q")
         self._match_and_lock(request)
@@ -238,3 +237,4 @@ class TreeDriver:
             raise OutOfMemory
         self.core.commit_load_back(node_id, slots, transfer, others)
         self.core.finish_load_back(node_id)
+        self.loaded_back += 1

@@ -1,0 +1,194 @@
+"""Random histories: a list of small integers, each read as whatever the tree's state allows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import sglang_importance.component as component_module
+from sgl_importance.fold import Observation, fold
+from sgl_importance.importance import NodeImportance, Origin
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.component import ImportanceComponent
+from sglang_importance.standalone import CacheKind
+
+from driver import PAGE, OutOfMemory, Request, TreeDriver
+
+POOL_TOKENS = 256
+MAX_LIVE = 4
+
+
+def _sum(nodes: Sequence[NodeImportance]) -> float:
+    return float(sum(node.sums(origin).sum() for node in nodes for origin in Origin))
+
+
+class History:
+    """Applies events to a driven tree and checks, at every fold, split and step, what must hold.
+
+    Attributes:
+        happened: how often each kind of event really took place.
+    """
+
+    def __init__(self, kind: CacheKind, patch: pytest.MonkeyPatch) -> None:
+        self.driver = TreeDriver(
+            kind,
+            tokens=POOL_TOKENS,
+            options=ImportanceOptions(policy="observe" if kind == "observe" else "importance"),
+        )
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.retracted: list[Request] = []
+        self.happened: Counter[str] = Counter()
+        patch.setattr(component_module, "active_rows", lambda: self.driver.rows)
+        patch.setattr(component_module, "fold", self._checked_fold)
+        patch.setattr(ImportanceComponent, "redistribute_on_node_split", self._checked_split())
+
+    def _checked_fold(
+        self, path: Sequence[NodeImportance], observation: Observation, *, weight: float, **kwargs
+    ) -> float:
+        before = _sum(path) * 0.5 ** (weight / kwargs["half_life_queries"])
+        tail = fold(path, observation, weight=weight, **kwargs)
+        assert (_sum(path) - before) / weight + tail == pytest.approx(1.0), "nodes + tail sum to 1"
+        self.happened["fold"] += 1
+        return tail
+
+    def _checked_split(self):
+        original = ImportanceComponent.redistribute_on_node_split
+
+        def split(component: ImportanceComponent, new_parent, child) -> None:
+            whole = component.metadata(child).importance.page_vectors()
+            original(component, new_parent, child)
+            parts = [component.metadata(node).importance.page_vectors() for node in (new_parent, child)]
+            assert np.array_equal(np.concatenate(parts), whole), "a split preserves every page"
+            self.happened["split"] += 1
+
+        return split
+
+    def apply(self, op: str, a: int, b: int) -> None:
+        """Runs one event; where the state does not allow it, nothing happens."""
+        if getattr(self, f"_{op}")(np.random.default_rng((a, b)), a, b) is not False:
+            self.happened[op] += 1
+        self.check()
+
+    def check(self) -> None:
+        cache = self.driver.cache
+        self.driver.component.check_integrity()
+        live = self.waiting + self.running
+        private = sum(request.slots_allocated - request.kv.cache_protected_len for request in live)
+        held = cache.evictable_size() + cache.protected_size() + private
+        assert cache.token_to_kv_pool_allocator.available_size() + held == POOL_TOKENS
+        if not live:
+            cache.sanity_check()
+
+    def end(self) -> None:
+        for request in self.waiting + self.running:
+            self.driver.abort(request)
+        self.waiting, self.running = [], []
+        self.check()
+
+    # ---- events ----
+
+    def _admit(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        if len(self.waiting) + len(self.running) >= MAX_LIVE:
+            return False
+        # Six documents and few different tails: prompts share prefixes of every length.
+        document = list(range(1000 * (a % 6), 1000 * (a % 6) + 10 * PAGE))
+        tokens = document[: 2 + a // 6 % len(document)] + [b % 3] * (b // 3 % (3 * PAGE))
+        before = self.happened["load_back"]
+        try:
+            request = self.driver.admit(tokens)
+        except OutOfMemory:
+            return False
+        self.happened["load_back"] = before + self.driver.loaded_back
+        self.driver.loaded_back = 0
+        self.waiting.append(request)
+
+    def _prefill(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        if not self.waiting:
+            return False
+        request = self.waiting.pop(a % len(self.waiting))
+        total = len(request.origin_input_ids)
+        chunk_end = b % total // PAGE * PAGE
+        try:
+            if request.filled < chunk_end < total:
+                self.driver.prefill(request, up_to=chunk_end, body=rng.random(chunk_end // PAGE))
+                self.happened["chunk"] += 1
+            self.driver.prefill(request, body=rng.random(-(-total // PAGE)))
+        except OutOfMemory:
+            self.driver.abort(request)
+            return False
+        self.running.append(request)
+
+    def _decode(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        if not self.running:
+            return False
+        request = self.running[a % len(self.running)]
+        try:
+            self.driver.decode(request, [b % 5] * (1 + b % 7), body=rng.random(1 + request.filled // PAGE))
+        except OutOfMemory:
+            self.running.remove(request)
+            self.driver.abort(request)
+            return False
+
+    def _finish(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        if not self.running:
+            return False
+        self.driver.finish(self.running.pop(a % len(self.running)))
+
+    def _abort(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        live = self.waiting if b % 2 else self.running
+        if not live:
+            return False
+        self.driver.abort(live.pop(a % len(live)))
+
+    def _retract(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        if not self.running:
+            return False
+        request = self.running.pop(a % len(self.running))
+        self.driver.retract(request)
+        self.retracted.append(request)
+
+    def _readmit(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        if not self.retracted or len(self.waiting) + len(self.running) >= MAX_LIVE:
+            return False
+        request = self.retracted.pop(a % len(self.retracted))
+        try:
+            self.driver.readmit(request)
+        except OutOfMemory:
+            return False
+        self.waiting.append(request)
+
+    def _evict(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        nodes = list(self.driver.component.nodes())
+        on_device = {node.id for node in nodes if not node.evicted}
+        self.driver.evict(1 + a % 64)
+        demoted = sum(node.id in on_device and node.evicted and node.backuped for node in nodes)
+        self.happened["demote"] += demoted
+
+    def _evict_host(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        before = len(list(self.driver.component.nodes()))
+        self.driver.evict_host(1 + a % 64)
+        return len(list(self.driver.component.nodes())) < before
+
+    def _back_up(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        nodes = list(self.driver.component.nodes())
+        if not nodes:
+            return False
+        self.driver.back_up(nodes[a % len(nodes)].id)
+
+
+OPERATIONS = (
+    "admit",
+    "prefill",
+    "decode",
+    "finish",
+    "abort",
+    "retract",
+    "readmit",
+    "evict",
+    "evict_host",
+    "back_up",
+)
