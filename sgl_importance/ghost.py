@@ -6,32 +6,31 @@ evicted node was asked for after all, or that nobody ever came.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from xxhash import xxh3_128_digest
+
 from sgl_importance.importance import FloatArray
 from sgl_importance.node import NodeMetadata
 
-_DIGEST_BYTES = 16
-
-
 def root_digest(*namespace: str | None) -> bytes:
     """Where a chain starts: requests of different salts or adapters never share a page."""
-    return hashlib.blake2b(repr(namespace).encode(), digest_size=_DIGEST_BYTES).digest()
+    return xxh3_128_digest(repr(namespace).encode())
 
 
 def chain_digests(parent: bytes, tokens: Sequence[int], page_size: int) -> list[bytes]:
-    """One digest per whole page; each stands for the page and everything before it."""
+    """One digest per whole page; each stands for the page and everything before it.
+
+    Not cryptographic: a collision would misjudge a page's importance, never serve its content.
+    """
     raw = memoryview(array("q", tokens)).cast("B")
     page_bytes = page_size * array("q").itemsize
     digests = []
     for start in range(0, len(raw) - page_bytes + 1, page_bytes):
-        hasher = hashlib.blake2b(parent, digest_size=_DIGEST_BYTES)
-        hasher.update(raw[start : start + page_bytes])
-        parent = hasher.digest()
+        parent = xxh3_128_digest(parent + raw[start : start + page_bytes])
         digests.append(parent)
     return digests
 

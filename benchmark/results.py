@@ -1,0 +1,51 @@
+"""Writes benchmark results as JSON: what was run, on what kind of machine, and the rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def write_results(name: str, rows: Sequence[dict[str, Any]], *, out: Path | None = None) -> Path:
+    """Writes ``rows`` with the command and the versions that made them; returns the file."""
+    path = out or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {
+        "benchmark": name,
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+        "versions": {package: _version(package) for package in ("sgl-importance", "sglang", "torch")},
+        "rows": list(rows),
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path
+
+
+def print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    table = Table(title=title)
+    for column in rows[0]:
+        table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(table)
