@@ -1,0 +1,181 @@
+"""Rows of accumulated page scores, one per request slot: attention fills them, the tree empties them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+logger = logging.getLogger(__name__)
+
+MAX_ROW_BYTES = 1 << 30
+"""Room for 4096 slots of 128k tokens at page size 16: a third of upstream's own slot table."""
+
+
+class Phase(StrEnum):
+    """Which queries a row holds; apart, because a prefill is folded after the next decode step has run."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Quantity(IntEnum):
+    """Index of a quantity in the stacked page scores."""
+
+    MASS = 0
+    BODY = 1
+    PEAK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """Page scores accumulated over the query tokens of one request and phase.
+
+    Every array is float32 [num_pages], for the pages that the longest-sighted of these tokens saw; a page is
+    ``page_size`` consecutive tokens of the sequence, the last one may be partial.
+
+    Attributes:
+        mass: sum over query tokens of the attention mass per page; sums to ``query_tokens``.
+        body: sum over query tokens of the body mass per page; each token adds 1 in all, or 0 where its body
+            is empty.
+        peak: maximum over query tokens of the page's peak, in [0, 1].
+        query_tokens: number of accumulated query tokens.
+    """
+
+    mass: npt.NDArray[np.float32]
+    body: npt.NDArray[np.float32]
+    peak: npt.NDArray[np.float32]
+    query_tokens: int
+
+
+class ScoreRows:
+    """Static accumulators, one row per request slot and phase, allocated once.
+
+    A slot outlives its request, so a row names its owner: scores of another owner zero it first, and a
+    reader that says whose row it wants gets nothing but that. Not safe across threads: the scheduler thread
+    both launches the forward pass and consumes.
+
+    Args:
+        page_size: tokens per page.
+        num_slots: rows of upstream's request table, its padding row 0 included.
+        max_context_tokens: longest sequence of a slot, in tokens.
+        device: where attention runs.
+
+    Raises:
+        ValueError: the rows would take more than ``MAX_ROW_BYTES``.
+    """
+
+    def __init__(
+        self, *, page_size: int, num_slots: int, max_context_tokens: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.page_size = page_size
+        self.num_slots = num_slots
+        self.max_pages = -(-max_context_tokens // page_size)
+        shape = (len(Quantity), num_slots, self.max_pages)
+        self.num_bytes = 4 * len(Phase) * len(Quantity) * num_slots * self.max_pages
+        if self.num_bytes > MAX_ROW_BYTES:
+            raise ValueError(
+                f"page scores of {num_slots} request slots x {self.max_pages} pages need "
+                f"{self.num_bytes / 2**30:.1f} GiB, the limit is {MAX_ROW_BYTES / 2**30:.0f} GiB: raise "
+                "--page-size, or lower --max-running-requests or --context-length"
+            )
+        self._scores = {phase: _zeros(shape, torch.device(device)) for phase in Phase}
+        self._num_pages = {phase: [0] * num_slots for phase in Phase}
+        self._query_tokens = {phase: [0] * num_slots for phase in Phase}
+        self._owners: list[str | None] = [None] * num_slots
+        logger.info(
+            "Page scores: %d slots x %d pages of %d tokens, %.1f MiB",
+            num_slots,
+            self.max_pages,
+            page_size,
+            self.num_bytes / 2**20,
+        )
+
+    def begin(self, slot: int, owner: str) -> None:
+        """An extend of ``owner`` starts in this slot: nothing accumulated before it is kept."""
+        self.discard(slot)
+        self._owners[slot] = owner
+
+    def add(self, slot: int, phase: Phase, owner: str, scores: torch.Tensor, query_tokens: int) -> None:
+        """Accumulates page scores of ``query_tokens`` tokens.
+
+        Args:
+            owner: request that the scores belong to; those of another owner are dropped from the slot.
+            scores: stacked by ``Quantity``, float32 [3, num_pages], already reduced over the query tokens.
+        """
+        num_pages = scores.shape[1]
+        assert scores.shape == (len(Quantity), num_pages), scores.shape
+        assert num_pages <= self.max_pages, (num_pages, self.max_pages)
+        if self._owners[slot] != owner:
+            self.begin(slot, owner)
+        row = self._scores[phase][:, slot, :num_pages]
+        row[: Quantity.PEAK] += scores[: Quantity.PEAK]
+        row[Quantity.PEAK] = torch.maximum(row[Quantity.PEAK], scores[Quantity.PEAK])
+        self._num_pages[phase][slot] = max(self._num_pages[phase][slot], num_pages)
+        self._query_tokens[phase][slot] += query_tokens
+
+    def consume(self, slot: int, phase: Phase, owner: str | None = None) -> RowScores | None:
+        """Reads and zeroes a row; None where nothing was accumulated.
+
+        Args:
+            owner: request id; a row of another owner is dropped, not returned. None takes any owner's.
+        """
+        query_tokens = self._query_tokens[phase][slot]
+        if query_tokens == 0:
+            return None
+        if owner is not None and self._owners[slot] != owner:
+            self._clear(slot, phase)
+            return None
+        # Copied in one transfer, before the row is zeroed.
+        row = self._scores[phase][:, slot, : self._num_pages[phase][slot]]
+        mass, body, peak = row.to("cpu", copy=True).numpy()
+        self._clear(slot, phase)
+        return RowScores(mass=mass, body=body, peak=peak, query_tokens=query_tokens)
+
+    def discard(self, slot: int) -> None:
+        """Zeroes both rows of a slot and forgets its owner."""
+        for phase in Phase:
+            self._clear(slot, phase)
+        self._owners[slot] = None
+
+    def _clear(self, slot: int, phase: Phase) -> None:
+        self._scores[phase][:, slot, : self._num_pages[phase][slot]] = 0.0
+        self._num_pages[phase][slot] = 0
+        self._query_tokens[phase][slot] = 0
+
+    def check_integrity(self) -> None:
+        """Asserts that rows are zero outside what they claim to hold and that every mass adds up."""
+        for phase, slot in product(Phase, range(self.num_slots)):
+            num_pages, query_tokens = self._num_pages[phase][slot], self._query_tokens[phase][slot]
+            row = self._scores[phase][:, slot]
+            assert not row[:, num_pages:].any(), (phase, slot, num_pages)
+            assert (num_pages == 0) == (query_tokens == 0), (phase, slot, num_pages, query_tokens)
+            assert query_tokens == 0 or self._owners[slot] is not None, (phase, slot)
+            mass = float(row[Quantity.MASS].sum(dtype=torch.float64))
+            assert abs(mass - query_tokens) <= 1e-4 * max(1, query_tokens), (phase, slot, mass, query_tokens)
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        # numpy asks the system for zero pages, which cost memory only once they are written.
+        return torch.from_numpy(np.zeros(shape, dtype=np.float32))
+    return torch.zeros(shape, dtype=torch.float32, device=device)
+
+
+_active: ScoreRows | None = None
+
+
+def active_rows() -> ScoreRows | None:
+    """The rows that this process's emitting backend fills; None before one was built."""
+    return _active
+
+
+def activate(rows: ScoreRows | None) -> None:
+    """Makes ``rows`` the ones that ``active_rows`` returns."""
+    global _active
+    _active = rows
