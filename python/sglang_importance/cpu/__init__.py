@@ -1,5 +1,58 @@
-"""What unmodified sglang lacks on a machine without an accelerator."""
+"""What unmodified sglang lacks on a machine without an accelerator.
+
+sglang calls ``activate`` through the ``sglang.srt.platforms`` entry point, inside the first ``import sglang``
+of every process, early enough to mend imports; ``install`` comes with our plugin, when sglang can be
+imported. Both do nothing where an accelerator is visible.
+"""
+
+from __future__ import annotations
+
+import logging
+
+logger = logging.getLogger(__name__)
+
+
+def accelerator_visible() -> bool:
+    """Whether torch can see a GPU or another accelerator."""
+    import torch
+
+    return torch.accelerator.is_available()
 
 
 def activate() -> None:
-    return None
+    """Mends the imports of this process. Returns no platform, so sglang keeps its own choice."""
+    if accelerator_visible():
+        return
+    from sglang_importance.cpu.defaults import SpinningThreads
+    from sglang_importance.cpu.imports import CpuEngine, CudaOnlyPackages, SglKernel, TorchvisionOperators
+    from sglang_importance.cpu.shim import apply_needed
+
+    apply_needed((CpuEngine(), SpinningThreads(), TorchvisionOperators(), CudaOnlyPackages(), SglKernel()))
+
+
+_installed = False
+
+
+def install() -> None:
+    """Covers what fails after the imports: allocator, host tier, attention, pool size. Once per process."""
+    global _installed
+    if _installed or accelerator_visible():
+        return
+    _installed = True
+    from sglang_importance.cpu.allocator import PagedAllocatorKernels
+    from sglang_importance.cpu.attention import ExtendComputesCachedRows
+    from sglang_importance.cpu.defaults import PoolTakesAllMemory
+    from sglang_importance.cpu.host_pool import DirectTransfers, TransferKernels, UnpinnedHostMemory
+    from sglang_importance.cpu.shim import apply_needed
+
+    applied = apply_needed(
+        (
+            PagedAllocatorKernels(),
+            UnpinnedHostMemory(),
+            TransferKernels(),
+            DirectTransfers(),
+            ExtendComputesCachedRows(),
+            PoolTakesAllMemory(),
+        )
+    )
+    logger.info("No accelerator is visible: serving on the CPU with %s", ", ".join(applied))

@@ -1,0 +1,112 @@
+"""The HiCache host tier without CUDA: unpinned memory, copies by torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sglang_importance.cpu.shim import Shim
+
+
+def transfer_kv_direct(
+    src_layers: Sequence[torch.Tensor],
+    dst_layers: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    page_size: int,
+) -> None:
+    """Copies tokens between layer-first buffers [slots, ...], one pair of buffers per layer."""
+    for source, destination in zip(src_layers, dst_layers, strict=True):
+        destination[dst_indices] = source[src_indices]
+
+
+def transfer_kv_per_layer_direct_pf_lf(
+    src_ptrs: Sequence[torch.Tensor],
+    dst_ptrs: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    layer_id: int,
+    page_size: int,
+) -> None:
+    """Copies one layer from page-first buffers [pages, layers, page_size, ...] to layer-first ones."""
+    pages, offsets = src_indices // page_size, src_indices % page_size
+    for source, destination in zip(src_ptrs, dst_ptrs, strict=True):
+        destination[dst_indices] = source[pages, layer_id, offsets]
+
+
+def transfer_kv_all_layer_direct_lf_pf(
+    src_ptrs: Sequence[torch.Tensor],
+    dst_ptrs: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    page_size: int,
+) -> None:
+    """Copies all layers from layer-first buffers (K of every layer, then V) to page-first ones."""
+    pages, offsets = dst_indices // page_size, dst_indices % page_size
+    num_layers = len(src_ptrs) // len(dst_ptrs)
+    for i, source in enumerate(src_ptrs):
+        dst_ptrs[i // num_layers][pages, i % num_layers, offsets] = source[src_indices]
+
+
+class TransferKernels(Shim):
+    defect = "the transfer functions are imported on CUDA and HIP only (mem_cache/pool_host/mha.py:54)"
+
+    _FUNCTIONS = (transfer_kv_direct, transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf)
+
+    def needed(self) -> bool:
+        from sglang.srt.mem_cache.pool_host import mha
+
+        return not hasattr(mha, "transfer_kv_direct")
+
+    def apply(self) -> None:
+        from sglang.srt.mem_cache.pool_host import mha
+
+        for function in self._FUNCTIONS:
+            setattr(mha, function.__name__, function)
+
+
+class UnpinnedHostMemory(Shim):
+    defect = (
+        "host pools and storage pages are pinned: cudart AssertionError (pool_host/common.py:140), and the "
+        "prefetch thread dies (pool_host/mha.py:601), which hangs wait_complete requests"
+    )
+
+    def needed(self) -> bool:
+        return not torch.cuda.is_available()
+
+    def apply(self) -> None:
+        from sglang.srt.mem_cache.pool_host.base import HostKVCache
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        # Positional up to 0.5.21, a keyword from 0.5.22 on.
+        signature = inspect.signature(HostKVCache.__init__)
+
+        def unpinned(original: Any, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(*args, **kwargs)
+            bound.arguments["pin_memory"] = False
+            original(*bound.args, **bound.kwargs)
+
+        HookRegistry.register(
+            "sglang.srt.mem_cache.pool_host.base.HostKVCache.__init__", unpinned, HookType.AROUND
+        )
+
+
+class DirectTransfers(Shim):
+    defect = "the default io backend 'kernel' needs CUDA, 'direct' does not (arg_groups/hicache_hook.py:63)"
+
+    def needed(self) -> bool:
+        return not torch.cuda.is_available()
+
+    def apply(self) -> None:
+        from sglang.srt.arg_groups.overrides import declare_resolution
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        def use_direct(server_args: Any) -> None:
+            declare_resolution(server_args, "sgl_importance.cpu", hicache_io_backend="direct")
+
+        HookRegistry.register(
+            "sglang.srt.arg_groups.hicache_hook.resolve_layout_io_compatibility", use_direct, HookType.BEFORE
+        )
