@@ -96,6 +96,10 @@ class ScoreRows:
             self.num_bytes / 2**20,
         )
 
+    def owner(self, slot: int) -> str | None:
+        """Id of the request that began in this slot last; None after a discard."""
+        return self._owners[slot]
+
     def begin(self, slot: int, owner: str) -> None:
         """An extend of ``owner`` starts in this slot: nothing accumulated before it is kept."""
         self.discard(slot)

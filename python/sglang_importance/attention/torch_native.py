@@ -1,0 +1,213 @@
+"""sglang's torch-native attention backend, which also leaves page scores behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from sgl_importance.options import ImportanceOptions
+from sgl_importance_kernels.eager import PageScoreAccumulator
+from sglang_importance.attention.layers import full_attention_layers, sampled_layers
+from sglang_importance.attention.rows import Phase, ScoreRows, activate
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+PADDING_SLOT = 0  # Row of upstream's request table that padded and dummy requests point at.
+KEY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(slots=True)
+class _Observed:
+    """The query tokens of one request that this forward pass observes.
+
+    Attributes:
+        rows: their rows in the batch's query tensor.
+        key_locations: where the pool holds the keys of the sequence, int [padded_len].
+    """
+
+    slot: int
+    owner: str
+    phase: Phase
+    rows: slice
+    key_locations: torch.Tensor
+    scores: PageScoreAccumulator
+
+
+@dataclass(slots=True)
+class _Step:
+    """One emitting forward pass."""
+
+    requests: list[_Observed]
+    pending_layers: set[int]
+
+
+class EmittingTorchNativeBackend(TorchNativeAttnBackend):
+    """Upstream's outputs, bit for bit, and page scores of the sampled layers and steps.
+
+    Observed are the last ``window`` tokens of every extend and, per request, its first decode step and every
+    ``interval``-th after it. Scores are taken after upstream's forward, which writes this step's keys, and
+    reach the rows when the last sampled layer of the pass has run. A layer's logit soft cap is applied, as
+    the model defines it, although this backend of upstream ignores it.
+
+    Raises:
+        ValueError: the model, its KV cache or the options do not fit; the message names the cure.
+    """
+
+    def __init__(self, model_runner: ModelRunner, options: ImportanceOptions) -> None:
+        super().__init__(model_runner)
+        _refuse_unsupported(model_runner)
+        self.options = options
+        self.layers = sampled_layers(full_attention_layers(model_runner.model), options.layers)
+        num_slots, max_context_tokens = self.req_to_token_pool.req_to_token.shape
+        self.rows = ScoreRows(
+            page_size=model_runner.page_size or 1,
+            num_slots=num_slots,
+            max_context_tokens=max_context_tokens,
+            device=self.device,
+        )
+        self._decode_steps = [0] * num_slots
+        self._step: _Step | None = None
+        activate(self.rows)
+        logger.info(
+            "Page scores from layers %s, every %d decode steps and the last %d prompt tokens",
+            list(self.layers),
+            options.interval,
+            options.window,
+        )
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        super().init_forward_metadata(forward_batch)
+        if self._step is not None:
+            logger.warning(
+                "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
+                sorted(self._step.pending_layers),
+            )
+        requests = list(self._observed(forward_batch))
+        self._step = _Step(requests, set(self.layers)) if requests else None
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        output = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        self._observe(q, layer)
+        return output
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        output = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        self._observe(q, layer)
+        return output
+
+    def _observed(self, forward_batch: ForwardBatch) -> Iterator[_Observed]:
+        """Opens the rows of requests that extend, counts decode steps, and picks what this pass observes."""
+        if forward_batch.rids is None:  # Only upstream's own dummy batches carry no request ids.
+            return
+        requests = zip(
+            forward_batch.rids,
+            forward_batch.req_pool_indices.tolist(),
+            forward_batch.seq_lens.tolist(),
+            strict=False,  # Padding follows the requests.
+        )
+        if forward_batch.forward_mode == ForwardMode.EXTEND:
+            end = 0
+            for (rid, slot, seq_len), extend_len in zip(
+                requests, forward_batch.extend_seq_lens.tolist(), strict=False
+            ):
+                end += extend_len
+                if slot == PADDING_SLOT or extend_len == 0:
+                    continue
+                self._begin(slot, rid)
+                num_q = min(self.options.window, extend_len)
+                yield self._request(slot, rid, Phase.PREFILL, slice(end - num_q, end), seq_len)
+        elif forward_batch.forward_mode == ForwardMode.DECODE:
+            for row, (rid, slot, seq_len) in enumerate(requests):
+                if slot == PADDING_SLOT:
+                    continue
+                if self.rows.owner(slot) != rid:
+                    self._begin(slot, rid)
+                step = self._decode_steps[slot]
+                self._decode_steps[slot] += 1
+                if step % self.options.interval == 0:
+                    yield self._request(slot, rid, Phase.DECODE, slice(row, row + 1), seq_len)
+
+    def _begin(self, slot: int, rid: str) -> None:
+        self.rows.begin(slot, rid)
+        self._decode_steps[slot] = 0
+
+    def _request(self, slot: int, rid: str, phase: Phase, rows: slice, seq_len: int) -> _Observed:
+        scores = PageScoreAccumulator(
+            seq_len=seq_len,
+            num_q=rows.stop - rows.start,
+            page_size=self.rows.page_size,
+            sink_tokens=self.options.sink_tokens,
+            local_tokens=self.options.local_tokens,
+            device=self.device,
+        )
+        # Padded with location 0, upstream's own padding token; the scores mask it.
+        locations = self.req_to_token_pool.req_to_token.new_zeros(scores.padded_len)
+        locations[:seq_len] = self.req_to_token_pool.req_to_token[slot, :seq_len]
+        return _Observed(slot, rid, phase, rows, locations, scores)
+
+    def _observe(self, q: torch.Tensor, layer: RadixAttention) -> None:
+        step = self._step
+        if step is None or layer.layer_id not in step.pending_layers:
+            return
+        queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        for request in step.requests:
+            request.scores.add_layer(
+                queries[request.rows],
+                keys[request.key_locations],
+                scale=layer.scaling,
+                logit_cap=layer.logit_cap,
+            )
+        step.pending_layers.remove(layer.layer_id)
+        if not step.pending_layers:
+            self._commit(step)
+            self._step = None
+
+    def _commit(self, step: _Step) -> None:
+        for request in step.requests:
+            scores = request.scores
+            self.rows.add(request.slot, request.phase, request.owner, scores.sums(), scores.num_q)
+
+
+def _refuse_unsupported(model_runner: ModelRunner) -> None:
+    """Raises where the keys in the pool are not what the model's queries are multiplied with."""
+    cure = "start with --kv-policy default"
+    if model_runner.model_config.is_encoder_decoder:
+        raise ValueError(f"page scores of encoder-decoder models are not supported: {cure}")
+    if model_runner.use_mla_backend:
+        raise ValueError(f"page scores of multi-head latent attention are not supported yet: {cure}")
+    dtype = model_runner.token_to_kv_pool.dtype
+    if dtype not in KEY_DTYPES:
+        raise ValueError(
+            f"page scores need keys in float32, bfloat16 or float16, not {dtype}: "
+            "use --kv-cache-dtype auto, or " + cure
+        )
