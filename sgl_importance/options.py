@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,18 +15,10 @@ IMPORTANCE_G: tuple[ImportanceG, ...] = get_args(ImportanceG)
 
 @dataclass(frozen=True, slots=True)
 class ImportanceOptions:
-    """Options of the importance signal and of the policy that consumes it.
+    """Options of the importance signal and of the policy that consumes it; ``SETTINGS`` says what each means.
 
-    Attributes:
-        policy: ``default`` (stock), ``observe`` (stock evictions, ours only reported) or ``importance``.
-        source: producer of the scores; ``auto`` picks the one that fits the attention backend.
-        interval: decode steps between two emitting steps; the first decode step always emits.
-        layers: indices of the sampled attention layers; empty means chosen by the producer.
-        window: last prompt tokens whose attention is observed at prefill, in tokens.
-        sink_tokens: first tokens of a sequence that are left out of the body mass, in tokens.
-        local_tokens: last tokens before the query that are left out of the body mass, in tokens.
-        half_life_queries: visits of a node after which a query's weight has halved, in queries.
-        g: ``auto`` lets importance move the ranking, ``off`` fixes its factor at 1 (a control arm).
+    Raises:
+        ValueError: names every option whose value cannot be used.
     """
 
     policy: KvPolicy = "default"
@@ -39,22 +32,106 @@ class ImportanceOptions:
     g: ImportanceG = "auto"
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.policy not in KV_POLICIES:
-            problems.append(f"policy must be one of {', '.join(KV_POLICIES)}, not {self.policy!r}")
-        if self.g not in IMPORTANCE_G:
-            problems.append(f"g must be one of {', '.join(IMPORTANCE_G)}, not {self.g!r}")
-        if self.interval < 1:
-            problems.append(f"interval must be at least 1 decode step, not {self.interval}")
-        if any(layer < 0 for layer in self.layers):
-            problems.append(f"layers must be indices from 0 on, not {self.layers}")
-        if self.window < 1:
-            problems.append(f"window must be at least 1 token, not {self.window}")
-        if self.sink_tokens < 0:
-            problems.append(f"sink_tokens must not be negative, not {self.sink_tokens}")
-        if self.local_tokens < 0:
-            problems.append(f"local_tokens must not be negative, not {self.local_tokens}")
-        if not self.half_life_queries > 0:
-            problems.append(f"half_life_queries must be positive, not {self.half_life_queries}")
+        problems = [
+            f"{keyword(name)} {problem}"
+            for name, setting in SETTINGS.items()
+            if (problem := setting.problem(getattr(self, name)))
+        ]
         if problems:
             raise ValueError("; ".join(problems))
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether sglang runs as if this package were not installed."""
+        return self.policy == "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one option means and which values it takes; the flags and the checks are derived from it.
+
+    Attributes:
+        help: what ``--help`` says, without unit and default.
+        unit: unit of a number; None for a word.
+        minimum: smallest number allowed.
+        above_minimum: whether the minimum itself is already too small.
+        whole: whether a number must be whole.
+        choices: the words allowed; empty where they are not known here.
+    """
+
+    help: str
+    unit: str | None = None
+    minimum: float = -math.inf
+    above_minimum: bool = False
+    whole: bool = True
+    choices: tuple[str, ...] = ()
+
+    def problem(self, value: object) -> str | None:
+        """Why ``value`` cannot be used, as the rest of a sentence that starts with the option's name."""
+        if self.choices:
+            return (
+                None if value in self.choices else f"must be one of {', '.join(self.choices)}, not {value!r}"
+            )
+        if self.unit is None:
+            return None if isinstance(value, str) else f"must be a word, not {value!r}"
+        numbers = value if isinstance(value, tuple) else (value,)
+        if all(self._allows(number) for number in numbers):
+            return None
+        kind = "a whole number" if self.whole else "a number"
+        bound = "above" if self.above_minimum else "of at least"
+        return f"must be {kind} {bound} {self.minimum:g} ({self.unit}), not {value!r}"
+
+    def _allows(self, number: object) -> bool:
+        if isinstance(number, bool) or not isinstance(number, int if self.whole else int | float):
+            return False
+        if not math.isfinite(number):
+            return False
+        return number > self.minimum if self.above_minimum else number >= self.minimum
+
+
+SETTINGS: dict[str, Setting] = {
+    "policy": Setting(
+        "who ranks the KV cache: 'default' is stock sglang; 'observe' keeps stock's evictions and reports "
+        "what importance would have done; 'importance' evicts by importance",
+        choices=KV_POLICIES,
+    ),
+    "source": Setting("producer of the scores; 'auto' takes the one of the attention backend in use"),
+    "interval": Setting(
+        "decode steps from one emitting step to the next; the first of a request always emits",
+        unit="decode steps",
+        minimum=1,
+    ),
+    "layers": Setting(
+        "attention layers that emit, separated by commas; 'auto' leaves the choice to the producer",
+        unit="layer index",
+        minimum=0,
+    ),
+    "window": Setting("last prompt tokens whose attention is observed at prefill", unit="tokens", minimum=1),
+    "sink_tokens": Setting(
+        "first tokens of a sequence that are left out of its scores", unit="tokens", minimum=0
+    ),
+    "local_tokens": Setting(
+        "last tokens before the query that are left out of its scores", unit="tokens", minimum=0
+    ),
+    "half_life_queries": Setting(
+        "visits of a node after which the weight of a query has halved",
+        unit="queries",
+        minimum=0,
+        above_minimum=True,
+        whole=False,
+    ),
+    "g": Setting(
+        "'auto' lets importance move the ranking; 'off' fixes its factor at 1, as a control",
+        choices=IMPORTANCE_G,
+    ),
+}
+
+
+def keyword(name: str) -> str:
+    """An option's name among sglang's arguments: ``interval`` is ``kv_importance_interval``."""
+    return "kv_policy" if name == "policy" else f"kv_importance_{name}"
+
+
+def flag(name: str) -> str:
+    """An option's flag on the command line."""
+    return "--" + keyword(name).replace("_", "-")

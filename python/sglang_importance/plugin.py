@@ -1,5 +1,81 @@
-"""Entry point of the sglang plugin."""
+"""Entry point of the sglang plugin.
+
+sglang calls ``register`` in the launcher, before it parses its arguments, and at the first line of each
+scheduler process. It logs and swallows whatever a plugin or the application of a hook raises, so each stage
+proves that the stage before it took effect:
+
+===========================================  =============================================================
+what failed to install                       what stops the launch
+===========================================  =============================================================
+``register`` or the hook that adds flags     argparse: ``--kv-policy`` is unknown
+the hook that reads the flags                the flag itself: it allows nothing but ``default``
+the hook around the launch                   the hook that reads the flags, which applies it and looks
+``register`` in a scheduler                  sglang: nobody registered the radix cache backend
+anything inside a scheduler                  the scheduler's proof (``liveness``), before it reports ready
+the proof itself                             the launcher: the scheduler's report carries no proof
+===========================================  =============================================================
+
+Under ``--kv-policy default`` a launcher gets the flags and a scheduler two calls that pass through at start,
+nothing else. What the other policies install is listed in ``installers``, by process. A scheduler learns its
+policy from the arguments that it is given, not from the environment: one process may launch several engines
+with different policies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_importance.cpu import install as install_cpu_support
+from sglang_importance.refusal import LaunchRefused, exit_refused
+from sglang_importance.server_args import add_flags, attach_options, options_of
+
+FLAGS_TARGET = "sglang.srt.server_args.ServerArgs.add_cli_args"
+OPTIONS_TARGET = "sglang.srt.server_args.ServerArgs.from_cli_args"
 
 
 def register() -> None:
-    return None
+    """Called by sglang in each of its processes."""
+    install_cpu_support()
+    if multiprocessing.parent_process() is None:
+        HookRegistry.register(FLAGS_TARGET, _after_add_cli_args, HookType.AFTER)
+        HookRegistry.register(OPTIONS_TARGET, _around_from_cli_args, HookType.AROUND)
+    else:
+        from sglang_importance.scheduler import register_hooks
+
+        register_hooks()
+
+
+def is_applied(target: str) -> bool:
+    """Whether sglang has applied our hooks on ``target``; it only logs where it could not."""
+    return target in HookRegistry._patched
+
+
+def _after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
+    unusable = None
+    if not is_applied(OPTIONS_TARGET):
+        unusable = f"cannot take effect: sglang could not hook {OPTIONS_TARGET}; install sglang==0.5.21"
+    add_flags(parser, unusable=unusable)
+
+
+def _around_from_cli_args(
+    from_cli_args: Callable[..., Any], server_args_class: type, args: argparse.Namespace
+) -> Any:
+    if not hasattr(args, "kv_policy"):
+        return from_cli_args(server_args_class, args)
+    from sglang_importance.launch import prepare_launch
+
+    try:
+        options = options_of(args)
+        prepare_launch(args, options)
+    except ValueError as error:
+        exit_refused(LaunchRefused([str(error)]))
+    except LaunchRefused as refused:
+        exit_refused(refused)
+    server_args = from_cli_args(server_args_class, args)
+    attach_options(server_args, options)
+    return server_args

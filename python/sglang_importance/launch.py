@@ -1,0 +1,90 @@
+"""The launcher's side of a launch under ``observe`` or ``importance``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.installers import install_in_launcher
+from sglang_importance.modes import check_modes
+from sglang_importance.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, exit_refused
+from sglang_importance.selfcheck import check_sglang
+from sglang_importance.server_args import importance_options, select_cache
+
+LAUNCH_TARGET = "sglang.srt.entrypoints.engine.Engine._launch_subprocesses"
+PROOF_KEY = "sgl_importance"  # in the report that a scheduler sends when it is ready
+
+
+def prepare_launch(args: argparse.Namespace, options: ImportanceOptions) -> None:
+    """Checks what can be checked before sglang resolves ``args``, selects our cache and hooks the launch.
+
+    Raises:
+        LaunchRefused: the chosen policy cannot run here.
+    """
+    check_modes(args, options)
+    if options.is_stock:
+        return
+    check_sglang()
+    select_cache(args, options)
+    _hook_launch()
+
+
+def _hook_launch() -> None:
+    if LAUNCH_TARGET not in HookRegistry._hooks:
+        HookRegistry.register(LAUNCH_TARGET, _around_launch, HookType.AROUND)
+        HookRegistry.apply_hooks()
+    if LAUNCH_TARGET not in HookRegistry._patched:
+        raise LaunchRefused(
+            [f"sglang could not hook {LAUNCH_TARGET}: install sglang==0.5.21 or use --kv-policy default"]
+        )
+
+
+def _around_launch(
+    launch: Callable[..., Any], engine_class: type, server_args: Any, *args: Any, **kwargs: Any
+) -> Any:
+    options = importance_options(server_args)
+    if options is None:
+        return launch(engine_class, server_args, *args, **kwargs)
+    try:
+        _check_resolved(server_args, options)
+        install_in_launcher(options)
+        launched = _launch(launch, engine_class, server_args, *args, **kwargs)
+        _check_proofs(launched)
+    except LaunchRefused as refused:
+        # A command line ends in one line; a program that embeds an engine gets the exception.
+        if server_args.launch_command is None:
+            raise
+        exit_refused(refused)
+    return launched
+
+
+def _check_resolved(server_args: Any, options: ImportanceOptions) -> None:
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    server_args.resolve_once()
+    check_modes(resolving_view(server_args), options)
+
+
+def _launch(launch: Callable[..., Any], engine_class: type, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return launch(engine_class, *args, **kwargs)
+    except RuntimeError as error:
+        if f"exit code: {SCHEDULER_REFUSED_EXIT_CODE})" not in str(error):
+            raise
+        raise LaunchRefused(["a scheduler refused to start, for the reason above"]) from error
+
+
+def _check_proofs(launched: tuple[Any, ...]) -> None:
+    """Demands from every scheduler the proof that our parts are live in it."""
+    infos = next(part for part in launched if hasattr(part, "scheduler_infos")).scheduler_infos
+    if not infos or not all(all(info.get(PROOF_KEY, {"": False}).values()) for info in infos):
+        raise LaunchRefused(
+            [
+                "a scheduler reported ready without proof that importance is live in it: "
+                "see its log, install sglang==0.5.21, or use --kv-policy default"
+            ]
+        )

@@ -1,0 +1,31 @@
+"""A launch that must stop, and how it stops: one line per reason, no traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import NoReturn
+
+REFUSED_EXIT_CODE = 2
+# The launcher learns from this code that a scheduler has already said why it stopped.
+SCHEDULER_REFUSED_EXIT_CODE = 78
+
+
+class LaunchRefused(Exception):
+    """The launch must stop; each reason is one line that ends with its cure."""
+
+    def __init__(self, reasons: Iterable[str]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("\n".join(self.reasons))
+
+
+def report(refused: LaunchRefused) -> None:
+    """Writes the reasons to stderr, as argparse writes its errors."""
+    sys.stderr.write("".join(f"sgl-importance: error: {reason}\n" for reason in refused.reasons))
+    sys.stderr.flush()
+
+
+def exit_refused(refused: LaunchRefused) -> NoReturn:
+    """Ends a command line."""
+    report(refused)
+    raise SystemExit(REFUSED_EXIT_CODE) from None

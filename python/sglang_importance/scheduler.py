@@ -1,0 +1,61 @@
+"""The scheduler's side of a launch under ``observe`` or ``importance``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_importance.installers import install_before_scheduler, install_on_scheduler
+from sglang_importance.launch import PROOF_KEY
+from sglang_importance.liveness import live_hooks
+from sglang_importance.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, report
+from sglang_importance.server_args import importance_options
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+CONSTRUCTION_TARGET = "sglang.srt.managers.scheduler.Scheduler.__init__"
+REPORT_TARGET = "sglang.srt.managers.scheduler.Scheduler.get_init_info"
+
+
+def register_hooks() -> None:
+    """Registers the two hooks that every scheduler process gets; both pass through where sglang is stock."""
+    HookRegistry.register(CONSTRUCTION_TARGET, _around_construction, HookType.AROUND)
+    HookRegistry.register(REPORT_TARGET, _after_get_init_info, HookType.AFTER)
+
+
+def _around_construction(
+    construct: Callable[..., None], scheduler: Scheduler, server_args: Any, *args: Any, **kwargs: Any
+) -> None:
+    options = importance_options(server_args)
+    if options is None:
+        construct(scheduler, server_args, *args, **kwargs)
+        return
+    try:
+        install_before_scheduler(options)
+        construct(scheduler, server_args, *args, **kwargs)
+        install_on_scheduler(scheduler)
+        _prove(scheduler)
+    except LaunchRefused as refused:
+        report(refused)
+        # Threads of a half-built scheduler would keep an ordinary exit waiting.
+        os._exit(SCHEDULER_REFUSED_EXIT_CODE)
+
+
+def _prove(scheduler: Scheduler) -> None:
+    dead = [name for name, live in live_hooks(scheduler).items() if not live]
+    if dead:
+        raise LaunchRefused(
+            [
+                f"not live in the scheduler: {', '.join(dead)}; "
+                "install sglang==0.5.21 or use --kv-policy default"
+            ]
+        )
+
+
+def _after_get_init_info(info: dict[str, Any], scheduler: Scheduler) -> None:
+    if importance_options(scheduler.server_args) is not None:
+        info[PROOF_KEY] = live_hooks(scheduler)

@@ -1,0 +1,169 @@
+"""Whether the installed sglang is the one that this package was written against.
+
+``SYMBOLS`` lists what we call, override or hook, with the parameters that we count on. Names that a method
+of ours overrides matter as much as those that we call: upstream would call ours with what it now passes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from sglang_importance.refusal import LaunchRefused
+
+SUPPORTED_VERSIONS = ("0.5.21",)
+
+CURE = f"install sglang=={SUPPORTED_VERSIONS[-1]} or use --kv-policy default"
+
+_SRT = "sglang.srt"
+_CACHE = f"{_SRT}.mem_cache"
+_TREE_CORE = f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeCore"
+_FULL = f"{_CACHE}.unified_cache.components.FullComponent"
+_RADIX_CACHE = f"{_CACHE}.unified_radix_cache.UnifiedRadixCache"
+_TORCH_NATIVE = f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBackend"
+
+# Parameter names in order, as in a signature; None where only the existence counts.
+SYMBOLS: dict[str, str | None] = {
+    # the launch
+    f"{_SRT}.plugins.hook_registry.HookRegistry.register": "target, hook, hook_type, *, source",
+    f"{_SRT}.plugins.hook_registry.HookRegistry.apply_hooks": "",
+    f"{_SRT}.plugins.hook_registry.HookRegistry._hooks": None,
+    f"{_SRT}.plugins.hook_registry.HookRegistry._patched": None,
+    f"{_SRT}.plugins.hook_registry.HookType": None,
+    f"{_SRT}.server_args.prepare_server_args": "argv",
+    f"{_SRT}.server_args.ServerArgs.add_cli_args": "parser",
+    f"{_SRT}.server_args.ServerArgs.from_cli_args": "args",
+    f"{_SRT}.server_args.ServerArgs.resolve_once": "self",
+    f"{_SRT}.server_args.ServerArgs.launch_command": None,
+    f"{_SRT}.arg_groups.overrides.resolving_view": "server_args",
+    f"{_SRT}.entrypoints.engine.Engine._launch_subprocesses": (
+        "server_args, init_tokenizer_manager_func, run_scheduler_process_func, "
+        "run_detokenizer_process_func, port_args, placement_group"
+    ),
+    f"{_SRT}.managers.scheduler.Scheduler.__init__": "self, server_args, port_args",
+    f"{_SRT}.managers.scheduler.Scheduler.get_init_info": "self",
+    # the control plane
+    f"{_SRT}.managers.scheduler.Scheduler.init_request_dispatcher": "self",
+    f"{_SRT}.managers.io_struct.BaseReq": None,
+    f"{_SRT}.managers.io_struct.hook_custom_types": "*new_types",
+    f"{_SRT}.managers.tokenizer_control_mixin._COMMUNICATOR_SPECS": None,
+    f"{_SRT}.entrypoints.http_server.app": None,
+    f"{_SRT}.entrypoints.http_server.get_global_state": "",
+    "sglang.utils.TypeBasedDispatcher": None,
+    f"{_SRT}.utils.auth.AuthLevel.ADMIN_OPTIONAL": None,
+    f"{_SRT}.utils.auth.auth_level": "level",
+    # the radix cache
+    f"{_CACHE}.cache_init_params.CacheInitParams.component_registry_override": None,
+    f"{_CACHE}.registry.TreeCacheBuildContext": None,
+    f"{_CACHE}.registry.get_radix_cache_factory": "name",
+    f"{_CACHE}.registry.register_radix_cache_backend": "name, factory",
+    f"{_CACHE}.registry.create_unified_radix_cache": "ctx, *, cache_class",
+    f"{_RADIX_CACHE}.__init__": "self, params",
+    f"{_RADIX_CACHE}.reset": "self",
+    f"{_RADIX_CACHE}.sanity_check": "self",
+    f"{_RADIX_CACHE}.write_backup_storage": "self, node_id",
+    # the tree component
+    f"{_CACHE}.unified_cache.components.ComponentType.FULL": None,
+    f"{_CACHE}.unified_cache.components.base.EvictLayer.DEVICE": None,
+    f"{_FULL}.__init__": "self, cache, params",
+    f"{_FULL}._ensure_eviction_strategy": "self",
+    f"{_FULL}._evict_device_start": "self, request_cnt",
+    f"{_FULL}._evict_device_next_node": "self, tracker, device_frees, host_frees",
+    f"{_FULL}._evict_device_end": "self",
+    f"{_FULL}.drive_host_eviction": "self, num_tokens, tracker, device_frees, host_frees",
+    f"{_FULL}.evict_component": "self, node, device_frees, host_frees, target",
+    f"{_FULL}.redistribute_on_node_split": "self, new_parent, child",
+    f"{_FULL}.discard_deleted_session_leaf": "self, node",
+    f"{_FULL}.commit_insert_component_data": "self, node, is_new_leaf, params, result, cache_actions",
+    f"{_FULL}.commit_hicache_transfer": (
+        "self, node, phase, transfers, *, cache_actions, insert_result, pool_storage_result"
+    ),
+    f"{_FULL}.prepare_for_caching_req": "self, req, insert_params, token_ids_len, is_finished",
+    f"{_FULL}.cleanup_after_caching_req": "self, req, is_finished, insert_result, insert_params",
+    # the tree core
+    f"{_TREE_CORE}.reset": "self",
+    f"{_TREE_CORE}.node_by_id": "self, node_id",
+    f"{_TREE_CORE}._add_new_node": "self, parent, key, value, priority, session_id, rotation_base",
+    f"{_TREE_CORE}._split_node": "self, key, child, split_len",
+    f"{_TREE_CORE}._remove_leaf_from_parent": "self, node",
+    f"{_TREE_CORE}._update_evictable_leaf_sets": "self, node",
+    f"{_TREE_CORE}._evict_host_leaf": "self, node, tracker, device_frees, host_frees",
+    # attention
+    f"{_SRT}.layers.attention.attention_registry.ATTENTION_BACKENDS": None,
+    f"{_SRT}.layers.attention.attention_registry.register_attention_backend": "name",
+    f"{_SRT}.layers.radix_attention.AttentionType.DECODER": None,
+    f"{_SRT}.layers.radix_attention.RadixAttention": None,
+    f"{_SRT}.model_executor.forward_batch_info.ForwardMode.DECODE": None,
+    f"{_SRT}.model_executor.forward_batch_info.ForwardMode.EXTEND": None,
+    f"{_TORCH_NATIVE}.__init__": "self, model_runner",
+    f"{_TORCH_NATIVE}.init_forward_metadata": "self, forward_batch",
+    f"{_TORCH_NATIVE}.forward_extend": "self, q, k, v, layer, forward_batch, save_kv_cache",
+    f"{_TORCH_NATIVE}.forward_decode": "self, q, k, v, layer, forward_batch, save_kv_cache",
+}
+
+
+def version_problem() -> str | None:
+    """Why the installed version of sglang is not supported; None where it is."""
+    try:
+        found = metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        return f"sglang is not installed: {CURE}"
+    if found in SUPPORTED_VERSIONS:
+        return None
+    return f"sglang {found} has not been tested, only {', '.join(SUPPORTED_VERSIONS)}: {CURE}"
+
+
+def symbol_problems(symbols: Mapping[str, str | None] = SYMBOLS) -> list[str]:
+    """One line for every symbol that is missing or has other parameters than we count on."""
+    return [problem for path, expected in symbols.items() if (problem := _problem(path, expected))]
+
+
+def check_sglang() -> None:
+    """Raises:
+    LaunchRefused: the installed sglang is not the one that we were written against.
+    """
+    version = version_problem()
+    if problems := [version] if version else symbol_problems():
+        raise LaunchRefused(problems)
+
+
+def _problem(path: str, expected: str | None) -> str | None:
+    try:
+        symbol = _resolve(path)
+    except (ImportError, AttributeError) as error:
+        return f"sglang has no {path} ({error}): {CURE}"
+    if expected is None:
+        return None
+    try:
+        found = parameters(symbol)
+    except (TypeError, ValueError):
+        return f"sglang's {path} is no function: {CURE}"
+    if found == expected:
+        return None
+    return f"sglang's {path} takes ({found}), not ({expected}): {CURE}"
+
+
+def _resolve(path: str) -> Any:
+    try:
+        return pkgutil.resolve_name(path)
+    except AttributeError:
+        # A field without default is no attribute of its class.
+        owner, _, name = path.rpartition(".")
+        annotations = inspect.get_annotations(pkgutil.resolve_name(owner))
+        if name not in annotations:
+            raise
+        return annotations[name]
+
+
+def parameters(function: Any) -> str:
+    """Parameter names as in a signature: ``"self, node, *, target"``."""
+    names = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(name.startswith("*") for name in names):
+            names.append("*")
+        prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        names.append(prefix + parameter.name)
+    return ", ".join(names)
