@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.managers import io_struct, tokenizer_control_mixin
 from sglang.srt.managers.io_struct import BaseReq
-from sglang.srt.utils import TypeBasedDispatcher
+from sglang.utils import TypeBasedDispatcher
 
 from sglang_importance.snapshot import DEFAULT_LIMIT, InvalidCursor, snapshot
 

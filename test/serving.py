@@ -1,0 +1,212 @@
+"""A real sglang server for tests: on a free port, with its own log and store, ended with its whole family."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+START_SECONDS = 240.0
+STOP_SECONDS = 20.0
+REQUEST_SECONDS = 300.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ServerFailed(RuntimeError):
+    """The server ended, or did not become ready; the message ends with its log."""
+
+
+class ServerProcess:
+    """``python -m sglang.launch_server`` with the given flags, ready when the context is entered.
+
+    Args:
+        flags: flags of the server, as on a command line; port, host and device are set here.
+        model: folder of the checkpoint.
+        store: folder of the HiCache file tier; a fresh one where None. Pass one to share it between servers.
+        env: variables added to the environment.
+    """
+
+    def __init__(
+        self,
+        *flags: str,
+        model: Path,
+        store: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="sglang-"))
+        self.log_file = self.folder / "server.log"
+        self.store = store or self.folder / "store"
+        self.store.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        # Tells our server from one that somebody left on the same port.
+        self.name = f"test-{uuid.uuid4().hex}"
+        self.command: Sequence[str] = [
+            sys.executable,
+            "-m",
+            "sglang.launch_server",
+            *("--model-path", str(model), "--served-model-name", self.name),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--device", "cpu", "--dtype", "float32", "--sleep-on-idle"),
+            *("--enable-metrics", "--enable-cache-report"),
+            *flags,
+        ]
+        self._env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(self.store),
+            **(env or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client = httpx.Client(base_url=self.base_url, timeout=REQUEST_SECONDS, trust_env=False)
+
+    # ---- life ----
+
+    def __enter__(self) -> ServerProcess:
+        self.spawn()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Starts the process without waiting for it; for tests of launches that must fail."""
+        with self.log_file.open("wb") as log:
+            # A session of its own, so that schedulers and detokenizers end with the launcher.
+            self._process = subprocess.Popen(
+                self.command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        return self._process
+
+    def wait_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise ServerFailed(f"the server ended with {self._process.returncode}\n{self.log_tail()}")
+            try:
+                if self._client.get("/health_generate", timeout=30).status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            time.sleep(0.3)
+        else:
+            raise ServerFailed(f"not ready after {START_SECONDS:.0f} s\n{self.log_tail()}")
+        served = self._client.get("/v1/models").json()["data"][0]["id"]
+        assert served == self.name, f"another server answers on port {self.port}: {served}"
+
+    def stop(self) -> None:
+        """Ends the server and every process that it started."""
+        if self._process is None:
+            return
+        for attempt, kind in enumerate((signal.SIGTERM, signal.SIGKILL)):
+            try:
+                os.killpg(self._process.pid, kind)
+            except ProcessLookupError:
+                break
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                assert attempt == 0, "SIGKILL had no effect"
+        self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # children that outlived the launcher
+        self._process = None
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def log_tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log().splitlines()[-lines:])
+
+    # ---- requests ----
+
+    def generate(
+        self, prompt: str | Sequence[int], *, max_new_tokens: int = 8, **sampling: Any
+    ) -> dict[str, Any]:
+        """Greedy generation through ``/generate``: ``output_ids``, ``text`` and ``meta_info``."""
+        body: dict[str, Any] = {
+            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, **sampling}
+        }
+        body["text" if isinstance(prompt, str) else "input_ids"] = (
+            prompt if isinstance(prompt, str) else list(prompt)
+        )
+        return self.post("/generate", body)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int = 16, **extra: Any
+    ) -> dict[str, Any]:
+        """Greedy chat completion; the whole answer."""
+        return self.post(
+            "/v1/chat/completions",
+            {
+                "model": self.name,
+                "messages": list(messages),
+                "temperature": 0,
+                "max_tokens": max_tokens,
+                **extra,
+            },
+        )
+
+    def get(self, path: str, **params: Any) -> Any:
+        return self._client.get(path, params=params).raise_for_status().json()
+
+    def post(self, path: str, body: Any = None) -> Any:
+        return self._client.post(path, json=body).raise_for_status().json()
+
+    def flush_cache(self) -> None:
+        self._client.post("/flush_cache").raise_for_status()
+
+    def metrics(self) -> dict[str, float]:
+        """Every series that the server exports, by its name and labels as written."""
+        text = self._client.get("/metrics").raise_for_status().text
+        rows = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        return {series: float(value) for series, _, value in rows}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the series of a name that carry the given labels; KeyError where there is none."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        values = [
+            value
+            for series, value in self.metrics().items()
+            if series.partition("{")[0] == name and all(label in series for label in wanted)
+        ]
+        if not values:
+            raise KeyError(f"{name} {labels}")
+        return sum(values)
+
+    def openai_client(self) -> Any:
+        from openai import OpenAI
+
+        return OpenAI(base_url=f"{self.base_url}/v1", api_key="none", timeout=REQUEST_SECONDS)
