@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sgl_importance.interface import BlockImportance
+
 logger = logging.getLogger(__name__)
 
 MAX_ROW_BYTES = 1 << 30
@@ -52,12 +54,22 @@ class RowScores:
     peak: npt.NDArray[np.float32]
     query_tokens: int
 
+    def signal(self, page_size: int) -> BlockImportance:
+        """The same in the form that all producers share: means over the query tokens."""
+        return BlockImportance(
+            mass=self.mass / np.float32(self.query_tokens),
+            body_mass=self.body / np.float32(self.query_tokens),
+            peak=self.peak,
+            page_size=page_size,
+            query_tokens=self.query_tokens,
+        )
+
 
 class ScoreRows:
     """Static accumulators, one row per request slot and phase, allocated once.
 
     A slot outlives its request, so a row names its owner: scores of another owner zero it first, and a
-    reader that says whose row it wants gets nothing but that. Not safe across threads: the scheduler thread
+    reader that says whose row it wants gets no other. Not safe across threads: the scheduler thread
     both launches the forward pass and consumes.
 
     Args:
@@ -127,13 +139,10 @@ class ScoreRows:
         """Reads and zeroes a row; None where nothing was accumulated.
 
         Args:
-            owner: request id; a row of another owner is dropped, not returned. None takes any owner's.
+            owner: id of the request that reads; another's row is left alone. None takes any owner's.
         """
         query_tokens = self._query_tokens[phase][slot]
-        if query_tokens == 0:
-            return None
-        if owner is not None and self._owners[slot] != owner:
-            self._clear(slot, phase)
+        if query_tokens == 0 or (owner is not None and self._owners[slot] != owner):
             return None
         # Copied in one transfer, before the row is zeroed.
         row = self._scores[phase][:, slot, : self._num_pages[phase][slot]]

@@ -1,0 +1,74 @@
+"""Rows on their own, and the choice of layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sglang_importance.attention.layers import sampled_layers
+from sglang_importance.attention.rows import Phase, ScoreRows
+
+
+def rows() -> ScoreRows:
+    return ScoreRows(page_size=16, num_slots=3, max_context_tokens=100)
+
+
+def one_token(num_pages: int) -> torch.Tensor:
+    uniform = torch.full((num_pages,), 1 / num_pages)
+    return torch.stack((uniform, uniform, uniform))
+
+
+def test_rows_grow_with_the_sequence_and_shrink_on_consume() -> None:
+    store = rows()
+    assert store.max_pages == 7
+    store.begin(1, "a")
+    store.add(1, Phase.DECODE, "a", one_token(2), 1)
+    store.add(1, Phase.DECODE, "a", one_token(3), 1)
+    store.check_integrity()
+    first = store.consume(1, Phase.DECODE)
+    assert first is not None
+    assert first.mass.tolist() == pytest.approx([1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])
+    assert first.peak.tolist() == pytest.approx([1 / 2, 1 / 2, 1 / 3])
+    store.add(1, Phase.DECODE, "a", one_token(1), 1)
+    second = store.consume(1, Phase.DECODE)
+    assert second is not None
+    assert second.mass.tolist() == [1.0], "nothing of the consumed row came back"
+    assert len(first.mass) == 3, "a consumed row is the reader's own"
+
+
+def test_integrity_check_notices_a_row_that_was_not_zeroed() -> None:
+    store = rows()
+    store.add(2, Phase.PREFILL, "a", one_token(4), 1)
+    store._num_pages[Phase.PREFILL][2] = 3
+    with pytest.raises(AssertionError):
+        store.check_integrity()
+
+
+def test_too_many_rows_are_refused_with_the_cure() -> None:
+    with pytest.raises(ValueError, match=r"need 12\.0 GiB, the limit is 1 GiB: raise --page-size"):
+        ScoreRows(page_size=1, num_slots=4096, max_context_tokens=131_072)
+
+
+def test_bytes_are_counted_as_allocated() -> None:
+    store = rows()
+    assert store.num_bytes == sum(scores.nbytes for scores in store._scores.values())
+
+
+@pytest.mark.parametrize(
+    ("available", "requested", "sampled"),
+    [
+        (range(4), (), (0, 1, 2, 3)),
+        (range(8), (), tuple(range(8))),
+        (range(32), (), (16, 21, 26, 31)),
+        (range(9), (), (4, 5, 7, 8)),
+        (range(1, 24, 2), (), (13, 17, 19, 23)),
+        (range(32), (31, 2, 2), (2, 31)),
+    ],
+)
+def test_sampled_layers(available: range, requested: tuple[int, ...], sampled: tuple[int, ...]) -> None:
+    assert sampled_layers(available, requested) == sampled
+
+
+def test_layers_of_another_kind_are_named_in_the_refusal() -> None:
+    with pytest.raises(ValueError, match=r"0, 2 not among .*, which are 1, 3-5$"):
+        sampled_layers([1, 3, 4, 5], (2, 0, 3))
