@@ -11,6 +11,14 @@ import logging
 
 logger = logging.getLogger(__name__)
 
+_applied: list[str] = []
+_installed = False
+
+
+def applied_shims() -> tuple[str, ...]:
+    """Names of the shims that were needed in this process so far."""
+    return tuple(_applied)
+
 
 def accelerator_visible() -> bool:
     """Whether torch can see a GPU or another accelerator."""
@@ -27,10 +35,11 @@ def activate() -> None:
     from sglang_importance.cpu.imports import CpuEngine, CudaOnlyPackages, SglKernel, TorchvisionOperators
     from sglang_importance.cpu.shim import apply_needed
 
-    apply_needed((CpuEngine(), SpinningThreads(), TorchvisionOperators(), CudaOnlyPackages(), SglKernel()))
-
-
-_installed = False
+    _applied.extend(
+        apply_needed(
+            (CpuEngine(), SpinningThreads(), TorchvisionOperators(), CudaOnlyPackages(), SglKernel())
+        )
+    )
 
 
 def install() -> None:
@@ -55,4 +64,5 @@ def install() -> None:
             PoolTakesAllMemory(),
         )
     )
-    logger.info("No accelerator is visible: serving on the CPU with %s", ", ".join(applied))
+    _applied.extend(applied)
+    logger.info("No accelerator is visible: serving on the CPU with %s", ", ".join(_applied))

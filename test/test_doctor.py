@@ -1,0 +1,54 @@
+"""`sgl-importance doctor` says what it found, and names the cure of what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_importance import doctor
+from sglang_importance.doctor import Status
+
+
+def test_reports_every_subject_as_json():
+    result = CliRunner().invoke(doctor.app, ["--json"])
+    findings = json.loads(result.stdout)
+    statuses = {finding["subject"]: finding["status"] for finding in findings}
+    assert statuses["sglang"] == "ok"
+    assert statuses["upstream symbols"] == "ok"
+    assert statuses["CPU shims"] == "ok"
+    problems = [finding for finding in findings if finding["status"] == "problem"]
+    assert result.exit_code == bool(problems)
+    assert all(problem["cure"] for problem in problems)
+
+
+def test_another_sglang_is_a_problem_with_a_cure(monkeypatch: pytest.MonkeyPatch):
+    from sglang_importance import selfcheck
+
+    monkeypatch.setattr(selfcheck, "version_problem", lambda: "sglang 9.9.9 has not been tested")
+    (finding,) = (finding for finding in doctor.examine() if finding.subject == "upstream symbols")
+    assert finding.status is Status.PROBLEM
+    assert "sglang==" in finding.cure
+
+
+def test_a_truncated_checkpoint_is_a_problem_with_a_cure(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    from sgl_importance import probe
+
+    (tmp_path / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{")
+    monkeypatch.setattr(probe, "checkpoint_path", lambda: tmp_path)
+    (finding,) = (finding for finding in doctor.examine() if finding.subject == "embedded model")
+    assert finding.status is Status.PROBLEM
+    assert "train_probe.py" in finding.cure
+
+
+def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch):
+    def explode():
+        raise RuntimeError("boom")
+        yield
+
+    monkeypatch.setattr(doctor, "_CHECKS", (explode, *doctor._CHECKS[:1]))
+    findings = doctor.examine()
+    assert findings[0].status is Status.PROBLEM
+    assert "boom" in findings[0].detail
+    assert findings[1].subject == "python"
