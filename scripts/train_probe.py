@@ -23,7 +23,8 @@ from torch.nn import functional as F
 
 from sgl_importance.probe.curriculum import Curriculum, full_plan, smoke_plan
 from sgl_importance.probe.model_config import ModelConfig, probe_config, write_config
-from sgl_importance.probe.tokenizer import PAD, token_ids, write_tokenizer
+from sgl_importance.probe.tasks import TASKS, make_task
+from sgl_importance.probe.tokenizer import END, PAD, encode, token_ids, write_tokenizer
 from sgl_importance.probe.training_data import TrainingSequence
 
 INITIAL_DEVIATION = 0.02
@@ -83,14 +84,18 @@ class Run:
             self.decoder.parameters(), lr=curriculum.plan.learning_rate, betas=(0.9, 0.95), weight_decay=0.05
         )
 
+    def _identity(self) -> str:
+        return f"seed {self.curriculum.seed}, {self.curriculum.plan}"
+
     def resume(self) -> bool:
         """Takes up the saved state, if there is one."""
         if not self.state_path.is_file():
             return False
         state = torch.load(self.state_path, weights_only=True)
-        if state["curriculum"]["seed"] != self.curriculum.seed:
+        if state["run"] != self._identity():
             raise typer.BadParameter(
-                f"{self.state_path} has seed {state['curriculum']['seed']}: give that --seed, or delete it"
+                f"{self.state_path} belongs to another seed or plan: "
+                "give the options that it was started with, or delete it"
             )
         self.decoder.load_state_dict(state["decoder"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -101,6 +106,7 @@ class Run:
     def save(self) -> None:
         """Writes the state atomically."""
         state = {
+            "run": self._identity(),
             "decoder": self.decoder.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "curriculum": self.curriculum.state(),
@@ -160,6 +166,7 @@ class Run:
         weights = {name: tensor.contiguous() for name, tensor in self.decoder.state_dict().items()}
         partial = directory / "model.safetensors.partial"
         save_file(weights, partial, metadata={"format": "pt"})
+        partial.chmod(0o644)
         os.replace(partial, directory / "model.safetensors")
         record = {
             "script": "scripts/train_probe.py",
@@ -178,9 +185,6 @@ class Run:
 @torch.inference_mode()
 def evaluate(decoder: Decoder, lengths: tuple[int, ...], prompts: int) -> dict[str, Any]:
     """Share of held-out prompts whose greedy continuation is the answer and the end of turn."""
-    from sgl_importance.probe.tasks import TASKS, make_task
-    from sgl_importance.probe.tokenizer import END, encode
-
     result: dict[str, Any] = {}
     end = token_ids()[END]
     for task in TASKS:

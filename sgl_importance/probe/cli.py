@@ -58,8 +58,11 @@ def _table(rows: list[EvalRow]) -> Table:
 
 async def _grade(client: ProbeClient, plan: EvalPlan, concurrency: int) -> list[EvalRow]:
     columns = (TextColumn("asking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    terminal = Console(stderr=True)
     async with client:
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        with Progress(
+            *columns, console=terminal, transient=True, disable=not terminal.is_terminal
+        ) as progress:
             bar = progress.add_task("asking", total=plan.prompts)
             return await evaluate(client, plan, concurrency, lambda: progress.advance(bar))
 

@@ -32,7 +32,7 @@ class EvalRow:
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """Which prompts to ask. Prompt k of a cell has seed `seed + k`, so the same plan asks the same prompts."""
+    """Which prompts to ask. Prompt k of a cell has seed `seed + k`: the same plan, the same prompts."""
 
     tasks: Sequence[str]
     lengths: Sequence[int]
@@ -56,16 +56,19 @@ class EvalPlan:
 
 
 class ProbeClient:
-    """Asks one server; use as an async context manager."""
+    """Asks one server; use as an async context manager. Every failure is a ServerError."""
 
     def __init__(self, base_url: str, api_key: str | None = None, timeout: float = 120.0) -> None:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._timeout = timeout
-        self._client = httpx.AsyncClient(
-            base_url=self.base_url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(timeout, connect=_CONNECT_SECONDS),
-        )
+        try:
+            self._client = httpx.AsyncClient(
+                base_url=self.base_url,
+                headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+                timeout=httpx.Timeout(timeout, connect=_CONNECT_SECONDS),
+            )
+        except httpx.InvalidURL as error:
+            raise self._no_url() from error
 
     async def __aenter__(self) -> ProbeClient:
         return self
@@ -93,6 +96,9 @@ class ProbeClient:
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise self._not_openai() from error
 
+    def _no_url(self) -> ServerError:
+        return ServerError(f"{self.base_url!r} is no URL: give --base-url one like http://127.0.0.1:30000")
+
     def _not_openai(self) -> ServerError:
         return ServerError(
             f"{self.base_url} does not answer like an OpenAI-compatible server: check --base-url"
@@ -102,7 +108,7 @@ class ProbeClient:
         try:
             response = await self._client.request(method, path, json=body)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise ServerError(f"{self.base_url!r} is no URL: give one like http://127.0.0.1:30000") from error
+            raise self._no_url() from error
         except httpx.ConnectError as error:
             raise ServerError(
                 f"no server answers at {self.base_url}: start one, or correct --base-url"

@@ -1,8 +1,8 @@
 """The closed word lists of the probe language and which of their pairings are held out of training.
 
 All lists are disjoint and every word is one token. A record is a name with its value right behind it
-("Alice copper. "); everything else in a document is filler. The order of the words is that of the token ids of the
-committed checkpoint: append, never reorder.
+("Alice copper. "); everything else in a document is filler. The order of the words is that of the token ids
+of the committed checkpoint: append, never reorder.
 """
 
 from __future__ import annotations
