@@ -183,7 +183,8 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         for request in step.requests:
             request.scores.add_layer(
                 queries[request.rows],
-                keys[request.key_locations],
+                # On a CPU four times as fast as indexing.
+                keys.index_select(0, request.key_locations),
                 scale=layer.scaling,
                 logit_cap=layer.logit_cap,
             )
