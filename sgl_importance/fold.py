@@ -48,7 +48,13 @@ class QueryFolds:
     serial: int
     remaining: float = 1.0
 
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing of the query was folded yet."""
+        return self.remaining == 1.0
+
     def take(self, *, last: bool) -> float:
+        """The weight of the next fold."""
         weight = self.remaining if last else self.remaining / 2
         self.remaining -= weight
         return weight
@@ -60,15 +66,24 @@ def fold(
     *,
     query: int,
     weight: float,
+    first: bool,
     half_life_queries: float,
 ) -> float:
     """Adds one observation to the nodes of a path, root side first.
+
+    Args:
+        path: nodes from below the root down.
+        observation: what the query saw.
+        query: serial number of the query.
+        weight: share of the query that the observation stands for, in (0, 1].
+        first: whether it is the first observation of the query.
+        half_life_queries: visits after which a query's weight has halved.
 
     Returns:
         The body mass of the tail, i.e. of pages that no node of the path holds. Nodes and tail sum to 1.
     """
     assert 0 < weight <= 1, weight
-    decay = 0.5 ** (weight / half_life_queries)
+    decay = 0.5 ** (1 / half_life_queries)
     start = 0
     for node in path:
         stop = start + node.num_pages
@@ -78,6 +93,6 @@ def fold(
             # The last emitting step did not see the youngest pages yet: to it they had no mass.
             missing = node.num_pages - len(body)
             body, peak = np.pad(body, (0, missing)), np.pad(peak, (0, missing))
-        node.observe(query, body, peak, uniform=observation.uniform, weight=weight, decay=decay)
+        node.observe(query, body, peak, uniform=observation.uniform, weight=weight, first=first, decay=decay)
         start = stop
     return float(observation.body[start:].sum())

@@ -36,43 +36,52 @@ class NodeImportance:
         queries: distinct queries other than the creator that looked at the node.
     """
 
-    __slots__ = ("_last_cross_query", "_pages", "creator", "queries")
+    __slots__ = ("_pages", "creator", "queries")
 
     def __init__(self, num_pages: int, creator: int | None = None) -> None:
         assert num_pages > 0, "a node has at least one page"
         self._pages: FloatArray = np.zeros((len(Origin), len(_Row), num_pages))
         self.creator = creator
         self.queries = 0
-        self._last_cross_query: int | None = None
 
     @property
     def num_pages(self) -> int:
         return int(self._pages.shape[2])
 
     def observe(
-        self, query: int, body: FloatArray, peak: FloatArray, *, uniform: float, weight: float, decay: float
+        self,
+        query: int,
+        body: FloatArray,
+        peak: FloatArray,
+        *,
+        uniform: float,
+        weight: float,
+        first: bool,
+        decay: float,
     ) -> None:
         """Adds what one query saw.
 
         Args:
-            query: serial number of the query; folds of one query count as one distinct query.
+            query: serial number of the query.
             body: body mass per page, float [num_pages]; the whole fold sums to 1 over nodes and tail.
             peak: largest probability per page, float [num_pages].
             uniform: body mass that each page would have if attention were uniform in this context.
             weight: share of the query that this fold stands for, in (0, 1].
-            decay: factor on everything known so far, 0.5 ** (weight / half_life_queries).
+            first: whether this is the query's first fold: only that one counts the query and ages what
+                earlier queries left, so that the parts of one query do not age each other.
+            decay: factor on everything known before the query, 0.5 ** (1 / half_life_queries).
         """
         assert body.shape == peak.shape == (self.num_pages,), (body.shape, peak.shape, self.num_pages)
         origin = Origin.SELF if query == self.creator else Origin.CROSS
-        self._pages *= decay
+        if first:
+            self._pages *= decay
+            if origin is Origin.CROSS:
+                self.queries += 1
         pages = self._pages[origin]
         pages[_Row.MASS] += weight * body
         pages[_Row.PEAK] += weight * peak
         pages[_Row.UNIFORM] += weight * uniform
         pages[_Row.WEIGHT] += weight
-        if origin is Origin.CROSS and query != self._last_cross_query:
-            self.queries += 1
-            self._last_cross_query = query
 
     def split(self, prefix_pages: int) -> NodeImportance:
         """Cuts the first ``prefix_pages`` pages off into the returned node; this one keeps the rest."""
@@ -80,7 +89,6 @@ class NodeImportance:
         prefix = NodeImportance(prefix_pages, self.creator)
         prefix._pages = self._pages[:, :, :prefix_pages].copy()
         prefix.queries = self.queries
-        prefix._last_cross_query = self._last_cross_query
         self._pages = self._pages[:, :, prefix_pages:].copy()
         return prefix
 

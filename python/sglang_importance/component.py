@@ -276,19 +276,10 @@ class ImportanceComponent(FullComponent):
             metadata.block_type = BlockType.GENERATED
 
     def _fold(self, req: Req, query: QueryFolds, path: list[UnifiedTreeNode], *, is_finished: bool) -> None:
-        rows = active_rows()
-        if rows is None or req.kv.req_pool_idx is None:
-            return
-        phases = (Phase.PREFILL, Phase.DECODE) if is_finished else (Phase.PREFILL,)
-        observations = []
-        for phase in phases:
-            scores = rows.consume(req.kv.req_pool_idx, phase)
-            observation = Observation.from_sums(scores.body, scores.peak) if scores is not None else None
-            if observation is not None:
-                observations.append(observation)
+        observations = self._take_observations(req, is_finished=is_finished)
         for i, observation in enumerate(observations):
-            last = is_finished and req.finished() and i == len(observations) - 1
-            weight = query.take(last=last)
+            first = query.is_first
+            weight = query.take(last=is_finished and req.finished() and i == len(observations) - 1)
             if weight <= 0:
                 break
             fold(
@@ -296,9 +287,26 @@ class ImportanceComponent(FullComponent):
                 observation,
                 query=query.serial,
                 weight=weight,
+                first=first,
                 half_life_queries=self.options.half_life_queries,
             )
             self.counters.folds += 1
+
+    @staticmethod
+    def _take_observations(req: Req, *, is_finished: bool) -> list[Observation]:
+        """What the request's rows hold, prefill before decode; empties them."""
+        rows = active_rows()
+        if rows is None or req.kv.req_pool_idx is None:
+            return []
+        taken = [rows.consume(req.kv.req_pool_idx, Phase.PREFILL)]
+        if is_finished:
+            decode = rows.consume(req.kv.req_pool_idx, Phase.DECODE)
+            # Under overlap scheduling a step runs behind the last token; it is all that a request of one
+            # token has decoded, and nobody asked for it.
+            if len(req.output_ids) > 1:
+                taken.append(decode)
+        observations = (Observation.from_sums(scores.body, scores.peak) for scores in taken if scores)
+        return [observation for observation in observations if observation is not None]
 
     # ---- eviction ----
 

@@ -14,7 +14,7 @@ PAGE = 4
 def _node(tokens: int, mass: float) -> NodeMetadata:
     node = NodeMetadata(tokens=tokens, depth=0, page_size=PAGE, clock=3)
     pages = np.full(tokens // PAGE, mass)
-    node.importance.observe(1, pages, pages, uniform=0.1, weight=1.0, decay=1.0)
+    node.importance.observe(1, pages, pages, uniform=0.1, weight=1.0, first=True, decay=1.0)
     return node
 
 

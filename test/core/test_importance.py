@@ -12,9 +12,11 @@ from sgl_importance.importance import NodeImportance, Origin
 HALF = 0.5
 
 
-def _observe(node: NodeImportance, query: int, body: list[float], decay: float = 1.0, weight: float = 1.0):
+def _observe(node: NodeImportance, query: int, body: list[float], *, first: bool = True, **kwargs: float):
     vector = np.array(body)
-    node.observe(query, vector, vector, uniform=0.25, weight=weight, decay=decay)
+    node.observe(
+        query, vector, vector, first=first, **{"uniform": 0.25, "weight": 1.0, "decay": 1.0, **kwargs}
+    )
 
 
 def test_self_and_cross_are_kept_apart():
@@ -27,13 +29,15 @@ def test_self_and_cross_are_kept_apart():
     assert node.queries == 1
 
 
-def test_two_folds_of_one_query_are_one_distinct_query():
+def test_the_folds_of_one_query_count_once_and_do_not_age_each_other():
     node = NodeImportance(1, creator=1)
-    for _ in range(3):
-        _observe(node, 2, [0.4], weight=0.5)
+    _observe(node, 2, [0.4], weight=0.5, decay=HALF)
+    _observe(node, 2, [0.8], weight=0.5, decay=HALF, first=False)
     assert node.queries == 1
-    _observe(node, 3, [0.4])
+    assert node.body_mass(Origin.CROSS) == pytest.approx([0.6])
+    _observe(node, 3, [0.6], decay=HALF)
     assert node.queries == 2
+    assert node.weight(Origin.CROSS) == pytest.approx([1.5])
 
 
 def test_a_query_has_half_its_weight_after_the_half_life():

@@ -33,7 +33,9 @@ def _node(policy: ImportancePolicy, tokens: int = PAGE, depth: int = 0) -> NodeM
 def _seen(mass: float, peak: float, queries: int, uniform: float = 0.1) -> NodeImportance:
     node = NodeImportance(1, creator=0)
     for query in range(1, queries + 1):
-        node.observe(query, np.array([mass]), np.array([peak]), uniform=uniform, weight=1.0, decay=0.98)
+        node.observe(
+            query, np.array([mass]), np.array([peak]), uniform=uniform, weight=1.0, first=True, decay=0.98
+        )
     return node
 
 
@@ -45,7 +47,7 @@ def test_g_is_one_without_evidence():
 def test_self_mass_never_moves_g():
     node = NodeImportance(1, creator=5)
     for _ in range(10):
-        node.observe(5, np.array([0.9]), np.array([0.9]), uniform=0.1, weight=1.0, decay=1.0)
+        node.observe(5, np.array([0.9]), np.array([0.9]), uniform=0.1, weight=1.0, first=True, decay=1.0)
     assert importance_factor(node) == 1.0
 
 

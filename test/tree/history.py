@@ -49,7 +49,8 @@ class History:
     def _checked_fold(
         self, path: Sequence[NodeImportance], observation: Observation, *, weight: float, **kwargs
     ) -> float:
-        before = _sum(path) * 0.5 ** (weight / kwargs["half_life_queries"])
+        aged = 0.5 ** (1 / kwargs["half_life_queries"]) if kwargs["first"] else 1.0
+        before = _sum(path) * aged
         tail = fold(path, observation, weight=weight, **kwargs)
         assert (_sum(path) - before) / weight + tail == pytest.approx(1.0), "nodes + tail sum to 1"
         self.happened["fold"] += 1

@@ -53,6 +53,15 @@ def test_prefill_folds_into_the_request_s_own_nodes_as_self_mass(make_driver):
     assert metadata.importance.queries == 0
 
 
+def test_the_step_behind_a_one_token_answer_is_not_folded(make_driver):
+    driver = make_driver()
+    tokens = prompt(0, 2)
+    serve(driver, tokens, prefill=pages(1, 0), decode=pages(0, 1, 0), output=(5,))
+    ((_, metadata),) = path_of(driver, tokens)
+    assert metadata.importance.body_mass() == pytest.approx([1, 0])
+    assert not driver.rows.scores
+
+
 def test_a_later_request_on_a_cached_prefix_folds_cross_mass(make_driver):
     driver = make_driver()
     document = prompt(0, 2)
@@ -108,7 +117,7 @@ def test_retraction_and_abort_fold_what_was_seen(make_driver, ending: str):
     tokens = prompt(0, 2)
     request = driver.admit(tokens)
     driver.prefill(request)
-    driver.decode(request, [5], body=pages(1, 0, 0))
+    driver.decode(request, [5, 6], body=pages(1, 0, 0))
     getattr(driver, ending)(request)
     ((_, metadata),) = path_of(driver, tokens)
     assert metadata.importance.body_mass() == pytest.approx([1, 0])
