@@ -30,6 +30,9 @@ from sgl_importance.probe.training_data import TrainingSequence
 INITIAL_DEVIATION = 0.02
 SAVE_SECONDS = 60.0
 LOG_STEPS = 50
+PROMPTS = {512: 50, 2048: 50, 4096: 25, 8192: 10}
+"""Prompts asked at the end, of each task and kind of name, by length in tokens."""
+SMOKE_PROMPTS = {128: 4}
 
 
 def build_decoder(config: ModelConfig, seed: int) -> Decoder:
@@ -183,22 +186,22 @@ class Run:
 
 
 @torch.inference_mode()
-def evaluate(decoder: Decoder, lengths: tuple[int, ...], prompts: int) -> dict[str, Any]:
+def evaluate(decoder: Decoder, prompts: dict[int, int]) -> dict[str, Any]:
     """Share of held-out prompts whose greedy continuation is the answer and the end of turn."""
     result: dict[str, Any] = {}
     end = token_ids()[END]
     for task in TASKS:
         for unseen in (False, True):
             row = result.setdefault(task + (" (unseen names)" if unseen else ""), {})
-            for length in lengths:
+            for length, count in prompts.items():
                 right = 0
-                for seed in range(prompts):
+                for seed in range(count):
                     example = make_task(task, length, seed, unseen)
                     answer = token_ids()[example.answer]
                     ids = torch.tensor([[*encode(example.messages), answer]])
                     hidden = decoder(ids, torch.arange(ids.shape[1])[None])[0, -2:]
                     right += decoder.lm_head(hidden).argmax(-1).tolist() == [answer, end]
-                row[str(length)] = right / prompts
+                row[str(length)] = right / count
     return result
 
 
@@ -222,8 +225,7 @@ def main(
     if run.resume():
         typer.echo(f"resumed at step {run.curriculum.step}")
     run.train(max_minutes * 60, max_steps)
-    lengths, prompts = ((128,), 4) if smoke else ((512, 2048, 4096, 8192, 16384), 25)
-    evaluation = evaluate(run.decoder, lengths, prompts)
+    evaluation = evaluate(run.decoder, SMOKE_PROMPTS if smoke else PROMPTS)
     run.export(out, evaluation)
     typer.echo(json.dumps(evaluation, indent=2))
 

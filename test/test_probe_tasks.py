@@ -66,9 +66,10 @@ def test_training_never_shows_a_held_out_pairing(length: int, seed: int, stretch
     sequence = chat_sequence(length, Random(seed), stretch)
     words = {index: piece for piece, index in token_ids().items()}
     values = set(VALUES)
-    for name, value in pairwise(sequence.ids):
-        if words[value] in values and words[name].strip() in {*NAMES, *UNSEEN_NAMES}:
-            assert not is_held_out(words[name].strip(), words[value])
+    names = {*NAMES, *UNSEEN_NAMES}
+    for first, second in pairwise(words.get(index, "") for index in sequence.ids):
+        if second in values and first.strip() in names:
+            assert not is_held_out(first.strip(), second)
     assert len(sequence.ids) <= length
     assert all(words[sequence.ids[index]] in values for index in sequence.answers)
 

@@ -116,7 +116,7 @@ class Curriculum:
         context = self._draw_context(stage, rng)
         count = max(1, self.plan.tokens_per_step // context)
         if rng.random() < stage.copy_share:
-            return "copy", [copy_sequence(min(context, 512), stage.symbols, rng) for _ in range(count)]
+            return "copy", [copy_sequence(context, stage.symbols, rng) for _ in range(count)]
         stretch = context >= 256
         return "chat", [chat_sequence(context, rng, stretch and rng.random() < 0.5) for _ in range(count)]
 

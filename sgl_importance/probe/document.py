@@ -20,6 +20,7 @@ from sgl_importance.probe.vocabulary import (
 
 RECORD_TOKENS = 3
 _LONGEST_SENTENCE = 11
+_OTHER_TEXT_WORDS = (1, 4)
 
 Record = tuple[str, str]
 
@@ -46,6 +47,17 @@ def filler_sentence(rng: Random) -> list[str]:
     return [*pieces, rng.choice(PLACES), RECORD_END]
 
 
+def other_text(rng: Random) -> list[str]:
+    """A random sentence of made-up words and numbers, which the tokenizer spells byte by byte."""
+    signs: list[str] = []
+    for index in range(rng.randint(*_OTHER_TEXT_WORDS)):
+        syllables = [rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(rng.randint(2, 3))]
+        number = str(rng.randint(10, 9999))
+        word = number if rng.random() < 0.2 else "".join(syllables) + rng.choice("qx")
+        signs += [*(" " if index else ""), *word]
+    return [*signs, RECORD_END]
+
+
 @dataclass(frozen=True)
 class Layout:
     """The tokens of a document as text, and where each record and sentence starts."""
@@ -57,10 +69,11 @@ class Layout:
     """Token offsets at which a record or a sentence starts, ascending."""
 
 
-def lay_out(records: Sequence[Record], tokens: int, rng: Random) -> Layout:
+def lay_out(records: Sequence[Record], tokens: int, rng: Random, other_share: float = 0.0) -> Layout:
     """Scatters `records` in random order among filler, in at most `tokens` tokens and at most 10 fewer.
 
-    Raises ValueError if the records alone need more than `tokens`.
+    `other_share` is the share of filler sentences that are other text. Raises ValueError if the records alone
+    need more than `tokens`.
     """
     left = tokens - RECORD_TOKENS * len(records)
     if left < 0:
@@ -69,9 +82,11 @@ def lay_out(records: Sequence[Record], tokens: int, rng: Random) -> Layout:
         (index, record_pieces(record)) for index, record in enumerate(records)
     ]
     while left > 0:
-        sentence = filler_sentence(rng)
+        sentence = other_text(rng) if rng.random() < other_share else filler_sentence(rng)
         if len(sentence) > left:
-            break
+            if left < _LONGEST_SENTENCE:
+                break
+            continue
         units.append((-1, sentence))
         left -= len(sentence)
     rng.shuffle(units)

@@ -1,6 +1,7 @@
 """Retrieval tasks with exact answers; every record pairs a name with a value never paired in training.
 
-`single-needle` hides one record in filler; `multi-key-needle` hides many, and the question names one of them.
+`single-needle` hides one record in filler and some text from outside the language; `multi-key-needle` hides
+many, and the question names one of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sgl_importance.probe.vocabulary import (
 TASKS = ("single-needle", "multi-key-needle")
 
 _TOKENS_PER_RECORD = 24
+_OTHER_SHARE = 0.1
 _MOST_RECORDS = 200
 _PREFIX_PIECES = (BEGIN, SYSTEM, *INSTRUCTION, USER)
 _QUESTION_PIECES = (*QUESTION, "", ASSISTANT)
@@ -151,7 +153,8 @@ def make_task(task: str, length: int, seed: int, unseen_name: bool = False) -> P
         records = ((needle, needle_value), *_draw_records(others, rng))
     else:
         records = _draw_records([needle, *others], rng)
-    document = ProbeDocument(lay_out(records, tokens, rng), records)
+    layout = lay_out(records, tokens, rng, _OTHER_SHARE if task == "single-needle" else 0.0)
+    document = ProbeDocument(layout, records)
     span = document.token_span(needle)
     pieces = [*_PREFIX_PIECES, *document.layout.pieces]
     start, end = span.start + len(_PREFIX_PIECES), span.end + len(_PREFIX_PIECES)

@@ -84,19 +84,24 @@ def render(messages: list[dict[str, str]], add_generation_prompt: bool = True) -
     return "".join(parts)
 
 
-@cache
-def _pattern() -> re.Pattern[str]:
-    specials = "|".join(re.escape(token) for token in SPECIAL_TOKENS)
-    return re.compile(rf"{specials}|[A-Za-z]+ ?|[^\sA-Za-z<]+ ?")
+_SPECIAL_PATTERN = re.compile(f"({'|'.join(map(re.escape, SPECIAL_TOKENS))})")
+_PLAIN_SPLIT = re.compile(r"[^\W\d_]+ ?|\d+ ?|(?:[^\w\s]|_)+ ?|\s")
+
+
+def piece_ids(piece: str) -> list[int]:
+    """The ids of a piece of text: one for a word of the language, else one for each of its bytes."""
+    known = token_ids().get(piece)
+    return [len(SPECIAL_TOKENS) + byte for byte in piece.encode()] if known is None else [known]
 
 
 def encode(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
-    """Token ids of a chat in the probe language alone; KeyError for any word outside it.
-
-    The served tokenizer takes any text; this one needs no library and serves training and task building.
-    """
-    text = render(messages, add_generation_prompt)
-    return [token_ids()[piece] for piece in _pattern().findall(text)]
+    """Token ids of a chat as the served tokenizer gives them, without any library; for ASCII text."""
+    ids = []
+    for part in _SPECIAL_PATTERN.split(render(messages, add_generation_prompt)):
+        pieces = [part] if part in SPECIAL_TOKENS else _PLAIN_SPLIT.findall(part)
+        for piece in pieces:
+            ids += piece_ids(piece)
+    return ids
 
 
 def _tokenizer_json() -> dict[str, Any]:

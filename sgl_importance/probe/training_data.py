@@ -9,19 +9,34 @@ from dataclasses import dataclass
 from random import Random
 
 from sgl_importance.probe.document import RECORD_TOKENS, Layout, Record, lay_out
-from sgl_importance.probe.tokenizer import ASSISTANT, BEGIN, END, SPECIAL_TOKENS, SYSTEM, USER, token_ids
+from sgl_importance.probe.tokenizer import (
+    ASSISTANT,
+    BEGIN,
+    END,
+    SPECIAL_TOKENS,
+    SYSTEM,
+    USER,
+    piece_ids,
+    token_ids,
+    vocabulary_size,
+)
 from sgl_importance.probe.vocabulary import (
     INSTRUCTION,
     NAMES,
     QUESTION,
     name_piece,
     training_values,
+    word_pieces,
 )
 
-TURN_TOKENS = 4 + len(QUESTION) + 1
+_LONGEST_QUESTION = len(QUESTION) + 3
+_TURN_TOKENS = 4 + _LONGEST_QUESTION
 _HEAD_TOKENS = 2 + len(INSTRUCTION)
 _MOST_QUESTIONS = 64
+_LONGEST_PERIOD = 1024
 _LONGEST_POSITION = 32768
+_VARIED_FROM = 128
+"""Context length above which chats vary in density, wording of the question and filler."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +52,18 @@ class TrainingSequence:
 
 
 def copy_sequence(length: int, symbols: int, rng: Random) -> TrainingSequence:
-    """A random block repeated until `length`, drawn from `symbols` of the word tokens; 0 for all."""
-    words = [index for piece, index in token_ids().items() if piece not in SPECIAL_TOKENS]
-    alphabet = words[:: max(1, len(words) // symbols)] if symbols else words
-    period = rng.randint(4, max(5, min(length // 2, 256)))
-    block = [rng.choice(alphabet) for _ in range(period)]
+    """A random block repeated until `length`, drawn from `symbols` of the word tokens.
+
+    With `symbols` 0 the block has distinct tokens of the whole vocabulary, bytes included: what follows a
+    token is then never in doubt.
+    """
+    tokens = list(range(len(SPECIAL_TOKENS), vocabulary_size()))
+    alphabet = rng.sample(tokens, len(tokens))
+    if symbols:
+        words = tokens[-len(word_pieces()) :]
+        alphabet = words[:: len(words) // symbols]
+    period = rng.randint(4, max(5, min(length // 2, _LONGEST_PERIOD)))
+    block = rng.choices(alphabet, k=period) if symbols else alphabet[:period]
     ids = [token_ids()[BEGIN], *(block[index % period] for index in range(length - 1))]
     return TrainingSequence(ids, list(range(length)), list(range(period + 2, length)), [])
 
@@ -63,45 +85,59 @@ def _stretched(positions: list[int], starts: list[int], rng: Random) -> list[int
     return shifted
 
 
+def _question(name: str, varied: bool, rng: Random) -> list[str]:
+    draw = rng.random() if varied else 1.0
+    if draw < 0.1:
+        return [name_piece(name)]
+    if draw < 0.3:
+        return [*QUESTION, name, "?", " "]
+    return [*QUESTION, name_piece(name)]
+
+
 def chat_sequence(length: int, rng: Random, stretch: bool) -> TrainingSequence:
-    """A chat of at most `length` tokens: a document, then a run of questions about distinct records of it."""
+    """A chat of at most `length` tokens: a document, then a run of questions about distinct records of it.
+
+    Above 128 tokens chats vary: sparse documents, text from outside the language among the filler, other
+    wordings of the question.
+    """
+    varied = length > _VARIED_FROM
     room = length - _HEAD_TOKENS
-    most = min(len(NAMES), room // (RECORD_TOKENS + TURN_TOKENS))
-    if length > 128 and rng.random() < 0.5:
+    most = min(len(NAMES), room // (RECORD_TOKENS + _TURN_TOKENS))
+    if varied and rng.random() < 0.5:
         count = round(most ** rng.random())
     else:
         count = max(2, round(most * rng.uniform(0.2, 1.0)))
     turns = min(count, _MOST_QUESTIONS)
-    room -= turns * TURN_TOKENS
+    room -= turns * _TURN_TOKENS
     assert room >= RECORD_TOKENS * count, f"a chat does not fit in {length} tokens"
     records = draw_training_records(count, rng)
-    layout = lay_out(records, room, rng)
-    return _chat(layout, records, turns, rng, stretch)
+    other_share = rng.uniform(0.0, 0.5) if varied and rng.random() < 0.25 else 0.0
+    layout = lay_out(records, room, rng, other_share)
+    return _chat(layout, rng.sample(records, turns), varied, stretch, rng)
 
 
-def _chat(layout: Layout, records: list[Record], turns: int, rng: Random, stretch: bool) -> TrainingSequence:
+def _chat(layout: Layout, asked: list[Record], varied: bool, stretch: bool, rng: Random) -> TrainingSequence:
+    """The document in the system or first user message, then one turn for each record asked."""
     form = rng.random()
-    if form < 0.5:
-        pieces = [BEGIN, SYSTEM, *INSTRUCTION, USER]
-    elif form < 0.75:
-        pieces = [BEGIN, SYSTEM, *INSTRUCTION]
-    else:
-        pieces = [BEGIN, USER]
+    in_system = 0.5 <= form < 0.75
+    pieces = [BEGIN, SYSTEM, *INSTRUCTION] if form < 0.75 else [BEGIN]
+    if not in_system:
+        pieces.append(USER)
     document_start = len(pieces)
     pieces += layout.pieces
-    if 0.5 <= form < 0.75:
+    if in_system:
         pieces.append(USER)
-    asked = rng.sample(records, min(turns, len(records)))
     answers, ends = [], []
     for turn, (name, value) in enumerate(asked):
         if turn:
             pieces.append(USER)
-        pieces += [*QUESTION, name_piece(name), ASSISTANT]
+        pieces += [*_question(name, varied, rng), ASSISTANT]
         answers.append(len(pieces))
         ends.append(len(pieces) + 1)
         pieces += [value, END]
-    table = token_ids()
     positions = list(range(len(pieces)))
     if stretch:
         positions = _stretched(positions, [document_start + start for start in layout.sentence_offsets], rng)
-    return TrainingSequence([table[piece] for piece in pieces], positions, answers, ends)
+    ids = [index for piece in pieces for index in piece_ids(piece)]
+    assert len(ids) == len(pieces)
+    return TrainingSequence(ids, positions, answers, ends)
