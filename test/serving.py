@@ -42,6 +42,7 @@ class ServerProcess:
         model: folder of the checkpoint.
         store: folder of the HiCache file tier; a fresh one where None. Pass one to share it between servers.
         env: variables added to the environment.
+        api_key: key that the server demands, and that our own requests carry.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ServerProcess:
         model: Path,
         store: Path | None = None,
         env: Mapping[str, str] | None = None,
+        api_key: str | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sglang-"))
         self.log_file = self.folder / "server.log"
@@ -67,6 +69,7 @@ class ServerProcess:
             *("--host", "127.0.0.1", "--port", str(self.port)),
             *("--device", "cpu", "--dtype", "float32", "--sleep-on-idle"),
             *("--enable-metrics", "--enable-cache-report"),
+            *(("--api-key", api_key) if api_key else ()),
             *flags,
         ]
         self._env = {
@@ -77,7 +80,13 @@ class ServerProcess:
             **(env or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
-        self._client = httpx.Client(base_url=self.base_url, timeout=REQUEST_SECONDS, trust_env=False)
+        self._api_key = api_key
+        self._client = httpx.Client(
+            base_url=self.base_url,
+            timeout=REQUEST_SECONDS,
+            trust_env=False,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+        )
 
     # ---- life ----
 
@@ -209,4 +218,6 @@ class ServerProcess:
     def openai_client(self) -> Any:
         from openai import OpenAI
 
-        return OpenAI(base_url=f"{self.base_url}/v1", api_key="none", timeout=REQUEST_SECONDS)
+        return OpenAI(
+            base_url=f"{self.base_url}/v1", api_key=self._api_key or "none", timeout=REQUEST_SECONDS
+        )
