@@ -12,8 +12,8 @@ import torch
 from sgl_importance_kernels.reference.page_scores import EMPTY_BODY
 
 BLOCK_LOGITS = 1 << 19
-"""Logits held at once, 2 MiB in float32. One block for a window of 32 x 8k was three times as slow with 8 heads
-of 32 dimensions, and a fifth faster with 16 of 128."""
+"""Logits held at once, 2 MiB in float32. One block for a window of 32 x 8k was three times as slow with
+8 heads of 32 dimensions, and a fifth faster with 16 of 128."""
 
 
 class PageScoreAccumulator:
