@@ -16,6 +16,7 @@ from xxhash import xxh3_128_digest
 from sgl_importance.importance import FloatArray
 from sgl_importance.node import NodeMetadata
 
+
 def root_digest(*namespace: str | None) -> bytes:
     """Where a chain starts: requests of different salts or adapters never share a page."""
     return xxh3_128_digest(repr(namespace).encode())
