@@ -3,6 +3,7 @@
     python scripts/train_probe.py --out sgl_importance/probe/checkpoint --threads 2
 
 The run saves its state beside the output every minute; the same command takes it up again where it stopped.
+The same seed gives the same weights on the same machine and number of threads.
 """
 
 from __future__ import annotations
@@ -121,7 +122,6 @@ class Run:
 
     def train(self, max_seconds: float, max_steps: int | None) -> None:
         """Trains until the plan is finished, or the time or steps of this call are used up; then saves."""
-        plan = self.curriculum.plan
         started = saved = time.monotonic()
         before = self.seconds
         first_step = self.curriculum.step
@@ -132,7 +132,7 @@ class Run:
             TimeElapsedColumn(),
         )
         with Progress(*columns) as progress:
-            bar = progress.add_task("training", total=len(plan.stages) + plan.polish_steps / 100, status="")
+            bar = progress.add_task("training", total=1.0, status="")
             while not self.curriculum.finished:
                 task, sequences = self.curriculum.batch()
                 for group in self.optimizer.param_groups:
@@ -142,9 +142,7 @@ class Run:
                 now = time.monotonic()
                 self.seconds = before + now - started
                 status = self._status()
-                progress.update(
-                    bar, completed=self.curriculum.stage_index + self.curriculum.polished / 100, status=status
-                )
+                progress.update(bar, completed=self.curriculum.progress, status=status)
                 if stage_ended or self.curriculum.step % LOG_STEPS == 0:
                     progress.console.print(status + (" (stage solved)" if stage_ended else ""))
                 if now - saved > SAVE_SECONDS:
@@ -160,7 +158,7 @@ class Run:
         part = f"polish {curriculum.polished}" if curriculum.polishing else f"context {curriculum.context}"
         return f"{self.seconds:.0f} s, step {curriculum.step}, {part}: {accuracies}"
 
-    def export(self, directory: Path, evaluation: dict[str, Any]) -> None:
+    def export(self, directory: Path, prompts: dict[int, int], evaluation: dict[str, Any]) -> None:
         """Writes the checkpoint in the layout of a Hugging Face model, with the record of this run."""
         directory.mkdir(parents=True, exist_ok=True)
         config = probe_config()
@@ -180,6 +178,9 @@ class Run:
             "finished": self.curriculum.finished,
             "parameters": sum(tensor.numel() for tensor in weights.values()),
             "stages": self.curriculum.history,
+            "polish_steps": self.curriculum.polished,
+            "longest_context": self.curriculum.context,
+            "evaluation_prompts": prompts,
             "exact_match": evaluation,
         }
         (directory / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -214,7 +215,7 @@ def main(
     ] = 180.0,
     max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps of this call.")] = None,
     longest: Annotated[int, typer.Option(help="Longest context of the curriculum, tokens.")] = 4096,
-    polish_steps: Annotated[int, typer.Option(help="Steps over mixed contexts at the end.")] = 1000,
+    polish_steps: Annotated[int, typer.Option(help="Steps over mixed contexts at the end.")] = 1200,
     smoke: Annotated[bool, typer.Option(help="Run every kind of step once, in seconds.")] = False,
 ) -> None:
     """Train the embedded retrieval model; the same command resumes an interrupted run."""
@@ -225,8 +226,9 @@ def main(
     if run.resume():
         typer.echo(f"resumed at step {run.curriculum.step}")
     run.train(max_minutes * 60, max_steps)
-    evaluation = evaluate(run.decoder, SMOKE_PROMPTS if smoke else PROMPTS)
-    run.export(out, evaluation)
+    prompts = SMOKE_PROMPTS if smoke else PROMPTS
+    evaluation = evaluate(run.decoder, prompts)
+    run.export(out, prompts, evaluation)
     typer.echo(json.dumps(evaluation, indent=2))
 
 

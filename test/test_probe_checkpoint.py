@@ -21,7 +21,7 @@ MOST_BYTES = 20_000_000
 
 
 def _make_transformers_importable() -> None:
-    """A torchvision built for CUDA breaks transformers' imports beside a CPU torch, until its shim is applied."""
+    """Beside a CPU torch, a torchvision built for CUDA breaks transformers' imports until its shim is applied."""
     shim = TorchvisionOperators()
     if shim.needed():
         shim.apply()

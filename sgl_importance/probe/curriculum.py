@@ -25,7 +25,7 @@ class Stage:
     context: int
     copy_share: float
     symbols: int = 0
-    """Size of the copy task's alphabet; 0 for every word."""
+    """Size of the copy task's alphabet; 0 for the whole vocabulary."""
     target: float = 0.95
 
     @property
@@ -44,7 +44,7 @@ class Plan:
     warm_up_steps: int = 100
 
 
-def full_plan(longest: int = 4096, polish_steps: int = 1000) -> Plan:
+def full_plan(longest: int = 4096, polish_steps: int = 1200) -> Plan:
     """The plan of the committed checkpoint."""
     contexts = [64 << doubling for doubling in range(1, (longest // 64).bit_length())]
     return Plan(
@@ -96,8 +96,19 @@ class Curriculum:
         return self.polishing and self.polished >= self.plan.polish_steps
 
     @property
+    def progress(self) -> float:
+        """Share of the plan that is done; its stages and its polish count one half each."""
+        stages = self.stage_index / len(self.plan.stages)
+        polish = self.polished / self.plan.polish_steps
+        return (stages + polish) / 2
+
+    @property
     def context(self) -> int:
-        return self.plan.stages[min(self.stage_index, len(self.plan.stages) - 1)].context
+        return self._stage.context
+
+    @property
+    def _stage(self) -> Stage:
+        return self.plan.stages[min(self.stage_index, len(self.plan.stages) - 1)]
 
     def learning_rate(self) -> float:
         """Warm-up, then constant, halved past context 512; falls as a half cosine to 2 % while polishing."""
@@ -112,7 +123,7 @@ class Curriculum:
     def batch(self) -> tuple[str, list[TrainingSequence]]:
         """The name of the task of this step, and its sequences. Depends on seed, step and stage alone."""
         rng = Random(f"{self.seed}/{self.step}")
-        stage = self.plan.stages[min(self.stage_index, len(self.plan.stages) - 1)]
+        stage = self._stage
         context = self._draw_context(stage, rng)
         count = max(1, self.plan.tokens_per_step // context)
         if rng.random() < stage.copy_share:
@@ -121,9 +132,8 @@ class Curriculum:
         return "chat", [chat_sequence(context, rng, stretch and rng.random() < 0.5) for _ in range(count)]
 
     def _draw_context(self, stage: Stage, rng: Random) -> int:
-        if stage.context <= 64 or (not self.polishing and rng.random() < 0.75):
-            return stage.context
-        if self.polishing and rng.random() < 0.5:
+        """The stage's context mostly, and half the time while polishing; else one of all up to it."""
+        if stage.context == 64 or rng.random() < (0.5 if self.polishing else 0.75):
             return stage.context
         return 64 << rng.randrange((stage.context // 64).bit_length())
 
