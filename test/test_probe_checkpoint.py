@@ -21,7 +21,7 @@ MOST_BYTES = 20_000_000
 
 
 def _make_transformers_importable() -> None:
-    """Beside a CPU torch, a torchvision built for CUDA breaks transformers' imports until its shim is applied."""
+    """Beside a CPU torch, a torchvision built for CUDA breaks transformers' imports without its shim."""
     shim = TorchvisionOperators()
     if shim.needed():
         shim.apply()

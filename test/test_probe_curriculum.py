@@ -1,4 +1,4 @@
-"""The curriculum: stages end by accuracy, the learning rate falls at the end, and its state is all it needs."""
+"""The curriculum: stages end by accuracy, the learning rate falls, and its state is all that it needs."""
 
 from __future__ import annotations
 
