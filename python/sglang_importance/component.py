@@ -298,9 +298,10 @@ class ImportanceComponent(FullComponent):
         rows = active_rows()
         if rows is None or req.kv.req_pool_idx is None:
             return []
-        taken = [rows.consume(req.kv.req_pool_idx, Phase.PREFILL)]
+        slot = req.kv.req_pool_idx
+        taken = [rows.consume(slot, Phase.PREFILL, owner=req.rid)]
         if is_finished:
-            decode = rows.consume(req.kv.req_pool_idx, Phase.DECODE)
+            decode = rows.consume(slot, Phase.DECODE, owner=req.rid)
             # Under overlap scheduling a step runs behind the last token; it is all that a request of one
             # token has decoded, and nobody asked for it.
             if len(req.output_ids) > 1:
