@@ -147,6 +147,9 @@ class ImportanceComponent(FullComponent):
             yield node
             stack.extend(node.children.values())
 
+    def is_in_tree(self, node: UnifiedTreeNode) -> bool:
+        return node.id in self.tree_core._node_arena
+
     def _page_digests(self, node: UnifiedTreeNode) -> list[bytes]:
         """Chained digests of the node's pages; the last one is cached on every node of the path."""
         digests: list[bytes] = []

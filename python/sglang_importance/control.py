@@ -8,33 +8,40 @@ entry of ``_COMMUNICATOR_SPECS``.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers import io_struct, tokenizer_control_mixin
 from sglang.srt.managers.io_struct import BaseReq
 from sglang.utils import TypeBasedDispatcher
 
-from sglang_importance.snapshot import DEFAULT_LIMIT, InvalidCursor, snapshot
+from sglang_importance.snapshot import DEFAULT_LIMIT, InvalidCursor, run_slice, snapshot
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
+    from sglang_importance.cache import ImportanceRadixCache
+
 COMMUNICATOR = "kv_importance"
+MAX_JOBS = 8  # callers that went away leave theirs; the oldest makes room
 
 
 class KvImportanceReq(BaseReq, kw_only=True):
-    """Asks a scheduler for one page of its tree."""
+    """Asks a scheduler for one page of its tree, or to go on with a job that it began."""
 
     limit: int = DEFAULT_LIMIT
     cursor: str | None = None
     min_tokens: int = 0
+    job: int | None = None
 
 
 class KvImportanceReqOutput(BaseReq, kw_only=True):
-    """One scheduler's answer: a JSON document, or an error that is the caller's."""
+    """One scheduler's answer: a JSON document, an error that is the caller's, or a job to be continued."""
 
     document: str = ""
     error: str | None = None
+    job: int | None = None
 
 
 def register_messages() -> None:
@@ -45,19 +52,43 @@ def register_messages() -> None:
         tokenizer_control_mixin._COMMUNICATOR_SPECS.append(spec)
 
 
-def answer(scheduler: Scheduler, request: KvImportanceReq) -> KvImportanceReqOutput:
-    """Runs in the scheduler, between two steps."""
-    try:
-        page = snapshot(
-            scheduler.tree_cache, limit=request.limit, cursor=request.cursor, min_tokens=request.min_tokens
+class SnapshotDesk:
+    """Answers a scheduler's snapshot requests, one slice for each message.
+
+    The caller drives its job by asking again, so the scheduler steps between the slices, and a caller that
+    goes away leaves nothing running.
+    """
+
+    def __init__(self, cache: ImportanceRadixCache) -> None:
+        self._cache = cache
+        self._jobs: OrderedDict[int, Generator[None, None, dict[str, Any]]] = OrderedDict()
+        self._serial = 0
+
+    def answer(self, request: KvImportanceReq) -> KvImportanceReqOutput:
+        job = request.job if request.job is not None else self._begin(request)
+        snapshot_job = self._jobs.pop(job, None)
+        if snapshot_job is None:
+            return KvImportanceReqOutput(error="too many snapshots at once: ask again")
+        try:
+            document = run_slice(snapshot_job)
+        except InvalidCursor as error:
+            return KvImportanceReqOutput(error=str(error))
+        if document is not None:
+            return KvImportanceReqOutput(document=json.dumps(document))
+        self._jobs[job] = snapshot_job
+        return KvImportanceReqOutput(job=job)
+
+    def _begin(self, request: KvImportanceReq) -> int:
+        self._serial += 1
+        self._jobs[self._serial] = snapshot(
+            self._cache, limit=request.limit, cursor=request.cursor, min_tokens=request.min_tokens
         )
-    except InvalidCursor as error:
-        return KvImportanceReqOutput(error=str(error))
-    return KvImportanceReqOutput(document=json.dumps(page))
+        while len(self._jobs) > MAX_JOBS:
+            self._jobs.popitem(last=False)
+        return self._serial
 
 
 def handle_messages(scheduler: Scheduler) -> None:
     """Adds our handlers to a scheduler's dispatcher."""
-    scheduler._request_dispatcher += TypeBasedDispatcher(
-        [(KvImportanceReq, lambda request: answer(scheduler, request))]
-    )
+    desk = SnapshotDesk(scheduler.tree_cache)
+    scheduler._request_dispatcher += TypeBasedDispatcher([(KvImportanceReq, desk.answer)])

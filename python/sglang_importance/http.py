@@ -46,9 +46,10 @@ async def get_kv_importance(request: Request) -> dict[str, Any]:
     manager = get_global_state().tokenizer_manager
     manager.auto_create_handle_loop()
     communicate = getattr(manager, f"{COMMUNICATOR}_communicator")
-    (reply,) = await communicate(
-        KvImportanceReq(limit=query.limit, cursor=query.cursor, min_tokens=query.min_tokens)
-    )
+    message = KvImportanceReq(limit=query.limit, cursor=query.cursor, min_tokens=query.min_tokens)
+    (reply,) = await communicate(message)
+    while reply.job is not None:
+        (reply,) = await communicate(KvImportanceReq(job=reply.job))
     if reply.error is not None:
         raise HTTPException(status_code=400, detail=reply.error)
     document: dict[str, Any] = json.loads(reply.document)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import heapq
+import time
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.cost import Tier
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
+# The longest that a snapshot holds the scheduler at once: a small part of any decode step.
+SLICE_SECONDS = 0.002
+CALLS_PER_LOOK = 16
 
 _SortKey = tuple[float, int]
 
@@ -43,12 +48,14 @@ def decode_cursor(cursor: str) -> _SortKey:
 
 def snapshot(
     cache: ImportanceRadixCache, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None, min_tokens: int = 0
-) -> dict[str, Any]:
+) -> Generator[None, None, dict[str, Any]]:
     """Nodes by loss, largest first, and the tiers that hold them.
 
-    Runs in the scheduler between two steps: one cheap pass over the tree ranks it, and only the nodes of
-    the page are described in full. Losses move with the clock, so pages read at different clocks may
-    repeat or miss a node; the answer carries its clock.
+    A generator, so that its caller decides how long the scheduler is held: each ``next`` runs for about
+    SLICE_SECONDS, and requests may change the tree in between. Nodes that leave
+    before they are described are left out.
+    Losses move with the clock, so pages read at different clocks may repeat or miss a node; the answer
+    carries its clock.
 
     Args:
         cache: the cache to describe.
@@ -56,40 +63,83 @@ def snapshot(
         cursor: ``next_cursor`` of the page before; None for the first.
         min_tokens: leaves out nodes with fewer tokens.
 
+    Returns:
+        The document of ``GET /kv_importance``.
+
     Raises:
         InvalidCursor: the cursor is not one of ours.
     """
     component = cache.importance
     after = decode_cursor(cursor) if cursor else None
-    reuse = _reuse_probabilities(component)
-    keys = {}
-    for node, p_reuse in reuse.items():
-        if len(node.key) < min_tokens:
-            continue
-        key = (_loss(component, node, p_reuse), node.id)
-        if after is None or key < after:
+    pause = _Slices()
+
+    nodes: list[UnifiedTreeNode] = []
+    stored_tokens = 0
+    for node in component.nodes():
+        nodes.append(node)
+        stored_tokens += len(node.key) if component.metadata(node).in_storage else 0
+        if pause.is_due():
+            yield
+
+    reuse: dict[int, float] = {}
+    for node in reversed(nodes):  # children before parents: a child's reuse is its parent's
+        own = component.policy.reuse_probability(component.metadata(node))
+        reuse[node.id] = max(own, reuse.get(node.id, 0.0))
+        if node.parent is not None:
+            reuse[node.parent.id] = max(reuse[node.id], reuse.get(node.parent.id, 0.0))
+        if pause.is_due():
+            yield
+
+    keys: dict[_SortKey, UnifiedTreeNode] = {}
+    for node in nodes:
+        key = (_loss(component, node, reuse[node.id]), node.id)
+        if len(node.key) >= min_tokens and (after is None or key < after):
             keys[key] = node
+        if pause.is_due():
+            yield
+
     page = heapq.nlargest(limit, keys)
-    more = len(keys) > len(page)
+    rows = []
+    for key in page:
+        if component.is_in_tree(keys[key]):
+            rows.append(_describe(component, keys[key], loss=key[0], p_reuse=reuse[key[1]]))
+        if pause.is_due():
+            yield
     return {
         "version": SCHEMA_VERSION,
         "policy": component.options.policy,
         "page_size": component.page_size,
         "clock": component.policy.clock,
-        "tiers": _tiers(cache, reuse),
-        "nodes": [_describe(component, keys[key], loss=key[0], p_reuse=reuse[keys[key]]) for key in page],
-        "next_cursor": encode_cursor(page[-1]) if page and more else None,
+        "tiers": _tiers(cache, stored_tokens),
+        "nodes": rows,
+        "next_cursor": encode_cursor(page[-1]) if len(keys) > len(page) else None,
     }
 
 
-def _reuse_probabilities(component: ImportanceComponent) -> dict[UnifiedTreeNode, float]:
-    """P(reuse) of every node, at least that of its children: a child's reuse is its parent's."""
-    policy = component.policy
-    reuse = {node: policy.reuse_probability(component.metadata(node)) for node in component.nodes()}
-    for node in reversed(reuse):  # children after parents
-        if node.parent in reuse:
-            reuse[node.parent] = max(reuse[node.parent], reuse[node])
-    return reuse
+def run_slice(job: Generator[None, None, dict[str, Any]]) -> dict[str, Any] | None:
+    """Runs a snapshot for one slice; its document once it is finished, else None."""
+    try:
+        next(job)
+    except StopIteration as finished:
+        document: dict[str, Any] = finished.value
+        return document
+    return None
+
+
+class _Slices:
+    """Says when a slice is over; looks at the clock only now and then."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._end = time.perf_counter() + SLICE_SECONDS
+
+    def is_due(self) -> bool:
+        self._calls += 1
+        if self._calls % CALLS_PER_LOOK or time.perf_counter() < self._end:
+            return False
+        # The next slice begins when the caller comes back: a little early is no harm.
+        self._end = time.perf_counter() + SLICE_SECONDS
+        return True
 
 
 def _loss(component: ImportanceComponent, node: UnifiedTreeNode, p_reuse: float) -> float:
@@ -128,11 +178,10 @@ def _describe(
     }
 
 
-def _tiers(cache: ImportanceRadixCache, nodes: dict[UnifiedTreeNode, float]) -> dict[str, Any]:
+def _tiers(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str, Any]:
     """Occupancy in tokens. The size of the storage tier is not known to the server: total is null."""
     allocator = cache.token_to_kv_pool_allocator
     host = cache.cache_controller.mem_pool_host if cache.cache_controller is not None else None
-    metadata = cache.importance.metadata
     return {
         Tier.DEVICE.value: {
             "used_tokens": allocator.size - allocator.available_size(),
@@ -143,7 +192,7 @@ def _tiers(cache: ImportanceRadixCache, nodes: dict[UnifiedTreeNode, float]) -> 
             "total_tokens": host.size if host is not None else 0,
         },
         Tier.STORAGE.value: {
-            "used_tokens": sum(len(node.key) for node in nodes if metadata(node).in_storage),
+            "used_tokens": stored_tokens,
             "total_tokens": None if cache.enable_storage else 0,
         },
     }

@@ -1,0 +1,94 @@
+"""The snapshot is taken in short slices, of a tree that may change in between."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from sglang_importance import snapshot as snapshot_module
+from sglang_importance.control import MAX_JOBS, KvImportanceReq, SnapshotDesk
+from sglang_importance.snapshot import InvalidCursor, decode_cursor, encode_cursor, run_slice, snapshot
+
+from driver import PAGE
+from test_tree_events import prompt, serve
+
+
+def document_of(cache, **kwargs):
+    job = snapshot(cache, **kwargs)
+    while (document := run_slice(job)) is None:
+        pass
+    return document
+
+
+@pytest.fixture
+def driver(make_driver):
+    driver = make_driver(tokens=4096)
+    for start in range(0, 6000, 100):
+        serve(driver, prompt(start % 2000, 3) + prompt(start + 50, 2))
+    return driver
+
+
+@pytest.fixture
+def every_node_is_a_slice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot_module, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot_module, "CALLS_PER_LOOK", 1)
+
+
+def test_slices_make_up_the_same_document(driver, every_node_is_a_slice, monkeypatch: pytest.MonkeyPatch):
+    sliced = document_of(driver.cache, limit=1000)
+    monkeypatch.setattr(snapshot_module, "SLICE_SECONDS", 1000.0)
+    assert run_slice(snapshot(driver.cache, limit=1000)) == sliced
+    assert len(sliced["nodes"]) == len(list(driver.component.nodes()))
+
+
+def test_a_parent_is_never_less_reusable_than_its_child(driver):
+    nodes = {node["id"]: node for node in document_of(driver.cache, limit=1000)["nodes"]}
+    children = [node for node in nodes.values() if node["parent"] is not None]
+    assert children
+    assert all(nodes[node["parent"]]["p_reuse"] >= node["p_reuse"] for node in children)
+
+
+def test_the_tree_may_change_between_slices(driver, every_node_is_a_slice):
+    before = {node.id for node in driver.component.nodes()}
+    job = snapshot(driver.cache, limit=1000)
+    step = 0
+    while (document := run_slice(job)) is None:
+        step += 1
+        if step % 20 == 0:
+            driver.evict(2 * PAGE)
+            serve(driver, prompt(10_000 + 10 * step, 3))
+    listed = {node["id"] for node in document["nodes"]}
+    assert step > 100
+    assert listed
+    assert listed < before, "nodes that left before they were described are left out"
+    driver.component.check_integrity()
+
+
+def test_a_slice_is_short(driver):
+    job = snapshot(driver.cache, limit=1000)
+    longest = 0.0
+    done = None
+    while done is None:
+        start = time.perf_counter()
+        done = run_slice(job)
+        longest = max(longest, time.perf_counter() - start)
+    # Ten times the budget: a loaded machine may take the processor away from us.
+    assert longest < 10 * snapshot_module.SLICE_SECONDS
+
+
+def test_the_desk_drops_the_oldest_of_too_many_jobs(driver, every_node_is_a_slice):
+    desk = SnapshotDesk(driver.cache)
+    jobs = [desk.answer(KvImportanceReq()).job for _ in range(MAX_JOBS + 1)]
+    assert desk.answer(KvImportanceReq(job=jobs[0])).error == "too many snapshots at once: ask again"
+    reply = desk.answer(KvImportanceReq(job=jobs[1]))
+    while reply.job is not None:
+        reply = desk.answer(KvImportanceReq(job=reply.job))
+    assert reply.document
+
+
+def test_cursors_round_trip_and_others_are_refused(driver):
+    assert decode_cursor(encode_cursor((0.1 + 0.2, 7))) == (0.1 + 0.2, 7)
+    with pytest.raises(InvalidCursor, match="next_cursor"):
+        run_slice(snapshot(driver.cache, cursor="bm90IG91cnM="))
+    assert "next_cursor" in SnapshotDesk(driver.cache).answer(KvImportanceReq(cursor="%%%")).error
