@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import multiprocessing
+from collections.abc import Callable, Iterable
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -49,12 +51,14 @@ def _around_launch(
     options = importance_options(server_args)
     if options is None:
         return launch(engine_class, server_args, *args, **kwargs)
+    children = multiprocessing.active_children()
     try:
         _check_resolved(server_args, options)
         install_in_launcher(options)
         launched = _launch(launch, engine_class, server_args, *args, **kwargs)
         _check_proofs(launched)
     except LaunchRefused as refused:
+        _end_children(but=children)
         # A command line ends in one line; a program that embeds an engine gets the exception.
         if server_args.launch_command is None:
             raise
@@ -76,6 +80,13 @@ def _launch(launch: Callable[..., Any], engine_class: type, *args: Any, **kwargs
         if f"exit code: {SCHEDULER_REFUSED_EXIT_CODE})" not in str(error):
             raise
         raise LaunchRefused(["a scheduler refused to start, for the reason above"]) from error
+
+
+def _end_children(*, but: Iterable[BaseProcess]) -> None:
+    """Ends the processes that a refused launch has left behind."""
+    for child in set(multiprocessing.active_children()) - set(but):
+        child.kill()
+        child.join()
 
 
 def _check_proofs(launched: tuple[Any, ...]) -> None:

@@ -7,10 +7,11 @@ where the cache is built.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from sglang.srt.environ import envs
 
 from sgl_importance.options import ImportanceOptions, KvPolicy, flag
 from sglang_importance.refusal import LaunchRefused
@@ -201,7 +202,7 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
         if rule.refuses(value):
             lines.append(rule.refusal(value, options.policy))
     lines.extend(_attention_refusals(args, options))
-    if os.environ.get("SGLANG_RUST_SERVER", "0").lower() in ("1", "true", "yes", "on"):
+    if envs.SGLANG_RUST_SERVER.get():
         lines.append(
             _line(options.policy, "the Rust server (SGLANG_RUST_SERVER)", "unset SGLANG_RUST_SERVER")
         )

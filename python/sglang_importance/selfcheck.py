@@ -28,11 +28,13 @@ _TORCH_NATIVE = f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBa
 # Parameter names in order, as in a signature; None where only the existence counts.
 SYMBOLS: dict[str, str | None] = {
     # the launch
+    f"{_SRT}.environ.envs.SGLANG_RUST_SERVER": None,
     f"{_SRT}.plugins.hook_registry.HookRegistry.register": "target, hook, hook_type, *, source",
     f"{_SRT}.plugins.hook_registry.HookRegistry.apply_hooks": "",
     f"{_SRT}.plugins.hook_registry.HookRegistry._hooks": None,
     f"{_SRT}.plugins.hook_registry.HookRegistry._patched": None,
     f"{_SRT}.plugins.hook_registry.HookType": None,
+    f"{_SRT}.plugins.load_plugins": "",
     f"{_SRT}.server_args.prepare_server_args": "argv",
     f"{_SRT}.server_args.ServerArgs.add_cli_args": "parser",
     f"{_SRT}.server_args.ServerArgs.from_cli_args": "args",
@@ -84,6 +86,7 @@ SYMBOLS: dict[str, str | None] = {
     f"{_FULL}.prepare_for_caching_req": "self, req, insert_params, token_ids_len, is_finished",
     f"{_FULL}.cleanup_after_caching_req": "self, req, is_finished, insert_result, insert_params",
     # the tree core
+    f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeNode.backuped": None,
     f"{_TREE_CORE}.reset": "self",
     f"{_TREE_CORE}.node_by_id": "self, node_id",
     f"{_TREE_CORE}._add_new_node": "self, parent, key, value, priority, session_id, rotation_base",

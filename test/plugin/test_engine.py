@@ -1,0 +1,84 @@
+"""``importance_engine``: sglang.Engine with a KV policy, checked as a server is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launcher import run_to_end
+
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.engine import importance_engine, take_options
+from sglang_importance.refusal import LaunchRefused
+
+
+def test_our_arguments_are_taken_out() -> None:
+    arguments: dict[str, Any] = {"model_path": "m", "kv_importance_window": 5, "kv_importance_layers": [1, 0]}
+    assert take_options(arguments) == ImportanceOptions(policy="importance", window=5, layers=(1, 0))
+    assert arguments == {"model_path": "m"}
+
+
+def test_a_bad_option_is_named() -> None:
+    with pytest.raises(ValueError, match="kv_importance_interval must be a whole number of at least 1"):
+        importance_engine(model_path="dummy", kv_importance_interval=0)
+
+
+def test_an_untested_mode_is_refused_before_anything_starts() -> None:
+    with pytest.raises(LaunchRefused, match="tensor parallelism"):
+        importance_engine(model_path="dummy", tp_size=2)
+
+
+def test_an_eviction_policy_is_refused() -> None:
+    with pytest.raises(LaunchRefused, match="drop --radix-eviction-policy"):
+        importance_engine(model_path="dummy", radix_eviction_policy="lru")
+
+
+PROGRAM = """
+import json, multiprocessing, sys
+from sglang_importance.engine import importance_engine
+from sglang_importance.refusal import LaunchRefused
+
+if __name__ == "__main__":
+    arguments = dict(
+        model_path=sys.argv[1], device="cpu", load_format="dummy", skip_tokenizer_init=True, dtype="float32",
+        attention_backend="torch_native", max_total_tokens=512, kv_importance_interval=2,
+    )
+    try:
+        importance_engine(**arguments, kv_importance_layers=[7])
+        refused = None
+    except LaunchRefused as error:
+        refused = str(error)
+    left = len(multiprocessing.active_children())
+    engine = importance_engine(**arguments)
+    prompt, sampling = list(range(5, 60)), {"max_new_tokens": 8, "temperature": 0}
+    answers = [engine.generate(input_ids=prompt, sampling_params=sampling) for _ in range(2)]
+    info = engine.get_server_info()
+    with open(sys.argv[2], "w") as file:
+        json.dump({"refused": refused, "left": left, "answers": answers, "info": info}, file, default=str)
+    engine.shutdown()
+"""
+
+
+@pytest.mark.server
+def test_an_engine_serves_after_a_refused_one(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    result_path = tmp_path / "result.json"
+    ended = run_to_end(
+        [sys.executable, str(tmp_path / "program.py"), str(tiny_model), str(result_path)], timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.survivors == []
+    result = json.loads(result_path.read_text())
+    assert result["refused"] == "a scheduler refused to start, for the reason above"
+    assert "--kv-importance-layers: 7 not among" in ended.refusals[0]
+    assert result["left"] == 0
+    first, second = result["answers"]
+    assert len(first["output_ids"]) == 8
+    assert second["output_ids"] == first["output_ids"]
+    assert second["meta_info"]["cached_tokens"] == 48
+    assert result["info"]["page_size"] == 16
+    assert all(result["info"]["sgl_importance"].values())
+    assert "attention scores" in result["info"]["sgl_importance"]

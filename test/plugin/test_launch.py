@@ -1,0 +1,133 @@
+"""Real launches: a refusal ends them at once, a part that is not live stops them, ``default`` is stock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launcher import LAUNCH_SERVER, SGLANG_SERVE, Ended, launch, write_plugin
+
+pytestmark = pytest.mark.server
+
+
+def _assert_stopped(ended: Ended, *refusals: str) -> None:
+    assert ended.returncode == 2, ended.stderr
+    assert len(ended.refusals) == len(refusals), ended.stderr
+    for line, expected in zip(ended.refusals, refusals, strict=True):
+        assert expected in line
+    assert "Traceback" not in ended.stderr
+    assert ended.survivors == []
+
+
+@pytest.mark.parametrize("command", [LAUNCH_SERVER, SGLANG_SERVE], ids=["launch_server", "serve"])
+def test_an_untested_mode_stops_the_command(tiny_model: Path, command: tuple[str, ...]) -> None:
+    ended = launch(tiny_model, "--kv-policy", "importance", "--tp-size", "2", command=command, timeout=60)
+    _assert_stopped(ended, "does not support tensor parallelism (--tp-size 2): use --tp-size 1")
+
+
+def test_what_only_the_model_tells_stops_the_launch(tiny_model: Path) -> None:
+    ended = launch(tiny_model, "--kv-policy", "observe", "--kv-importance-layers", "0,7")
+    _assert_stopped(ended, "--kv-importance-layers: 7 not among", "a scheduler refused to start")
+
+
+def test_a_part_that_cannot_be_installed_stops_the_launch(tiny_model: Path, tmp_path: Path) -> None:
+    plugin = write_plugin(
+        tmp_path,
+        """
+import sglang_importance.attention as attention
+def install(options):
+    raise ImportError("no kernels here")
+attention.install = install
+""",
+    )
+    ended = launch(tiny_model, "--kv-policy", "importance", plugin_directory=plugin)
+    _assert_stopped(
+        ended,
+        "could not install attention: ImportError: no kernels here; install sglang==0.5.21 or use",
+        "a scheduler refused to start",
+    )
+
+
+def test_a_part_that_is_not_live_stops_the_launch(tiny_model: Path, tmp_path: Path) -> None:
+    plugin = write_plugin(
+        tmp_path,
+        """
+import sglang_importance.attention as attention
+attention.install = lambda options: None
+""",
+    )
+    ended = launch(tiny_model, "--kv-policy", "importance", plugin_directory=plugin)
+    _assert_stopped(
+        ended, "not live in the scheduler: attention scores; install", "a scheduler refused to start"
+    )
+
+
+def test_a_proof_that_is_missing_stops_the_launch(tiny_model: Path, tmp_path: Path) -> None:
+    plugin = write_plugin(
+        tmp_path,
+        """
+import multiprocessing
+if multiprocessing.parent_process() is not None:
+    import sglang_importance.scheduler as scheduler
+    scheduler._after_get_init_info = lambda info, scheduler: None
+""",
+    )
+    ended = launch(tiny_model, "--kv-policy", "importance", plugin_directory=plugin)
+    _assert_stopped(ended, "a scheduler reported ready without proof that importance is live in it")
+
+
+def test_a_scheduler_without_plugin_stops_the_launch(tiny_model: Path, tmp_path: Path) -> None:
+    plugin = write_plugin(
+        tmp_path,
+        """
+import multiprocessing
+if multiprocessing.parent_process() is not None:
+    import sglang_importance.scheduler as scheduler
+    def register_hooks():
+        raise ImportError("broken package")
+    scheduler.register_hooks = register_hooks
+""",
+    )
+    ended = launch(tiny_model, "--kv-policy", "importance", plugin_directory=plugin)
+    assert ended.returncode != 0
+    assert "--radix-cache-backend='importance' is not registered" in ended.stderr
+    assert ended.survivors == []
+
+
+LOOK_INTO_SCHEDULER = """
+import json, multiprocessing, sys
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+def look(scheduler):
+    runner = scheduler.tp_worker.model_runner
+    seen = {{
+        "cache": type(scheduler.tree_cache).__qualname__,
+        "tree core": type(scheduler.tree_cache.tree_core).__module__,
+        "attention": type(runner.attn_backend).__module__,
+        "page size": scheduler.page_size,
+        "ours": [name for name in sys.modules if name.startswith("sglang_importance.")],
+        "proof": scheduler.get_init_info().get("sgl_importance"),
+    }}
+    with open({path!r}, "w") as file:
+        json.dump(seen, file)
+    raise SystemError("seen enough")
+if multiprocessing.parent_process() is not None:
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.run_event_loop", look, HookType.BEFORE)
+"""
+
+
+def test_default_is_stock(tiny_model: Path, tmp_path: Path) -> None:
+    # Without any policy the arguments are the same, as test_flags shows.
+    seen_path = tmp_path / "seen.json"
+    plugin = write_plugin(tmp_path, LOOK_INTO_SCHEDULER.format(path=str(seen_path)))
+    ended = launch(tiny_model, "--kv-policy", "default", plugin_directory=plugin)
+    seen = json.loads(seen_path.read_text())
+    assert seen["cache"] == "UnifiedRadixCache"
+    assert "rust" in seen["tree core"]
+    assert seen["attention"] == "sglang.srt.layers.attention.torch_native_backend"
+    assert seen["page size"] == 1
+    assert seen["proof"] is None
+    for absent in ("attention.torch_native", "cache", "component", "control", "http"):
+        assert f"sglang_importance.{absent}" not in seen["ours"]
+    assert ended.refusals == []
+    assert ended.survivors == []

@@ -1,0 +1,211 @@
+"""Every mode that is not on the tested list is refused, in one line that names the cure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.configs.model_config import AttentionArch
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.server_args import ServerArgs
+
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.modes import PRODUCERS, RULES, Rule, check_modes, model_refusals, refusals
+from sglang_importance.refusal import LaunchRefused
+
+IMPORTANCE = ImportanceOptions(policy="importance")
+OBSERVE = ImportanceOptions(policy="observe")
+
+# A value that switches each mode on; True where none is given.
+MODE_ON: dict[str, Any] = {
+    **dict.fromkeys(("tp_size", "pp_size", "dp_size", "ep_size", "dcp_size", "attn_cp_size"), 2),
+    **dict.fromkeys(("moe_dp_size", "dwdp_size", "nnodes", "tokenizer_worker_num"), 2),
+    "num_continuous_decode_steps": 2,
+    "elastic_ep_backend": "mooncake",
+    "disaggregation_mode": "prefill",
+    "disaggregation_decode_retraction_backup": "host_pool",
+    "decoupled_spec_role": "drafter",
+    "grpc_port": 50051,
+    "speculative_algorithm": "EAGLE",
+    "dllm_algorithm": "LowConfidence",
+    "lora_paths": {"a": "b"},
+    "model_impl": "transformers",
+    "radix_cache_backend": "flexkv",
+    "radix_eviction_policy": "slru",
+    "radix_eviction_policy_config": {"protected_threshold": 4},
+    "hicache_host_memory_mode": "buffer_only",
+    "hicache_storage_backend": "mooncake",
+    "kv_cache_dtype": "fp8_e4m3",
+    "kv_events_config": "{}",
+    "device": "npu",
+}
+
+
+def _refused_policy(rule: Rule) -> ImportanceOptions:
+    return ImportanceOptions(policy=rule.policies[-1])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.field)
+def test_each_rule_reads_a_field_of_sglang_and_allows_its_default(rule: Rule) -> None:
+    assert rule.field in {field.name for field in msgspec.structs.fields(ServerArgs)}
+    assert not rule.refuses(getattr(ServerArgs(model_path="dummy"), rule.field))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.field)
+def test_each_mode_is_refused_in_one_line_with_the_cure(rule: Rule) -> None:
+    args = ServerArgs(model_path="dummy")
+    setattr(args, rule.field, MODE_ON.get(rule.field, True))
+    options = _refused_policy(rule)
+    with pytest.raises(LaunchRefused) as refused:
+        check_modes(args, options)
+    (line,) = refused.value.reasons
+    assert line.startswith(f"--kv-policy {options.policy} does not support {rule.mode} ({rule.flag}")
+    assert rule.flag in line.split("): ")[1]
+    assert line.endswith(", or use --kv-policy default")
+    assert "\n" not in line
+    check_modes(args, ImportanceOptions())
+
+
+@pytest.mark.parametrize("options", [IMPORTANCE, OBSERVE], ids=lambda options: options.policy)
+def test_what_has_been_tested_is_allowed(options: ImportanceOptions) -> None:
+    args = ServerArgs(
+        model_path="dummy",
+        device="cpu",
+        attention_backend="torch_native",
+        page_size=64,
+        chunked_prefill_size=128,
+        enable_hierarchical_cache=True,
+        hicache_write_policy="write_back",
+        hicache_storage_backend="file",
+        radix_cache_backend="importance",
+        disable_overlap_schedule=True,
+    )
+    assert refusals(args, options) == []
+
+
+def test_all_refusals_come_at_once(parse: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(
+            *("--kv-policy", "importance", "--tp-size", "2"),
+            *("--enable-mixed-chunk", "--attention-backend", "triton"),
+        )
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("sgl-importance: error: --kv-policy importance") for line in lines)
+
+
+def test_an_eviction_policy_of_sglang_conflicts_with_ours() -> None:
+    explicit_lru = ServerArgs(model_path="dummy", _radix_eviction_policy_explicitly_set=True)
+    (line,) = refusals(explicit_lru, IMPORTANCE)
+    assert "another eviction policy (--radix-eviction-policy): drop --radix-eviction-policy" in line
+    assert refusals(explicit_lru, OBSERVE) == []
+
+
+def test_our_cache_cannot_be_chosen_without_a_policy() -> None:
+    args = ServerArgs(model_path="dummy", radix_cache_backend="importance")
+    (line,) = refusals(args, ImportanceOptions())
+    assert line.endswith("use --kv-policy importance instead")
+
+
+@pytest.mark.parametrize(
+    "backends",
+    [
+        {"attention_backend": "flashinfer"},
+        {"prefill_attention_backend": "fa3", "attention_backend": "torch_native"},
+        {"decode_attention_backend": "triton", "attention_backend": "torch_native"},
+    ],
+)
+def test_an_attention_backend_without_producer_is_refused(backends: dict[str, str]) -> None:
+    (line,) = refusals(ServerArgs(model_path="dummy", **backends), IMPORTANCE)
+    assert "emits no scores (GPU producers are not there yet)" in line
+    assert "use --attention-backend torch_native, or use --kv-policy default" in line
+
+
+@pytest.mark.parametrize(
+    "backends",
+    [
+        {},
+        {"attention_backend": "torch_native"},
+        {"prefill_attention_backend": "torch_native", "decode_attention_backend": "torch_native"},
+    ],
+)
+def test_an_attention_backend_with_producer_is_allowed(backends: dict[str, str]) -> None:
+    assert refusals(ServerArgs(model_path="dummy", **backends), IMPORTANCE) == []
+
+
+@pytest.mark.parametrize("source", PRODUCERS)
+def test_a_named_source_wants_its_own_backend(source: str) -> None:
+    options = ImportanceOptions(policy="importance", source=source)
+    assert refusals(ServerArgs(model_path="dummy", attention_backend=PRODUCERS[source]), options) == []
+    assert len(refusals(ServerArgs(model_path="dummy", attention_backend="fa3"), options)) == 1
+
+
+def test_the_rust_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
+    (line,) = refusals(ServerArgs(model_path="dummy"), IMPORTANCE)
+    assert "unset SGLANG_RUST_SERVER" in line
+
+
+def test_what_sglang_decides_itself_is_checked_too() -> None:
+    args = ServerArgs(model_path="dummy")
+    args._resolved_overrides = [("a model", {"speculative_algorithm": "EAGLE"})]
+    assert refusals(args, IMPORTANCE) == []
+    (line,) = refusals(resolving_view(args), IMPORTANCE)
+    assert "speculative decoding" in line
+
+
+def _attention_layer(sliding_window: int) -> torch.nn.Module:
+    return RadixAttention(1, 8, 1.0, num_kv_heads=1, layer_id=0, sliding_window_size=sliding_window)
+
+
+def _context(*, sliding_window: int = -1, **changes: Any) -> Any:
+    config = {
+        "attention_arch": AttentionArch.MHA,
+        "is_encoder_decoder": False,
+        "is_multimodal": False,
+        "is_generation": True,
+    }
+    context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, "is_dsa": False}
+    config.update({name: changes.pop(name) for name in list(changes) if name in config})
+    model = torch.nn.ModuleList([_attention_layer(sliding_window)])
+    return SimpleNamespace(
+        **{**context, **changes},
+        model_config=SimpleNamespace(**config),
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model)),
+    )
+
+
+def test_a_plain_text_model_is_allowed() -> None:
+    assert model_refusals(_context(), IMPORTANCE) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode"),
+    [
+        ({"is_hybrid_swa": True}, "sliding-window models"),
+        ({"sliding_window": 1023}, "sliding-window models"),
+        ({"is_hybrid_ssm": True}, "state-space and hybrid linear-attention models"),
+        ({"is_dsa": True}, "sparse-attention models"),
+        ({"attention_arch": AttentionArch.MLA}, "MLA attention"),
+        ({"is_encoder_decoder": True}, "encoder-decoder models"),
+        ({"is_multimodal": True}, "multimodal models"),
+        ({"is_generation": False}, "embedding and reward models"),
+    ],
+)
+def test_other_models_are_refused(changes: dict[str, Any], mode: str) -> None:
+    (line,) = model_refusals(_context(**changes), IMPORTANCE)
+    assert line.startswith(f"--kv-policy importance does not support {mode}: serve a text model")
+
+
+def test_each_rule_names_a_flag_that_exists(plugin: None) -> None:
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    flags = set(parser._option_string_actions)
+    assert {rule.flag for rule in RULES} <= flags

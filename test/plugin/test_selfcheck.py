@@ -1,0 +1,152 @@
+"""The self-check knows every symbol of sglang that we use, and says what is wrong in one line."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.mem_cache.unified_cache.components import FullComponent
+from sglang.srt.server_args import ServerArgs
+
+import sglang_importance
+from sglang_importance import selfcheck
+from sglang_importance.refusal import LaunchRefused
+from sglang_importance.selfcheck import SYMBOLS, check_sglang, parameters, symbol_problems, version_problem
+
+PACKAGE = Path(sglang_importance.__file__).parent
+CURE = "install sglang==0.5.21 or use --kv-policy default"
+# The CPU shims look for upstream's defects themselves; the standalone cache serves tests and benchmarks.
+NOT_IN_A_SERVER = {"cpu", "standalone.py"}
+
+
+def _sources() -> list[Path]:
+    files = sorted(PACKAGE.rglob("*.py"))
+    return [file for file in files if file.relative_to(PACKAGE).parts[0] not in NOT_IN_A_SERVER]
+
+
+def _run_time_imports(node: ast.AST) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.ImportFrom) and (child.module or "").split(".")[0] == "sglang":
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        yield from _run_time_imports(child)
+
+
+def test_the_installed_sglang_passes() -> None:
+    assert version_problem() is None
+    assert symbol_problems() == []
+    check_sglang()
+
+
+@pytest.mark.parametrize("file", _sources(), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_every_import_from_sglang_is_checked(file: Path) -> None:
+    def is_checked(name: str) -> bool:
+        return any(symbol == name or symbol.startswith(f"{name}.") for symbol in SYMBOLS)
+
+    imported = _run_time_imports(ast.parse(file.read_text()))
+    assert [name for name in imported if not is_checked(name)] == []
+
+
+def _our_subclasses() -> list[tuple[type, type]]:
+    from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
+    from sglang_importance.cache import ImportanceRadixCache
+    from sglang_importance.component import ImportanceComponent
+    from sglang_importance.observer import ObserverComponent
+
+    ours = (EmittingTorchNativeBackend, ImportanceRadixCache, ImportanceComponent, ObserverComponent)
+    bases = [next(b for b in cls.__mro__ if b.__module__.startswith("sglang.")) for cls in ours]
+    return list(zip(ours, bases, strict=True))
+
+
+def test_every_overridden_method_is_checked() -> None:
+    checked = set()
+    for path in SYMBOLS:
+        owner = path.rpartition(".")[0]
+        try:
+            checked.add((pkgutil.resolve_name(owner), path.rpartition(".")[2]))
+        except (AttributeError, ImportError):
+            continue
+    unchecked = [
+        f"{ours.__name__}.{name}"
+        for ours, base in _our_subclasses()
+        for name, member in vars(ours).items()
+        if inspect.isfunction(member)
+        and hasattr(base, name)
+        and (name == "__init__" or name not in vars(object))
+        and (base, name) not in checked
+    ]
+    assert unchecked == []
+
+
+def test_a_missing_symbol_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(FullComponent, "_evict_device_start")
+    # The abstract base still has one, with the same parameters: inheriting is no loss.
+    assert symbol_problems() == []
+    monkeypatch.delattr(Scheduler, "get_init_info")
+    (line,) = symbol_problems()
+    assert line == (
+        "sglang has no sglang.srt.managers.scheduler.Scheduler.get_init_info "
+        f"(type object 'Scheduler' has no attribute 'get_init_info'): {CURE}"
+    )
+
+
+def test_a_missing_module_is_named() -> None:
+    (line,) = symbol_problems({"sglang.srt.moved.away": None})
+    assert line.startswith("sglang has no sglang.srt.moved.away (")
+    assert line.endswith(CURE)
+
+
+def test_a_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def _evict_device_next_node(self, tracker, device_frees, host_frees, *, cache_actions): ...
+
+    monkeypatch.setattr(FullComponent, "_evict_device_next_node", _evict_device_next_node)
+    (line,) = symbol_problems()
+    assert line == (
+        "sglang's sglang.srt.mem_cache.unified_cache.components.FullComponent._evict_device_next_node takes "
+        "(self, tracker, device_frees, host_frees, *, cache_actions), "
+        f"not (self, tracker, device_frees, host_frees): {CURE}"
+    )
+
+
+def test_a_symbol_that_became_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "get_init_info", 3)
+    (line,) = symbol_problems()
+    assert line == f"sglang's sglang.srt.managers.scheduler.Scheduler.get_init_info is no function: {CURE}"
+
+
+def test_another_version_is_refused_before_its_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "0.5.99")
+    monkeypatch.setattr(selfcheck, "symbol_problems", lambda: pytest.fail("symbols of an unknown version"))
+    with pytest.raises(LaunchRefused) as refused:
+        check_sglang()
+    assert refused.value.reasons == (f"sglang 0.5.99 has not been tested, only 0.5.21: {CURE}",)
+
+
+def test_a_mismatch_ends_the_command_line(
+    parse, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(Scheduler, "init_request_dispatcher")
+    assert isinstance(parse("--kv-policy", "default"), ServerArgs)
+    with pytest.raises(SystemExit) as stop:
+        parse("--kv-policy", "importance")
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "sgl-importance: error: sglang has no sglang.srt.managers.scheduler.Scheduler.init_"
+    )
+
+
+def test_parameters_are_rendered_as_in_a_signature() -> None:
+    def function(a, b=1, *, c, d=2, **rest): ...
+
+    def variadic(*args, option): ...
+
+    assert parameters(function) == "a, b, *, c, d, **rest"
+    assert parameters(variadic) == "*args, option"
