@@ -36,7 +36,7 @@ def importance_engine(**arguments: Any) -> sglang.Engine:
     options = take_options(arguments)
     args = argparse.Namespace(**{"log_level": "error", **arguments})
     args._radix_eviction_policy_explicitly_set = "radix_eviction_policy" in arguments
-    prepare_launch(args, options)
+    prepare_launch(args, options, serves_http=False)
     server_args = ServerArgs(**vars(args))
     attach_options(server_args, options)
     return sglang.Engine(server_args=server_args)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import traceback
 from collections.abc import Callable, Iterable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import zmq
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.installers import install_in_launcher
 from sglang_importance.modes import check_modes
+from sglang_importance.preflight import check_inputs
 from sglang_importance.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, exit_refused
 from sglang_importance.selfcheck import check_sglang
 from sglang_importance.server_args import importance_options, select_cache
@@ -21,8 +24,13 @@ LAUNCH_TARGET = "sglang.srt.entrypoints.engine.Engine._launch_subprocesses"
 PROOF_KEY = "sgl_importance"  # in the report that a scheduler sends when it is ready
 
 
-def prepare_launch(args: argparse.Namespace, options: ImportanceOptions) -> None:
+def prepare_launch(args: argparse.Namespace, options: ImportanceOptions, *, serves_http: bool = True) -> None:
     """Checks what can be checked before sglang resolves ``args``, selects our cache and hooks the launch.
+
+    Args:
+        args: sglang's arguments as given; changed in place.
+        options: what the operator chose.
+        serves_http: whether a server will listen, rather than an engine inside a program.
 
     Raises:
         LaunchRefused: the chosen policy cannot run here.
@@ -31,6 +39,7 @@ def prepare_launch(args: argparse.Namespace, options: ImportanceOptions) -> None
     if options.is_stock:
         return
     check_sglang()
+    check_inputs(args, serves_http=serves_http)
     select_cache(args, options)
     _hook_launch()
 
@@ -77,9 +86,23 @@ def _launch(launch: Callable[..., Any], engine_class: type, *args: Any, **kwargs
     try:
         return launch(engine_class, *args, **kwargs)
     except RuntimeError as error:
+        _close_sockets(error)
         if f"exit code: {SCHEDULER_REFUSED_EXIT_CODE})" not in str(error):
             raise
         raise LaunchRefused(["a scheduler refused to start, for the reason above"]) from error
+
+
+def _close_sockets(error: BaseException) -> None:
+    """Closes the sockets of a tokenizer manager that waited for a scheduler in vain.
+
+    Only the frames of ``error`` still hold it. Messages that nobody will receive keep its zmq context from
+    ending, which would block the program at its next garbage collection.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        manager = frame.f_locals.get("tokenizer_manager")
+        for value in list(getattr(manager, "__dict__", {}).values()):
+            if isinstance(value, zmq.Socket):
+                value.context.destroy(linger=0)
 
 
 def _end_children(*, but: Iterable[BaseProcess]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launcher import free_port
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -54,7 +55,7 @@ def parse(plugin: None) -> Callable[..., Any]:
     def parse_flags(*flags: str) -> ServerArgs:
         parser = argparse.ArgumentParser(prog="sglang serve", usage="...")
         ServerArgs.add_cli_args(parser)
-        args = parser.parse_args(["--model-path", "dummy", *flags])
+        args = parser.parse_args(["--model-path", "dummy", "--port", str(free_port()), *flags])
         args._radix_eviction_policy_explicitly_set = "--radix-eviction-policy" in flags
         return ServerArgs.from_cli_args(args)
 

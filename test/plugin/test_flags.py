@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launcher import free_port
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from sgl_importance.options import SETTINGS, ImportanceOptions, flag
@@ -42,7 +43,7 @@ def test_help_is_one_group_with_units_and_defaults(plugin: None) -> None:
 def test_without_a_policy_the_arguments_are_stock(parse: Parse, flags: tuple[str, ...]) -> None:
     server_args = parse("--max-total-tokens", "512", *flags)
     assert importance_options(server_args) is None
-    stock = ServerArgs(model_path="dummy", max_total_tokens=512)
+    stock = ServerArgs(model_path="dummy", max_total_tokens=512, port=server_args.port)
     assert server_args.resolved_dict() == stock.resolved_dict()
 
 
@@ -113,7 +114,7 @@ def test_layers(parse: Parse, layers: tuple[str, ...], expected: tuple[int, ...]
 def test_config_file(plugin: None, tmp_path: Path, yaml: str, name: str, expected: Any) -> None:
     config = tmp_path / "server.yaml"
     config.write_text(f"model-path: dummy\nkv-policy: importance\n{yaml}\n")
-    options = _options(prepare_server_args(["--config", str(config)]))
+    options = _options(prepare_server_args(["--config", str(config), "--port", str(free_port())]))
     assert getattr(options, name) == expected
     assert options.policy == "importance"
 
