@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Serves the embedded model with --kv-policy importance on 127.0.0.1:30000, an OpenAI-compatible API.
+#   bash scripts/serve.sh [flags of sglang.launch_server]
+# Flags given here, or in the file of --config, win over the defaults below. For a server without any of these
+# defaults run .venv/bin/python -m sglang.launch_server.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+arguments=("$@")
+
+# ---- what the user gave ----
+
+# Prints the value of a flag, from `--flag value`, `--flag=value` or the file of --config; fails if not given.
+# The last one wins, as in argparse.
+given() {
+  local name=$1 i found=1 value=
+  for i in "${!arguments[@]}"; do
+    case ${arguments[i]} in
+      "--$name") value=${arguments[i + 1]-} found=0 ;;
+      "--$name="*) value=${arguments[i]#*=} found=0 ;;
+    esac
+  done
+  if ((found)) && [[ $name != config ]]; then
+    local config
+    config=$(given config) && value=$(in_config "$config" "$name") && found=0
+  fi
+  ((found)) && return 1
+  echo "$value"
+}
+
+in_config() {
+  local line
+  line=$(grep -E "^${2//-/[-_]}[[:space:]]*:" "$1" 2>/dev/null | tail -n 1) || return 1
+  line=${line#*:}
+  echo "${line//[[:space:]\'\"]/}"
+}
+
+defaults=()
+default() { given "${1#--}" >/dev/null || defaults+=("$@"); }
+
+# ---- a busy port stops here, before anything is installed or loaded ----
+
+host=$(given host) || host=127.0.0.1
+port=$(given port) || port=30000
+if [[ " ${arguments[*]-} " != *" --help "* && " ${arguments[*]-} " != *" -h "* ]]; then
+  python=$root/.venv/bin/python
+  [[ -x $python ]] || python=python3
+  "$python" - "$host" "$port" <<'PYTHON' || exit 1
+import socket
+import sys
+
+host, port = sys.argv[1:]
+if not port.isdecimal() or not 0 < int(port) < 65536:
+    sys.exit(f"serve.sh: --port must be a number from 1 to 65535, not '{port}'")
+try:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, int(port)))
+except OSError as error:
+    reason = error.strerror.lower()
+    sys.exit(f"serve.sh: cannot listen on {host}:{port} ({reason}): stop what runs there or choose another --port")
+PYTHON
+fi
+
+bash "$root/scripts/setup.sh"
+
+# ---- defaults ----
+
+default --host "$host"
+default --port "$port"
+default --kv-policy importance
+default --page-size 16
+default --enable-metrics
+default --enable-cache-report
+# The host tier needs a radix cache to be a tier of.
+given disable-radix-cache >/dev/null || default --enable-hierarchical-cache
+
+if ! given model-path >/dev/null && ! given model >/dev/null; then
+  default --model-path "$root/sgl_importance/probe/checkpoint"
+  default --served-model-name default
+  default --max-total-tokens 65536  # two contexts of the embedded model: 100 MB, and twice that on the host
+  export HF_HUB_OFFLINE=1
+fi
+
+device=$(given device) || device=
+if [[ $device == cpu ]] || ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+  default --device cpu
+  default --sleep-on-idle
+else
+  default --attention-backend torch_native  # the one that emits importance so far
+fi
+
+# sglang's own default is one folder that all servers of a machine share.
+export SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=${SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR-$root/.cache/kv}
+# Keeps the folder that serve.sh is called from off the import path.
+export PYTHONSAFEPATH=1
+exec "$root/.venv/bin/python" -m sglang.launch_server "${defaults[@]}" "${arguments[@]}"

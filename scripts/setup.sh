@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Makes .venv and installs sglang and this package into it; does nothing when that is done already.
+#   bash scripts/setup.sh [--with-tests]
+# PYTHON names the interpreter for a new .venv (3.11 or newer). TARGET=cpu or TARGET=cuda overrides what
+# nvidia-smi says.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+pins=$root/scripts/pins-cpu.txt
+cpu_index=https://download.pytorch.org/whl/cpu
+
+extras=runtime
+case ${1-} in
+  "") ;;
+  --with-tests) extras=test ;;
+  *) echo "setup.sh: unknown argument '$1': the only one is --with-tests" >&2; exit 2 ;;
+esac
+
+# ---- is it done already? ----
+
+target() {
+  if [[ -n ${TARGET-} ]]; then echo "$TARGET"
+  elif nvidia-smi -L 2>/dev/null | grep -q GPU; then echo cuda
+  else echo cpu
+  fi
+}
+target=$(target)
+[[ $target == cpu || $target == cuda ]] || { echo "setup.sh: TARGET must be cpu or cuda, not '$target'" >&2; exit 2; }
+
+# An editable install and the scripts in .venv name their folder: a moved checkout is set up again.
+wanted=$( { echo "$target $root"; cat "$pins" "$root/pyproject.toml" "${BASH_SOURCE[0]}"; } | sha256sum | cut -d' ' -f1)
+stamp() { echo "$venv/.sgl-importance-$1"; }
+is_done() { [[ -x $venv/bin/python && $(cat "$(stamp "$1")" 2>/dev/null) == "$wanted" ]]; }
+
+is_done "$extras" && exit 0
+
+mkdir -p "$root/.cache"
+exec 9>"$root/.cache/setup.lock"
+if ! flock -n 9; then
+  echo "==> Another set-up of this checkout is running: waiting for it"
+  flock 9
+  is_done "$extras" && exit 0
+fi
+
+# ---- .venv ----
+
+step() { echo "==> [${SECONDS} s] $*"; }
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON-} python3.11 python3.12 python3.13 python3; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "setup.sh: no Python 3.11 or newer found: install one, or name it with PYTHON=/path/to/python3" >&2
+  return 1
+}
+
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+  python=$(find_python)
+  step "Making .venv with $("$python" --version)"
+  if ! "$python" -m venv --clear "$venv"; then
+    echo "setup.sh: $python cannot make a virtual environment: install its venv package (python3-venv)" >&2
+    exit 1
+  fi
+fi
+rm -f "$(stamp runtime)" "$(stamp test)"
+
+pip_install() {
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-cache-dir "$@" |
+    { grep --line-buffered -v '^Requirement already satisfied' || true; }
+}
+pin() { grep "^$1==" "$pins"; }
+
+# ---- packages ----
+
+install_cpu_torch() {
+  local torch
+  torch=$(pin torch)
+  # On PyPI this version is a CUDA build of several GB. A CPU build is "+cpu": from where pip is configured to
+  # look, else from PyTorch's index, and only where there is none anywhere the build from PyPI.
+  step "Installing $torch for CPU (about 200 MB)"
+  pip_install "$torch+cpu" 2>/dev/null && return
+  pip_install --extra-index-url "$cpu_index" "$torch+cpu" && return
+  step "No CPU build found: installing the one from PyPI"
+  pip_install "$torch"
+}
+
+step "Setting up for $target"
+if [[ $target == cuda ]]; then
+  # Not run yet on a machine with a GPU.
+  step "Installing $(pin sglang) with its own dependencies (about 7 GB)"
+  pip_install "$(pin sglang)"
+  constraints=()
+else
+  install_cpu_torch
+  step "Installing what sglang imports (about 400 MB)"
+  pip_install --requirement <(grep -v '^sglang==' "$pins")
+  step "Installing $(pin sglang)"
+  pip_install --no-deps "$(pin sglang)"
+  constraints=(--constraint "$pins")
+fi
+
+step "Installing sgl-importance"
+package=$root
+[[ $extras == test ]] && package+='[test]'
+pip_install "${constraints[@]}" --editable "$package"
+
+step "Checking that sglang can be imported"
+(cd / && "$venv/bin/python" -W ignore -c 'import sglang, sglang_importance.cpu')
+
+for finished in runtime "$extras"; do echo "$wanted" >"$(stamp "$finished")"; done
+step "Done: $(du -sh "$venv" | cut -f1) in .venv"

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Sets up, then checks style and types and runs the tests. With arguments it runs pytest with them only.
+#   bash scripts/test.sh [pytest arguments...]
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash scripts/setup.sh --with-tests
+
+# Tests start servers of small models: more threads cost more in waiting for each other than they save.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS-1}
+bin=$PWD/.venv/bin
+
+if (($#)); then
+  exec "$bin/python" -m pytest "$@"
+fi
+
+step() { echo "==> [${SECONDS} s] $*"; }
+step "ruff check"
+"$bin/ruff" check .
+step "ruff format"
+"$bin/ruff" format --check .
+step "mypy"
+"$bin/mypy"
+step "pytest"
+"$bin/python" -m pytest --durations=10
+step "All passed"
