@@ -77,9 +77,7 @@ def eval_command(
     n: Annotated[int, typer.Option("--n", min=1, help="Prompts per task, length and kind of name.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 4,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="The server's API key.")
-    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="The server's API key.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one answer.")] = 120.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
 ) -> None:

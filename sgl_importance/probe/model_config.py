@@ -62,13 +62,18 @@ def probe_config() -> ModelConfig:
 
 
 def write_config(directory: Path, config: ModelConfig) -> None:
-    """Writes config.json and generation_config.json (greedy, to the end of a turn) into `directory`."""
+    """Writes config.json and generation_config.json into `directory`.
+
+    Generation keeps the one most likely token: a server that takes its sampling defaults from the model is
+    then greedy for clients that set no temperature too.
+    """
     ids = token_ids()
     generation = {
         "bos_token_id": ids[BEGIN],
         "eos_token_id": ids[END],
         "pad_token_id": ids[PAD],
-        "do_sample": False,
+        "do_sample": True,
+        "top_k": 1,
     }
     for name, content in (("config.json", config.to_llama()), ("generation_config.json", generation)):
         (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -89,8 +89,8 @@ def _question(name: str, varied: bool, rng: Random) -> list[str]:
     draw = rng.random() if varied else 1.0
     if draw < 0.1:
         return [name_piece(name)]
-    if draw < 0.3:
-        return [*QUESTION, name, "?", " "]
+    if draw < 0.2:
+        return [*QUESTION, name_piece(name), "?", " "]
     return [*QUESTION, name_piece(name)]
 
 
