@@ -247,3 +247,27 @@ def test_different_salts_share_neither_nodes_nor_ghosts(make_driver):
     driver.finish(salted)
     other = next(n for n in driver.component.nodes() if n.key.cache_salt == "tenant")
     assert not set(digests) & set(driver.component._page_digests(other))
+
+
+def test_a_host_copy_makes_a_leaf_the_next_victim(make_driver):
+    driver = make_driver()
+    older, younger = prompt(0, 2), prompt(1000, 2)
+    serve(driver, older)
+    serve(driver, younger)
+    ((node, _),) = path_of(driver, younger)
+    driver.back_up(node.id)
+    driver.evict(1)
+    assert node.evicted, "restoring it costs a copy, restoring the older one a prefill"
+
+
+def test_a_victim_that_upstream_could_not_evict_is_ranked_again(make_driver):
+    driver = make_driver()
+    serve(driver, prompt(0, 2))
+    component = driver.component
+    component.evict_device_start(1)
+    victim = component.evict_device_next_node({component.component_type: 0}, {}, {})
+    assert victim is not None
+    component.evict_device_end()
+    component.check_integrity()
+    driver.evict(1)
+    assert not list(component.nodes())
