@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
-from sglang.srt.mem_cache.unified_cache.components.base import EvictLayer
 
 from sgl_importance.cost import Tier
 from sgl_importance.fold import Observation, QueryFolds, fold
@@ -319,7 +318,7 @@ class ImportanceComponent(FullComponent):
         self._evict_device_request_cnt = request_cnt
         self._popped = []
 
-    def _evict_device_next_node(self, tracker: Any, device_frees: Any, host_frees: Any) -> NodeId | None:
+    def _evict_device_next_node(self, tracker: Any, *collected: Any) -> NodeId | None:
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
         node = self._next_victim(Tier.DEVICE)
@@ -328,24 +327,18 @@ class ImportanceComponent(FullComponent):
     def _evict_device_end(self) -> None:
         self._end_walk(self.tree_core.evictable_device_leaves, self._enter_device)
 
-    def drive_host_eviction(self, num_tokens: int, tracker: Any, device_frees: Any, host_frees: Any) -> None:
+    def drive_host_eviction(self, num_tokens: int, tracker: Any, *collected: Any) -> None:
         self._popped = []
         ct = self.component_type
         while tracker[ct] < num_tokens:
             node = self._next_victim(Tier.HOST)
             if node is None:
                 break
-            self.tree_core._evict_host_leaf(node, tracker, device_frees, host_frees)
+            self.tree_core._evict_host_leaf(node, tracker, *collected)
         self._end_walk(self.tree_core.evictable_host_leaves, self._enter_host)
 
-    def evict_component(
-        self,
-        node: UnifiedTreeNode,
-        device_frees: Any,
-        host_frees: Any,
-        target: EvictLayer = EvictLayer.DEVICE,
-    ) -> tuple[int, int]:
-        device_tokens, host_tokens = super().evict_component(node, device_frees, host_frees, target)
+    def evict_component(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        device_tokens, host_tokens = super().evict_component(node, *args, **kwargs)
         self.counters.evicted(Tier.DEVICE, device_tokens)
         self.counters.evicted(Tier.HOST, host_tokens)
         return device_tokens, host_tokens

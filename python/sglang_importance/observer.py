@@ -38,8 +38,8 @@ class ObserverComponent(ImportanceComponent):
         for node in self._popped:
             self._enter_device(node)
 
-    def _evict_device_next_node(self, tracker: Any, device_frees: Any, host_frees: Any) -> NodeId | None:
-        node_id = FullComponent._evict_device_next_node(self, tracker, device_frees, host_frees)
+    def _evict_device_next_node(self, tracker: Any, *collected: Any) -> NodeId | None:
+        node_id = FullComponent._evict_device_next_node(self, tracker, *collected)
         if node_id is not None and node_id in self._ours:
             self.counters.observed_agreed_tokens += self.metadata(self.tree_core.node_by_id(node_id)).tokens
         return node_id
@@ -52,8 +52,8 @@ class ObserverComponent(ImportanceComponent):
         self._popped = []
         self._ours = set()
 
-    def drive_host_eviction(self, num_tokens: int, tracker: Any, device_frees: Any, host_frees: Any) -> None:
-        FullComponent.drive_host_eviction(self, num_tokens, tracker, device_frees, host_frees)
+    def drive_host_eviction(self, num_tokens: int, tracker: Any, *collected: Any) -> None:
+        FullComponent.drive_host_eviction(self, num_tokens, tracker, *collected)
 
     def _kept_by_importance(self, node: UnifiedTreeNode) -> bool:
         return self.is_evict_device_ongoing and node.id not in self._ours

@@ -69,7 +69,9 @@ SYMBOLS: dict[str, str | None] = {
     f"{_RADIX_CACHE}.write_backup_storage": "self, node_id",
     # the tree component
     f"{_CACHE}.unified_cache.components.ComponentType.FULL": None,
-    f"{_CACHE}.unified_cache.components.base.EvictLayer.DEVICE": None,
+    f"{_CACHE}.base_prefix_cache.InsertParams.chunked": None,
+    f"{_CACHE}.base_prefix_cache.InsertParams.prev_prefix_len": None,
+    f"{_CACHE}.base_prefix_cache.InsertResult.last_device_node": None,
     f"{_FULL}.__init__": "self, cache, params",
     f"{_FULL}._ensure_eviction_strategy": "self",
     f"{_FULL}._evict_device_start": "self, request_cnt",
