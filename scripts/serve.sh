@@ -62,7 +62,8 @@ except OSError as error:
 PYTHON
 fi
 
-bash "$root/scripts/setup.sh"
+# SERVE_DRY_RUN=1 prints the command line instead, one word per line, and installs nothing.
+[[ -n ${SERVE_DRY_RUN-} ]] || bash "$root/scripts/setup.sh"
 
 # ---- defaults ----
 
@@ -87,11 +88,18 @@ if [[ $device == cpu ]] || ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
   default --device cpu
   default --sleep-on-idle
 else
+  # Not run yet on a machine with a GPU.
   default --attention-backend torch_native  # the one that emits importance so far
+fi
+
+command=("$root/.venv/bin/python" -m sglang.launch_server "${defaults[@]}" "${arguments[@]}")
+if [[ -n ${SERVE_DRY_RUN-} ]]; then
+  printf '%s\n' "${command[@]}"
+  exit
 fi
 
 # sglang's own default is one folder that all servers of a machine share.
 export SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=${SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR-$root/.cache/kv}
 # Keeps the folder that serve.sh is called from off the import path.
 export PYTHONSAFEPATH=1
-exec "$root/.venv/bin/python" -m sglang.launch_server "${defaults[@]}" "${arguments[@]}"
+exec "${command[@]}"

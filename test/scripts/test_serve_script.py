@@ -1,0 +1,108 @@
+"""scripts/serve.sh: a busy port stops at once, and the user's flags win."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving import free_port
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("form", ["--port {}", "--port={}"])
+def test_a_busy_port_is_one_line_at_once(scripts: Any, busy_port: int, form: str) -> None:
+    start = time.monotonic()
+    ended = scripts.run("serve.sh", *form.format(busy_port).split())
+    assert time.monotonic() - start < 5
+    assert ended.returncode != 0
+    assert ended.stdout == ""
+    assert len(ended.stderr.splitlines()) == 1
+    assert f"127.0.0.1:{busy_port}" in ended.stderr
+    assert "--port" in ended.stderr
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "http"])
+def test_a_port_that_is_none(scripts: Any, port: str) -> None:
+    ended = scripts.run("serve.sh", "--port", port)
+    assert ended.returncode != 0
+    assert ended.stderr == f"serve.sh: --port must be a number from 1 to 65535, not '{port}'\n"
+
+
+def words(scripts: Any, *arguments: str) -> list[str]:
+    """Command line that the script would run; a free port unless the arguments name one."""
+    if not any(word.startswith(("--port", "--config")) for word in arguments):
+        arguments = (*arguments, "--port", str(free_port()))
+    ended = scripts.run("serve.sh", *arguments, env={"SERVE_DRY_RUN": "1"})
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+def value(command: list[str], flag: str) -> str:
+    """The only value of a flag on a command line."""
+    found = [command[i + 1] for i, word in enumerate(command) if word == flag]
+    found += [word.partition("=")[2] for word in command if word.startswith(f"{flag}=")]
+    assert len(found) == 1, (flag, command)
+    return found[0]
+
+
+def test_defaults(scripts: Any, probe_model: Path) -> None:
+    command = words(scripts, "--device", "cpu")
+    assert command[1:3] == ["-m", "sglang.launch_server"]
+    assert Path(value(command, "--model-path")) == probe_model
+    assert value(command, "--host") == "127.0.0.1"
+    assert value(command, "--kv-policy") == "importance"
+    assert "--enable-hierarchical-cache" in command
+    assert "--sleep-on-idle" in command
+
+
+@pytest.mark.parametrize(
+    ("flag", "given"),
+    [
+        ("--kv-policy", "observe"),
+        ("--page-size", "1"),
+        ("--max-total-tokens", "4096"),
+        ("--served-model-name", "mine"),
+        ("--host", "localhost"),
+    ],
+)
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+def test_flags_of_the_user_win(scripts: Any, flag: str, given: str, form: str) -> None:
+    assert value(words(scripts, *form.format(flag, given).split()), flag) == given
+
+
+def test_a_model_of_the_user_brings_no_defaults_of_ours(scripts: Any, tmp_path: Path) -> None:
+    command = words(scripts, "--model-path", str(tmp_path))
+    assert value(command, "--model-path") == str(tmp_path)
+    assert "--max-total-tokens" not in command
+    assert "--served-model-name" not in command
+
+
+def test_no_host_tier_without_a_radix_cache(scripts: Any) -> None:
+    command = words(scripts, "--disable-radix-cache", "--kv-policy", "default")
+    assert "--enable-hierarchical-cache" not in command
+
+
+def test_a_config_file_counts_as_given(scripts: Any, tmp_path: Path) -> None:
+    config = tmp_path / "server.yaml"
+    port = free_port()
+    config.write_text(f"kv-policy: observe\npage_size: 64\nport: {port}\n")
+    command = words(scripts, "--config", str(config))
+    assert "--kv-policy" not in command
+    assert "--page-size" not in command
+    assert "--port" not in command
+
+
+def test_unknown_words_are_passed_on_as_they_are(scripts: Any) -> None:
+    command = words(scripts, "--log-requests", "--json-model-override-args", '{"a": "b c"}')
+    at = command.index("--log-requests")
+    assert command[at : at + 3] == ["--log-requests", "--json-model-override-args", '{"a": "b c"}']

@@ -1,0 +1,128 @@
+"""scripts/setup.sh with a Python that only writes down what it was asked to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Fails, like a connection that breaks, while the file `broken` exists and the named package is asked for.
+RECORDING_PYTHON = """#!/usr/bin/env bash
+root=$(cd "$(dirname "$0")/../.." && pwd)
+echo "$*" >>"$root/calls"
+case "$*" in
+  *"pip install"*) sleep 0.1 ;;
+esac
+if [[ -f $root/broken && "$*" == *$(cat "$root/broken")* ]]; then exit 1; fi
+"""
+
+
+@pytest.fixture
+def checkout(scripts: Any, tmp_path: Path) -> Any:
+    """A checkout with what set-up reads, and an environment that records instead of installing."""
+    root = tmp_path / "checkout with a space"
+    shutil.copytree(scripts.root / "scripts", root / "scripts")
+    shutil.copy(scripts.root / "pyproject.toml", root)
+    python = root / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(RECORDING_PYTHON)
+    python.chmod(0o755)
+    scripts.root = root
+    return scripts
+
+
+def calls(checkout: Any) -> list[str]:
+    """What the recording Python was asked to do since the last look."""
+    log = checkout.root / "calls"
+    if not log.exists():
+        return []
+    lines = log.read_text().splitlines()
+    log.unlink()
+    return lines
+
+
+def installs(checkout: Any) -> list[str]:
+    return [line for line in calls(checkout) if "pip install" in line]
+
+
+def test_a_second_start_does_no_work(checkout: Any) -> None:
+    first = checkout.run("setup.sh")
+    assert first.returncode == 0, first.stderr
+    assert "==>" in first.stdout, "progress is visible"
+    done = installs(checkout)
+    torch, sglang = (
+        next(i for i, line in enumerate(done) if text in line) for text in ("torch==", "sglang==")
+    )
+    assert torch < sglang, "torch first, so that nothing else chooses its build"
+    assert "--no-deps" in done[sglang]
+
+    start = time.monotonic()
+    second = checkout.run("setup.sh")
+    assert time.monotonic() - start < 1
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    assert calls(checkout) == []
+
+
+def test_an_interrupted_install_is_done_again(checkout: Any) -> None:
+    broken = checkout.root / "broken"
+    broken.write_text("sglang==")
+    assert checkout.run("setup.sh").returncode != 0
+    calls(checkout)
+    broken.unlink()
+    assert checkout.run("setup.sh").returncode == 0
+    assert any("sglang==" in line for line in installs(checkout))
+
+
+@pytest.mark.parametrize("name", ["scripts/pins-cpu.txt", "pyproject.toml"])
+def test_changed_pins_are_installed(checkout: Any, name: str) -> None:
+    checkout.run("setup.sh")
+    calls(checkout)
+    with (checkout.root / name).open("a") as file:
+        file.write("# changed\n")
+    assert checkout.run("setup.sh").returncode == 0
+    assert installs(checkout)
+
+
+def test_the_test_extras_come_on_top_and_stay(checkout: Any) -> None:
+    checkout.run("setup.sh")
+    assert not any("[test]" in line for line in installs(checkout))
+    checkout.run("setup.sh", "--with-tests")
+    assert any("[test]" in line for line in installs(checkout))
+    checkout.run("setup.sh")
+    assert calls(checkout) == []
+
+
+def test_two_at_once_install_once(checkout: Any) -> None:
+    env = {**os.environ, "TARGET": "cpu"}
+    command = checkout.command("setup.sh")
+    both = [subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert sum("sglang==" in line for line in installs(checkout)) == 1
+
+
+def test_no_python_is_one_line_with_the_cure(checkout: Any, tmp_path: Path) -> None:
+    """With a search path that holds the tools of the script but no Python."""
+    shutil.rmtree(checkout.root / ".venv")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("bash", "cat", "cut", "dirname", "flock", "grep", "mkdir", "sha256sum"):
+        found = shutil.which(tool)
+        assert found, tool
+        (tools / tool).symlink_to(found)
+    ended = checkout.run("setup.sh", env={"PATH": str(tools)})
+    assert ended.returncode != 0
+    assert len(ended.stderr.splitlines()) == 1
+    assert "Python 3.11" in ended.stderr
+    assert "PYTHON=" in ended.stderr
+
+
+def test_unknown_arguments_are_refused(checkout: Any) -> None:
+    ended = checkout.run("setup.sh", "--with-test")
+    assert ended.returncode == 2
+    assert "--with-tests" in ended.stderr
+    assert calls(checkout) == []
