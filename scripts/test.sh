@@ -22,5 +22,5 @@ step "ruff format"
 step "mypy"
 "$bin/mypy"
 step "pytest"
-"$bin/python" -m pytest -m "not nightly and not gpu" --durations=15
+"$bin/python" -m pytest --durations=15
 step "All passed"
