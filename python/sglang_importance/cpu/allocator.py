@@ -32,6 +32,8 @@ def alloc_extend(
     """Slots of an extend, by upstream's own reference in torch."""
     from sglang.srt.mem_cache.allocator.paged import alloc_extend_naive
 
+    if not len(free_pages):  # the reference looks at a page even where none is needed
+        free_pages = free_pages.new_zeros(1)
     alloc_extend_naive(
         prefix_lens, seq_lens, last_loc, free_pages, out_indices, page_size, out_indices.device
     )
@@ -55,10 +57,14 @@ def alloc_decode(
 class PagedAllocatorKernels(Shim):
     defect = "page_size > 1 allocates with Triton: '0 active drivers' (mem_cache/allocator/paged.py:206, 247)"
 
+    _KERNELS = ("alloc_extend_kernel", "alloc_decode_kernel")
+
     def needed(self) -> bool:
         from sglang.srt.mem_cache.allocator import paged
+        from triton.runtime import JITFunction
 
-        return hasattr(paged, "alloc_extend_kernel") and hasattr(paged, "alloc_decode_kernel")
+        kernels = (getattr(paged, name, None) for name in self._KERNELS)
+        return any(isinstance(kernel, JITFunction) for kernel in kernels)
 
     def apply(self) -> None:
         from sglang.srt.mem_cache.allocator import paged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,17 +27,21 @@ class SpinningThreads(Shim):
 
 
 class PoolTakesAllMemory(Shim):
-    defect = "without --max-total-tokens the KV pool is sized from free RAM: 17 GB for a 5 MB model"
+    defect = "the KV pool is sized from free RAM: 17 GB for a 5 MB model (arg_groups/memory_hook.py:47)"
 
     def needed(self) -> bool:
         return True
 
     def apply(self) -> None:
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+        from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+        from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-        def bound_pool(cls: Any, args: Namespace) -> None:
-            if getattr(args, "max_total_tokens", None) is None:
-                args.max_total_tokens = DEFAULT_POOL_TOKENS
-                logger.info("CPU: --max-total-tokens defaults to %d", DEFAULT_POOL_TOKENS)
-
-        HookRegistry.register("sglang.srt.server_args.ServerArgs.from_cli_args", bound_pool, HookType.BEFORE)
+        @register_resolution_hook("handle_gpu_memory_settings")
+        def bound_pool(server_args: Any, resolve: Callable[[Any], None]) -> None:
+            given = resolving_view(server_args)
+            if given.max_total_tokens is None and given.mem_fraction_static is None:
+                declare_resolution(server_args, "sgl_importance.cpu", max_total_tokens=DEFAULT_POOL_TOKENS)
+                logger.info(
+                    "CPU: the KV pool holds %d tokens; --max-total-tokens changes that", DEFAULT_POOL_TOKENS
+                )
+            resolve(server_args)

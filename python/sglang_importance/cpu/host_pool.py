@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -95,18 +95,16 @@ class UnpinnedHostMemory(Shim):
 
 
 class DirectTransfers(Shim):
-    defect = "the default io backend 'kernel' needs CUDA, 'direct' does not (arg_groups/hicache_hook.py:63)"
+    defect = "the default io backend 'kernel' needs CUDA, 'direct' does not (arg_groups/hicache_hook.py:18)"
 
     def needed(self) -> bool:
         return not torch.cuda.is_available()
 
     def apply(self) -> None:
         from sglang.srt.arg_groups.overrides import declare_resolution
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+        from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-        def use_direct(server_args: Any) -> None:
+        @register_resolution_hook("handle_hicache")
+        def use_direct(server_args: Any, resolve: Callable[[Any], None]) -> None:
             declare_resolution(server_args, "sgl_importance.cpu", hicache_io_backend="direct")
-
-        HookRegistry.register(
-            "sglang.srt.arg_groups.hicache_hook.resolve_layout_io_compatibility", use_direct, HookType.BEFORE
-        )
+            resolve(server_args)  # picks the layout that goes with it
