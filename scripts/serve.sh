@@ -79,7 +79,7 @@ given disable-radix-cache >/dev/null || default --enable-hierarchical-cache
 if ! given model-path >/dev/null && ! given model >/dev/null; then
   default --model-path "$root/sgl_importance/probe/checkpoint"
   default --served-model-name default
-  default --max-total-tokens 65536  # two contexts of the embedded model: 100 MB, and twice that on the host
+  default --max-total-tokens 65536  # two contexts of the embedded model: about 130 MB, and twice that on the host
   export HF_HUB_OFFLINE=1
 fi
 
