@@ -2,7 +2,7 @@
 
 Both servers are up at once and take turns round by round; a ratio compares the two rounds of one turn, so
 that a noisy machine is noisy for both. A third arm, stock with the Python tree core, tells the price of
-the tree core from ours. Single parts: `emission.py` (attention) and `tree.py` (evict, match, insert).
+the tree core from ours. `emission.py` and `tree.py` have the single parts in detail.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
+import emission
+import torch
+import tree
 import typer
 from results import print_rows, write_results
 from rich.progress import track
@@ -24,6 +27,8 @@ from rich.progress import track
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
+from sglang_importance.cpu.attention import ExtendComputesCachedRows
+from sglang_importance.cpu.shim import apply_needed
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 from serving import ServerProcess
@@ -86,6 +91,37 @@ def interval(values: list[float], resamples: int = 2000) -> tuple[float, float]:
     return medians[int(0.025 * resamples)], medians[int(0.975 * resamples)]
 
 
+def parts_of_a_step() -> list[dict[str, Any]]:
+    """What an emitting pass adds to the attention of all layers."""
+    torch.set_num_threads(1)
+    apply_needed((ExtendComputesCachedRows(),))
+    with torch.inference_mode():
+        measured = [emission.measure(workload, layers=4, rounds=50) for workload in emission.WORKLOADS]
+    return [
+        {
+            "part": f"emitting {row['pass']}, batch {row['batch']}, context {row['context']}",
+            "added_microseconds": row["added_us"],
+        }
+        for row in measured
+    ]
+
+
+def fold_part(server: ServerProcess) -> dict[str, Any]:
+    prefix = "sglang:kv_importance_"
+    seconds_spent = server.metric(f"{prefix}fold_seconds_total")
+    return {"part": "fold", "added_microseconds": 1e6 * seconds_spent / server.metric(f"{prefix}folds_total")}
+
+
+def eviction_part(leaves: int = 10_000) -> dict[str, Any]:
+    """One eviction beside stock LRU on the same, Python tree core; negative where ours is faster."""
+    rows = tree.measure(leaves, rounds=50, operations=("evict_one",))
+    times = {row["cache"]: row["microseconds"] for row in rows}
+    return {
+        "part": f"evict one of {leaves} leaves",
+        "added_microseconds": times["importance"] - times["python-lru"],
+    }
+
+
 def main(
     rounds: Annotated[int, typer.Option(help="alternations for each workload")] = 12,
     out: Annotated[Path | None, typer.Option(help="JSON file")] = None,
@@ -119,21 +155,10 @@ def main(
                         "high": high,
                     }
                 )
-        prefix = "sglang:kv_importance_"
-        ours = servers["importance"]
-        folds = ours.metric(f"{prefix}folds_total")
-        rows.append(
-            {
-                "workload": "all",
-                "arm": "one fold, microseconds",
-                "seconds": 1e6 * ours.metric(f"{prefix}fold_seconds_total") / folds,
-                "ratio_to_stock": None,
-                "low": None,
-                "high": None,
-            }
-        )
+        parts = [*parts_of_a_step(), fold_part(servers["importance"]), eviction_part()]
     print_rows("Whole server, beside stock", rows)
-    print(write_results("overhead", rows, out=out))
+    print_rows("Single parts", parts)
+    print(write_results("overhead", [*rows, *parts], out=out))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from sglang_importance.standalone import CacheKind, build_cache
 
 LEAF_TOKENS = 16
 PROMPT_TOKENS = 1024
+OPERATIONS = ("evict_one", "match", "insert_new")
 
 
 def leaf_key(serial: int, tokens: int = LEAF_TOKENS) -> RadixKey:
@@ -75,32 +76,38 @@ class Subject:
         return took
 
 
+def measure(leaves: int, rounds: int, operations: tuple[str, ...] = OPERATIONS) -> list[dict[str, Any]]:
+    """Median microseconds of each operation on each cache, which take turns."""
+    subjects = {kind: Subject(kind, leaves) for kind in get_args(CacheKind)}
+    gc.collect()
+    gc.freeze()  # the collector walks the whole tree: not what is measured
+    rows = []
+    for operation in operations:
+        times: dict[str, list[float]] = {kind: [] for kind in subjects}
+        for _ in track(range(rounds), f"{operation} at {leaves} leaves"):
+            for kind, subject in subjects.items():
+                times[kind].append(getattr(subject, operation)())
+        rust = statistics.median(times["rust-lru"])
+        rows += [
+            {
+                "leaves": leaves,
+                "operation": operation,
+                "cache": kind,
+                "microseconds": statistics.median(values),
+                "ratio_to_rust_lru": statistics.median(values) / rust,
+            }
+            for kind, values in times.items()
+        ]
+    gc.unfreeze()
+    return rows
+
+
 def main(
     leaves: Annotated[list[int] | None, typer.Option(help="leaves in the tree; may be repeated")] = None,
-    rounds: Annotated[int, typer.Option(help="alternations; the median is reported")] = 50,
+    rounds: Annotated[int, typer.Option(help="alternations; the median is reported")] = 200,
     out: Annotated[Path | None, typer.Option(help="JSON file")] = None,
 ) -> None:
-    rows = []
-    for count in leaves or [1_000, 10_000]:
-        subjects = {kind: Subject(kind, count) for kind in get_args(CacheKind)}
-        gc.collect()
-        gc.freeze()  # the collector walks the whole tree: not what is measured
-        for operation in ("evict_one", "match", "insert_new"):
-            times: dict[str, list[float]] = {kind: [] for kind in subjects}
-            for _ in track(range(rounds), f"{operation} at {count} leaves"):
-                for kind, subject in subjects.items():
-                    times[kind].append(getattr(subject, operation)())
-            rust = statistics.median(times["rust-lru"])
-            rows += [
-                {
-                    "leaves": count,
-                    "operation": operation,
-                    "cache": kind,
-                    "microseconds": statistics.median(values),
-                    "ratio_to_rust_lru": statistics.median(values) / rust,
-                }
-                for kind, values in times.items()
-            ]
+    rows = [row for count in leaves or [1_000, 10_000] for row in measure(count, rounds)]
     print_rows("Radix tree operations", rows)
     print(write_results("tree", rows, out=out))
 

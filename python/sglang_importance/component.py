@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
 from sgl_importance.cost import Tier
 from sgl_importance.fold import Observation, QueryFolds, fold
-from sgl_importance.ghost import GhostNode, GhostTable, chain_digests, root_digest
 from sgl_importance.node import NodeMetadata
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import BlockType
+from sglang_importance.annotated_tree import AnnotatedTree
 from sglang_importance.attention.rows import Phase, active_rows
 from sglang_importance.counters import Counters
 from sglang_importance.leaf_sets import WatchedLeaves
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
     from sglang.srt.mem_cache.unified_radix_cache import NodeId, UnifiedRadixCache
 
-METADATA_ATTRIBUTE = "importance_metadata"
 QUERY_ATTRIBUTE = "importance_query"
 
 
@@ -57,10 +55,9 @@ class ImportanceComponent(FullComponent):
         super().__init__(cache, params)
         self.options = options
         self.policy = policy
-        self.page_size = params.page_size
         self.counters = Counters()
         self._metrics = metrics
-        self.ghosts = GhostTable(ghost_pages, on_return=self._ghost_returned, on_expire=self._ghost_expired)
+        self.tree = AnnotatedTree(params.page_size, policy, self.counters, ghost_pages=ghost_pages)
         self._popped: list[UnifiedTreeNode] = []
         self._inserting: QueryFolds | None = None
 
@@ -72,18 +69,18 @@ class ImportanceComponent(FullComponent):
         assert not core.evictable_device_leaves, "watch an empty tree"
         assert not core.evictable_host_leaves, "watch an empty tree"
         self.policy.reset()
-        self.ghosts.clear()
+        self.tree.watch(core)
         core.evictable_device_leaves = WatchedLeaves(self._enter_device, self._leave_device)
         core.evictable_host_leaves = WatchedLeaves(self._enter_host, self._leave_host)
 
     def _enter_device(self, node: UnifiedTreeNode) -> None:
-        self.policy.enter(Tier.DEVICE, node.id, self.metadata(node), below=self.tier_below_device(node))
+        self.policy.enter(Tier.DEVICE, node.id, self.tree.metadata(node), below=self.tier_below_device(node))
 
     def _leave_device(self, node: UnifiedTreeNode) -> None:
         self.policy.leave(Tier.DEVICE, node.id)
 
     def _enter_host(self, node: UnifiedTreeNode) -> None:
-        metadata = self.metadata(node)
+        metadata = self.tree.metadata(node)
         self.policy.enter(Tier.HOST, node.id, metadata, below=self.tier_below_host(metadata))
 
     def _leave_host(self, node: UnifiedTreeNode) -> None:
@@ -104,96 +101,18 @@ class ImportanceComponent(FullComponent):
     def tier_below_host(metadata: NodeMetadata) -> Tier | None:
         return Tier.STORAGE if metadata.in_storage else None
 
-    # ---- metadata ----
-
-    def metadata(self, node: UnifiedTreeNode) -> NodeMetadata:
-        """The node's metadata; made on the first call, with what ghosts remember of its pages."""
-        known: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)
-        if known is not None:
-            return known
-        assert node.parent is not None, "the root holds no tokens"
-        created = NodeMetadata(
-            tokens=len(node.key),
-            depth=self._end_depth(node.parent),
-            page_size=self.page_size,
-            clock=self.policy.clock,
-        )
-        setattr(node, METADATA_ATTRIBUTE, created)
-        if len(self.ghosts):
-            self.ghosts.revive(self._page_digests(node), created)
-        return created
-
-    def _end_depth(self, node: UnifiedTreeNode) -> int:
-        if node.parent is None:
-            return 0
-        metadata = self.metadata(node)
-        return metadata.depth + metadata.tokens
-
-    def path(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
-        """Nodes from below the root down to ``node``."""
-        nodes = []
-        while node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        nodes.reverse()
-        return nodes
-
-    def nodes(self) -> Iterator[UnifiedTreeNode]:
-        """Every node but the root, parents before children."""
-        stack = list(self.tree_core.root_node.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
-
-    def is_in_tree(self, node: UnifiedTreeNode) -> bool:
-        return node.id in self.tree_core._node_arena
-
-    def _page_digests(self, node: UnifiedTreeNode) -> list[bytes]:
-        """Chained digests of the node's pages; the last one is cached on every node of the path."""
-        digests: list[bytes] = []
-        parent = root_digest(node.key.extra_key, node.key.cache_salt)
-        path = self.path(node)
-        known_until = max(
-            (i for i, ancestor in enumerate(path[:-1]) if self.metadata(ancestor).digest is not None),
-            default=-1,
-        )
-        if known_until >= 0:
-            known = self.metadata(path[known_until]).digest
-            assert known is not None
-            parent = known
-        for step in path[known_until + 1 :]:
-            digests = chain_digests(parent, step.key.raw_token_ids(), self.page_size)
-            parent = digests[-1]
-            self.metadata(step).digest = parent
-        return digests
-
-    def _ghost_returned(self, ghost: GhostNode, pages: int) -> None:
-        if ghost.kept_by_importance:
-            self.counters.observed_saved_tokens += pages * self.page_size
-        if not ghost.resolved:
-            self.policy.reuse.hit(ghost.reuse_class, self.policy.clock - ghost.last_access)
-
-    def _ghost_expired(self, ghost: GhostNode) -> None:
-        self.policy.reuse.end(ghost.reuse_class, self.policy.clock - ghost.last_access)
-
     # ---- upstream's tree events ----
 
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         super().redistribute_on_node_split(new_parent, child)
-        known: NodeMetadata | None = getattr(child, METADATA_ATTRIBUTE, None)
-        if known is not None:
-            setattr(new_parent, METADATA_ATTRIBUTE, known.split(len(new_parent.key), self.page_size))
+        self.tree.split(new_parent, child)
 
     def discard_deleted_session_leaf(self, node: UnifiedTreeNode) -> None:
         # Upstream calls this for every node that leaves the tree, while its parent is still linked.
         super().discard_deleted_session_leaf(node)
-        metadata = self.metadata(node)
         self.policy.leave(Tier.DEVICE, node.id)
         self.policy.leave(Tier.HOST, node.id)
-        self.ghosts.remember(
-            self._page_digests(node), metadata, kept_by_importance=self._kept_by_importance(node)
-        )
+        self.tree.removed(node, kept_by_importance=self._kept_by_importance(node))
 
     def commit_hicache_transfer(self, node: UnifiedTreeNode, phase: Any, *args: Any, **kwargs: Any) -> None:
         super().commit_hicache_transfer(node, phase, *args, **kwargs)
@@ -202,7 +121,7 @@ class ImportanceComponent(FullComponent):
 
     def stored(self, node: UnifiedTreeNode) -> None:
         """The node's pages were handed to the storage tier."""
-        self.metadata(node).in_storage = True
+        self.tree.metadata(node).in_storage = True
         self.refresh(node)
 
     # ---- requests ----
@@ -221,8 +140,8 @@ class ImportanceComponent(FullComponent):
         """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
         query = QueryFolds(self.policy.admit())
         if cached_tokens > 0 and req.last_node is not None:
-            for node in self.path(self.tree_core.node_by_id(req.last_node)):
-                metadata = self.metadata(node)
+            for node in self.tree.path(self.tree_core.node_by_id(req.last_node)):
+                metadata = self.tree.metadata(node)
                 if metadata.depth + metadata.tokens > cached_tokens:
                     break
                 if metadata.doomed:
@@ -237,7 +156,7 @@ class ImportanceComponent(FullComponent):
     ) -> None:
         super().commit_insert_component_data(node, is_new_leaf, *args, **kwargs)
         if is_new_leaf and self._inserting is not None:
-            metadata = self.metadata(node)
+            metadata = self.tree.metadata(node)
             if not metadata.importance.weight().any():
                 metadata.importance.creator = self._inserting.serial
 
@@ -258,7 +177,7 @@ class ImportanceComponent(FullComponent):
         end = req.last_node
         if is_finished and insert_result is not None:
             end = insert_result.last_device_node
-        path = self.path(self.tree_core.node_by_id(end)) if end is not None else []
+        path = self.tree.path(self.tree_core.node_by_id(end)) if end is not None else []
         if is_finished:
             self._mark_generated(path, len(req.origin_input_ids), query.serial)
         self._fold(req, query, path, is_finished=is_finished)
@@ -270,9 +189,9 @@ class ImportanceComponent(FullComponent):
 
     def _mark_generated(self, path: list[UnifiedTreeNode], prompt_tokens: int, serial: int) -> None:
         # Upstream splits a finished request at the page that holds the prompt's end.
-        boundary = prompt_tokens // self.page_size * self.page_size
+        boundary = prompt_tokens // self.tree.page_size * self.tree.page_size
         for node in reversed(path):
-            metadata = self.metadata(node)
+            metadata = self.tree.metadata(node)
             if metadata.depth < boundary or metadata.importance.creator != serial:
                 break
             metadata.block_type = BlockType.GENERATED
@@ -285,7 +204,7 @@ class ImportanceComponent(FullComponent):
             if weight <= 0:
                 break
             fold(
-                [self.metadata(node).importance for node in path],
+                [self.tree.metadata(node).importance for node in path],
                 observation,
                 query=query.serial,
                 weight=weight,
@@ -367,10 +286,4 @@ class ImportanceComponent(FullComponent):
         self.policy.check_integrity()
         assert self.policy.evictable(Tier.DEVICE) == len(core.evictable_device_leaves)
         assert self.policy.evictable(Tier.HOST) == len(core.evictable_host_leaves)
-        for node in self.nodes():
-            known: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)
-            if known is None:
-                continue
-            assert known.tokens == len(node.key), (node.id, known.tokens, len(node.key))
-            assert known.depth == self._end_depth(node.parent), node.id
-            assert known.importance.num_pages * self.page_size == known.tokens, node.id
+        self.tree.check_integrity()

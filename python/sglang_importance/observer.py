@@ -33,7 +33,7 @@ class ObserverComponent(ImportanceComponent):
         while tokens < request_cnt and (node_id := self.policy.victim(Tier.DEVICE)) is not None:
             node = self.tree_core.node_by_id(node_id)
             self._popped.append(node)
-            tokens += self.metadata(node).tokens
+            tokens += self.tree.metadata(node).tokens
         self._ours = {node.id for node in self._popped}
         for node in self._popped:
             self._enter_device(node)
@@ -41,14 +41,16 @@ class ObserverComponent(ImportanceComponent):
     def _evict_device_next_node(self, tracker: Any, *collected: Any) -> NodeId | None:
         node_id = FullComponent._evict_device_next_node(self, tracker, *collected)
         if node_id is not None and node_id in self._ours:
-            self.counters.observed_agreed_tokens += self.metadata(self.tree_core.node_by_id(node_id)).tokens
+            self.counters.observed_agreed_tokens += self.tree.metadata(
+                self.tree_core.node_by_id(node_id)
+            ).tokens
         return node_id
 
     def _evict_device_end(self) -> None:
         FullComponent._evict_device_end(self)
         for node in self._popped:
             if node in self.tree_core.evictable_device_leaves:
-                self.metadata(node).doomed = True
+                self.tree.metadata(node).doomed = True
         self._popped = []
         self._ours = set()
 

@@ -75,15 +75,15 @@ def snapshot(
 
     nodes: list[UnifiedTreeNode] = []
     stored_tokens = 0
-    for node in component.nodes():
+    for node in component.tree.nodes():
         nodes.append(node)
-        stored_tokens += len(node.key) if component.metadata(node).in_storage else 0
+        stored_tokens += len(node.key) if component.tree.metadata(node).in_storage else 0
         if pause.is_due():
             yield
 
     reuse: dict[int, float] = {}
     for node in reversed(nodes):  # children before parents: a child's reuse is its parent's
-        own = component.policy.reuse_probability(component.metadata(node))
+        own = component.policy.reuse_probability(component.tree.metadata(node))
         reuse[node.id] = max(own, reuse.get(node.id, 0.0))
         if node.parent is not None:
             reuse[node.parent.id] = max(reuse[node.id], reuse.get(node.parent.id, 0.0))
@@ -101,14 +101,14 @@ def snapshot(
     page = heapq.nlargest(limit, keys)
     rows = []
     for key in page:
-        if component.is_in_tree(keys[key]):
+        if keys[key] in component.tree:
             rows.append(_describe(component, keys[key], loss=key[0], p_reuse=reuse[key[1]]))
         if pause.is_due():
             yield
     return {
         "version": SCHEMA_VERSION,
         "policy": component.options.policy,
-        "page_size": component.page_size,
+        "page_size": component.tree.page_size,
         "clock": component.policy.clock,
         "tiers": _tiers(cache, stored_tokens),
         "nodes": rows,
@@ -143,7 +143,7 @@ class _Slices:
 
 
 def _loss(component: ImportanceComponent, node: UnifiedTreeNode, p_reuse: float) -> float:
-    metadata = component.metadata(node)
+    metadata = component.tree.metadata(node)
     if node.evicted:
         tier, below = Tier.HOST, component.tier_below_host(metadata)
     else:
@@ -154,7 +154,7 @@ def _loss(component: ImportanceComponent, node: UnifiedTreeNode, p_reuse: float)
 def _describe(
     component: ImportanceComponent, node: UnifiedTreeNode, *, loss: float, p_reuse: float
 ) -> dict[str, Any]:
-    metadata = component.metadata(node)
+    metadata = component.tree.metadata(node)
     importance = metadata.importance
     held = {Tier.DEVICE: not node.evicted, Tier.HOST: node.backuped, Tier.STORAGE: metadata.in_storage}
     assert node.parent is not None

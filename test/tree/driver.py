@@ -215,7 +215,7 @@ class TreeDriver:
 
     def back_up(self, node_id: int) -> None:
         """Copies a node and everything above it to the host, ancestors first."""
-        for node in self.component.path(self.core.node_by_id(node_id)):
+        for node in self.component.tree.path(self.core.node_by_id(node_id)):
             if node.evicted or node.backuped:
                 continue
             start = self._next_host_slot

@@ -60,9 +60,9 @@ class History:
         original = ImportanceComponent.redistribute_on_node_split
 
         def split(component: ImportanceComponent, new_parent, child) -> None:
-            whole = component.metadata(child).importance.page_vectors()
+            whole = component.tree.metadata(child).importance.page_vectors()
             original(component, new_parent, child)
-            parts = [component.metadata(node).importance.page_vectors() for node in (new_parent, child)]
+            parts = [component.tree.metadata(node).importance.page_vectors() for node in (new_parent, child)]
             assert np.array_equal(np.concatenate(parts), whole), "a split preserves every page"
             self.happened["split"] += 1
 
@@ -163,19 +163,19 @@ class History:
         self.waiting.append(request)
 
     def _evict(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
-        nodes = list(self.driver.component.nodes())
+        nodes = list(self.driver.component.tree.nodes())
         on_device = {node.id for node in nodes if not node.evicted}
         self.driver.evict(1 + a % 64)
         demoted = sum(node.id in on_device and node.evicted and node.backuped for node in nodes)
         self.happened["demote"] += demoted
 
     def _evict_host(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
-        before = len(list(self.driver.component.nodes()))
+        before = len(list(self.driver.component.tree.nodes()))
         self.driver.evict_host(1 + a % 64)
-        return len(list(self.driver.component.nodes())) < before
+        return len(list(self.driver.component.tree.nodes())) < before
 
     def _back_up(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
-        nodes = list(self.driver.component.nodes())
+        nodes = list(self.driver.component.tree.nodes())
         if not nodes:
             return False
         self.driver.back_up(nodes[a % len(nodes)].id)

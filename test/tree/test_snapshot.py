@@ -39,7 +39,7 @@ def test_slices_make_up_the_same_document(driver, every_node_is_a_slice, monkeyp
     sliced = document_of(driver.cache, limit=1000)
     monkeypatch.setattr(snapshot_module, "SLICE_SECONDS", 1000.0)
     assert run_slice(snapshot(driver.cache, limit=1000)) == sliced
-    assert len(sliced["nodes"]) == len(list(driver.component.nodes()))
+    assert len(sliced["nodes"]) == len(list(driver.component.tree.nodes()))
 
 
 def test_a_parent_is_never_less_reusable_than_its_child(driver):
@@ -50,7 +50,7 @@ def test_a_parent_is_never_less_reusable_than_its_child(driver):
 
 
 def test_the_tree_may_change_between_slices(driver, every_node_is_a_slice):
-    before = {node.id for node in driver.component.nodes()}
+    before = {node.id for node in driver.component.tree.nodes()}
     job = snapshot(driver.cache, limit=1000)
     step = 0
     while (document := run_slice(job)) is None:

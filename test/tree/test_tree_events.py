@@ -34,9 +34,9 @@ def serve(
 def path_of(driver: TreeDriver, tokens: list[int]):
     """Nodes that hold the tokens, found like any request finds them."""
     request = driver.admit([*tokens, -1])
-    nodes = driver.component.path(driver.core.node_by_id(request.last_node))
+    nodes = driver.component.tree.path(driver.core.node_by_id(request.last_node))
     driver.abort(request)
-    return [(node, driver.component.metadata(node)) for node in nodes]
+    return [(node, driver.component.tree.metadata(node)) for node in nodes]
 
 
 def prompt(start: int, num_pages: int) -> list[int]:
@@ -162,7 +162,7 @@ def test_page_vectors_survive_demotion_and_load_back(make_driver):
     driver.evict(driver.cache.evictable_size())
     assert node.evicted
     assert node.backuped
-    assert np.array_equal(driver.component.metadata(node).importance.page_vectors(), before)
+    assert np.array_equal(driver.component.tree.metadata(node).importance.page_vectors(), before)
     ((loaded, metadata),) = path_of(driver, tokens)
     assert loaded is node
     assert not node.evicted
@@ -177,7 +177,7 @@ def test_an_evicted_prefix_that_returns_gets_its_history_back(make_driver):
     ((_, metadata),) = path_of(driver, document)
     known = metadata.importance.body_mass(Origin.CROSS)
     driver.evict(10_000)
-    assert not list(driver.component.nodes())
+    assert not list(driver.component.tree.nodes())
     serve(driver, document)
     ((_, metadata),) = path_of(driver, document)
     assert metadata.importance.body_mass(Origin.CROSS) == pytest.approx(known)
@@ -188,8 +188,8 @@ def test_flush_forgets_nodes_and_ghosts(make_driver):
     serve(driver, prompt(0, 2), prefill=pages(1, 1))
     driver.cache.reset()
     driver.component.check_integrity()
-    assert not list(driver.component.nodes())
-    assert len(driver.component.ghosts) == 0
+    assert not list(driver.component.tree.nodes())
+    assert len(driver.component.tree.ghosts) == 0
 
 
 def important_and_recent(driver: TreeDriver) -> tuple[list[int], list[int]]:
@@ -209,10 +209,10 @@ def test_importance_decides_who_is_evicted_and_g_off_is_the_control(make_driver,
     driver = make_driver(options=ImportanceOptions(policy="importance", g=g))
     important, recent = important_and_recent(driver)
     names = {important[0]: "important", recent[0]: "recent"}
-    remaining = {names[node.key.token_ids[0]] for node in driver.component.nodes()}
+    remaining = {names[node.key.token_ids[0]] for node in driver.component.tree.nodes()}
     assert remaining == {"important", "recent"}
     driver.evict(1)
-    (survivor,) = (names[node.key.token_ids[0]] for node in driver.component.nodes())
+    (survivor,) = (names[node.key.token_ids[0]] for node in driver.component.tree.nodes())
     assert survivor != victim
 
 
@@ -236,7 +236,7 @@ def test_different_salts_share_neither_nodes_nor_ghosts(make_driver):
     tokens = prompt(0, 2)
     serve(driver, tokens, prefill=pages(1, 1))
     ((node, _),) = path_of(driver, tokens)
-    digests = driver.component._page_digests(node)
+    digests = driver.component.tree.page_digests(node)
     salted = driver.admit(tokens)
     driver.abort(salted)
     request = driver.admit([9, 9])
@@ -245,8 +245,8 @@ def test_different_salts_share_neither_nodes_nor_ghosts(make_driver):
     driver.readmit(salted)
     driver.prefill(salted, body=pages(1, 1))
     driver.finish(salted)
-    other = next(n for n in driver.component.nodes() if n.key.cache_salt == "tenant")
-    assert not set(digests) & set(driver.component._page_digests(other))
+    other = next(n for n in driver.component.tree.nodes() if n.key.cache_salt == "tenant")
+    assert not set(digests) & set(driver.component.tree.page_digests(other))
 
 
 def test_a_host_copy_makes_a_leaf_the_next_victim(make_driver):
@@ -270,4 +270,4 @@ def test_a_victim_that_upstream_could_not_evict_is_ranked_again(make_driver):
     component.evict_device_end()
     component.check_integrity()
     driver.evict(1)
-    assert not list(component.nodes())
+    assert not list(component.tree.nodes())

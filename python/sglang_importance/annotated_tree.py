@@ -1,0 +1,150 @@
+"""Upstream's tree with our metadata on its nodes, and the ghosts of nodes that left it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sgl_importance.ghost import GhostNode, GhostTable, chain_digests, root_digest
+from sgl_importance.node import NodeMetadata
+from sgl_importance.policy.importance import ImportancePolicy
+from sglang_importance.counters import Counters
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+
+METADATA_ATTRIBUTE = "importance_metadata"
+
+
+class AnnotatedTree:
+    """Finds and keeps the metadata of nodes. Changes nothing of the tree itself.
+
+    Args:
+        page_size: tokens per page.
+        policy: its clock dates nodes; it learns from ghosts.
+        counters: where tokens are counted that only importance would have kept.
+        ghost_pages: pages to remember after their removal.
+    """
+
+    def __init__(
+        self, page_size: int, policy: ImportancePolicy, counters: Counters, *, ghost_pages: int
+    ) -> None:
+        self.page_size = page_size
+        self.ghosts = GhostTable(ghost_pages, on_return=self._ghost_returned, on_expire=self._ghost_expired)
+        self._policy = policy
+        self._counters = counters
+        self._core: UnifiedTreeCore | None = None
+
+    @property
+    def core(self) -> UnifiedTreeCore:
+        assert self._core is not None, "watch a tree core first"
+        return self._core
+
+    def watch(self, core: UnifiedTreeCore) -> None:
+        """Follows a tree core that has just been reset; what was known of the old tree is forgotten."""
+        self._core = core
+        self.ghosts.clear()
+
+    # ---- nodes ----
+
+    def metadata(self, node: UnifiedTreeNode) -> NodeMetadata:
+        """The node's metadata; made on the first call, with what ghosts remember of its pages."""
+        known = self.known(node)
+        if known is not None:
+            return known
+        assert node.parent is not None, "the root holds no tokens"
+        created = NodeMetadata(
+            tokens=len(node.key),
+            depth=self._end_depth(node.parent),
+            page_size=self.page_size,
+            clock=self._policy.clock,
+        )
+        setattr(node, METADATA_ATTRIBUTE, created)
+        if len(self.ghosts):
+            self.ghosts.revive(self.page_digests(node), created)
+        return created
+
+    @staticmethod
+    def known(node: UnifiedTreeNode) -> NodeMetadata | None:
+        """The node's metadata if it was made already."""
+        metadata: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)
+        return metadata
+
+    @staticmethod
+    def path(node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
+        """Nodes from below the root down to ``node``."""
+        nodes = []
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def nodes(self) -> Iterator[UnifiedTreeNode]:
+        """Every node but the root, parents before children."""
+        stack = list(self.core.root_node.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def __contains__(self, node: UnifiedTreeNode) -> bool:
+        return node.id in self.core._node_arena
+
+    def _end_depth(self, node: UnifiedTreeNode) -> int:
+        if node.parent is None:
+            return 0
+        metadata = self.metadata(node)
+        return metadata.depth + metadata.tokens
+
+    # ---- events ----
+
+    def split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
+        """``child`` was cut: its first tokens are ``new_parent`` now."""
+        known = self.known(child)
+        if known is not None:
+            setattr(new_parent, METADATA_ATTRIBUTE, known.split(len(new_parent.key), self.page_size))
+
+    def removed(self, node: UnifiedTreeNode, *, kept_by_importance: bool) -> None:
+        """The node leaves the tree; its parent is still linked."""
+        self.ghosts.remember(
+            self.page_digests(node), self.metadata(node), kept_by_importance=kept_by_importance
+        )
+
+    # ---- ghosts ----
+
+    def page_digests(self, node: UnifiedTreeNode) -> list[bytes]:
+        """Chained digests of the node's pages; the last one is cached on every node of the path."""
+        parent = root_digest(node.key.extra_key, node.key.cache_salt)
+        missing = []
+        for step in reversed(self.path(node)):
+            known = self.metadata(step).digest if step is not node else None
+            if known is not None:
+                parent = known
+                break
+            missing.append(step)
+        digests: list[bytes] = []
+        for step in reversed(missing):
+            digests = chain_digests(parent, step.key.raw_token_ids(), self.page_size)
+            parent = digests[-1]
+            self.metadata(step).digest = parent
+        return digests
+
+    def _ghost_returned(self, ghost: GhostNode, pages: int) -> None:
+        if ghost.kept_by_importance:
+            self._counters.observed_saved_tokens += pages * self.page_size
+        if not ghost.resolved:
+            self._policy.reuse.hit(ghost.reuse_class, self._policy.clock - ghost.last_access)
+
+    def _ghost_expired(self, ghost: GhostNode) -> None:
+        self._policy.reuse.end(ghost.reuse_class, self._policy.clock - ghost.last_access)
+
+    def check_integrity(self) -> None:
+        """Asserts that what is known of each node agrees with the tree."""
+        for node in self.nodes():
+            known = self.known(node)
+            if known is None:
+                continue
+            assert known.tokens == len(node.key), (node.id, known.tokens, len(node.key))
+            assert known.depth == self._end_depth(node.parent), node.id
+            assert known.importance.num_pages * self.page_size == known.tokens, node.id
