@@ -15,11 +15,18 @@ _damaged = False
 
 
 def load_and_damage(
-    load: Any, host: Any, device_pool: Any, host_indices: Any, device_indices: Any, layer: int, *rest: Any
+    load: Any,
+    host: Any,
+    device_pool: Any,
+    host_indices: Any,
+    device_indices: Any,
+    layer: int,
+    *rest: Any,
+    **options: Any,
 ) -> None:
     """Loads a layer; the first time, the keys of one page end one slot further than they should."""
     global _damaged
-    load(host, device_pool, host_indices, device_indices, layer, *rest)
+    load(host, device_pool, host_indices, device_indices, layer, *rest, **options)
     if layer != LAYER or _damaged or len(device_indices) < 2 * host.page_size:
         return
     page = device_indices[: host.page_size]
