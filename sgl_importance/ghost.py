@@ -38,9 +38,10 @@ def chain_digests(parent: bytes, tokens: Sequence[int], page_size: int) -> list[
 
 @dataclass(slots=True)
 class GhostNode:
-    """The removed node that a ghost page belonged to.
+    """The removed node that ghost pages belonged to.
 
     Attributes:
+        vectors: what was known of its pages, float64 [num_pages, 8].
         kept_by_importance: ``observe`` only: stock evicted the node, importance would have kept it.
         resolved: whether its return or its end was already reported.
     """
@@ -48,6 +49,7 @@ class GhostNode:
     reuse_class: int
     last_access: int
     queries: int
+    vectors: FloatArray
     kept_by_importance: bool = False
     resolved: bool = False
 
@@ -73,7 +75,7 @@ class GhostTable:
         self._capacity_pages = capacity_pages
         self._on_return = on_return
         self._on_expire = on_expire
-        self._pages: OrderedDict[bytes, tuple[GhostNode, FloatArray]] = OrderedDict()
+        self._pages: OrderedDict[bytes, tuple[GhostNode, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -87,9 +89,15 @@ class GhostTable:
     ) -> None:
         """Keeps the pages of a node that is being removed."""
         assert len(digests) == node.importance.num_pages
-        ghost = GhostNode(node.reuse_class, node.last_access, node.importance.queries, kept_by_importance)
-        for digest, vector in zip(digests, node.importance.page_vectors(), strict=True):
-            self._pages[digest] = (ghost, vector)
+        ghost = GhostNode(
+            reuse_class=node.reuse_class,
+            last_access=node.last_access,
+            queries=node.importance.queries,
+            vectors=node.importance.page_vectors(),
+            kept_by_importance=kept_by_importance,
+        )
+        for page, digest in enumerate(digests):
+            self._pages[digest] = (ghost, page)
             self._pages.move_to_end(digest)
         while len(self._pages) > self._capacity_pages:
             _, (expired, _) = self._pages.popitem(last=False)
@@ -108,8 +116,8 @@ class GhostTable:
             remembered = self._pages.pop(digest, None)
             if remembered is None:
                 continue
-            ghost, vector = remembered
-            node.importance.restore_pages(page, vector[None, :], ghost.queries)
+            ghost, kept_page = remembered
+            node.importance.restore_pages(page, ghost.vectors[kept_page, None], ghost.queries)
             _, pages = returned.get(id(ghost), (ghost, 0))
             returned[id(ghost)] = (ghost, pages + 1)
         for ghost, pages in returned.values():

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GHOSTS_PER_DEVICE_PAGE = 4  # long enough to see whether an evicted page comes back, 100 bytes each
+GHOSTS_PER_DEVICE_PAGE = 4  # long enough to see whether an evicted page comes back
+MAX_GHOST_PAGES = 2**18  # about 70 MB of scheduler memory, also where a page is one token
 
 
 class ImportanceRadixCache(UnifiedRadixCache):
@@ -53,6 +54,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     """Factory for ``register_radix_cache_backend``: the unified cache, our component, the Python core."""
     options: ImportanceOptions = ctx.server_args._sgl_importance
     allocator = ctx.params.token_to_kv_pool_allocator
+    device_pages = allocator.size // ctx.params.page_size
     policy = ImportancePolicy(cost_model(ctx.model_config, allocator), use_importance=options.g != "off")
     component = ObserverComponent if options.policy == "observe" else ImportanceComponent
     ctx.params.component_registry_override = {
@@ -61,7 +63,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             component,
             options=options,
             policy=policy,
-            ghost_pages=GHOSTS_PER_DEVICE_PAGE * allocator.size // ctx.params.page_size,
+            ghost_pages=min(GHOSTS_PER_DEVICE_PAGE * device_pages, MAX_GHOST_PAGES),
             metrics=MetricsPublisher.create(enabled=ctx.params.enable_metrics),
         ),
     }
