@@ -24,14 +24,14 @@ def load_and_damage(
     *rest: Any,
     **options: Any,
 ) -> None:
-    """Loads a layer; the first time, the keys of one page end one slot further than they should."""
+    """Loads a layer; the first time, the values of one page arrive as garbage."""
     global _damaged
     load(host, device_pool, host_indices, device_indices, layer, *rest, **options)
     if layer != LAYER or _damaged or len(device_indices) < 2 * host.page_size:
         return
     page = device_indices[: host.page_size]
-    keys = device_pool.k_buffer[layer]
-    keys[page] = keys[page].roll(1, dims=0)
+    # Random weights attend almost evenly: keys of a wrong slot would hardly show, wrong values do.
+    device_pool.v_buffer[layer][page] *= -8
     _damaged = True
     logger.info("kv_fault: damaged %d tokens of layer %d", len(page), layer)
 
