@@ -80,6 +80,7 @@ if ! given model-path >/dev/null && ! given model >/dev/null; then
   default --model-path "$root/sgl_importance/probe/checkpoint"
   default --served-model-name default
   default --max-total-tokens 65536  # two contexts of the embedded model: about 130 MB, and twice that on the host
+  default --kv-importance-layers 1  # measured: the layer whose heads find the record
   export HF_HUB_OFFLINE=1
 fi
 
