@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +56,8 @@ class ServerProcess:
         api_key: str | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sglang-"))
+        # Not at exit from the context: what a server has logged is looked at after its end.
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.log_file = self.folder / "server.log"
         self.store = store or self.folder / "store"
         self.store.mkdir(parents=True, exist_ok=True)
