@@ -240,42 +240,31 @@ class ImportanceComponent(FullComponent):
     def _evict_device_next_node(self, tracker: Any, *collected: Any) -> NodeId | None:
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
-        node = self._next_victim(Tier.DEVICE)
-        return None if node is None else node.id
+        node_id = self.policy.victim(Tier.DEVICE)
+        if node_id is not None:
+            self._popped.append(self.tree_core.node_by_id(node_id))
+        return node_id
 
     def _evict_device_end(self) -> None:
-        self._end_walk(self.tree_core.evictable_device_leaves, self._enter_device)
+        # A victim that upstream could not evict (a failed backup, say) is still a leaf: rank it again.
+        for node in self._popped:
+            if node in self.tree_core.evictable_device_leaves:
+                self._enter_device(node)
+        self._popped = []
 
     def drive_host_eviction(self, num_tokens: int, tracker: Any, *collected: Any) -> None:
-        self._popped = []
-        ct = self.component_type
-        while tracker[ct] < num_tokens:
-            node = self._next_victim(Tier.HOST)
-            if node is None:
+        # Also runs inside a device walk, to make room for the backup of its victim.
+        while tracker[self.component_type] < num_tokens:
+            node_id = self.policy.victim(Tier.HOST)
+            if node_id is None:
                 break
-            self.tree_core._evict_host_leaf(node, tracker, *collected)
-        self._end_walk(self.tree_core.evictable_host_leaves, self._enter_host)
+            self.tree_core._evict_host_leaf(self.tree_core.node_by_id(node_id), tracker, *collected)
 
     def evict_component(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> tuple[int, int]:
         device_tokens, host_tokens = super().evict_component(node, *args, **kwargs)
         self.counters.evicted(Tier.DEVICE, device_tokens)
         self.counters.evicted(Tier.HOST, host_tokens)
         return device_tokens, host_tokens
-
-    def _next_victim(self, tier: Tier) -> UnifiedTreeNode | None:
-        node_id = self.policy.victim(tier)
-        if node_id is None:
-            return None
-        node = self.tree_core.node_by_id(node_id)
-        self._popped.append(node)
-        return node
-
-    def _end_walk(self, leaves: set[UnifiedTreeNode], enter: Any) -> None:
-        # A victim that upstream could not evict (a failed backup, say) is still a leaf: rank it again.
-        for node in self._popped:
-            if node in leaves:
-                enter(node)
-        self._popped = []
 
     def _kept_by_importance(self, node: UnifiedTreeNode) -> bool:
         return False

@@ -267,6 +267,7 @@ def test_a_victim_that_upstream_could_not_evict_is_ranked_again(make_driver):
     component.evict_device_start(1)
     victim = component.evict_device_next_node({component.component_type: 0}, {}, {})
     assert victim is not None
+    driver.evict_host(1)  # as a backup does that finds the host full
     component.evict_device_end()
     component.check_integrity()
     driver.evict(1)
