@@ -196,7 +196,9 @@ class ServerProcess:
         return self._client.get(path, params=params).raise_for_status().json()
 
     def post(self, path: str, body: Any = None) -> Any:
-        return self._client.post(path, json=body).raise_for_status().json()
+        """The answer's JSON; None where it is empty."""
+        answer = self._client.post(path, json=body).raise_for_status()
+        return answer.json() if answer.content else None
 
     def flush_cache(self) -> None:
         self._client.post("/flush_cache").raise_for_status()

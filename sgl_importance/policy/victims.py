@@ -16,12 +16,23 @@ LEVELS_PER_OCTAVE = 4  # nodes within 19 % of each other's value count as equal,
 _COMPACT_SLACK = 64
 
 Probability = Callable[[int, int], float]
-_Group = tuple[int, int]
 
 
 def value_level(value: float) -> int:
     """Quantised log2 of a positive value."""
     return round(LEVELS_PER_OCTAVE * math.log2(value))
+
+
+class _Group:
+    """Nodes of one class and level; the heap may hold stale items, ``live`` does not count them."""
+
+    __slots__ = ("factor", "heap", "live", "reuse_class")
+
+    def __init__(self, reuse_class: int, level: int) -> None:
+        self.reuse_class = reuse_class
+        self.factor = 2.0 ** (level / LEVELS_PER_OCTAVE)
+        self.heap: list[tuple[int, int]] = []  # (last access, node id)
+        self.live = 0
 
 
 class VictimOrder:
@@ -33,8 +44,7 @@ class VictimOrder:
 
     def __init__(self, probability: Probability) -> None:
         self._probability = probability
-        self._heaps: dict[_Group, list[tuple[int, int]]] = {}
-        self._live: dict[_Group, int] = {}
+        self._groups: dict[tuple[int, int], _Group] = {}
         self._entries: dict[int, tuple[_Group, int]] = {}
 
     def __len__(self) -> int:
@@ -45,46 +55,50 @@ class VictimOrder:
 
     def add(self, node_id: int, reuse_class: int, value: float, last_access: int) -> None:
         """Enters a node, or moves it when its class, value or last access changed."""
-        group = (reuse_class, value_level(value))
-        entry = (group, last_access)
+        key = (reuse_class, value_level(value))
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(*key)
         previous = self._entries.get(node_id)
-        if previous == entry:
+        if previous == (group, last_access):
             return
         if previous is not None:
-            self._forget(previous[0])
-        self._entries[node_id] = entry
-        heap = self._heaps.setdefault(group, [])
-        heappush(heap, (last_access, node_id))
-        live = self._live.get(group, 0) + 1
-        self._live[group] = live
-        if len(heap) > 2 * live + _COMPACT_SLACK:
-            # Locking and unlocking a hot node leaves one stale entry each time.
-            heap[:] = {item for item in heap if self._is_live(group, item)}
-            heapify(heap)
+            previous[0].live -= 1
+        self._entries[node_id] = (group, last_access)
+        heappush(group.heap, (last_access, node_id))
+        group.live += 1
+        if len(group.heap) > 2 * group.live + _COMPACT_SLACK:
+            # Locking and unlocking a hot node leaves one stale item each time.
+            group.heap[:] = {item for item in group.heap if self._entries.get(item[1]) == (group, item[0])}
+            heapify(group.heap)
 
     def discard(self, node_id: int) -> None:
         entry = self._entries.pop(node_id, None)
         if entry is not None:
-            self._forget(entry[0])
+            entry[0].live -= 1
 
     def pop(self, clock: int) -> int | None:
         """Removes and returns the node that loses least at ``clock``; None if there is none."""
         best: tuple[float, int, int] | None = None
-        probability = self._probability
-        for group in list(self._heaps):
-            heap = self._heaps[group]
-            while heap and not self._is_live(group, heap[0]):
+        empty = []
+        probability, entries = self._probability, self._entries
+        for key, group in self._groups.items():
+            heap = group.heap
+            while heap:
+                last_access, node_id = heap[0]
+                entry = entries.get(node_id)
+                if entry is not None and entry[0] is group and entry[1] == last_access:
+                    break
                 heappop(heap)
-            if not heap:
-                del self._heaps[group]
-                self._live.pop(group, None)
+            else:
+                empty.append(key)
                 continue
-            last_access, node_id = heap[0]
-            reuse_class, level = group
-            loss = probability(reuse_class, clock - last_access) * 2.0 ** (level / LEVELS_PER_OCTAVE)
-            candidate = (loss, last_access, node_id)
-            if best is None or candidate < best:
-                best = candidate
+            loss = probability(group.reuse_class, clock - last_access) * group.factor
+            # Equal losses are decided by age, then by node id: the same on every rank.
+            if best is None or (loss, last_access, node_id) < best:
+                best = (loss, last_access, node_id)
+        for key in empty:
+            del self._groups[key]
         if best is None:
             return None
         self.discard(best[2])
@@ -92,14 +106,8 @@ class VictimOrder:
 
     def check_integrity(self) -> None:
         """Asserts that every node is in its group's heap exactly as entered, and that counts agree."""
-        live: dict[_Group, int] = {}
+        live = dict.fromkeys(self._groups.values(), 0)
         for node_id, (group, last_access) in self._entries.items():
-            assert (last_access, node_id) in self._heaps[group], (node_id, group)
-            live[group] = live.get(group, 0) + 1
-        assert live == {group: count for group, count in self._live.items() if count}, (live, self._live)
-
-    def _is_live(self, group: _Group, item: tuple[int, int]) -> bool:
-        return self._entries.get(item[1]) == (group, item[0])
-
-    def _forget(self, group: _Group) -> None:
-        self._live[group] -= 1
+            assert (last_access, node_id) in group.heap, (node_id, last_access)
+            live[group] += 1
+        assert all(group.live == count for group, count in live.items())

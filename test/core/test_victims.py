@@ -67,5 +67,5 @@ def test_a_hot_node_that_is_locked_and_unlocked_forever_costs_no_memory():
         order.add(1, 0, 1.0, access)
         order.discard(1)
     order.add(1, 0, 1.0, 10_000)
-    assert sum(len(heap) for heap in order._heaps.values()) < 200
+    assert sum(len(group.heap) for group in order._groups.values()) < 200
     assert order.pop(10_000) == 1
