@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from xxhash import xxh3_128_digest
@@ -22,18 +22,21 @@ def root_digest(*namespace: str | None) -> bytes:
     return xxh3_128_digest(repr(namespace).encode())
 
 
-def chain_digests(parent: bytes, tokens: Sequence[int], page_size: int) -> list[bytes]:
+def iterate_chain(parent: bytes, tokens: Sequence[int], page_size: int) -> Iterator[bytes]:
     """One digest per whole page; each stands for the page and everything before it.
 
     Not cryptographic: a collision would misjudge a page's importance, never serve its content.
     """
     raw = memoryview(array("q", tokens)).cast("B")
     page_bytes = page_size * array("q").itemsize
-    digests = []
     for start in range(0, len(raw) - page_bytes + 1, page_bytes):
         parent = xxh3_128_digest(parent + raw[start : start + page_bytes])
-        digests.append(parent)
-    return digests
+        yield parent
+
+
+def chain_digests(parent: bytes, tokens: Sequence[int], page_size: int) -> list[bytes]:
+    """The digests of ``iterate_chain``, all at once."""
+    return list(iterate_chain(parent, tokens, page_size))
 
 
 @dataclass(slots=True)
@@ -105,8 +108,11 @@ class GhostTable:
                 expired.resolved = True
                 self._on_expire(expired)
 
-    def revive(self, digests: Sequence[bytes], node: NodeMetadata) -> int:
-        """Gives the pages of a new node what their ghosts kept.
+    def revive(self, digests: Iterable[bytes], node: NodeMetadata) -> int:
+        """Gives the pages of a new node what their ghosts kept, up to the first page without one.
+
+        Leaves are evicted before their parents and the oldest ghosts go first, so behind a page without a
+        ghost there is none either; a prompt that was never seen costs one look-up.
 
         Returns:
             How many of the pages had a ghost.
@@ -115,7 +121,7 @@ class GhostTable:
         for page, digest in enumerate(digests):
             remembered = self._pages.pop(digest, None)
             if remembered is None:
-                continue
+                break
             ghost, kept_page = remembered
             node.importance.restore_pages(page, ghost.vectors[kept_page, None], ghost.queries)
             _, pages = returned.get(id(ghost), (ghost, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sgl_importance.ghost import GhostNode, GhostTable, chain_digests, root_digest
+from sgl_importance.ghost import GhostNode, GhostTable, chain_digests, iterate_chain, root_digest
 from sgl_importance.node import NodeMetadata
 from sgl_importance.policy.importance import ImportancePolicy
 from sglang_importance.counters import Counters
@@ -61,7 +61,8 @@ class AnnotatedTree:
         )
         setattr(node, METADATA_ATTRIBUTE, created)
         if len(self.ghosts):
-            self.ghosts.revive(self.page_digests(node), created)
+            start = self._end_digest(node.parent, node)
+            self.ghosts.revive(iterate_chain(start, node.key.raw_token_ids(), self.page_size), created)
         return created
 
     @staticmethod
@@ -114,21 +115,26 @@ class AnnotatedTree:
     # ---- ghosts ----
 
     def page_digests(self, node: UnifiedTreeNode) -> list[bytes]:
-        """Chained digests of the node's pages; the last one is cached on every node of the path."""
-        parent = root_digest(node.key.extra_key, node.key.cache_salt)
+        """Chained digests of the node's pages."""
+        assert node.parent is not None
+        digests = chain_digests(self._end_digest(node.parent, node), node.key.raw_token_ids(), self.page_size)
+        self.metadata(node).digest = digests[-1]
+        return digests
+
+    def _end_digest(self, node: UnifiedTreeNode, below: UnifiedTreeNode) -> bytes:
+        """Digest of everything up to the node's end, cached on it; the root's is ``below``'s namespace."""
         missing = []
+        digest = root_digest(below.key.extra_key, below.key.cache_salt)
         for step in reversed(self.path(node)):
-            known = self.metadata(step).digest if step is not node else None
+            known = self.metadata(step).digest
             if known is not None:
-                parent = known
+                digest = known
                 break
             missing.append(step)
-        digests: list[bytes] = []
         for step in reversed(missing):
-            digests = chain_digests(parent, step.key.raw_token_ids(), self.page_size)
-            parent = digests[-1]
-            self.metadata(step).digest = parent
-        return digests
+            digest = chain_digests(digest, step.key.raw_token_ids(), self.page_size)[-1]
+            self.metadata(step).digest = digest
+        return digest
 
     def _ghost_returned(self, ghost: GhostNode, pages: int) -> None:
         if ghost.kept_by_importance:

@@ -12,6 +12,7 @@ import logging
 logger = logging.getLogger(__name__)
 
 _applied: list[str] = []
+_activated = False
 _installed = False
 
 
@@ -28,9 +29,11 @@ def accelerator_visible() -> bool:
 
 
 def activate() -> None:
-    """Mends the imports of this process. Returns no platform, so sglang keeps its own choice."""
-    if accelerator_visible():
+    """Mends the imports of this process, once. Returns no platform, so sglang keeps its own choice."""
+    global _activated
+    if _activated or accelerator_visible():
         return
+    _activated = True
     from sglang_importance.cpu.defaults import SpinningThreads
     from sglang_importance.cpu.imports import CpuEngine, CudaOnlyPackages, SglKernel, TorchvisionOperators
     from sglang_importance.cpu.shim import apply_needed
