@@ -74,6 +74,7 @@ def shims_seen(monkeypatch: pytest.MonkeyPatch) -> list[Shim]:
     """As in a process where nothing has been applied yet; collects what would be."""
     seen: list[Shim] = []
     monkeypatch.setattr(cpu, "_applied", [])
+    monkeypatch.setattr(cpu, "_activated", False)
     monkeypatch.setattr(cpu, "_installed", False)
     monkeypatch.setattr(
         "sglang_importance.cpu.shim.apply_needed",
@@ -93,10 +94,11 @@ def test_an_accelerator_decides(
     assert cpu.applied_shims() == tuple(type(shim).__name__ for shim in shims_seen)
 
 
-def test_install_acts_once(shims_seen: list[Shim]) -> None:
-    cpu.install()
+@pytest.mark.parametrize("step", [cpu.activate, cpu.install])
+def test_acts_once(step: Callable[[], None], shims_seen: list[Shim]) -> None:
+    step()
     first = len(shims_seen)
-    cpu.install()
+    step()
     assert len(shims_seen) == first > 0
 
 
