@@ -1,0 +1,148 @@
+"""What is replayed: requests as paths of blocks in one radix tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+NO_PARENT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival; block ids are dense, so arrays indexed by them describe the blocks.
+
+    Attributes:
+        name: what tables and figures call it.
+        block_tokens: tokens of a whole block.
+        blocks: blocks of all requests, one after the other, root side first; int64 [accesses], values in
+            [0, unique blocks), numbered in order of first appearance.
+        offsets: request i asks for ``blocks[offsets[i]:offsets[i + 1]]``; int64 [requests + 1].
+        parents: block before each block on its path, NO_PARENT for a first block; int64 [unique blocks].
+            None where blocks are independent objects (general cache traces): only object-level replay.
+        input_tokens: prompt length of each request; int64 [requests]. The last block of a request may be
+            filled in part.
+        output_tokens: generated tokens of each request, 0 where unknown; int64 [requests].
+        seconds: arrival times from the start of the trace, never decreasing; float64 [requests].
+    """
+
+    name: str
+    block_tokens: int
+    blocks: IntArray
+    offsets: IntArray
+    parents: IntArray | None
+    input_tokens: IntArray
+    output_tokens: IntArray
+    seconds: npt.NDArray[np.float64]
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_accesses(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of unique blocks."""
+        return int(self.blocks.max()) + 1 if len(self.blocks) else 0
+
+    def request(self, index: int) -> IntArray:
+        """Blocks of one request, root side first."""
+        return self.blocks[self.offsets[index] : self.offsets[index + 1]]
+
+    def check_integrity(self) -> None:
+        """Asserts shapes, order, and that every path follows ``parents``."""
+        assert self.block_tokens > 0
+        assert self.offsets[0] == 0
+        assert self.offsets[-1] == len(self.blocks)
+        assert (np.diff(self.offsets) >= 0).all()
+        for per_request in (self.input_tokens, self.output_tokens, self.seconds):
+            assert len(per_request) == self.num_requests
+        assert (np.diff(self.seconds) >= 0).all()
+        _, first = np.unique(self.blocks, return_index=True)
+        assert (np.diff(first) > 0).all(), "blocks are not numbered in order of first appearance"
+        if self.parents is not None:
+            assert len(self.parents) == self.num_blocks
+            before = np.concatenate(([NO_PARENT], self.blocks[:-1])) if len(self.blocks) else self.blocks
+            before[self.offsets[:-1][np.diff(self.offsets) > 0]] = NO_PARENT
+            assert (self.parents[self.blocks] == before).all(), "a block has two parents"
+
+
+class TraceBuilder:
+    """Collects requests whose blocks have arbitrary hashable names, and numbers the blocks.
+
+    Args:
+        name: what tables and figures call the trace.
+        block_tokens: tokens of a whole block.
+        prefix_tree: whether a block stands for itself and everything before it.
+    """
+
+    def __init__(self, name: str, block_tokens: int, *, prefix_tree: bool = True) -> None:
+        self._name = name
+        self._block_tokens = block_tokens
+        self._prefix_tree = prefix_tree
+        self._ids: dict[object, int] = {}
+        self._parents: list[int] = []
+        self._blocks: list[int] = []
+        self._offsets = [0]
+        self._input_tokens: list[int] = []
+        self._output_tokens: list[int] = []
+        self._seconds: list[float] = []
+
+    def add(
+        self, blocks: Iterable[object], *, input_tokens: int, output_tokens: int = 0, seconds: float = 0.0
+    ) -> None:
+        """Appends one request.
+
+        Raises:
+            ValueError: a block has another parent than before, or appears twice in the request; or time
+                runs backwards. The request is then not added.
+        """
+        if self._seconds and seconds < self._seconds[-1]:
+            raise ValueError(
+                f"arrives at {seconds} s, before the request ahead of it ({self._seconds[-1]} s)"
+            )
+        names = list(blocks)
+        if self._prefix_tree:
+            self._check_path(names)
+        parent = NO_PARENT
+        for name in names:
+            block = self._ids.setdefault(name, len(self._ids))
+            if block == len(self._parents):
+                self._parents.append(parent)
+            self._blocks.append(block)
+            parent = block
+        self._offsets.append(len(self._blocks))
+        self._input_tokens.append(input_tokens)
+        self._output_tokens.append(output_tokens)
+        self._seconds.append(seconds)
+
+    def _check_path(self, names: Sequence[object]) -> None:
+        if len(set(names)) != len(names):
+            raise ValueError(
+                "a block appears twice in one request; block names must stand for whole prefixes"
+            )
+        parent: int | None = NO_PARENT
+        for name in names:
+            block = self._ids.get(name)
+            if block is not None and self._parents[block] != parent:
+                raise ValueError(f"block {name!r} follows another block than before; use --object-level")
+            parent = block
+
+    def build(self) -> Trace:
+        return Trace(
+            name=self._name,
+            block_tokens=self._block_tokens,
+            blocks=np.array(self._blocks, dtype=np.int64),
+            offsets=np.array(self._offsets, dtype=np.int64),
+            parents=np.array(self._parents, dtype=np.int64) if self._prefix_tree else None,
+            input_tokens=np.array(self._input_tokens, dtype=np.int64),
+            output_tokens=np.array(self._output_tokens, dtype=np.int64),
+            seconds=np.array(self._seconds, dtype=np.float64),
+        )
