@@ -1,0 +1,148 @@
+"""Reads a recording back, whole or cut short by a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from sgl_importance.trace.framing import FrameReader
+from sgl_importance.trace.records import (
+    FORMAT_VERSION,
+    Dropped,
+    Header,
+    Pages,
+    Record,
+    RequestAdmitted,
+    RequestFinished,
+    Vector,
+    decode,
+)
+from sgl_importance.trace.segments import segment_files
+from sgl_importance.trace.writer import DIGEST_BYTES
+
+
+class TraceError(Exception):
+    """The directory holds no recording that can be read; the message says why and what to do."""
+
+
+class TraceReader:
+    """Records of a recording, in the order in which they were handed over. Can be iterated again.
+
+    A run's header comes once; the pages of requests come as numbers that are dense within the directory.
+
+    Args:
+        directory: that a server wrote with ``--kv-importance-trace``.
+
+    Attributes:
+        headers: of the runs seen so far.
+        digests: digest of each page number seen so far.
+        torn_bytes: bytes of cut or damaged tails that were left out.
+        dropped: records that the server could not write.
+        missing_segments: segments deleted between those that are left.
+
+    Raises:
+        TraceError: there is no recording.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        self._files = segment_files(self.directory)
+        if not self._files:
+            raise TraceError(
+                f"no recording in {self.directory}: give the directory that a server wrote with "
+                "--kv-importance-trace"
+            )
+        self._reset()
+
+    def _reset(self) -> None:
+        self.headers: list[Header] = []
+        self.digests: list[bytes] = []
+        self._numbers: dict[bytes, int] = {}
+        self.torn_bytes = 0
+        self.dropped = 0
+
+    @property
+    def header(self) -> Header:
+        """The first run's header.
+
+        Raises:
+            TraceError: the crash left not even that.
+        """
+        if not self.headers:
+            next(iter(self), None)
+        if not self.headers:
+            raise TraceError(f"{self.directory} holds no whole record: record again")
+        return self.headers[0]
+
+    def digest(self, page: int) -> bytes:
+        """The chained digest of a page number."""
+        return self.digests[page]
+
+    def __iter__(self) -> Iterator[Record]:
+        self._reset()
+        for file in self._files:
+            yield from self._segment(file)
+
+    def _segment(self, file: Path) -> Iterator[Record]:
+        local: list[int] = []
+        with file.open("rb") as stream:
+            frames = FrameReader(stream)
+            for payload in frames:
+                record = self._decode(payload, file)
+                match record:
+                    case Header():
+                        if any(record.run == known.run for known in self.headers):
+                            continue
+                        self.headers.append(record)
+                    case Pages():
+                        assert record.first == len(local), (record.first, len(local))
+                        local += self._number(record.digests)
+                        continue
+                    case RequestAdmitted() | RequestFinished():
+                        record = msgspec.structs.replace(record, pages=_expand(record.pages, local))
+                    case Dropped():
+                        self.dropped += record.records
+                yield record
+            self.torn_bytes += frames.torn_bytes
+
+    def _decode(self, payload: bytes, file: Path) -> Record:
+        try:
+            record = decode(payload)
+        except msgspec.MsgspecError as error:
+            raise TraceError(
+                f"{file} is of another version than {FORMAT_VERSION} ({error}): read it with the version of "
+                "sgl-importance that recorded it"
+            ) from error
+        if isinstance(record, Header) and record.version != FORMAT_VERSION:
+            raise TraceError(
+                f"{file} is of version {record.version}, not {FORMAT_VERSION}: read it with the version of "
+                "sgl-importance that recorded it"
+            )
+        return record
+
+    def _number(self, digests: bytes) -> Iterator[int]:
+        for start in range(0, len(digests), DIGEST_BYTES):
+            digest = digests[start : start + DIGEST_BYTES]
+            number = self._numbers.setdefault(digest, len(self._numbers))
+            if number == len(self.digests):
+                self.digests.append(digest)
+            yield number
+
+
+def _expand(runs: Vector, local: list[int]) -> Vector:
+    pages = [
+        local[page] for start, count in runs.reshape(-1, 2).tolist() for page in range(start, start + count)
+    ]
+    return np.array(pages, dtype=np.int64)
+
+
+def open_trace(directory: Path | str) -> TraceReader:
+    """The recording in a directory; iterate over it for its records.
+
+    Raises:
+        TraceError: there is no recording.
+    """
+    return TraceReader(directory)

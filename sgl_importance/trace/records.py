@@ -1,0 +1,246 @@
+"""What a recording consists of. Version 1; every segment file repeats the header and the field names."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+FORMAT_VERSION = 1
+
+Vector = npt.NDArray[Any]
+"""One number per page, page 0 of the sequence first."""
+
+
+class Detail(StrEnum):
+    """How much is recorded."""
+
+    FOLDS = "folds"
+    """Requests, tree events and one page vector per fold."""
+    STEPS = "steps"
+    """Beside them the page vectors of every emitting forward pass."""
+
+
+class EventKind(StrEnum):
+    INSERT = "insert"
+    HIT = "hit"
+    SPLIT = "split"
+    EVICT = "evict"
+    BACK_UP = "back_up"
+    LOAD_BACK = "load_back"
+    REMOVE = "remove"
+    RESET = "reset"
+
+
+class _Record(msgspec.Struct, array_like=True, tag=True, frozen=True):
+    pass
+
+
+class Header(_Record, frozen=True):
+    """The first record of every segment file.
+
+    Attributes:
+        version: of the format.
+        run: identifies one life of one server; segments of the same run share request numbers.
+        segment: number of the segment within the directory.
+        schema: field names by record type, in the order of the fields on disk.
+        created: seconds since the epoch at the start of the run.
+        page_size: tokens per page.
+        digest: how page digests are made.
+        model: name or path of the model, without its folders.
+        layers: attention layers that emit; empty where not known.
+        options: settings of the importance signal, by name.
+        capacity_tokens: size of each tier that the server sized, in tokens.
+        cost: constants of the cost model, by name.
+        detail: how much is recorded.
+    """
+
+    version: int
+    run: str
+    segment: int
+    schema: dict[str, tuple[str, ...]]
+    created: float
+    page_size: int
+    digest: str
+    model: str
+    layers: tuple[int, ...]
+    options: dict[str, Any]
+    capacity_tokens: dict[str, int]
+    cost: dict[str, float]
+    detail: Detail
+
+
+class Pages(_Record, frozen=True):
+    """Pages that this segment file has not named yet; they are numbered on from ``first``.
+
+    Attributes:
+        first: number of the first page.
+        digests: chained digests of 16 bytes each, concatenated.
+    """
+
+    first: int
+    digests: bytes
+
+
+class RequestAdmitted(_Record, frozen=True):
+    """A request entered the running batch.
+
+    Attributes:
+        request: number of the request within the run, from 0, in order of first sight.
+        rid: sglang's id of the request.
+        clock: admitted requests so far, this one included; the serial of its query.
+        microseconds: since the start of the run.
+        queued_microseconds: between the request's arrival at the scheduler and its admission.
+        input_tokens: prompt length.
+        cached_tokens: prompt tokens found in the cache, by tier.
+        pages: whole pages of the prompt. On disk runs of (first page, number of pages), after reading page
+            numbers that are dense within the directory; int64.
+    """
+
+    request: int
+    rid: str
+    clock: int
+    microseconds: int
+    queued_microseconds: int
+    input_tokens: int
+    cached_tokens: dict[str, int]
+    pages: Vector
+
+
+class RequestFinished(_Record, frozen=True):
+    """A request ended, or lost its KV for the time being.
+
+    Attributes:
+        reason: "length", "stop", "abort", "retracted" or sglang's word for it.
+        output_tokens: generated tokens so far.
+        pages: whole pages of prompt and output, as in ``RequestAdmitted``.
+    """
+
+    request: int
+    clock: int
+    microseconds: int
+    reason: str
+    output_tokens: int
+    pages: Vector
+
+
+class Fold(_Record, frozen=True):
+    """What one phase of a request saw, as handed to the nodes of its path.
+
+    Attributes:
+        query: serial of the query.
+        weight: share of the query that the fold stands for.
+        first: whether it is the query's first fold.
+        body: body mass per page, sums to 1; float32 [num_pages].
+        peak: largest probability per page; float32 [num_pages].
+    """
+
+    request: int
+    query: int
+    clock: int
+    weight: float
+    first: bool
+    body: Vector
+    peak: Vector
+
+
+class Step(_Record, frozen=True):
+    """Page scores of one request in one emitting forward pass.
+
+    Attributes:
+        phase: "prefill" or "decode".
+        seq_len: tokens of the sequence, the query tokens included.
+        query_tokens: observed query tokens, the last ones of the sequence.
+        mass: mean attention mass per page, sums to 1; float16 [num_pages].
+        body: mean body mass per page; float16 [num_pages].
+        peak: maximum over heads, layers and query tokens; float16 [num_pages].
+    """
+
+    request: int
+    phase: str
+    seq_len: int
+    query_tokens: int
+    mass: Vector
+    body: Vector
+    peak: Vector
+
+
+class TreeEvent(_Record, frozen=True):
+    """Something happened to a node of the radix tree.
+
+    Attributes:
+        kind: what happened. A split names the new parent, whose pages were cut off its child's; a removal
+            means that no tier holds the node any more.
+        tier: tier that it happened on; where several could be meant, the upper one.
+        clock: admitted requests so far.
+        request: request that caused it; None where none did, or it is not known.
+        node: id of the node within the run; 0 for a reset.
+        parent: id of its parent; for a split the child's.
+        depth_pages: pages between the root and the node.
+        num_pages: pages of the node.
+        digest: chained digest of the node's last page, which names the whole path; empty for a reset.
+    """
+
+    kind: EventKind
+    tier: str
+    clock: int
+    request: int | None
+    node: int
+    parent: int
+    depth_pages: int
+    num_pages: int
+    digest: bytes
+
+
+class Dropped(_Record, frozen=True):
+    """Records that the writer could not keep up with are missing here.
+
+    Attributes:
+        records: how many, since the last record of this kind.
+    """
+
+    records: int
+
+
+Record = Header | Pages | RequestAdmitted | RequestFinished | Fold | Step | TreeEvent | Dropped
+
+RECORD_TYPES: tuple[type[_Record], ...] = get_args(Record)
+SCHEMA = {record.__name__: record.__struct_fields__ for record in RECORD_TYPES}
+
+_DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("<f2"),
+    2: np.dtype("<f4"),
+    3: np.dtype("<u4"),
+    4: np.dtype("<i8"),
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+
+def _encode_hook(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return msgspec.msgpack.Ext(_CODES[value.dtype], value.tobytes())
+    raise NotImplementedError(type(value))
+
+
+def _ext_hook(code: int, data: memoryview) -> Any:
+    return np.frombuffer(bytes(data), _DTYPES[code])
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record, ext_hook=_ext_hook)
+
+
+def encode(record: Record) -> bytes:
+    """One record as MessagePack: an array of its type's name and its fields; arrays of numbers as
+    extensions 1 to 4 (little-endian float16, float32, uint32, int64)."""
+    return _encoder.encode(record)
+
+
+def decode(payload: bytes) -> Record:
+    """Raises:
+    msgspec.DecodeError: the payload is none of our records.
+    """
+    return _decoder.decode(payload)

@@ -1,0 +1,91 @@
+"""Segment files of a recording: numbered, closed at a size, the oldest deleted when the budget is spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+from sgl_importance.trace.framing import MAGIC
+
+SEGMENTS_PER_BUDGET = 8  # what is lost when the budget is spent: an eighth of the recording
+_PREFIX, _SUFFIX = "segment-", ".sgltrace"
+
+
+def segment_files(directory: Path) -> list[Path]:
+    """Segment files of a recording, oldest first."""
+    return sorted(directory.glob(f"{_PREFIX}*{_SUFFIX}"), key=segment_number)
+
+
+def segment_number(file: Path) -> int:
+    """The number in a segment file's name.
+
+    Raises:
+        ValueError: somebody else named the file.
+    """
+    return int(file.name.removeprefix(_PREFIX).removesuffix(_SUFFIX))
+
+
+class SegmentStore:
+    """Writes frames to the youngest segment file of a directory, and keeps the directory within a budget.
+
+    Args:
+        directory: made where it is missing; segments that it holds already count, and are deleted first.
+        max_bytes: budget of all segment files together.
+
+    Raises:
+        OSError: the directory cannot be made or written.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        assert max_bytes > 0
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._file: BinaryIO | None = None
+        self._written = 0
+        self.number = -1
+        self.deleted = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next record belongs into a new segment."""
+        return self._file is None or self._written >= self._max_bytes // SEGMENTS_PER_BUDGET
+
+    def open_next(self) -> int:
+        """Closes the open segment and starts the next one; its number."""
+        self.close()
+        existing = segment_files(self._directory)
+        self.number = segment_number(existing[-1]) + 1 if existing else 0
+        # Never over a file of another writer.
+        self._file = (self._directory / f"{_PREFIX}{self.number:06d}{_SUFFIX}").open("xb")
+        self.append(MAGIC)
+        return self.number
+
+    def append(self, frames: bytes) -> None:
+        """Adds whole frames to the open segment, deleting the oldest ones where the budget is spent."""
+        assert self._file is not None
+        self._file.write(frames)
+        self._written += len(frames)
+
+    def flush(self) -> None:
+        """Hands what was written to the operating system: it survives the process from here on."""
+        if self._file is not None:
+            self._file.flush()
+
+    def enforce_budget(self) -> None:
+        """Deletes the oldest segments, never the open one, until the rest fits the budget."""
+        files = segment_files(self._directory)
+        sizes = [file.stat().st_size for file in files]
+        total = sum(sizes)
+        for file, size in zip(files[:-1], sizes[:-1], strict=True):
+            if total <= self._max_bytes:
+                break
+            file.unlink()
+            total -= size
+            self.deleted += 1
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+        self._written = 0

@@ -1,0 +1,157 @@
+"""Writes a recording beside a running server: the scheduler only hands records over."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.trace.framing import frame
+from sgl_importance.trace.queue import BoundedQueue
+from sgl_importance.trace.records import (
+    Dropped,
+    Header,
+    Pages,
+    Record,
+    RequestAdmitted,
+    RequestFinished,
+    Vector,
+    encode,
+)
+from sgl_importance.trace.segments import SegmentStore
+
+logger = logging.getLogger(__name__)
+
+QUEUE_BYTES = 64 << 20
+_RECORD_BYTES = 512  # of a record without its arrays, as Python objects
+DIGEST_BYTES = 16
+NO_PAGES: Vector = np.zeros(0, dtype=np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """Tokens whose whole pages a record names; hashed by the writer, off the scheduler's thread.
+
+    Attributes:
+        namespace: what keeps equal tokens apart: extra key and salt, as for ``root_digest``.
+        tokens: of the sequence; must not change afterwards.
+    """
+
+    namespace: tuple[str | None, ...]
+    tokens: Sequence[int]
+
+
+class _PageNumbers:
+    """Numbers of the pages that one segment has named."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+
+    def runs(self, digests: Iterable[bytes]) -> tuple[Vector, Pages | None]:
+        """Runs of consecutive numbers, uint32 [2 * runs], and the record that names new pages first."""
+        first, new = len(self._numbers), bytearray()
+        runs: list[int] = []
+        for digest in digests:
+            number = self._numbers.setdefault(digest, len(self._numbers))
+            if number == first + len(new) // DIGEST_BYTES:
+                new += digest
+            if runs and runs[-2] + runs[-1] == number:
+                runs[-1] += 1
+            else:
+                runs += (number, 1)
+        return np.array(runs, dtype=np.uint32), Pages(first, bytes(new)) if new else None
+
+
+class TraceWriter:
+    """Takes records on the scheduler's thread and writes them on its own. Never blocks, never raises there.
+
+    Memory is bounded: what does not fit the queue is dropped, counted, and the gap is recorded. After an
+    error of the disk nothing more is written, and the error is logged once.
+
+    Args:
+        directory: of the recording; made where it is missing.
+        header: its ``segment`` is filled in for each segment.
+        max_bytes: budget on disk; the oldest segments are deleted beyond it.
+        queue_bytes: bound of what waits to be written.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+
+    def __init__(
+        self, directory: Path, header: Header, *, max_bytes: int, queue_bytes: int = QUEUE_BYTES
+    ) -> None:
+        self._header = header
+        self._store = SegmentStore(directory, max_bytes)
+        self._queue: BoundedQueue[tuple[Record, TokenSequence | None]] = BoundedQueue(queue_bytes)
+        self._pages = _PageNumbers()
+        self.dropped = 0
+        self._start_segment()
+        self._thread = threading.Thread(target=self._run, name="importance-trace", daemon=True)
+        self._thread.start()
+
+    def put(self, record: Record, sequence: TokenSequence | None = None) -> bool:
+        """Hands a record over; False where it was dropped.
+
+        Args:
+            record: its arrays must not change afterwards.
+            sequence: whose pages become the record's ``pages``.
+        """
+        num_bytes = _RECORD_BYTES + sum(
+            value.nbytes for value in msgspec.structs.astuple(record) if isinstance(value, np.ndarray)
+        )
+        if sequence is not None:
+            num_bytes += 8 * len(sequence.tokens)
+        taken = self._queue.offer((record, sequence), num_bytes)
+        self.dropped += not taken
+        return taken
+
+    def close(self) -> None:
+        """Writes what waits and closes the segment."""
+        self._queue.close()
+        self._thread.join()
+
+    # ---- the writer's thread ----
+
+    def _run(self) -> None:
+        try:
+            while (taken := self._queue.take()) is not None:
+                records, refused = taken
+                for record, sequence in records:
+                    self._write(record, sequence)
+                if refused:
+                    self._append(Dropped(refused))
+                self._store.flush()
+        except Exception:
+            logger.exception("The KV importance trace ends here; the server goes on")
+            self._queue.close()
+        finally:
+            self._store.close()
+
+    def _write(self, record: Record, sequence: TokenSequence | None) -> None:
+        if self._store.is_full:
+            self._start_segment()
+        if sequence is not None:
+            assert isinstance(record, RequestAdmitted | RequestFinished)
+            digests = chain_digests(root_digest(*sequence.namespace), sequence.tokens, self._header.page_size)
+            runs, new = self._pages.runs(digests)
+            if new is not None:
+                self._append(new)
+            record = msgspec.structs.replace(record, pages=runs)
+        self._append(record)
+
+    def _append(self, record: Record) -> None:
+        self._store.append(frame(encode(record)))
+
+    def _start_segment(self) -> None:
+        number = self._store.open_next()
+        self._pages = _PageNumbers()
+        self._append(msgspec.structs.replace(self._header, segment=number))
+        self._store.flush()
+        self._store.enforce_budget()
