@@ -1,0 +1,78 @@
+"""Which reader a trace needs: named by the user, or found by looking into the file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from sgl_importance.replay.formats.reader import (
+    OnBadRecord,
+    ReadOptions,
+    TraceError,
+    TraceReader,
+    refuse_bad_record,
+)
+from sgl_importance.replay.trace import Trace
+
+READERS = {"mooncake": "mooncake"}
+"""Name on the command line -> module of this package, in the order in which detection asks them."""
+
+
+def load_reader(name: str) -> TraceReader:
+    """
+    Raises:
+        TraceError: there is no such format.
+    """
+    if name not in READERS:
+        raise TraceError(f"unknown format {name!r}; known: {', '.join(READERS)}")
+    return cast(TraceReader, import_module(f"{__package__}.{READERS[name]}"))
+
+
+def detect_reader(path: Path) -> TraceReader:
+    """
+    Raises:
+        TraceError: no format matches.
+    """
+    for name in READERS:
+        reader = load_reader(name)
+        if reader.matches(path):
+            return reader
+    if _is_azure_csv(path):
+        raise TraceError(
+            f"{path}: an Azure LLM trace has arrival times and token counts but no prefix ids, "
+            "so nothing says which requests share blocks and it cannot be replayed"
+        )
+    raise TraceError(f"{path}: unknown format; name it with --format ({', '.join(READERS)})")
+
+
+def _is_azure_csv(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline(200).strip().startswith(b"TIMESTAMP,ContextTokens")
+
+
+def read_trace(
+    path: Path,
+    options: ReadOptions | None = None,
+    *,
+    format_name: str | None = None,
+    on_bad_record: OnBadRecord = refuse_bad_record,
+) -> Trace:
+    """Reads a trace of a named or detected format.
+
+    Raises:
+        TraceError: the file is missing, its format is unknown, a record is bad and ``on_bad_record`` says
+            stop, or no request is left.
+    """
+    if not path.exists():
+        raise TraceError(f"{path}: no such file")
+    try:
+        reader = load_reader(format_name) if format_name else detect_reader(path)
+        trace = reader.read(path, options or ReadOptions(), on_bad_record)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from error
+    if trace.num_accesses == 0:
+        raise TraceError(f"{path}: holds no request with a whole or started block")
+    return trace

@@ -1,0 +1,83 @@
+"""JSON lines: typed records with the line each came from, and requests in order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from sgl_importance.replay.formats.reader import BadRecord, OnBadRecord
+from sgl_importance.replay.trace import TraceBuilder
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+DETECTION_LINES = 16
+
+
+def iterate_records(
+    path: Path, record_type: type[RecordT], on_bad_record: OnBadRecord
+) -> Iterator[tuple[int, RecordT]]:
+    """Line number and record of every line that holds one; blank lines are no records."""
+    decoder = msgspec.json.Decoder(record_type)
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield number, decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                on_bad_record(BadRecord(path, number, " ".join(str(error).split())))
+
+
+def holds_records(path: Path, record_type: type[msgspec.Struct]) -> bool:
+    """Whether one of the first lines is such a record, so that a bad first line misleads nobody."""
+    if not path.is_file():
+        return False
+    decoder = msgspec.json.Decoder(record_type)
+    with path.open("rb") as lines:
+        for line in islice(lines, DETECTION_LINES):
+            try:
+                decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            return True
+    return False
+
+
+@dataclass(slots=True)
+class Request:
+    """A request on its way into a trace, and the line that it came from."""
+
+    path: Path
+    line: int
+    seconds: float
+    blocks: list[object]
+    input_tokens: int
+    output_tokens: int
+
+
+def add_in_order(builder: TraceBuilder, requests: Iterable[Request], on_bad_record: OnBadRecord) -> None:
+    """Adds the requests in order of time, which starts at the first; equal times keep the file's order."""
+    ordered = sorted(requests, key=lambda request: request.seconds)
+    start = ordered[0].seconds if ordered else 0.0
+    for request in ordered:
+        try:
+            builder.add(
+                request.blocks,
+                input_tokens=request.input_tokens,
+                output_tokens=request.output_tokens,
+                seconds=request.seconds - start,
+            )
+        except ValueError as error:
+            on_bad_record(BadRecord(request.path, request.line, str(error)))
+
+
+def block_count_error(blocks: int, input_tokens: int, block_tokens: int) -> str | None:
+    """Why this many blocks cannot be the prompt, whose last block may be filled in part; None if they can."""
+    expected = -(-input_tokens // block_tokens)
+    if blocks == expected:
+        return None
+    return f"{blocks} hash_ids, but {input_tokens} tokens are {expected} blocks of {block_tokens}"
