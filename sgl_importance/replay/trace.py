@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -89,7 +90,7 @@ class TraceBuilder:
         self._prefix_tree = prefix_tree
         self._ids: dict[object, int] = {}
         self._parents: list[int] = []
-        self._blocks: list[int] = []
+        self._blocks = array("q")
         self._offsets = [0]
         self._input_tokens: list[int] = []
         self._output_tokens: list[int] = []
@@ -105,9 +106,7 @@ class TraceBuilder:
                 runs backwards. The request is then not added.
         """
         if self._seconds and seconds < self._seconds[-1]:
-            raise ValueError(
-                f"arrives at {seconds} s, before the request ahead of it ({self._seconds[-1]} s)"
-            )
+            raise ValueError(f"arrives at {seconds} s, before the request ahead of it")
         names = list(blocks)
         if self._prefix_tree:
             self._check_path(names)
@@ -125,9 +124,7 @@ class TraceBuilder:
 
     def _check_path(self, names: Sequence[object]) -> None:
         if len(set(names)) != len(names):
-            raise ValueError(
-                "a block appears twice in one request; block names must stand for whole prefixes"
-            )
+            raise ValueError("a block appears twice in one request; block ids must stand for whole prefixes")
         parent: int | None = NO_PARENT
         for name in names:
             block = self._ids.get(name)
