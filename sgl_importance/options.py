@@ -8,9 +8,11 @@ from typing import Literal, get_args
 
 KvPolicy = Literal["default", "observe", "importance"]
 ImportanceG = Literal["auto", "off"]
+TraceDetail = Literal["folds", "steps"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 IMPORTANCE_G: tuple[ImportanceG, ...] = get_args(ImportanceG)
+TRACE_DETAILS: tuple[TraceDetail, ...] = get_args(TraceDetail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,9 @@ class ImportanceOptions:
     local_tokens: int = 16
     half_life_queries: float = 32.0
     g: ImportanceG = "auto"
+    trace: str = ""
+    trace_detail: TraceDetail = "folds"
+    trace_megabytes: int = 1024
 
     def __post_init__(self) -> None:
         problems = [
@@ -123,6 +128,14 @@ SETTINGS: dict[str, Setting] = {
     "g": Setting(
         "'auto' lets importance move the ranking; 'off' fixes its factor at 1, as a control",
         choices=IMPORTANCE_G,
+    ),
+    "trace": Setting("directory to record requests, page scores and tree events in; read by 'study'"),
+    "trace_detail": Setting(
+        "'folds' records what is handed to the tree, 'steps' also the page scores of each emitting step",
+        choices=TRACE_DETAILS,
+    ),
+    "trace_megabytes": Setting(
+        "size of a recording beyond which its oldest part is deleted", unit="MiB", minimum=1
     ),
 }
 

@@ -121,6 +121,10 @@ class AnnotatedTree:
         self.metadata(node).digest = digests[-1]
         return digests
 
+    def end_digest(self, node: UnifiedTreeNode) -> bytes:
+        """Chained digest of the node's last page: it names everything up to the node's end."""
+        return self._end_digest(node, node)
+
     def _end_digest(self, node: UnifiedTreeNode, below: UnifiedTreeNode) -> bytes:
         """Digest of everything up to the node's end, cached on it; the root's is ``below``'s namespace."""
         missing = []

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options import ImportanceOptions, flag
 from sgl_importance.policy.importance import ImportancePolicy
+from sglang_importance.attention.rows import active_rows
 from sglang_importance.component import ImportanceComponent
 from sglang_importance.hardware import cost_model
 from sglang_importance.metrics import MetricsPublisher
 from sglang_importance.observer import ObserverComponent
+from sglang_importance.recorder import Recorder, activate
+from sglang_importance.refusal import LaunchRefused
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
@@ -56,6 +60,8 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     allocator = ctx.params.token_to_kv_pool_allocator
     device_pages = allocator.size // ctx.params.page_size
     policy = ImportancePolicy(cost_model(ctx.model_config, allocator), use_importance=options.g != "off")
+    recorder = _create_recorder(ctx, options, policy) if options.trace else None
+    activate(recorder)
     component = ObserverComponent if options.policy == "observe" else ImportanceComponent
     ctx.params.component_registry_override = {
         **(ctx.params.component_registry_override or {}),
@@ -65,8 +71,32 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             policy=policy,
             ghost_pages=min(GHOSTS_PER_DEVICE_PAGE * device_pages, MAX_GHOST_PAGES),
             metrics=MetricsPublisher.create(enabled=ctx.params.enable_metrics),
+            recorder=recorder,
         ),
     }
     cache = create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache)
     logger.info("KV policy %s: page size %d, %s", options.policy, ctx.params.page_size, policy.cost)
     return cache
+
+
+def _create_recorder(
+    ctx: TreeCacheBuildContext, options: ImportanceOptions, policy: ImportancePolicy
+) -> Recorder:
+    rows = active_rows()
+    try:
+        return Recorder(
+            Path(options.trace),
+            options,
+            page_size=ctx.params.page_size,
+            model=Path(ctx.server_args.model_path).name,
+            layers=rows.layers if rows else (),
+            device_tokens=ctx.params.token_to_kv_pool_allocator.size,
+            cost=policy.cost,
+        )
+    except OSError as error:
+        raise LaunchRefused(
+            [
+                f"cannot record in {options.trace} ({error.strerror}): "
+                f"give {flag('trace')} a writable directory"
+            ]
+        ) from error

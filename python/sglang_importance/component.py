@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.mem_cache.unified_cache.components import FullComponent
+from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, FullComponent
 
 from sgl_importance.cost import Tier
 from sgl_importance.fold import Observation, QueryFolds, fold
@@ -13,11 +14,13 @@ from sgl_importance.node import NodeMetadata
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import BlockType
+from sgl_importance.trace.records import EventKind
 from sglang_importance.annotated_tree import AnnotatedTree
 from sglang_importance.attention.rows import Phase, active_rows
 from sglang_importance.counters import Counters
 from sglang_importance.leaf_sets import WatchedLeaves
 from sglang_importance.metrics import MetricsPublisher
+from sglang_importance.recorder import Recorder
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -40,6 +43,7 @@ class ImportanceComponent(FullComponent):
         policy: ranks the leaves of both tiers.
         ghost_pages: pages to remember after their removal.
         metrics: where counts are published after each request; None publishes nothing.
+        recorder: what is told of requests, folds and tree events; None records nothing.
     """
 
     def __init__(
@@ -51,15 +55,18 @@ class ImportanceComponent(FullComponent):
         policy: ImportancePolicy,
         ghost_pages: int,
         metrics: MetricsPublisher | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         super().__init__(cache, params)
         self.options = options
         self.policy = policy
         self.counters = Counters()
         self._metrics = metrics
+        self._recorder = recorder
         self.tree = AnnotatedTree(params.page_size, policy, self.counters, ghost_pages=ghost_pages)
         self._popped: list[UnifiedTreeNode] = []
         self._inserting: QueryFolds | None = None
+        self._inserting_rid: str | None = None
 
     # ---- leaves ----
 
@@ -70,6 +77,8 @@ class ImportanceComponent(FullComponent):
         assert not core.evictable_host_leaves, "watch an empty tree"
         self.policy.reset()
         self.tree.watch(core)
+        if self._recorder is not None:
+            self._recorder.reset(self.policy.clock)
         core.evictable_device_leaves = WatchedLeaves(self._enter_device, self._leave_device)
         core.evictable_host_leaves = WatchedLeaves(self._enter_host, self._leave_host)
 
@@ -106,23 +115,44 @@ class ImportanceComponent(FullComponent):
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         super().redistribute_on_node_split(new_parent, child)
         self.tree.split(new_parent, child)
+        self._record(EventKind.SPLIT, Tier.DEVICE, new_parent)
 
     def discard_deleted_session_leaf(self, node: UnifiedTreeNode) -> None:
         # Upstream calls this for every node that leaves the tree, while its parent is still linked.
         super().discard_deleted_session_leaf(node)
         self.policy.leave(Tier.DEVICE, node.id)
         self.policy.leave(Tier.HOST, node.id)
+        self._record(EventKind.REMOVE, Tier.DEVICE, node)
         self.tree.removed(node, kept_by_importance=self._kept_by_importance(node))
 
-    def commit_hicache_transfer(self, node: UnifiedTreeNode, phase: Any, *args: Any, **kwargs: Any) -> None:
-        super().commit_hicache_transfer(node, phase, *args, **kwargs)
+    def commit_hicache_transfer(
+        self, node: UnifiedTreeNode, phase: CacheTransferPhase, transfers: Sequence[Any] = (), **kwargs: Any
+    ) -> None:
+        super().commit_hicache_transfer(node, phase, transfers, **kwargs)
         # A host copy makes the device copy cheap to restore.
         self.refresh(node)
+        self._record_transfer(node, phase, transfers)
 
     def stored(self, node: UnifiedTreeNode) -> None:
         """The node's pages were handed to the storage tier."""
         self.tree.metadata(node).in_storage = True
         self.refresh(node)
+        self._record(EventKind.BACK_UP, Tier.STORAGE, node)
+
+    def _record(self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, *, rid: str | None = None) -> None:
+        if self._recorder is not None:
+            self._recorder.event(kind, tier, node, self.tree, clock=self.policy.clock, rid=rid)
+
+    def _record_transfer(
+        self, node: UnifiedTreeNode, phase: CacheTransferPhase, transfers: Sequence[Any]
+    ) -> None:
+        if self._recorder is None or not transfers:
+            return
+        if phase is CacheTransferPhase.BACKUP_HOST:
+            self._record(EventKind.BACK_UP, Tier.HOST, node)
+        elif phase is CacheTransferPhase.LOAD_BACK and transfers[0].device_indices is not None:
+            for node_id in transfers[0].nodes_to_load or ():
+                self._record(EventKind.LOAD_BACK, Tier.DEVICE, self.tree_core.node_by_id(node_id))
 
     # ---- requests ----
 
@@ -134,11 +164,14 @@ class ImportanceComponent(FullComponent):
             query = self._admit(req, insert_params.prev_prefix_len)
             setattr(req, QUERY_ATTRIBUTE, query)
         self._inserting = query
+        self._inserting_rid = req.rid
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
 
     def _admit(self, req: Req, cached_tokens: int) -> QueryFolds:
         """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
         query = QueryFolds(self.policy.admit())
+        if self._recorder is not None:
+            self._recorder.admitted(req, query.serial)
         if cached_tokens > 0 and req.last_node is not None:
             for node in self.tree.path(self.tree_core.node_by_id(req.last_node)):
                 metadata = self.tree.metadata(node)
@@ -148,6 +181,7 @@ class ImportanceComponent(FullComponent):
                     self.counters.observed_lost_tokens += metadata.tokens
                     metadata.doomed = False
                 self.policy.accessed(metadata)
+                self._record(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
         self.counters.admitted(req)
         return query
 
@@ -159,6 +193,8 @@ class ImportanceComponent(FullComponent):
             metadata = self.tree.metadata(node)
             if not metadata.importance.weight().any():
                 metadata.importance.creator = self._inserting.serial
+        if is_new_leaf:
+            self._record(EventKind.INSERT, Tier.DEVICE, node, rid=self._inserting_rid)
 
     def cleanup_after_caching_req(
         self,
@@ -169,6 +205,7 @@ class ImportanceComponent(FullComponent):
     ) -> None:
         super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
         self._inserting = None
+        self._inserting_rid = None
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
         if query is None or (insert_params is not None and insert_params.chunked):
             return
@@ -181,6 +218,8 @@ class ImportanceComponent(FullComponent):
         if is_finished:
             self._mark_generated(path, len(req.origin_input_ids), query.serial)
         self._fold(req, query, path, is_finished=is_finished)
+        if is_finished and self._recorder is not None:
+            self._recorder.finished(req, self.policy.clock)
         for node in path:
             self.refresh(node)
         self.counters.fold_seconds += time.perf_counter() - start
@@ -211,6 +250,10 @@ class ImportanceComponent(FullComponent):
                 first=first,
                 half_life_queries=self.options.half_life_queries,
             )
+            if self._recorder is not None:
+                self._recorder.folded(
+                    req, observation, query=query.serial, clock=self.policy.clock, weight=weight, first=first
+                )
             self.counters.folds += 1
 
     @staticmethod
@@ -264,6 +307,9 @@ class ImportanceComponent(FullComponent):
         device_tokens, host_tokens = super().evict_component(node, *args, **kwargs)
         self.counters.evicted(Tier.DEVICE, device_tokens)
         self.counters.evicted(Tier.HOST, host_tokens)
+        for tier, tokens in ((Tier.DEVICE, device_tokens), (Tier.HOST, host_tokens)):
+            if tokens:
+                self._record(EventKind.EVICT, tier, node)
         return device_tokens, host_tokens
 
     def _kept_by_importance(self, node: UnifiedTreeNode) -> bool:

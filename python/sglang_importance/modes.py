@@ -193,7 +193,7 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
         options: what the operator chose.
     """
     if options.is_stock:
-        return _stock_refusals(args)
+        return _stock_refusals(args, options)
     lines = []
     for rule in RULES:
         if options.policy not in rule.policies or not hasattr(args, rule.field):
@@ -209,10 +209,15 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _stock_refusals(args: Any) -> list[str]:
-    if getattr(args, "radix_cache_backend", None) != "importance":
-        return []
-    return ["--radix-cache-backend importance is chosen by --kv-policy: use --kv-policy importance instead"]
+def _stock_refusals(args: Any, options: ImportanceOptions) -> list[str]:
+    lines = []
+    if getattr(args, "radix_cache_backend", None) == "importance":
+        lines.append(
+            "--radix-cache-backend importance is chosen by --kv-policy: use --kv-policy importance instead"
+        )
+    if options.trace:
+        lines.append(f"{flag('trace')} has nothing to record under --kv-policy default: use observe")
+    return lines
 
 
 def check_modes(args: Any, options: ImportanceOptions) -> None:

@@ -68,6 +68,8 @@ SYMBOLS: dict[str, str | None] = {
     f"{_RADIX_CACHE}.sanity_check": "self",
     f"{_RADIX_CACHE}.write_backup_storage": "self, node_id",
     # the tree component
+    f"{_CACHE}.unified_cache.components.CacheTransferPhase.BACKUP_HOST": None,
+    f"{_CACHE}.unified_cache.components.CacheTransferPhase.LOAD_BACK": None,
     f"{_CACHE}.unified_cache.components.ComponentType.FULL": None,
     f"{_CACHE}.base_prefix_cache.InsertParams.chunked": None,
     f"{_CACHE}.base_prefix_cache.InsertParams.prev_prefix_len": None,

@@ -49,7 +49,7 @@ def add_flags(parser: argparse.ArgumentParser, *, unusable: str | None = None) -
     )
     for name, setting in SETTINGS.items():
         default = getattr(defaults, name)
-        shown = "auto" if default == () else default
+        shown = {(): "auto", "": "none"}.get(default, default)
         unit = f" {setting.unit}" if setting.unit and shown != "auto" else ""
         group.add_argument(
             flag(name),

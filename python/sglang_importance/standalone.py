@@ -18,6 +18,7 @@ from sgl_importance.policy.importance import ImportancePolicy
 from sglang_importance.cache import ImportanceRadixCache
 from sglang_importance.component import ImportanceComponent
 from sglang_importance.observer import ObserverComponent
+from sglang_importance.recorder import Recorder
 
 CacheKind = Literal["rust-lru", "python-lru", "observe", "importance"]
 
@@ -64,6 +65,7 @@ def build_cache(
     requests: int = 32,
     max_context: int = 4096,
     options: ImportanceOptions | None = None,
+    recorder: Recorder | None = None,
 ) -> UnifiedRadixCache:
     """A cache over a device pool of ``tokens`` tokens, without host or storage tier.
 
@@ -74,6 +76,7 @@ def build_cache(
         requests: rows of the request pool.
         max_context: tokens per row.
         options: for ours; a default set where None.
+        recorder: for ours; None records nothing.
     """
     params = _cache_init_params(
         tokens=tokens, page_size=page_size, requests=requests, max_context=max_context
@@ -89,6 +92,7 @@ def build_cache(
             options=options,
             policy=ImportancePolicy(_COST, use_importance=options.g != "off"),
             ghost_pages=4 * tokens // page_size,
+            recorder=recorder,
         )
     }
     return ImportanceRadixCache(params)

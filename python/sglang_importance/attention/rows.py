@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from itertools import product
@@ -77,15 +78,23 @@ class ScoreRows:
         num_slots: rows of upstream's request table, its padding row 0 included.
         max_context_tokens: longest sequence of a slot, in tokens.
         device: where attention runs.
+        layers: attention layers that fill the rows; for the record only.
 
     Raises:
         ValueError: the rows would take more than ``MAX_ROW_BYTES``.
     """
 
     def __init__(
-        self, *, page_size: int, num_slots: int, max_context_tokens: int, device: torch.device | str = "cpu"
+        self,
+        *,
+        page_size: int,
+        num_slots: int,
+        max_context_tokens: int,
+        device: torch.device | str = "cpu",
+        layers: Sequence[int] = (),
     ) -> None:
         self.page_size = page_size
+        self.layers = tuple(layers)
         self.num_slots = num_slots
         self.max_pages = -(-max_context_tokens // page_size)
         shape = (len(Quantity), num_slots, self.max_pages)

@@ -15,6 +15,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.eager import PageScoreAccumulator
 from sglang_importance.attention.layers import full_attention_layers, sampled_layers
 from sglang_importance.attention.rows import Phase, ScoreRows, activate
+from sglang_importance.recorder import active_recorder
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -75,6 +76,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             num_slots=num_slots,
             max_context_tokens=max_context_tokens,
             device=self.device,
+            layers=self.layers,
         )
         self._decode_steps = [0] * num_slots
         self._step: _Step | None = None
@@ -194,9 +196,13 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             self._step = None
 
     def _commit(self, step: _Step) -> None:
+        recorder = active_recorder()
         for request in step.requests:
             scores = request.scores
-            self.rows.add(request.slot, request.phase, request.owner, scores.sums(), scores.num_q)
+            sums = scores.sums()
+            self.rows.add(request.slot, request.phase, request.owner, sums, scores.num_q)
+            if recorder is not None and recorder.wants_steps:
+                recorder.step(request.owner, request.phase, scores.seq_len, sums, scores.num_q)
 
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:

@@ -1,0 +1,103 @@
+"""`sgl-importance trace`: look into a recording, or convert it for other tools."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sgl_importance.trace.arrivals import arrivals, mooncake_rows
+from sgl_importance.trace.reader import TraceError, open_trace
+from sgl_importance.trace.records import TreeEvent
+from sgl_importance.trace.segments import segment_files
+
+app = typer.Typer(
+    help="Recordings made with --kv-importance-trace.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+Directory = Annotated[Path, typer.Argument(help="What --kv-importance-trace named.")]
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def describe(directory: Path) -> dict[str, Any]:
+    """What a recording holds, as plain values.
+
+    Raises:
+        TraceError: there is no recording.
+    """
+    reader = open_trace(directory)
+    records: Counter[str] = Counter()
+    events: Counter[str] = Counter()
+    for record in reader:
+        records[type(record).__name__] += 1
+        if isinstance(record, TreeEvent):
+            events[f"{record.kind} {record.tier}"] += 1
+    header = reader.header
+    requests = arrivals(reader)
+    return {
+        "version": header.version,
+        "runs": len(reader.headers),
+        "model": header.model,
+        "page_size": header.page_size,
+        "layers": list(header.layers),
+        "detail": str(header.detail),
+        "options": header.options,
+        "capacity_tokens": header.capacity_tokens,
+        "bytes": sum(file.stat().st_size for file in segment_files(directory)),
+        "requests": len(requests),
+        "input_tokens": sum(request.input_tokens for request in requests),
+        "cached_tokens": sum(request.cached_tokens for request in requests),
+        "output_tokens": sum(request.output_tokens for request in requests),
+        "unique_pages": len(reader.digests),
+        "records": dict(records),
+        "events": dict(events),
+        "dropped": reader.dropped,
+        "torn_bytes": reader.torn_bytes,
+    }
+
+
+@app.command("info")
+def info_command(
+    directory: Directory,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a recording holds."""
+    try:
+        facts = describe(directory)
+    except TraceError as error:
+        _fail(str(error))
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    table = Table(show_header=False)
+    for name, value in facts.items():
+        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(name, shown)
+    Console().print(table)
+
+
+@app.command("convert")
+def convert_command(
+    directory: Directory,
+    out: Annotated[Path, typer.Argument(help="JSONL file in Mooncake's trace format.")],
+    health_checks: Annotated[bool, typer.Option(help="Keep the server's own requests.")] = False,
+) -> None:
+    """Write the requests for replay: timestamp in ms, lengths, one id per page of the prompt."""
+    if not out.resolve().parent.is_dir():
+        _fail(f"no directory for {out}: create it first")
+    try:
+        requests = arrivals(open_trace(directory), health_checks=health_checks)
+    except TraceError as error:
+        _fail(str(error))
+    with out.open("w", encoding="utf-8") as file:
+        for row in mooncake_rows(requests):
+            file.write(json.dumps(row) + "\n")
+    typer.echo(f"{len(requests)} requests in {out}")

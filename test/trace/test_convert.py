@@ -1,0 +1,70 @@
+"""What other tools get out of a recording."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from test_format import make_header
+from typer.testing import CliRunner
+
+from sgl_importance.trace import open_trace
+from sgl_importance.trace.arrivals import arrivals
+from sgl_importance.trace.cli import app
+from sgl_importance.trace.records import Record, RequestAdmitted, RequestFinished
+from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
+
+
+def record(folder: Path) -> None:
+    """Three requests of two pages and more; the second waited long, so it arrived first."""
+
+    def admit(request: int, rid: str, at: int, queued: int, tokens: list[int], cached: int) -> None:
+        admitted = RequestAdmitted(
+            request, rid, request + 1, at, queued, len(tokens), {"device": cached, "host": 1}, NO_PAGES
+        )
+        items.append((admitted, TokenSequence((None, None), tokens)))
+
+    items: list[tuple[Record, TokenSequence | None]] = []
+    admit(0, "chat/0/0", 5_000_000, 10_000, list(range(9)), 0)
+    admit(1, "chat/1/1", 6_000_000, 4_000_000, [*range(4), *range(70, 74)], 3)
+    admit(2, "HEALTH_CHECK_1", 7_000_000, 0, [1] * 4, 0)
+    finished = RequestFinished(1, 3, 8_000_000, "stop", 6, NO_PAGES)
+    items.append((finished, TokenSequence((None, None), list(range(12)))))
+    writer = TraceWriter(folder, make_header(), max_bytes=1 << 20)
+    for item in items:
+        writer.put(*item)
+    writer.close()
+
+
+def test_requests_come_in_order_of_arrival(tmp_path: Path) -> None:
+    record(tmp_path)
+    first, second = arrivals(open_trace(tmp_path))
+    assert (first.rid, first.seconds, first.output_tokens, first.cached_tokens) == ("chat/1/1", 2.0, 6, 4)
+    assert (second.rid, second.seconds, second.output_tokens, second.input_tokens) == ("chat/0/0", 4.99, 0, 9)
+
+
+def test_convert_writes_mooncakes_format(tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    out = tmp_path / "out.jsonl"
+    result = CliRunner().invoke(app, ["convert", str(tmp_path / "trace"), str(out)])
+    assert result.exit_code == 0, result.output
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [
+        {"timestamp": 2000, "input_length": 8, "output_length": 6, "hash_ids": [0, 1]},
+        {"timestamp": 4990, "input_length": 9, "output_length": 0, "hash_ids": [0, 2, 3]},
+    ]
+
+
+def test_info_counts(tmp_path: Path) -> None:
+    record(tmp_path)
+    result = CliRunner().invoke(app, ["info", str(tmp_path), "--json"])
+    facts = json.loads(result.output)
+    assert (facts["requests"], facts["input_tokens"], facts["cached_tokens"]) == (2, 17, 5)
+    assert facts["records"] == {"Header": 1, "RequestAdmitted": 3, "RequestFinished": 1}
+    assert (facts["dropped"], facts["torn_bytes"]) == (0, 0)
+
+
+def test_no_recording_is_one_error_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["info", str(tmp_path)])
+    assert result.exit_code == 2
+    (line,) = result.output.splitlines()
+    assert line.startswith("error: no recording in")
