@@ -96,8 +96,13 @@ def piece_ids(piece: str) -> list[int]:
 
 def encode(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
     """Token ids of a chat as the served tokenizer gives them, without any library; for ASCII text."""
+    return encode_text(render(messages, add_generation_prompt))
+
+
+def encode_text(text: str) -> list[int]:
+    """Token ids of a text, special tokens in it included, as ``encode`` gives those of a chat."""
     ids = []
-    for part in _SPECIAL_PATTERN.split(render(messages, add_generation_prompt)):
+    for part in _SPECIAL_PATTERN.split(text):
         pieces = [part] if part in SPECIAL_TOKENS else _PLAIN_SPLIT.findall(part)
         for piece in pieces:
             ids += piece_ids(piece)

@@ -1,0 +1,69 @@
+"""One request of a workload, and the JSON lines that requests are kept in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from sgl_importance.probe.tokenizer import encode, encode_text
+
+Message = dict[str, str]
+
+
+class WorkloadError(Exception):
+    """The workload cannot be made, read or run; the message says why and what to do."""
+
+
+class WorkloadRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request.
+
+    Attributes:
+        id: unique within the workload, "kind/session/turn"; servers that take request ids get it.
+        kind: of the workload.
+        session: requests of one session are sent in order, each after the answer to the one before.
+        seconds: arrival time from the start, for open-loop runs.
+        messages: of a chat; empty where ``prompt`` is set.
+        prompt: text to be continued; empty for a chat.
+        answer: the only right answer; None where there is none.
+        max_tokens: most tokens to generate.
+        ignore_eos: whether to generate that many whatever the model says.
+    """
+
+    id: str
+    kind: str
+    session: str
+    seconds: float
+    max_tokens: int
+    messages: list[Message] = []
+    prompt: str = ""
+    answer: str | None = None
+    ignore_eos: bool = False
+
+    def token_ids(self) -> list[int]:
+        """The prompt in tokens of the embedded model."""
+        return encode_text(self.prompt) if self.prompt else encode(self.messages)
+
+
+def write_requests(requests: Iterable[WorkloadRequest], path: Path) -> None:
+    """Writes one JSON object per line."""
+    path.write_bytes(b"".join(msgspec.json.encode(request) + b"\n" for request in requests))
+
+
+def read_requests(path: Path) -> list[WorkloadRequest]:
+    """Reads what ``write_requests`` wrote.
+
+    Raises:
+        WorkloadError: a line is no request; names file, line and cause.
+    """
+    requests = []
+    decoder = msgspec.json.Decoder(WorkloadRequest)
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            requests.append(decoder.decode(line))
+        except msgspec.MsgspecError as error:
+            raise WorkloadError(
+                f"{path}:{number}: {error}; write it with 'sgl-importance workload make'"
+            ) from error
+    return requests
