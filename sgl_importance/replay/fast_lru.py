@@ -16,6 +16,10 @@ from sgl_importance.replay.cache import ReplayCounts
 from sgl_importance.replay.trace import Trace
 
 
+_SIGNATURE = "UniTuple(int64, 5)(int64[::1], int64[::1], int64[::1], int64, int64, int64)"
+"""Given, so that compiling is part of the import and never of a measured replay."""
+
+
 def replay_lru(trace: Trace, capacity: int, *, object_level: bool = False) -> ReplayCounts:
     """Replays least-recently-used eviction; see ``replay_tree`` and ``replay_objects``."""
     assert capacity > 0
@@ -42,7 +46,7 @@ def _push_front(newer: Any, older: Any, end: int, block: int) -> None:
     newer[front] = block
 
 
-@njit(cache=True)
+@njit(_SIGNATURE, cache=True)
 def _replay_paths(
     blocks: Any, offsets: Any, input_tokens: Any, num_blocks: int, block_tokens: int, capacity: int
 ) -> tuple[int, int, int, int, int]:
@@ -77,7 +81,7 @@ def _replay_paths(
     return hit_blocks, hit_tokens, full_hits, evicted, rejected
 
 
-@njit(cache=True)
+@njit(_SIGNATURE, cache=True)
 def _replay_objects(
     blocks: Any, offsets: Any, input_tokens: Any, num_blocks: int, block_tokens: int, capacity: int
 ) -> tuple[int, int, int, int, int]:

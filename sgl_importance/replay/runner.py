@@ -1,0 +1,154 @@
+"""Many replays over all cores: one row per trace, policy and capacity."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+from sgl_importance.policy.registry import create_policy, load_policy
+from sgl_importance.replay.cache import ReplayCounts, replay_objects, replay_tree
+from sgl_importance.replay.trace import Trace
+
+
+class ReplayMode(StrEnum):
+    TREE = "tree"
+    """Blocks in a prefix tree, whose leaves are evicted."""
+    NODES = "nodes"
+    """Radix nodes, evicted whole."""
+    OBJECTS = "objects"
+    """Independent blocks, as in general cache simulators."""
+
+
+class ReplayError(RuntimeError):
+    """A replay could not be finished; the message names the cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One replay; ``trace`` is an index into the traces of the run."""
+
+    trace: int
+    policy: str
+    capacity: int
+    mode: ReplayMode = ReplayMode.TREE
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Result of a replay.
+
+    Attributes:
+        blocks: block accesses.
+        hit_blocks: accesses that found their block in the cache.
+        block_hit_rate: hit_blocks / blocks.
+        token_hit_rate: prompt tokens in hit blocks / prompt tokens.
+        full_hit_rate: requests whose every block was in the cache / requests.
+        seconds: wall time of the replay, without reading the trace.
+    """
+
+    trace: str
+    policy: str
+    capacity_blocks: int
+    requests: int
+    blocks: int
+    hit_blocks: int
+    block_hit_rate: float
+    token_hit_rate: float
+    full_hit_rate: float
+    seconds: float
+
+
+Replay = Callable[[Trace, int], ReplayCounts]
+
+
+def choose_replay(policy: str, mode: ReplayMode) -> Replay:
+    """The compiled form of a policy where it has one, else the policy object in the readable cache.
+
+    Raises:
+        UnknownPolicyError: there is no such policy.
+    """
+    if policy == "lru" and mode is not ReplayMode.NODES:
+        from sgl_importance.replay.fast_lru import replay_lru  # imports numba
+
+        return partial(replay_lru, object_level=mode is ReplayMode.OBJECTS)
+    load_policy(policy)
+    cache = {ReplayMode.TREE: replay_tree, ReplayMode.OBJECTS: replay_objects}[mode]
+    return lambda trace, capacity: cache(trace, create_policy(policy, capacity, trace))
+
+
+def run_job(traces: Sequence[Trace], job: Job) -> Row:
+    """Runs one job and derives the rates."""
+    trace = traces[job.trace]
+    replay = choose_replay(job.policy, job.mode)
+    start = time.perf_counter()
+    counts = replay(trace, job.capacity)
+    seconds = time.perf_counter() - start
+    return Row(
+        trace=trace.name,
+        policy=job.policy,
+        capacity_blocks=job.capacity,
+        requests=trace.num_requests,
+        blocks=trace.num_accesses,
+        hit_blocks=counts.hit_blocks,
+        block_hit_rate=counts.hit_blocks / max(trace.num_accesses, 1),
+        token_hit_rate=counts.hit_tokens / max(int(trace.input_tokens.sum()), 1),
+        full_hit_rate=counts.full_hits / max(trace.num_requests, 1),
+        seconds=seconds,
+    )
+
+
+def run_jobs(traces: Sequence[Trace], jobs: Sequence[Job], processes: int) -> Iterator[tuple[int, Row]]:
+    """Runs all jobs; yields (index of the job, row) as they finish.
+
+    Leaving the iterator early, Ctrl-C included, ends the processes that it started.
+
+    Raises:
+        ReplayError: a process died.
+    """
+    assert processes > 0
+    if processes == 1 or len(jobs) == 1:
+        for index, job in enumerate(jobs):
+            yield index, run_job(traces, job)
+        return
+    others = set(multiprocessing.active_children())
+    # Started fresh rather than forked: the progress bar's thread may hold a lock at that moment.
+    pool = ProcessPoolExecutor(
+        min(processes, len(jobs)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(traces,),
+    )
+    finished = False
+    try:
+        futures = {pool.submit(_work, job): index for index, job in enumerate(jobs)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+        finished = True
+    except BrokenProcessPool as error:
+        raise ReplayError("a replay process died, perhaps for want of memory: lower --jobs") from error
+    finally:
+        if not finished:
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+_traces: Sequence[Trace] = ()
+
+
+def _start_worker(traces: Sequence[Trace]) -> None:
+    """Ctrl-C reaches the whole group of processes; only the parent answers it."""
+    global _traces
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _traces = traces
+
+
+def _work(job: Job) -> Row:
+    return run_job(_traces, job)
