@@ -30,7 +30,7 @@ class EvictionPolicy(ABC):
         assert capacity > 0
         self.capacity = capacity
 
-    def begin_request(self, request: int) -> None:
+    def begin_request(self, request: int) -> None:  # noqa: B027 -- most policies do not care
         """The next request starts; requests are numbered from 0."""
 
     @abstractmethod
@@ -54,6 +54,6 @@ class EvictionPolicy(ABC):
     def victim(self) -> int:
         """Chooses an evictable block and forgets it; the cache drops it. There is always one."""
 
-    def miss(self, block: int) -> None:
+    def miss(self, block: int) -> None:  # noqa: B027 -- most policies do not care
         """A block that is not in the cache is asked for, before room for it is made: for policies that
         remember what they evicted, such as ARC."""

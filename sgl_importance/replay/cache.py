@@ -61,7 +61,8 @@ def replay_tree(trace: Trace, policy: EvictionPolicy) -> ReplayCounts:
                     path = path[:position]
                     break
                 victim = policy.victim()
-                assert resident[victim] and children[victim] == 0
+                assert resident[victim]
+                assert children[victim] == 0
                 resident[victim] = False
                 evicted += 1
                 used -= 1
