@@ -1,0 +1,106 @@
+"""What a study found: printed, and kept as JSON beside its figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sgl_importance.study.recording import Recording
+from sgl_importance.study.statistics import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SMALL_MODEL = "validates the instrument on this model; says nothing final about large ones"
+
+
+class StudyError(Exception):
+    """The recordings cannot answer the question; the message says why and what to record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One answer.
+
+    Attributes:
+        study: which question.
+        claim: what would have to hold.
+        value: the number that decides, with its interval.
+        verdict: what follows.
+        notes: what the reader must know to read it rightly.
+        rows: the numbers behind it, all with the same keys.
+    """
+
+    study: str
+    claim: str
+    value: Estimate
+    verdict: str
+    notes: tuple[str, ...]
+    rows: tuple[dict[str, Any], ...]
+
+    def show(self, console: Console) -> None:
+        table = Table(title=f"{self.study}: {self.claim}")
+        for column, value in self.rows[0].items():
+            table.add_column(column, justify="left" if isinstance(value, str) else "right")
+        for row in self.rows:
+            table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+        console.print(table)
+        console.print(f"value: {self.value}\nverdict: {self.verdict}")
+        for note in self.notes:
+            console.print(f"note: {note}")
+
+    def write(self, folder: Path, recordings: Sequence[Recording], command: str) -> Path:
+        """Writes ``<study>.json`` into the folder."""
+        path = folder / f"{self.study}.json"
+        document = {
+            **asdict(self),
+            "command": command,
+            "recordings": [
+                {
+                    "name": recording.name,
+                    "model": recording.header.model,
+                    "page_size": recording.page_size,
+                    "layers": list(recording.header.layers),
+                    "options": {k: v for k, v in recording.header.options.items() if k != "trace"},
+                    "requests": len(recording.queries),
+                }
+                for recording in recordings
+            ],
+        }
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        return path
+
+
+def verdict_of(value: Estimate, *, positive: str, negative: str, undecided: str) -> str:
+    """Which of three sentences the interval of a difference supports."""
+    if value.low > 0:
+        return positive
+    return negative if value.high < 0 else undecided
+
+
+def draw(path: Path, panels: Sequence[tuple[str, Callable[[Axes], None]]]) -> None:
+    """Draws panels side by side into a PNG file.
+
+    Raises:
+        StudyError: matplotlib is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise StudyError("figures need matplotlib: pip install 'sgl-importance[replay]', or give --no-figure")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * len(panels), 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for (title, paint), axis in zip(panels, axes, strict=True):
+        axis.set_title(title, fontsize=10)
+        paint(axis)
+        axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=120, metadata={"Software": None})

@@ -1,0 +1,75 @@
+"""Intervals and overlaps, small enough to be checked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its percentile bootstrap interval; both ends equal the value where there is one unit."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def bootstrap(
+    units: Sequence[Sequence[float]] | Floats, statistic: Callable[[Floats], float], *, seed: int = 0
+) -> Estimate:
+    """Percentile bootstrap (Efron 1979) over independent units.
+
+    Args:
+        units: one row per unit, float [units, columns]; whole rows are drawn, with replacement.
+        statistic: of such an array.
+        seed: of the draws.
+    """
+    table = np.asarray(units, dtype=np.float64)
+    assert table.ndim == 2, table.shape
+    assert len(table) > 0
+    rng = np.random.default_rng(seed)
+    draws = [statistic(table[rng.integers(len(table), size=len(table))]) for _ in range(RESAMPLES)]
+    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Estimate(float(statistic(table)), float(low), float(high))
+
+
+def mean_of(values: Sequence[float], *, seed: int = 0) -> Estimate:
+    """Mean with its bootstrap interval over single values."""
+    return bootstrap([[value] for value in values], lambda table: float(table[:, 0].mean()), seed=seed)
+
+
+def ratio_of(parts: Sequence[tuple[float, float]], *, seed: int = 0) -> Estimate:
+    """Ratio of sums over (numerator, denominator) units, with its bootstrap interval."""
+    return bootstrap(parts, lambda table: float(table[:, 0].sum() / max(table[:, 1].sum(), 1e-12)), seed=seed)
+
+
+def top_pages(scores: Floats, share: float) -> set[int]:
+    """The ``share`` highest-scored pages, at least one; equal scores go to the first page."""
+    count = max(1, round(share * len(scores)))
+    return set(np.argsort(-scores, kind="stable")[:count].tolist())
+
+
+def jaccard(left: set[int], right: set[int]) -> float:
+    """Size of the intersection over size of the union; 1 for two empty sets."""
+    union = len(left | right)
+    return len(left & right) / union if union else 1.0
+
+
+def chance_jaccard(pages: int, share: float) -> float:
+    """Expected Jaccard index of the top set with a random set of its size, to first order: the expected
+    intersection k * k / n over the union that follows from it."""
+    count = max(1, round(share * pages))
+    overlap = count * count / pages
+    return overlap / (2 * count - overlap)
