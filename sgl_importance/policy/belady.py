@@ -1,0 +1,83 @@
+"""Furthest next use: the ceiling of every other curve, drawn with knowledge of the future."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sgl_importance.policy.base import EvictionPolicy
+from sgl_importance.policy.ranked import RankedBlocks
+from sgl_importance.replay.trace import IntArray, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class NextUses:
+    """When each access of a trace is followed by the next one of the same block.
+
+    Attributes:
+        positions: index in ``Trace.blocks`` of the block's next access, or the number of accesses if there
+            is none; int64 [accesses].
+        offsets: as ``Trace.offsets``.
+    """
+
+    positions: IntArray
+    offsets: IntArray
+
+    @classmethod
+    def of(cls, trace: Trace) -> NextUses:
+        """Reads the future out of a trace: O(n log n), once for all capacities."""
+        order = np.argsort(trace.blocks, kind="stable")
+        blocks = trace.blocks[order]
+        positions = np.full(len(order), len(order), dtype=np.int64)
+        same = blocks[1:] == blocks[:-1]
+        positions[order[:-1][same]] = order[1:][same]
+        return cls(positions, trace.offsets)
+
+
+class BeladyPolicy(EvictionPolicy):
+    """Belady: A Study of Replacement Algorithms for a Virtual-Storage Computer, 1966 (his rule MIN).
+
+    In a leaf-only prefix tree the victim is the evictable block whose next use is furthest. A prefix is used
+    no later than what follows it, so holding prefixes costs nothing: a block that could not go for its
+    children's sake would have been kept longer than they anyway. Blocks without a next use leave in the
+    order in which they were numbered.
+
+    Args:
+        capacity: see ``EvictionPolicy``.
+        next_uses: the future of the very trace that is replayed.
+    """
+
+    name: ClassVar[str] = "belady"
+
+    def __init__(self, capacity: int, *, next_uses: NextUses) -> None:
+        super().__init__(capacity)
+        self._positions: list[int] = next_uses.positions.tolist()
+        self._offsets: list[int] = next_uses.offsets.tolist()
+        self._now = 0
+        self._ranks: dict[int, int] = {}  # negated position of the next use: the furthest ranks lowest
+        self._order = RankedBlocks()
+
+    def begin_request(self, request: int) -> None:
+        self._now = self._offsets[request]
+
+    def insert(self, block: int) -> None:
+        self.access(block)
+
+    def access(self, block: int) -> None:
+        self._ranks[block] = rank = -self._positions[self._now]
+        self._now += 1
+        if block in self._order:
+            self._order.add(block, rank)
+
+    def evictable(self, block: int) -> None:
+        self._order.add(block, self._ranks[block])
+
+    def held(self, block: int) -> None:
+        self._order.discard(block)
+
+    def victim(self) -> int:
+        block = self._order.pop()
+        del self._ranks[block]
+        return block

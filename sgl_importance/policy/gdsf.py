@@ -1,0 +1,52 @@
+"""Greedy-dual size frequency: frequency that ages as the cache turns over."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sgl_importance.policy.base import EvictionPolicy
+from sgl_importance.policy.ranked import RankedBlocks
+
+
+class GdsfPolicy(EvictionPolicy):
+    """Cherkasova: Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy, 1998.
+
+    Priority is inflation + uses x cost / size, and inflation is the priority of the last victim. Blocks are
+    equal in size and cost 1, so this is LFU with dynamic ageing. A held block keeps the priority of its last
+    use, which may be below the inflation by the time it can go: inflation itself never falls.
+    """
+
+    name: ClassVar[str] = "gdsf"
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._time = 0
+        self._inflation = 0
+        self._uses: dict[int, int] = {}
+        self._ranks: dict[int, tuple[int, int]] = {}  # priority, time of the last use
+        self._order = RankedBlocks()
+
+    def insert(self, block: int) -> None:
+        self._use(block, 1)
+
+    def access(self, block: int) -> None:
+        self._use(block, self._uses[block] + 1)
+
+    def _use(self, block: int, uses: int) -> None:
+        self._time += 1
+        self._uses[block] = uses
+        self._ranks[block] = rank = (self._inflation + uses, self._time)
+        if block in self._order:
+            self._order.add(block, rank)
+
+    def evictable(self, block: int) -> None:
+        self._order.add(block, self._ranks[block])
+
+    def held(self, block: int) -> None:
+        self._order.discard(block)
+
+    def victim(self) -> int:
+        block = self._order.pop()
+        del self._uses[block]
+        self._inflation = max(self._inflation, self._ranks.pop(block)[0])
+        return block
