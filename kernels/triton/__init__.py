@@ -1,0 +1,1 @@
+"""Triton kernels that score KV pages; tested against ``sgl_importance_kernels.reference``."""

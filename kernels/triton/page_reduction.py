@@ -1,0 +1,222 @@
+"""From page log-sums of all sampled layers to mass, body mass and peak, added to the requests' rows.
+
+Two launches per emitting step, no atomics: the sums of a page are added by one program in a fixed order, so
+the same step gives the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sgl_importance_kernels.reference.page_scores import EMPTY_BODY
+from sgl_importance_kernels.triton.log_sums import LogSums
+from sgl_importance_kernels.triton.paged_queries import PagedQueries
+from sgl_importance_kernels.triton.tiles import add_log_sums, body_log_sums, log_sum
+
+TOTALS_BLOCK = 1024
+ROWS_BLOCK = 128
+HEADS_BLOCK = 16
+
+
+@triton.jit
+def _totals_kernel(
+    LogSumsIn,
+    Totals,
+    SeqLens,
+    NumQueries,
+    Gate,
+    layer_stride,
+    query_stride,
+    head_stride,
+    max_pages,
+    max_queries,
+    sink_tokens,
+    local_tokens,
+    num_queries_total,
+    NUM_HEADS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Log-sums of one head over all pages and over the body."""
+    head = tl.program_id(0) % NUM_HEADS
+    layer = (tl.program_id(0) // NUM_HEADS).to(tl.int64)
+    request = tl.program_id(1) // max_queries
+    query = tl.program_id(1) % max_queries
+    if tl.load(Gate) == 0:
+        return
+    num_queries = tl.load(NumQueries + request)
+    if query >= num_queries:
+        return
+    visible = tl.load(SeqLens + request) - num_queries + query + 1
+    body_end = tl.maximum(visible - local_tokens, 0)
+    query_row = (request * max_queries + query).to(tl.int64)
+    row = LogSumsIn + layer * layer_stride + query_row * query_stride + head * head_stride
+
+    everything = tl.full((1,), float("-inf"), tl.float32)
+    body = tl.full((1,), float("-inf"), tl.float32)
+    num_pages = tl.cdiv(visible, PAGE_SIZE)
+    for start in range(0, num_pages, BLOCK):
+        page = start + tl.arange(0, BLOCK)
+        log_sums = tl.load(row + page, mask=page < num_pages, other=float("-inf"))
+        of_body = body_log_sums(page, log_sums, row + max_pages, sink_tokens, body_end, PAGE_SIZE)
+        everything = add_log_sums(everything, log_sum(log_sums[None, :], 1))
+        body = add_log_sums(body, log_sum(of_body[None, :], 1))
+    total = Totals + 2 * ((layer * num_queries_total + query_row) * NUM_HEADS + head)
+    tl.store(total + tl.arange(0, 1), everything)
+    tl.store(total + 1 + tl.arange(0, 1), body)
+
+
+@triton.jit
+def _rows_kernel(
+    LogSumsIn,
+    Totals,
+    SeqLens,
+    NumQueries,
+    Slots,
+    Gate,
+    Rows,
+    layer_stride,
+    query_stride,
+    head_stride,
+    row_quantity_stride,
+    row_slot_stride,
+    max_pages,
+    max_queries,
+    sink_tokens,
+    local_tokens,
+    num_queries_total,
+    empty_body,
+    NUM_HEADS: tl.constexpr,
+    NUM_LAYERS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Scores of one block of pages, summed over the query tokens of one request."""
+    request = tl.program_id(1)
+    if tl.load(Gate) == 0:
+        return
+    num_queries = tl.load(NumQueries + request)
+    if num_queries == 0:
+        return
+    seq_len = tl.load(SeqLens + request)
+    num_pages = tl.cdiv(seq_len, PAGE_SIZE)
+    page = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if tl.program_id(0) * BLOCK >= num_pages:
+        return
+    samples: tl.constexpr = NUM_LAYERS * NUM_HEADS
+    mass = tl.zeros((BLOCK,), tl.float32)
+    body = tl.zeros((BLOCK,), tl.float32)
+    peak = tl.zeros((BLOCK,), tl.float32)
+    for query in range(num_queries):
+        visible = seq_len - num_queries + query + 1
+        body_end = tl.maximum(visible - local_tokens, 0)
+        sees = page < tl.cdiv(visible, PAGE_SIZE)
+        query_row = (request * max_queries + query).to(tl.int64)
+        query_body = tl.zeros((BLOCK,), tl.float32)
+        query_body_total = 0.0
+        for layer in range(NUM_LAYERS):
+            layer_totals = Totals + 2 * NUM_HEADS * (layer * num_queries_total + query_row)
+            layer_row = LogSumsIn + tl.cast(layer, tl.int64) * layer_stride + query_row * query_stride
+            for first_head in range(0, NUM_HEADS, HEADS):
+                head = first_head + tl.arange(0, HEADS)
+                is_head = head < NUM_HEADS
+                total = layer_totals + 2 * head
+                everything = tl.load(total, mask=is_head, other=0.0)
+                of_body = tl.load(total + 1, mask=is_head, other=float("-inf"))
+                query_body_total += tl.sum(tl.exp(of_body - everything), axis=0)
+                row = layer_row + head * head_stride
+                log_sums = tl.load(
+                    row[:, None] + page[None, :],
+                    mask=is_head[:, None] & sees[None, :],
+                    other=float("-inf"),
+                )
+                probability = tl.exp(log_sums - everything[:, None])
+                mass += tl.sum(probability, axis=0)
+                peak = tl.maximum(peak, tl.max(probability, axis=0))
+                in_body = body_log_sums(
+                    page[None, :] + (head * 0)[:, None],
+                    log_sums,
+                    row[:, None] + max_pages,
+                    sink_tokens,
+                    # Rows of tiles beyond the heads hold no border.
+                    tl.where(is_head, body_end, 0)[:, None],
+                    PAGE_SIZE,
+                )
+                query_body += tl.sum(tl.exp(in_body - everything[:, None]), axis=0)
+        # The mean over layers and heads cancels, but the threshold is on the mean.
+        has_body = query_body_total / samples > empty_body
+        body += tl.where(has_body, query_body / tl.where(has_body, query_body_total, 1.0), 0.0)
+
+    out = Rows + tl.load(Slots + request).to(tl.int64) * row_slot_stride + page
+    mask = page < num_pages
+    tl.store(out, tl.load(out, mask=mask, other=0.0) + mass / samples, mask=mask)
+    out += row_quantity_stride
+    tl.store(out, tl.load(out, mask=mask, other=0.0) + body, mask=mask)
+    out += row_quantity_stride
+    tl.store(out, tl.maximum(tl.load(out, mask=mask, other=0.0), peak), mask=mask)
+
+
+def reduce_log_sums(
+    log_sums: LogSums,
+    queries: PagedQueries,
+    rows: torch.Tensor,
+    *,
+    gate: torch.Tensor,
+    page_size: int,
+    sink_tokens: int,
+    local_tokens: int,
+) -> None:
+    """Adds the scores of one step to the requests' rows; asynchronous, allocates nothing, can be captured.
+
+    Args:
+        log_sums: written for every sampled layer and all of ``queries``.
+        rows: accumulated mass, body mass and peak (sum, sum and maximum over query tokens), float32
+            [3, slots, max_pages], last dimension contiguous.
+        gate: int32 [1] on the device; 0 makes the launches return at once.
+        page_size, sink_tokens, local_tokens: as they were for the log-sums.
+    """
+    max_pages = triton.cdiv(queries.max_seq_len, page_size)
+    assert rows.dtype == torch.float32, rows.dtype
+    assert rows.shape[0] == 3, rows.shape
+    assert rows.stride(2) == 1, rows.stride()
+    assert max_pages <= rows.shape[2], (max_pages, rows.shape)
+    values, totals = log_sums.values, log_sums.totals
+    max_queries = log_sums.max_queries
+    shared = (sink_tokens, local_tokens, values.shape[1])
+    _totals_kernel[(log_sums.num_layers * log_sums.num_heads, queries.num_requests * max_queries)](
+        values,
+        totals,
+        queries.seq_lens,
+        queries.num_queries,
+        gate,
+        *values.stride()[:3],
+        log_sums.max_pages,
+        max_queries,
+        *shared,
+        NUM_HEADS=log_sums.num_heads,
+        PAGE_SIZE=page_size,
+        BLOCK=TOTALS_BLOCK,
+    )
+    _rows_kernel[(triton.cdiv(max_pages, ROWS_BLOCK), queries.num_requests)](
+        values,
+        totals,
+        queries.seq_lens,
+        queries.num_queries,
+        queries.slots,
+        gate,
+        rows,
+        *values.stride()[:3],
+        *rows.stride()[:2],
+        log_sums.max_pages,
+        max_queries,
+        *shared,
+        EMPTY_BODY,
+        NUM_HEADS=log_sums.num_heads,
+        NUM_LAYERS=log_sums.num_layers,
+        PAGE_SIZE=page_size,
+        BLOCK=ROWS_BLOCK,
+        HEADS=HEADS_BLOCK,
+    )

@@ -1,0 +1,199 @@
+"""The probe and its reduction against the definition; in the interpreter or on a device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sgl_importance_kernels.triton.page_reduction as page_reduction
+import sgl_importance_kernels.triton.qk_probe as qk_probe
+
+import probe_case
+from probe_case import ProbeCase, probe_cases
+from twins import Mutation, broken_twin
+
+pytestmark = [
+    pytest.mark.triton,
+    # log(0) is -inf in the kernels by design; numpy warns of it.
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
+]
+
+TOLERANCE = 2e-5  # Of a sum over 5 query tokens in float32; logits up to 60 have a rounding error of 4e-6.
+RAGGED = [(100, 1), (37, 3), (260, 5), (9, 0)]
+FP8 = torch.float8_e4m3fn
+
+
+def check(case: ProbeCase) -> None:
+    np.testing.assert_allclose(case.probed(), case.expected(), atol=TOLERANCE, rtol=1e-4)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+@given(data=st.data())
+def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> None:
+    check(data.draw(probe_cases(device)))
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64, 256])
+def test_page_sizes(page_size: int, device: str) -> None:
+    check(ProbeCase(RAGGED, page_size=page_size, device=device))
+
+
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 128), (4, 64), (7, 96), (8, 128), (8, 256)])
+def test_head_sizes_and_groups(group: int, head_dim: int, device: str) -> None:
+    check(ProbeCase([(70, 1), (20, 2)], group=group, head_dim=head_dim, num_layers=1, device=device))
+
+
+def test_a_full_observation_window(device: str) -> None:
+    check(ProbeCase([(90, 32), (32, 32)], group=4, num_layers=1, num_kv_heads=1, device=device))
+
+
+@pytest.mark.parametrize(
+    ("key_dtype", "query_dtype"),
+    [
+        (torch.float16, torch.float16),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.bfloat16),
+        (FP8, torch.bfloat16),
+        (FP8, torch.float16),
+        (torch.float8_e5m2, torch.bfloat16),
+    ],
+)
+def test_key_dtypes(key_dtype: torch.dtype, query_dtype: torch.dtype, device: str) -> None:
+    check(ProbeCase(RAGGED, key_dtype=key_dtype, query_dtype=query_dtype, key_scale=0.7, device=device))
+
+
+def test_more_splits_than_blocks_and_fewer(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = ProbeCase([(1000, 1), (5, 1)], num_layers=1, num_kv_heads=1, device=device)
+    for programs in (1, 6, 10_000):
+        monkeypatch.setattr(qk_probe, "TARGET_PROGRAMS", programs)
+        check(case)
+
+
+def test_a_closed_gate_writes_nothing(device: str) -> None:
+    case = ProbeCase(RAGGED, device=device)
+    assert torch.equal(case.probed(gate=0), case.empty_rows().cpu())
+
+
+def test_steps_add_up_and_other_rows_stay(device: str) -> None:
+    case = ProbeCase(RAGGED, device=device)
+    rows = case.empty_rows() + 0.25
+    once = case.probed(rows=rows.clone())
+    twice = case.probed(rows=case.probed(rows=rows.clone()).to(device))
+    expected = case.expected()
+    untouched = expected[0].sum(dim=1) == 0
+    assert torch.equal(twice[:, untouched], rows.cpu()[:, untouched])
+    np.testing.assert_allclose(once[:2], 0.25 + expected[:2], atol=TOLERANCE)
+    np.testing.assert_allclose(twice[:2], 0.25 + 2 * expected[:2], atol=2 * TOLERANCE)
+    np.testing.assert_allclose(twice[2], expected[2].clamp(min=0.25), atol=TOLERANCE)
+
+
+def test_the_same_step_gives_the_same_bits(device: str) -> None:
+    case = ProbeCase(RAGGED, device=device)
+    assert torch.equal(case.probed(), case.probed())
+
+
+def test_a_body_below_float32_precision_is_empty(device: str) -> None:
+    case = ProbeCase([(40, 2)], page_size=4, sink_tokens=1, local_tokens=3, num_layers=1, device=device)
+    case.q[0].fill_(1.0)
+    case.k[0].zero_()
+    case.k[0][case.tables[0][0]] = 100.0
+    rows = case.probed()
+    assert float(rows[1].abs().max()) == 0.0
+    np.testing.assert_allclose(rows, case.expected(), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ({"value_head_dim": 512, "head_dim": 576}, "latent attention"),
+        ({"head_dim": 512, "value_head_dim": 512}, "heads of 512 dimensions"),
+        ({"key_dtype": torch.uint8}, "keys in torch.uint8"),
+        ({"query_dtype": FP8}, "queries in torch.float8_e4m3fn"),
+        ({"num_heads": 6, "num_kv_heads": 4}, "6 query heads over 4 KV heads"),
+    ],
+)
+def test_layers_that_cannot_be_probed_are_named(layer: dict[str, Any], words: str) -> None:
+    fine = {
+        "key_dtype": FP8,
+        "query_dtype": torch.bfloat16,
+        "head_dim": 128,
+        "value_head_dim": 128,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+    }
+    assert qk_probe.refusal(**fine) is None
+    why = qk_probe.refusal(**(fine | layer))
+    assert why is not None
+    assert words in why
+
+
+FIXED = ProbeCase([(100, 3), (300, 1)], page_size=8, sink_tokens=5, local_tokens=6, logit_cap=8.0)
+"""Several blocks, heads, layers, window tokens and partial borders: no mutation below can hide in it."""
+
+PROBE_TWINS = [
+    Mutation("one_page_off", "locations + token, mask=exists", "locations + token + PAGE_SIZE, mask=exists"),
+    Mutation(
+        "one_head_swapped",
+        "location[None, :] * k_stride_row + kv_head",
+        "location[None, :] * k_stride_row + (1 - kv_head)",
+    ),
+    Mutation("stale_split", "(split + 1) * per_split, num_blocks", "(split + 1) * per_split, num_blocks - 1"),
+    Mutation("not_causal", "(token[None, :] <= position[:, None])", "(token[None, :] < seq_len)"),
+    Mutation("sinks_in_the_body", ">= sink_tokens)", ">= sink_tokens - 1)"),
+    Mutation(
+        "query_in_the_body", "(token[None, :] < body_end[:, None])", "(token[None, :] <= body_end[:, None])"
+    ),
+    Mutation("first_query_only", "q_row[:, None] * q_stride_row", "0 * q_row[:, None] * q_stride_row"),
+    Mutation("no_scale", 'input_precision="ieee") * scale', 'input_precision="ieee")'),
+    Mutation("no_cap", "if LOGIT_CAP > 0:", "if LOGIT_CAP < 0:"),
+]
+
+REDUCTION_TWINS = [
+    Mutation("one_head_lost", "is_head = head < NUM_HEADS\n", "is_head = head < NUM_HEADS - 1\n"),
+    Mutation("one_layer_lost", "range(NUM_LAYERS)", "range(NUM_LAYERS - 1)"),
+    Mutation("wrong_row", "tl.load(Slots + request).to", "(tl.load(Slots + request) ^ 1).to"),
+    Mutation("last_query_lost", "range(num_queries):", "range(num_queries - 1):"),
+    Mutation("body_not_normalised", "query_body / tl.where(has_body, query_body_total, 1.0)", "query_body"),
+    Mutation(
+        "peak_summed", "tl.maximum(peak, tl.max(probability, axis=0))", "peak + tl.max(probability, axis=0)"
+    ),
+    Mutation(
+        "body_total_of_all",
+        "tl.store(total + 1 + tl.arange(0, 1), body)",
+        "tl.store(total + 1 + tl.arange(0, 1), everything)",
+    ),
+]
+
+
+def is_told_apart(case: ProbeCase) -> bool:
+    return not np.allclose(case.probed(), case.expected(), atol=1e-3)
+
+
+def test_the_fixed_case_passes_unbroken(device: str) -> None:
+    check(replace(FIXED, device=device))
+
+
+@pytest.mark.parametrize("mutation", PROBE_TWINS, ids=str)
+def test_broken_probes_are_told_apart(
+    mutation: Mutation, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_case, "probe_layer", broken_twin(qk_probe, mutation, tmp_path).probe_layer)
+    assert is_told_apart(replace(FIXED, device=device))
+
+
+@pytest.mark.parametrize("mutation", REDUCTION_TWINS, ids=str)
+def test_broken_reductions_are_told_apart(
+    mutation: Mutation, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = broken_twin(page_reduction, mutation, tmp_path)
+    monkeypatch.setattr(probe_case, "reduce_log_sums", twin.reduce_log_sums)
+    assert is_told_apart(replace(FIXED, device=device))
