@@ -15,7 +15,6 @@ from numba import njit
 from sgl_importance.replay.cache import ReplayCounts
 from sgl_importance.replay.trace import Trace
 
-
 _SIGNATURE = "UniTuple(int64, 5)(int64[::1], int64[::1], int64[::1], int64, int64, int64)"
 """Given, so that compiling is part of the import and never of a measured replay."""
 

@@ -15,7 +15,12 @@ from sgl_importance.replay.formats.reader import (
 )
 from sgl_importance.replay.trace import Trace
 
-READERS = {"mooncake": "mooncake"}
+READERS = {
+    "mooncake": "mooncake",
+    "bailian": "bailian",
+    "openai-chat": "openai_chat",
+    "oracle-general": "oracle_general",
+}
 """Name on the command line -> module of this package, in the order in which detection asks them."""
 
 

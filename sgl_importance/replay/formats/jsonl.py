@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from sgl_importance.replay.formats.reader import BadRecord, OnBadRecord
 from sgl_importance.replay.trace import TraceBuilder
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 DETECTION_LINES = 16
+
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+BlockId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 def iterate_records(
@@ -32,7 +37,9 @@ def iterate_records(
                 on_bad_record(BadRecord(path, number, " ".join(str(error).split())))
 
 
-def holds_records(path: Path, record_type: type[msgspec.Struct]) -> bool:
+def holds_records(
+    path: Path, record_type: type[RecordT], accept: Callable[[RecordT], bool] = lambda record: True
+) -> bool:
     """Whether one of the first lines is such a record, so that a bad first line misleads nobody."""
     if not path.is_file():
         return False
@@ -40,10 +47,11 @@ def holds_records(path: Path, record_type: type[msgspec.Struct]) -> bool:
     with path.open("rb") as lines:
         for line in islice(lines, DETECTION_LINES):
             try:
-                decoder.decode(line)
+                record = decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            return True
+            if accept(record):
+                return True
     return False
 
 
@@ -54,7 +62,7 @@ class Request:
     path: Path
     line: int
     seconds: float
-    blocks: list[object]
+    blocks: Sequence[object]
     input_tokens: int
     output_tokens: int
 
@@ -76,8 +84,8 @@ def add_in_order(builder: TraceBuilder, requests: Iterable[Request], on_bad_reco
 
 
 def block_count_error(blocks: int, input_tokens: int, block_tokens: int) -> str | None:
-    """Why this many blocks cannot be the prompt, whose last block may be filled in part; None if they can."""
-    expected = -(-input_tokens // block_tokens)
-    if blocks == expected:
+    """Why this many blocks cannot be the prompt; None if they can, with or without a block begun."""
+    whole, begun = input_tokens // block_tokens, -(-input_tokens // block_tokens)
+    if blocks in (whole, begun):
         return None
-    return f"{blocks} hash_ids, but {input_tokens} tokens are {expected} blocks of {block_tokens}"
+    return f"{blocks} hash_ids, but {input_tokens} tokens make {begun} blocks of {block_tokens}"

@@ -6,14 +6,17 @@ as a block; hits in it count the tokens that it holds.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from sgl_importance.replay.formats.jsonl import (
+    BlockId,
+    Count,
     Request,
+    Seconds,
     add_in_order,
     block_count_error,
     holds_records,
@@ -24,14 +27,13 @@ from sgl_importance.replay.trace import Trace, TraceBuilder
 
 NAME = "mooncake"
 BLOCK_TOKENS = 512
-Count = Annotated[int, Meta(ge=0)]
 
 
 class _Record(Struct):
-    timestamp: Annotated[float, Meta(ge=0)]
+    timestamp: Seconds
     input_length: Count
     output_length: Count
-    hash_ids: list[int]
+    hash_ids: list[BlockId]
 
 
 class _Detected(_Record, forbid_unknown_fields=True):
@@ -57,7 +59,7 @@ def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
                 path,
                 line,
                 record.timestamp / 1000,
-                list(record.hash_ids),
+                array("q", record.hash_ids),
                 record.input_length,
                 record.output_length,
             )
