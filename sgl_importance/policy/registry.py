@@ -5,12 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from sgl_importance.policy.base import EvictionPolicy
 
 if TYPE_CHECKING:
-    from sgl_importance.replay.trace import IntArray, Trace
+    from sgl_importance.replay.trace import Trace
 
 OPTIMUM = "belady"
 
@@ -53,21 +51,8 @@ def create_policy(name: str, capacity: int, trace: Trace) -> EvictionPolicy:
     Raises:
         UnknownPolicyError: there is no such policy.
     """
-    policy = load_policy(name)
     if name == OPTIMUM:
-        return policy(capacity, next_uses(trace))  # type: ignore[call-arg]
-    return policy(capacity)
+        from sgl_importance.policy.belady import BeladyPolicy, NextUses
 
-
-def next_uses(trace: Trace) -> IntArray:
-    """Where in ``trace.blocks`` each access's block is used next; the number of accesses where never.
-
-    Returns:
-        int64 [accesses].
-    """
-    accesses = trace.num_accesses
-    order = np.argsort(trace.blocks, kind="stable")  # accesses of one block lie together, in time
-    following = np.full(accesses, accesses, dtype=np.int64)
-    same = trace.blocks[order][1:] == trace.blocks[order][:-1]
-    following[order[:-1][same]] = order[1:][same]
-    return following
+        return BeladyPolicy(capacity, next_uses=NextUses.of(trace))
+    return load_policy(name)(capacity)

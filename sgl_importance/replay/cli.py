@@ -150,7 +150,9 @@ def _read_traces(
         on_bad_record = bad.append if skip_bad else refuse_bad_record
         trace = read_trace(path, options, format_name=format_name, on_bad_record=on_bad_record)
         if bad:
-            typer.echo(f"{path}: skipped {len(bad)} bad records, first {bad[0]}", err=True)
+            typer.echo(
+                f"{path}: skipped {len(bad)} bad record{'s' * (len(bad) > 1)}, first {bad[0]}", err=True
+            )
         traces.append(trace)
     if len({trace.name for trace in traces}) < len(traces):
         return [replace(trace, name=str(path)) for trace, path in zip(traces, paths, strict=True)]
