@@ -66,6 +66,7 @@ def build_cache(
     max_context: int = 4096,
     options: ImportanceOptions | None = None,
     recorder: Recorder | None = None,
+    policy: ImportancePolicy | None = None,
 ) -> UnifiedRadixCache:
     """A cache over a device pool of ``tokens`` tokens, without host or storage tier.
 
@@ -77,6 +78,7 @@ def build_cache(
         max_context: tokens per row.
         options: for ours; a default set where None.
         recorder: for ours; None records nothing.
+        policy: for ours; one with constants of a data-centre GPU where None.
     """
     params = _cache_init_params(
         tokens=tokens, page_size=page_size, requests=requests, max_context=max_context
@@ -90,7 +92,7 @@ def build_cache(
         ComponentType.FULL: partial(
             component,
             options=options,
-            policy=ImportancePolicy(_COST, use_importance=options.g != "off"),
+            policy=policy or ImportancePolicy(_COST, use_importance=options.g != "off"),
             ghost_pages=4 * tokens // page_size,
             recorder=recorder,
         )

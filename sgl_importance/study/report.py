@@ -50,7 +50,7 @@ class Finding:
         for column, value in self.rows[0].items():
             table.add_column(column, justify="left" if isinstance(value, str) else "right")
         for row in self.rows:
-            table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+            table.add_row(*map(_shown, row.values()))
         console.print(table)
         console.print(f"value: {self.value}\nverdict: {self.verdict}")
         for note in self.notes:
@@ -76,6 +76,12 @@ class Finding:
         }
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         return path
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def verdict_of(value: Estimate, *, positive: str, negative: str, undecided: str) -> str:

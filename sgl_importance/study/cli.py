@@ -1,0 +1,83 @@
+"""`sgl-importance study`: what recordings say about importance."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from sgl_importance.study.h1 import study_h1
+from sgl_importance.study.h2 import study_h2
+from sgl_importance.study.recording import Recording, load_recording
+from sgl_importance.study.report import Finding, StudyError
+from sgl_importance.study.sensitivity import study_sensitivity
+from sgl_importance.trace import TraceError
+
+app = typer.Typer(
+    help="Claims about importance, each with a value, a bootstrap interval and a verdict, from recordings.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Directories = Annotated[list[Path], typer.Argument(help="What --kv-importance-trace named, one or more.")]
+Out = Annotated[Path, typer.Option(help="Folder for <study>.json and <study>.png.")]
+WithFigure = Annotated[bool, typer.Option(help="Draw a figure (matplotlib).")]
+
+
+def fail(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def run_study(
+    name: str,
+    directories: Sequence[Path],
+    out: Path,
+    with_figure: bool,
+    study: Callable[[Sequence[Recording], Path | None], Finding],
+) -> None:
+    """Loads the recordings, runs one study, prints and writes what it found."""
+    if not out.is_dir():
+        fail(f"no directory {out}: create it or give --out")
+    console = Console()
+    try:
+        with console.status(f"reading {len(directories)} recordings"):
+            recordings = [load_recording(directory) for directory in directories]
+        if empty := [recording.name for recording in recordings if not recording.queries]:
+            fail(f"no requests in {', '.join(empty)}: record while clients ask")
+        finding = study(recordings, out / f"{name}.png" if with_figure else None)
+    except (TraceError, StudyError) as error:
+        fail(str(error))
+    finding.show(console)
+    words = ["sgl-importance", *sys.argv[1:]]
+    written = finding.write(out, recordings, shlex.join(words))
+    console.print(f"written: {written}")
+
+
+@app.command("h1")
+def h1_command(directories: Directories, out: Out = Path("."), figure: WithFigure = True) -> None:
+    """Do earlier scores say which pages the next decode step needs? (sparse-serving reading)"""
+    run_study("h1", directories, out, figure, lambda recordings, path: study_h1(recordings, figure=path))
+
+
+@app.command("h2")
+def h2_command(directories: Directories, out: Out = Path("."), figure: WithFigure = True) -> None:
+    """Do the pages that matter to one query matter to the others on the same context?"""
+    run_study("h2", directories, out, figure, lambda recordings, path: study_h2(recordings, figure=path))
+
+
+@app.command("sensitivity")
+def sensitivity_command(directories: Directories, out: Out = Path("."), figure: WithFigure = True) -> None:
+    """What the settings of the signal change: half-life, window, page size, layers, interval, quantity."""
+    run_study(
+        "sensitivity",
+        directories,
+        out,
+        figure,
+        lambda recordings, path: study_sensitivity(recordings, figure=path),
+    )

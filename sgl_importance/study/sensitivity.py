@@ -1,0 +1,305 @@
+"""What the settings of the signal change: how well earlier queries' scores find a later query's pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sgl_importance.study.documents import SharedContext, shared_contexts
+from sgl_importance.study.recording import Query, Recording, Scores
+from sgl_importance.study.report import SMALL_MODEL, Finding, StudyError, draw
+from sgl_importance.study.statistics import Estimate, Floats, jaccard, mean_of, top_pages
+from sgl_importance.trace.records import Detail, Step
+
+WANTED_SHARE = 0.1
+FOUND_SHARE = 0.2
+MIN_QUERIES = 20
+MIN_PAGES = 10
+BURN_IN_QUERIES = 5
+LONG_ANSWER_STEPS = 24
+
+HALF_LIVES = (1.0, 4.0, 16.0, 64.0, np.inf)
+PAGE_FACTORS = (2, 4, 8, 16, 32, 64)
+INTERVALS = (2, 4, 8, 16)
+
+Vector = Callable[[Query], Scores]
+
+
+@dataclass(slots=True)
+class Setting:
+    """Recall of each query under one setting; queries by request id, so that settings can be paired."""
+
+    name: str
+    value: str
+    recall: dict[str, float] = field(default_factory=dict)
+
+
+def step_scores(query: Query, quantity: str, interval: int = 1) -> Scores:
+    """Prefill and decode in equal shares, from single steps, of which decode has every ``interval``-th."""
+    total = np.zeros(0)
+    phases = [steps for steps in (query.prefill, query.decode[::interval]) if steps]
+    for steps in phases:
+        tokens = sum(step.query_tokens for step in steps)
+        for step in steps:
+            vector = getattr(step, quantity).astype(np.float64)
+            if len(vector) > len(total):
+                total = np.pad(total, (0, len(vector) - len(total)))
+            total[: len(vector)] += vector * step.query_tokens / tokens / len(phases)
+    return total
+
+
+def merged(scores: Floats, factor: int, *, largest: bool = False) -> Floats:
+    """Scores of pages ``factor`` times as large: sums, or the largest; without an incomplete last page."""
+    whole = scores.shape[-1] // factor * factor
+    grouped = scores[..., :whole].reshape(*scores.shape[:-1], -1, factor)
+    result: Floats = grouped.max(axis=-1) if largest else grouped.sum(axis=-1)
+    return result
+
+
+def recalls(predictors: Floats, targets: Floats, half_life: float) -> list[float | None]:
+    """Share of each query's top pages among the top pages of the queries before it.
+
+    Args:
+        predictors: float64 [queries, pages]; what earlier queries left behind.
+        targets: the same shape; what the query itself looks at.
+        half_life: in queries.
+
+    Returns:
+        One value per query, None for the first few.
+    """
+    decay = 0.5 ** (1 / half_life)
+    history = np.zeros(predictors.shape[1])
+    found: list[float | None] = []
+    for index, (predictor, target) in enumerate(zip(predictors, targets, strict=True)):
+        if index < BURN_IN_QUERIES:
+            found.append(None)
+        else:
+            wanted = top_pages(target, WANTED_SHARE)
+            found.append(len(wanted & top_pages(history, FOUND_SHARE)) / len(wanted))
+        history = history * decay + predictor
+    return found
+
+
+class _Contexts:
+    """Shared contexts of the base recording; what is to be found is always what its queries looked at."""
+
+    def __init__(self, recording: Recording, min_queries: int) -> None:
+        usable = [query for query in recording.queries if query.folds]
+        self.recording = recording
+        self.half_life = float(recording.header.options["half_life_queries"])
+        self._contexts = shared_contexts(usable, min_queries=min_queries, min_pages=MIN_PAGES)
+
+    def measure(
+        self,
+        name: str,
+        value: str,
+        predictor: Vector = Query.body,
+        *,
+        half_life: float | None = None,
+        factor: int = 1,
+    ) -> Setting:
+        """Recall of one setting.
+
+        Args:
+            name: of the setting.
+            value: of the setting.
+            predictor: what a query leaves behind for later ones, one number per page of the base recording.
+            half_life: in queries; that of the recording where None.
+            factor: pages that are looked at as one.
+        """
+        setting = Setting(name, value)
+        for context in self._contexts:
+            if len(context.pages) // factor < MIN_PAGES:
+                continue
+            predictors = merged(_matrix(context, predictor), factor)
+            targets = merged(_matrix(context, Query.body), factor)
+            found = recalls(predictors, targets, half_life or self.half_life)
+            rids = [query.rid for query in context.queries]
+            setting.recall |= {rid: r for rid, r in zip(rids, found, strict=True) if r is not None}
+        return setting
+
+
+def _matrix(context: SharedContext, vector: Vector) -> Floats:
+    pages = len(context.pages)
+    rows = [vector(query)[:pages] for query in context.queries]
+    return np.array([np.pad(row, (0, pages - len(row))) for row in rows])
+
+
+def _own_settings(contexts: _Contexts) -> Iterator[Setting]:
+    """What can be computed from the base recording alone."""
+    for half_life in HALF_LIVES:
+        yield contexts.measure("half-life, queries", f"{half_life:g}", half_life=half_life)
+    yield contexts.measure("quantity", "peak", Query.peak)
+    if contexts.recording.header.detail is Detail.STEPS:
+        yield contexts.measure("quantity", "mass", lambda query: step_scores(query, "mass"))
+    for factor in PAGE_FACTORS:
+        size = str(factor * contexts.recording.page_size)
+        yield contexts.measure("page size, tokens", size, factor=factor)
+
+
+def _other_settings(contexts: _Contexts, recording: Recording) -> Iterator[Setting]:
+    """What a recording of the same requests with another setting would have left behind."""
+    difference = _difference(recording, contexts.recording)
+    if difference is None:
+        return
+    queries = {query.rid: query for query in recording.queries}
+    missing = sum(query.rid not in queries for query in contexts.recording.queries)
+    if missing:
+        raise StudyError(
+            f"{recording.name} lacks {missing} requests of {contexts.recording.name}: "
+            "record the same workload"
+        )
+    factor, rest = divmod(contexts.recording.page_size, recording.page_size)
+    if rest or not factor:
+        raise StudyError(f"{recording.name} has larger pages than {contexts.recording.name}: give it first")
+    if factor == 1:
+        yield contexts.measure(*difference, lambda query: queries[query.rid].body())
+        return
+    for label, largest in (("mean or sum", False), ("maximum", True)):
+        yield contexts.measure(
+            "quantity",
+            f"{label} over blocks of {factor} pages of {recording.page_size} tokens",
+            lambda query, largest=largest: merged(  # type: ignore[misc]
+                queries[query.rid].body(), factor, largest=largest
+            ),
+        )
+
+
+def interval_rows(queries: Sequence[Query]) -> list[dict[str, Any]]:
+    """How much of a long answer's page ranking is left when fewer of its decode steps emit."""
+    long = [query for query in queries if len(query.decode) >= LONG_ANSWER_STEPS]
+    if not long:
+        return []
+    rows = []
+    for interval in INTERVALS:
+        agreement = [
+            jaccard(
+                top_pages(_decode_body(query.decode), WANTED_SHARE),
+                top_pages(_decode_body(query.decode[::interval]), WANTED_SHARE),
+            )
+            for query in long
+        ]
+        estimate = mean_of(agreement)
+        rows.append(_row("interval, decode steps", str(interval), len(long), estimate, None))
+    return rows
+
+
+def _decode_body(steps: Sequence[Step]) -> Scores:
+    total = np.zeros(max(len(step.body) for step in steps))
+    for step in steps:
+        total[: len(step.body)] += step.body.astype(np.float64)
+    return total
+
+
+def _row(name: str, value: str, queries: int, estimate: Estimate, change: Estimate | None) -> dict[str, Any]:
+    return {
+        "setting": name,
+        "value": value,
+        "queries": queries,
+        "measure": "agreement with interval 1" if change is None else "recall",
+        "estimate": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "change": None if change is None else change.value,
+        "change_low": None if change is None else change.low,
+        "change_high": None if change is None else change.high,
+    }
+
+
+def _difference(recording: Recording, base: Recording) -> tuple[str, str] | None:
+    """In which single setting a recording differs from the first one."""
+    options, others = dict(base.header.options), dict(recording.header.options)
+    ignored = ("trace", "trace_megabytes", "trace_detail", "policy", "layers", "g")
+    differing = [
+        (name.replace("_", " "), str(value))
+        for name, value in others.items()
+        if name not in ignored and options.get(name) != value
+    ]
+    if base.header.layers != recording.header.layers:
+        differing.append(("layers", ",".join(map(str, recording.header.layers))))
+    if base.page_size != recording.page_size:
+        differing.append(("page size recorded, tokens", str(recording.page_size)))
+    if len(differing) > 1:
+        raise StudyError(
+            f"{recording.name} differs from {base.name} in {', '.join(name for name, _ in differing)}: "
+            "change one setting at a time"
+        )
+    return differing[0] if differing else None
+
+
+def study_sensitivity(
+    recordings: Sequence[Recording], *, figure: Path | None = None, min_queries: int = MIN_QUERIES
+) -> Finding:
+    """The first recording is the base; each of the others may differ from it in one setting.
+
+    Raises:
+        StudyError: recordings cannot be compared, or have too few queries on a shared context.
+    """
+    base = recordings[0]
+    contexts = _Contexts(base, min_queries)
+    default = contexts.measure("base", "as recorded")
+    if not default.recall:
+        raise StudyError(
+            f"no prefix of {MIN_PAGES} pages with {min_queries} queries in {base.name}: "
+            "record more questions about fewer documents"
+        )
+    settings = list(_own_settings(contexts))
+    for recording in recordings[1:]:
+        settings += _other_settings(contexts, recording)
+    base_recall = mean_of(list(default.recall.values()))
+    rows = [_row("base", "as recorded", len(default.recall), base_recall, Estimate(0.0, 0.0, 0.0))]
+    changes: list[tuple[Estimate, Setting]] = []
+    for setting in settings:
+        common = sorted(setting.recall.keys() & default.recall.keys())
+        if not common:
+            continue
+        change = mean_of([setting.recall[rid] - default.recall[rid] for rid in common])
+        if setting.name != "page size, tokens":
+            changes.append((change, setting))
+        estimate = mean_of([setting.recall[rid] for rid in common])
+        rows.append(_row(setting.name, setting.value, len(common), estimate, change))
+    rows += interval_rows(base.queries)
+    if figure is not None:
+        draw(figure, [("recall, by setting (agreement, for interval)", lambda axis: _paint(axis, rows))])
+    return Finding(
+        study="sensitivity",
+        claim="with the settings as recorded, earlier queries find a later query's top pages",
+        value=base_recall,
+        verdict=_verdict(changes),
+        notes=(
+            f"recall: share of a query's top {WANTED_SHARE:.0%} pages by body mass among the top "
+            f"{FOUND_SHARE:.0%} by the queries before it; a random choice finds {FOUND_SHARE:.0%}",
+            "changes are paired by request; what is to be found is what the first recording saw, except that "
+            "a larger page changes it too, so page sizes are left out of the verdict",
+            "mean of a block's tokens and their sum rank alike; the maximum does not",
+            SMALL_MODEL,
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _verdict(changes: Sequence[tuple[Estimate, Setting]]) -> str:
+    better = [(change, setting) for change, setting in changes if change.low > 0]
+    worse = [(change, setting) for change, setting in changes if change.high < 0]
+    parts = []
+    if better:
+        change, setting = max(better, key=lambda item: item[0].value)
+        parts.append(f"largest gain: {setting.name} {setting.value} ({change})")
+    if worse:
+        change, setting = min(worse, key=lambda item: item[0].value)
+        parts.append(f"largest loss: {setting.name} {setting.value} ({change})")
+    return "; ".join(parts) or "no setting changes recall beyond its interval"
+
+
+def _paint(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    labels = [f"{row['setting']}: {row['value']}" for row in rows][::-1]
+    values = np.array([[row["estimate"], row["low"], row["high"]] for row in rows][::-1])
+    errors = np.abs(values[:, 1:].T - values[:, 0])
+    axis.errorbar(values[:, 0], range(len(rows)), xerr=errors, fmt="o", markersize=3)
+    axis.set_yticks(range(len(rows)), labels, fontsize=5)
+    axis.set_xlim(0, 1)
+    axis.axvline(FOUND_SHARE, color="k", linestyle=":")
