@@ -55,5 +55,5 @@ class EvictionPolicy(ABC):
         """Chooses an evictable block and forgets it; the cache drops it. There is always one."""
 
     def miss(self, block: int) -> None:  # noqa: B027 -- most policies do not care
-        """A block that is not in the cache is asked for, before room for it is made: for policies that
-        remember what they evicted, such as ARC."""
+        """A block that is not in the cache is asked for, before it is inserted: for policies that remember what
+        they evicted, such as ARC."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.replay.trace import NO_PARENT, Trace
 
@@ -18,8 +16,8 @@ class ReplayCounts:
         hit_blocks: blocks that were in the cache when asked for.
         hit_tokens: prompt tokens in those blocks.
         full_hits: requests whose every block was in the cache.
-        evicted_blocks: blocks that were given up.
-        rejected_blocks: blocks that found no room, because their own request fills the cache.
+        evicted_blocks: blocks that were given up, without the rejected ones.
+        rejected_blocks: blocks that were given up when the very request that computed them ended.
     """
 
     hit_blocks: int
@@ -32,14 +30,18 @@ class ReplayCounts:
 def replay_tree(trace: Trace, policy: EvictionPolicy) -> ReplayCounts:
     """Replays with prefix-cache semantics: the readable definition that fast paths are tested against.
 
-    A request hits its longest prefix in the cache, then all its blocks become resident, root side first.
-    While it runs its blocks are held; otherwise a block is evictable as long as no child of it is in the
-    cache (leaf-only eviction, as in RadixAttention). A request longer than the cache keeps what fits.
+    A request hits its longest prefix in the cache, then all its blocks become resident and are held while it
+    runs. When it ends, blocks are evicted until the cache is within its capacity again. A block is evictable
+    as long as no child of it is in the cache (leaf-only eviction, as in RadixAttention).
+
+    The blocks of the request that just ended are candidates like all others, so a policy may give up at once
+    what will not be used again, and a request longer than the cache keeps what fits. Were they not, no policy
+    could protect the cache from a long prompt, and furthest-next-use would not be the optimum.
     """
     assert trace.parents is not None, "independent objects have no prefix tree: use replay_objects"
-    parents = trace.parents
-    resident = np.zeros(trace.num_blocks, dtype=bool)
-    children = np.zeros(trace.num_blocks, dtype=np.int64)
+    parents = trace.parents.tolist()
+    resident = bytearray(trace.num_blocks)
+    children = [0] * trace.num_blocks
     used = hit_blocks = hit_tokens = full_hits = evicted = rejected = 0
     for index in range(trace.num_requests):
         path = trace.request(index).tolist()
@@ -55,23 +57,6 @@ def replay_tree(trace: Trace, policy: EvictionPolicy) -> ReplayCounts:
         for position in range(hits, len(path)):
             block = path[position]
             policy.miss(block)
-            if used == policy.capacity:
-                if used == position:  # everything in the cache is this request's own
-                    rejected += len(path) - position
-                    path = path[:position]
-                    break
-                victim = policy.victim()
-                assert resident[victim]
-                assert children[victim] == 0
-                resident[victim] = False
-                evicted += 1
-                used -= 1
-                parent = parents[victim]
-                if parent != NO_PARENT:
-                    children[parent] -= 1
-                    running_tip = position > 0 and parent == path[position - 1]
-                    if children[parent] == 0 and not running_tip:
-                        policy.evictable(int(parent))
             resident[block] = True
             used += 1
             if position:
@@ -79,6 +64,22 @@ def replay_tree(trace: Trace, policy: EvictionPolicy) -> ReplayCounts:
             policy.insert(block)
         if path and children[path[-1]] == 0:
             policy.evictable(path[-1])
+        computed = frozenset(path[hits:]) if used > policy.capacity else frozenset()
+        while used > policy.capacity:
+            victim = policy.victim()
+            assert resident[victim]
+            assert children[victim] == 0
+            resident[victim] = False
+            used -= 1
+            if victim in computed:
+                rejected += 1
+            else:
+                evicted += 1
+            parent = parents[victim]
+            if parent != NO_PARENT:
+                children[parent] -= 1
+                if children[parent] == 0:
+                    policy.evictable(parent)
     return ReplayCounts(hit_blocks, hit_tokens, full_hits, evicted, rejected)
 
 
@@ -88,7 +89,7 @@ def replay_objects(trace: Trace, policy: EvictionPolicy) -> ReplayCounts:
     A block is looked up, and inserted on a miss, before the next one: blocks of one request may evict each
     other, and a hit needs no resident prefix.
     """
-    resident = np.zeros(trace.num_blocks, dtype=bool)
+    resident = bytearray(trace.num_blocks)
     used = hit_blocks = hit_tokens = full_hits = evicted = 0
     for index in range(trace.num_requests):
         path = trace.request(index).tolist()
