@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -54,7 +53,7 @@ def run_study(
     except (TraceError, StudyError) as error:
         fail(str(error))
     finding.show(console)
-    words = ["sgl-importance", *sys.argv[1:]]
+    words = ["sgl-importance", "study", name, *(recording.name for recording in recordings)]
     written = finding.write(out, recordings, shlex.join(words))
     console.print(f"written: {written}")
 

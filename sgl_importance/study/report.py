@@ -51,7 +51,9 @@ class Finding:
             table.add_column(column, justify="left" if isinstance(value, str) else "right")
         for row in self.rows:
             table.add_row(*map(_shown, row.values()))
-        console.print(table)
+        # A line that wraps can be read, a column of dots cannot.
+        needed = console.measure(table).maximum
+        Console(file=console.file, width=max(needed, console.width)).print(table)
         console.print(f"value: {self.value}\nverdict: {self.verdict}")
         for note in self.notes:
             console.print(f"note: {note}")

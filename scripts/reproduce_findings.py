@@ -1,0 +1,153 @@
+"""Reproduces docs/findings.md: records the embedded model under workloads, and puts the studies to the recordings.
+
+    .venv/bin/python scripts/reproduce_findings.py [--recordings DIR] [--out DIR]
+
+Needs no GPU; about 15 minutes on two cores. A recording that is there already is used again, so an interrupted
+run goes on where it ended. Parameters stand here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from sgl_importance.probe import checkpoint_path
+from sgl_importance.workload.drive import WorkloadClient, drive, summarise
+from sgl_importance.workload.kinds import KINDS, Shape
+from sgl_importance.workload.make import make_workload
+from sgl_importance.workload.request import WorkloadRequest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "test"))
+from serving import ServerProcess
+
+SEED = 7
+CONCURRENCY = 1  # the same requests find the same cache in every run
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One workload: kinds, number of requests, shape."""
+
+    kinds: tuple[str, ...]
+    count: int
+    shape: Shape
+
+    def requests(self) -> list[WorkloadRequest]:
+        return list(make_workload(self.kinds, self.count, shape=self.shape, seed=SEED))
+
+
+MIXED = Load(tuple(KINDS), 600, Shape(sessions=12))
+SKEWED = Load(("documents",), 400, Shape(sessions=5, document_skew=0.5, question_skew=1.5))
+UNIFORM = Load(("documents",), 400, Shape(sessions=5, document_skew=0.5, question_skew=0.0))
+LENGTHS = tuple(
+    Load(("documents",), 60, Shape(sessions=2, document_tokens=tokens, document_skew=0.0))
+    for tokens in (512, 2048, 4096)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """One recording: what is asked of which server.
+
+    Attributes:
+        loads: workloads, one after the other.
+        flags: of the server, beside those of every recording.
+    """
+
+    loads: tuple[Load, ...]
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+
+OBSERVE = {
+    "--kv-policy": "observe",
+    "--page-size": "16",
+    "--max-total-tokens": "32768",
+    "--kv-importance-interval": "1",
+}
+ARM = {"--kv-policy": "importance", "--max-total-tokens": "8192", "--kv-importance-trace-detail": "folds"}
+FOLDS = {"--kv-importance-trace-detail": "folds"}
+
+TAKES: dict[str, Take] = {
+    "mixed": Take((MIXED,)),
+    "skewed": Take((SKEWED,)),
+    "uniform": Take((UNIFORM,)),
+    "lengths": Take(LENGTHS),
+    **{f"layer-{i}": Take((SKEWED,), {**FOLDS, "--kv-importance-layers": str(i)}) for i in range(4)},
+    **{f"window-{n}": Take((SKEWED,), {**FOLDS, "--kv-importance-window": str(n)}) for n in (1, 8)},
+    "page-1": Take((SKEWED,), {**FOLDS, "--page-size": "1"}),
+    "server-g-auto": Take((MIXED,), {**ARM, "--kv-importance-g": "auto"}),
+    "server-g-off": Take((MIXED,), {**ARM, "--kv-importance-g": "off"}),
+}
+STUDIES: dict[str, Sequence[str]] = {
+    "h1": ("mixed", "skewed", "uniform", "lengths"),
+    "h2": ("mixed", "skewed", "uniform"),
+    "g": ("mixed", "skewed", "uniform", "server-g-auto", "server-g-off"),
+    "sensitivity": ("skewed", *(f"layer-{i}" for i in range(4)), "window-1", "window-8", "page-1"),
+}
+
+
+def record(name: str, take: Take, directory: Path) -> dict[str, Any]:
+    """Starts a server that records, sends the workload, and stops it."""
+    unfinished = directory.with_suffix(".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    flags = {"--kv-importance-trace-detail": "steps", **OBSERVE, **take.flags}
+    words = [word for pair in flags.items() for word in pair]
+    rows = []
+    with ServerProcess(*words, "--kv-importance-trace", str(unfinished), model=checkpoint_path()) as server:
+        for load in take.loads:
+            client = WorkloadClient(server.base_url)
+            outcomes = asyncio.run(drive(client, load.requests(), concurrency=CONCURRENCY))
+            rows += [asdict(summary) for summary in summarise(outcomes)]
+    unfinished.rename(directory)
+    return {
+        "recording": name,
+        "flags": flags,
+        "loads": [asdict(load) for load in take.loads],
+        "summary": rows,
+    }
+
+
+def main(
+    recordings: Annotated[
+        Path | None, typer.Option(help="Folder for the recordings; a temporary one where not given.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for JSON and figures.")] = ROOT
+    / "benchmark/results/findings",
+) -> None:
+    folder = recordings or Path(tempfile.mkdtemp(prefix="findings-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+    kept = folder / "workloads.json"
+    done: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
+    missing = {name: take for name, take in TAKES.items() if name not in done or not (folder / name).is_dir()}
+    for name, take in track(missing.items(), "recording", console=console):
+        console.print(name)
+        shutil.rmtree(folder / name, ignore_errors=True)
+        done[name] = record(name, take, folder / name)
+        kept.write_text(json.dumps(done))
+    rows = [done[name] for name in TAKES]
+    (out / "workloads.json").write_text(json.dumps(rows, indent=1) + "\n")
+    command = Path(sys.executable).parent / "sgl-importance"
+    for study, names in STUDIES.items():
+        directories = [str(folder / name) for name in names]
+        subprocess.run([command, "study", study, *directories, "--out", str(out)], check=True)
+    if recordings is None:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    typer.run(main)
