@@ -45,6 +45,7 @@ class ArcPolicy(EvictionPolicy):
     def insert(self, block: int) -> None:
         (self._frequent if self._regrets_recent or self._regrets_frequent else self._recent).append(block)
         self._regrets_recent = self._regrets_frequent = False
+        self._bound_memory()
 
     def access(self, block: int) -> None:
         if block in self._recent:
@@ -59,14 +60,8 @@ class ArcPolicy(EvictionPolicy):
         self._candidates.discard(block)
 
     def victim(self) -> int:
-        remember = True
-        if not (self._regrets_recent or self._regrets_frequent):
-            remember = self._make_room_for_memory()
-        if remember:
-            recent = len(self._recent)
-            from_recent = recent > self._target or (recent == self._target and self._regrets_frequent)
-        else:
-            from_recent = True
+        recent = len(self._recent)
+        from_recent = recent > self._target or (recent == self._target and self._regrets_frequent)
         block = self._recent.oldest_candidate() if from_recent else self._frequent.oldest_candidate()
         if block is None:
             from_recent = not from_recent
@@ -74,19 +69,17 @@ class ArcPolicy(EvictionPolicy):
         if block is None:
             raise IndexError("no evictable block")
         (self._recent if from_recent else self._frequent).remove(block)
+        (self._evicted_recent if from_recent else self._evicted_frequent)[block] = None
         self._candidates.discard(block)
-        if remember:
-            (self._evicted_recent if from_recent else self._evicted_frequent)[block] = None
+        self._bound_memory()
         return block
 
-    def _make_room_for_memory(self) -> bool:
-        """Case IV of the paper: the new block is in none of the four lists. Forgets what is over the bounds
-        |T1| + |B1| <= c and |T1| + |T2| + |B1| + |B2| <= 2c; returns whether the victim is to be remembered.
-        """
-        if len(self._recent) + len(self._evicted_recent) >= self.capacity:
-            if not self._evicted_recent:
-                return False
+    def _bound_memory(self) -> None:
+        """Keeps |T1| + |B1| <= c and |T1| + |T2| + |B1| + |B2| <= 2c, once room has been made."""
+        resident = len(self._recent) + len(self._frequent)
+        if resident > self.capacity:
+            return
+        while self._evicted_recent and len(self._recent) + len(self._evicted_recent) > self.capacity:
             self._evicted_recent.popitem(last=False)
-        elif len(self._evicted_recent) + len(self._evicted_frequent) >= self.capacity:
+        while resident + len(self._evicted_recent) + len(self._evicted_frequent) > 2 * self.capacity:
             self._evicted_frequent.popitem(last=False)
-        return True

@@ -5,13 +5,14 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 Rank = float | tuple[float, ...]
+_COMPACT_SLACK = 64
 
 
 class RankedBlocks:
     """Evictable blocks by rank; equal ranks leave in the order in which blocks were numbered.
 
     A block that is held, or ranked anew, leaves a stale item in the heap that is skipped later: O(log n)
-    amortised per event.
+    amortised per event. The heap is rebuilt when most of it is stale, so memory is linear in the blocks.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,10 @@ class RankedBlocks:
         if self._ranks.get(block) == rank:
             return
         self._ranks[block] = rank
-        heappush(self._heap, (rank, block))
+        if len(self._heap) > 2 * len(self._ranks) + _COMPACT_SLACK:
+            self._heap = sorted((rank, block) for block, rank in self._ranks.items())
+        else:
+            heappush(self._heap, (rank, block))
 
     def discard(self, block: int) -> None:
         self._ranks.pop(block, None)

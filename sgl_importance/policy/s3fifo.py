@@ -1,4 +1,4 @@
-"""S3-FIFO: a small queue on probation, a main queue with second chances, and a memory of who was sent away."""
+"""S3-FIFO: a small queue on probation, a main queue with second chances, a memory of what was evicted."""
 
 from __future__ import annotations
 

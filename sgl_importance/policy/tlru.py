@@ -32,32 +32,37 @@ class TlruPolicy(EvictionPolicy):
         self._spare = threshold - next_prompt
         self._time = 0
         self._path: list[int] = []  # blocks of the running request so far
-        self._depth: dict[int, int] = {}  # blocks before it on its path
-        self._history: dict[int, int] = {}  # blocks of the longest path through it
+        self._length = [0]  # of that path; its blocks share the list, and so see the path grow
+        self._depth: dict[int, int] = {}  # blocks before a block on its path
+        self._earlier: dict[int, int] = {}  # length of the longest path through it before the last one
+        self._last_path: dict[int, list[int]] = {}  # length of the last path through it
         self._last_access: dict[int, int] = {}
         self._order = RankedBlocks()
 
     def begin_request(self, request: int) -> None:
-        length = len(self._path)
-        for block in self._path:
-            if self._history.get(block, length) < length:
-                self._history[block] = length
-                if block in self._order:
-                    self._order.add(block, self._rank(block))
+        for block in self._path:  # ranked in object-level replay before the path was complete
+            if block in self._order:
+                self._order.add(block, self._rank(block))
         self._path = []
+        self._length = [0]
 
     def insert(self, block: int) -> None:
         self._depth[block] = len(self._path)
-        self._history[block] = 0
-        self.access(block)
+        self._earlier[block] = 0
+        self._use(block)
 
     def access(self, block: int) -> None:
-        self._time += 1
-        self._path.append(block)
-        self._last_access[block] = self._time
-        self._history[block] = max(self._history[block], len(self._path))
+        self._earlier[block] = max(self._earlier[block], self._last_path[block][0])
+        self._use(block)
         if block in self._order:
             self._order.add(block, self._rank(block))
+
+    def _use(self, block: int) -> None:
+        self._time += 1
+        self._path.append(block)
+        self._length[0] += 1
+        self._last_path[block] = self._length
+        self._last_access[block] = self._time
 
     def evictable(self, block: int) -> None:
         self._order.add(block, self._rank(block))
@@ -67,9 +72,9 @@ class TlruPolicy(EvictionPolicy):
 
     def victim(self) -> int:
         block = self._order.pop()
-        del self._depth[block], self._history[block], self._last_access[block]
+        del self._depth[block], self._earlier[block], self._last_path[block], self._last_access[block]
         return block
 
     def _rank(self, block: int) -> tuple[int, int]:
-        needed = self._depth[block] < self._history[block] - self._spare
-        return (int(needed), self._last_access[block])
+        longest = max(self._earlier[block], self._last_path[block][0])
+        return (int(self._depth[block] < longest - self._spare), self._last_access[block])
