@@ -1,9 +1,9 @@
-"""Reproduces docs/findings.md: records the embedded model under workloads, and puts the studies to the recordings.
+"""Reproduces docs/findings.md: records the embedded model under workloads, and studies the recordings.
 
     .venv/bin/python scripts/reproduce_findings.py [--recordings DIR] [--out DIR]
 
-Needs no GPU; about 15 minutes on two cores. A recording that is there already is used again, so an interrupted
-run goes on where it ended. Parameters stand here and nowhere else.
+Needs no GPU; about 15 minutes on two cores. A recording that is there already is used again, so that an
+interrupted run goes on where it ended. Parameters stand here and nowhere else.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sgl_importance.workload.kinds import KINDS, Shape
 from sgl_importance.workload.make import make_workload
 from sgl_importance.workload.request import WorkloadRequest
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "test"))
+sys.path.append(str(Path(__file__).parents[1] / "test"))
 from serving import ServerProcess
 
+ROOT = Path(__file__).parents[1]
 SEED = 7
 CONCURRENCY = 1  # the same requests find the same cache in every run
 

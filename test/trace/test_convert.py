@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from test_format import make_header
 from typer.testing import CliRunner
 
 from sgl_importance.trace import open_trace
@@ -13,6 +12,8 @@ from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.cli import app
 from sgl_importance.trace.records import Record, RequestAdmitted, RequestFinished
 from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
+
+from test_format import make_header
 
 
 def record(folder: Path) -> None:
