@@ -33,6 +33,10 @@ class EvictionPolicy(ABC):
     def begin_request(self, request: int) -> None:  # noqa: B027 -- most policies do not care
         """The next request starts; requests are numbered from 0."""
 
+    def at(self, position: int) -> None:  # noqa: B027 -- most policies do not care
+        """The next access or insert is of the block at this position of the running request: said where a
+        cache passes over blocks, for policies that follow the trace. Else positions count up from 0."""
+
     @abstractmethod
     def insert(self, block: int) -> None:
         """The block was computed and is in the cache now, held."""
@@ -55,5 +59,5 @@ class EvictionPolicy(ABC):
         """Chooses an evictable block and forgets it; the cache drops it. There is always one."""
 
     def miss(self, block: int) -> None:  # noqa: B027 -- most policies do not care
-        """A block that is not in the cache is asked for, before it is inserted: for policies that remember what
+        """A block that is not in the cache is asked for and will be inserted: for policies that remember what
         they evicted, such as ARC."""

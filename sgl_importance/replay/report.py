@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sgl_importance.replay.runner import ReplayMode, Row
@@ -11,18 +12,20 @@ from sgl_importance.replay.trace import Trace
 
 
 def results_table(trace: Trace, rows: Sequence[Row], mode: ReplayMode) -> Table:
-    """One line per row of the trace; "LRU needs" counts blocks of the same mode."""
+    """One line per row of the trace; "LRU needs" evicts single blocks in node-granular replay too."""
     from sgl_importance.replay.equivalent import lru_curve  # imports numba
 
     curve = lru_curve(trace, object_level=mode is ReplayMode.OBJECTS)
     table = Table(
         "policy",
+        box=SIMPLE_HEAD,
         title=f"{trace.name}: {trace.num_requests:,} requests, {trace.num_accesses:,} block accesses, "
         f"{trace.num_blocks:,} unique blocks of {trace.block_tokens} tokens",
-        caption="LRU needs: blocks with which LRU hits as much",
+        caption="LRU needs: blocks with which LRU hits as much"
+        + ", evicting single blocks" * (mode is ReplayMode.NODES),
     )
     for title in ("blocks", "of unique", "block hits", "token hits", "full hits", "LRU needs", "", "s"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         needed = curve.capacity_for(row.hit_blocks)
         table.add_row(

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from sgl_importance.policy.registry import create_policy, load_policy
+from sgl_importance.policy.registry import OPTIMUM, create_policy, load_policy
 from sgl_importance.replay.cache import ReplayCounts, replay_objects, replay_tree
+from sgl_importance.replay.nodes import mean_node_blocks, replay_nodes
 from sgl_importance.replay.trace import Trace
 
 
@@ -71,6 +72,8 @@ Replay = Callable[[Trace, int], ReplayCounts]
 def choose_replay(policy: str, mode: ReplayMode) -> Replay:
     """The compiled form of a policy where it has one, else the policy object in the readable cache.
 
+    The optimum is that of single blocks in node-granular replay too: no choice of whole nodes hits more.
+
     Raises:
         UnknownPolicyError: there is no such policy.
     """
@@ -79,7 +82,11 @@ def choose_replay(policy: str, mode: ReplayMode) -> Replay:
 
         return partial(replay_lru, object_level=mode is ReplayMode.OBJECTS)
     load_policy(policy)
-    cache = {ReplayMode.TREE: replay_tree, ReplayMode.OBJECTS: replay_objects}[mode]
+    if mode is ReplayMode.NODES and policy != OPTIMUM:
+        return lambda trace, capacity: replay_nodes(
+            trace, create_policy(policy, max(1, int(capacity / mean_node_blocks(trace))), trace), capacity
+        )
+    cache = replay_objects if mode is ReplayMode.OBJECTS else replay_tree
     return lambda trace, capacity: cache(trace, create_policy(policy, capacity, trace))
 
 
