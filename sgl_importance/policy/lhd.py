@@ -102,7 +102,8 @@ class LhdPolicy(EvictionPolicy):
             for _ in range(min(self._samples, _EARLY_SAMPLES) if early else self._samples)
         ]
         sampled += [block for block in self._doubtful if block in self._places]
-        lowest, victim = min(zip(map(self._density, sampled), sampled, strict=True))
+        victim = min(sampled, key=self._density)
+        lowest = self._density(victim)
         if lowest >= 0:  # minus infinity stands for ages out of range, and would never decay
             self._victim_density = _DECAY * self._victim_density + (1 - _DECAY) * lowest
         self._forget(victim)

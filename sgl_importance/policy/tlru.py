@@ -15,7 +15,8 @@ class TlruPolicy(EvictionPolicy):
     computed, so it needs only its first L + Q - X blocks: those behind them go first, the least recently used
     of them before the others, and then LRU decides. L is the longest path through a block since it was
     computed and does not shrink as the tail is trimmed, as in sglang's ``tlru``, whose semantics this
-    follows: there Q and X are options in tokens that are 0 unless given, which is plain LRU.
+    follows. There X and Q are options in tokens, and X must exceed Q, or nothing could be spared and the
+    policy were LRU. Both depend on the model and its target; the default is the least that has an effect.
 
     Args:
         capacity: see ``EvictionPolicy``.
@@ -25,7 +26,7 @@ class TlruPolicy(EvictionPolicy):
 
     name: ClassVar[str] = "tlru"
 
-    def __init__(self, capacity: int, *, threshold: int = 0, next_prompt: int = 0) -> None:
+    def __init__(self, capacity: int, *, threshold: int = 1, next_prompt: int = 0) -> None:
         super().__init__(capacity)
         assert threshold >= 0
         assert next_prompt >= 0
