@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from sgl_importance.replay.formats.detect import read_trace
+from sgl_importance.replay.formats.reader import ReadOptions
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.cli import app
 from sgl_importance.trace.records import Record, RequestAdmitted, RequestFinished
 from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
 
-from test_format import make_header
+from test_format import PAGE_SIZE, make_header
 
 
 def record(folder: Path) -> None:
@@ -69,3 +72,19 @@ def test_no_recording_is_one_error_line(tmp_path: Path) -> None:
     assert result.exit_code == 2
     (line,) = result.output.splitlines()
     assert line.startswith("error: no recording in")
+
+
+def test_replay_reads_a_recording_and_its_conversion_alike(tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    out = tmp_path / "out.jsonl"
+    CliRunner().invoke(app, ["convert", str(tmp_path / "trace"), str(out)])
+    direct = read_trace(tmp_path / "trace")
+    assert (direct.name, direct.block_tokens) == ("trace", PAGE_SIZE)
+    assert [direct.request(i).tolist() for i in range(2)] == [[0, 1], [0, 2]]
+    direct.check_integrity()
+    converted = read_trace(out, ReadOptions(block_tokens=PAGE_SIZE))
+    # Mooncake's format has an id for the page that is not full.
+    assert [converted.request(i).tolist() for i in range(2)] == [[0, 1], [0, 2, 3]]
+    for field in ("input_tokens", "output_tokens"):
+        assert getattr(direct, field).tolist() == getattr(converted, field).tolist()
+    assert direct.seconds.tolist() == pytest.approx(converted.seconds.tolist())

@@ -16,6 +16,7 @@ from sgl_importance.replay.formats.reader import (
 from sgl_importance.replay.trace import Trace
 
 READERS = {
+    "recorded": "recorded",
     "mooncake": "mooncake",
     "bailian": "bailian",
     "openai-chat": "openai_chat",

@@ -1,0 +1,46 @@
+"""Recordings of our own servers: the directory that ``--kv-importance-trace`` named.
+
+Blocks are the server's pages, named by their chained digests. Only whole pages count, as a radix cache
+keeps no others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sgl_importance.replay.formats.reader import BadRecord, OnBadRecord, ReadOptions, TraceError
+from sgl_importance.replay.trace import Trace, TraceBuilder
+from sgl_importance.trace import TraceError as RecordingError
+from sgl_importance.trace import open_trace
+from sgl_importance.trace.arrivals import arrivals
+from sgl_importance.trace.segments import segment_files
+
+NAME = "recorded"
+
+
+def matches(path: Path) -> bool:
+    return path.is_dir() and bool(segment_files(path))
+
+
+def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
+    """See ``TraceReader``; what a crash cut off is left out without a word."""
+    try:
+        recording = open_trace(path)
+        page_size = recording.header.page_size
+        requests = arrivals(recording)
+    except RecordingError as error:
+        raise TraceError(str(error)) from error
+    if options.block_tokens not in (None, page_size):
+        raise TraceError(f"{path}: its pages have {page_size} tokens: drop --block-tokens")
+    builder = TraceBuilder(path.name, page_size, prefix_tree=not options.object_level)
+    for number, request in enumerate(requests, start=1):
+        try:
+            builder.add(
+                request.pages.tolist(),
+                input_tokens=request.input_tokens,
+                output_tokens=request.output_tokens,
+                seconds=request.seconds - requests[0].seconds,
+            )
+        except ValueError as error:
+            on_bad_record(BadRecord(path, number, str(error)))
+    return builder.build()
