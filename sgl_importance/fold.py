@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.importance import FloatArray, NodeImportance
+from sgl_importance.reuse import Transition
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,14 @@ class Observation:
 
 @dataclass(slots=True)
 class QueryFolds:
-    """How much of one query's weight is still to be folded.
+    """One query: how much of its weight is still to be folded, and how it related to the cache.
 
     A query weighs 1 however long it decodes. Its folds (prefill end, each retraction) take half of what is
     left, and the finish takes the rest, so that no order of events counts a query twice.
     """
 
     serial: int
+    transition: Transition = Transition.COLD
     remaining: float = 1.0
 
     @property

@@ -15,6 +15,7 @@ from xxhash import xxh3_128_digest
 
 from sgl_importance.importance import FloatArray
 from sgl_importance.node import NodeMetadata
+from sgl_importance.reuse import BlockType
 
 
 def root_digest(*namespace: str | None) -> bytes:
@@ -49,8 +50,10 @@ class GhostNode:
         resolved: whether its return or its end was already reported.
     """
 
-    reuse_class: int
+    watched_as: int | None
     last_access: int
+    accesses: int
+    block_type: BlockType
     queries: int
     vectors: FloatArray
     kept_by_importance: bool = False
@@ -62,8 +65,8 @@ class GhostTable:
 
     Args:
         capacity_pages: pages to remember; 0 remembers nothing.
-        on_return: called when pages of a removed node come back, with their number; the first time the
-            node is not yet ``resolved``.
+        on_return: called when pages of a removed node come back in a new node, with their number; the first
+            time the ghost is not yet ``resolved``.
         on_expire: called once per removed node when its last page is forgotten without a return.
     """
 
@@ -71,7 +74,7 @@ class GhostTable:
         self,
         capacity_pages: int,
         *,
-        on_return: Callable[[GhostNode, int], None],
+        on_return: Callable[[GhostNode, NodeMetadata, int], None],
         on_expire: Callable[[GhostNode], None],
     ) -> None:
         assert capacity_pages >= 0
@@ -93,8 +96,10 @@ class GhostTable:
         """Keeps the pages of a node that is being removed."""
         assert len(digests) == node.importance.num_pages
         ghost = GhostNode(
-            reuse_class=node.reuse_class,
+            watched_as=node.watched_as,
             last_access=node.last_access,
+            accesses=node.accesses,
+            block_type=node.block_type,
             queries=node.importance.queries,
             vectors=node.importance.page_vectors(),
             kept_by_importance=kept_by_importance,
@@ -127,6 +132,6 @@ class GhostTable:
             _, pages = returned.get(id(ghost), (ghost, 0))
             returned[id(ghost)] = (ghost, pages + 1)
         for ghost, pages in returned.values():
-            self._on_return(ghost, pages)
+            self._on_return(ghost, node, pages)
             ghost.resolved = True
         return sum(pages for _, pages in returned.values())

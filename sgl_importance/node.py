@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sgl_importance.importance import NodeImportance
-from sgl_importance.reuse import BlockType, reuse_class
+from sgl_importance.reuse import BlockType, Transition, reuse_class
 
 
 class NodeMetadata:
@@ -13,7 +13,11 @@ class NodeMetadata:
         tokens: tokens that the node holds.
         depth: tokens between the root and the node.
         importance: what attention said about its pages.
-        block_type: prompt or generated text.
+        block_type: what it holds.
+        transition: how the last request that visited it got there.
+        continuations: different texts that followed it.
+        is_tip: whether an earlier request's path ended at its end.
+        watched_as: class under which its reuse is watched since ``last_access``; None before that.
         accesses: admitted requests that found the node in the cache.
         last_access: clock of the last such request, or of the insertion; in admitted requests.
         in_storage: whether a copy was handed to the storage tier.
@@ -24,13 +28,17 @@ class NodeMetadata:
     __slots__ = (
         "accesses",
         "block_type",
+        "continuations",
         "depth",
         "digest",
         "doomed",
         "importance",
         "in_storage",
+        "is_tip",
         "last_access",
         "tokens",
+        "transition",
+        "watched_as",
     )
 
     def __init__(self, *, tokens: int, depth: int, page_size: int, clock: int) -> None:
@@ -39,7 +47,11 @@ class NodeMetadata:
         self.tokens = tokens
         self.depth = depth
         self.importance = NodeImportance(tokens // page_size)
-        self.block_type = BlockType.PROMPT
+        self.block_type = BlockType.USER
+        self.transition = Transition.COLD
+        self.continuations = 0
+        self.is_tip = False
+        self.watched_as: int | None = None
         self.accesses = 0
         self.last_access = clock
         self.in_storage = False
@@ -48,7 +60,7 @@ class NodeMetadata:
 
     @property
     def reuse_class(self) -> int:
-        return reuse_class(self.block_type, self.accesses)
+        return reuse_class(self.block_type, self.transition, self.accesses)
 
     def split(self, prefix_tokens: int, page_size: int) -> NodeMetadata:
         """Cuts the first ``prefix_tokens`` off into the returned node; this one keeps the rest."""
@@ -58,9 +70,26 @@ class NodeMetadata:
         )
         prefix.importance = self.importance.split(prefix_tokens // page_size)
         prefix.block_type = self.block_type
+        prefix.transition = self.transition
+        prefix.continuations = 1
         prefix.accesses = self.accesses
         prefix.in_storage = self.in_storage
         prefix.doomed = self.doomed
         self.tokens -= prefix_tokens
         self.depth += prefix_tokens
         return prefix
+
+
+def transition_after(last_hit: NodeMetadata | None) -> Transition:
+    """How a request relates to what was known: told by the last node that it found.
+
+    Args:
+        last_hit: the deepest node of the request's path that was in the cache before it; None if none was.
+    """
+    if last_hit is None:
+        return Transition.COLD
+    if last_hit.continuations >= 2:
+        return Transition.NEW_SESSION
+    if last_hit.is_tip or last_hit.block_type is BlockType.GENERATED:
+        return Transition.NEXT_TURN
+    return Transition.BRANCH

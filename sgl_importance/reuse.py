@@ -1,94 +1,260 @@
-"""Will this node be asked for again? Beta-Bernoulli posteriors with an age hazard per class.
+"""Will this node be asked for again, and how soon? A Beta-Bernoulli life table per class of nodes.
 
-The hit-age and end-age histograms follow LHD (Beckmann, Chen, Cidon, NSDI 2018): the probability that a
-node of age a is still to be hit is the share of hits among all events at ages >= a. The Beta prior keeps
-it sane without data, and makes an untrained server rank like LRU within a class.
+Every visit of a node starts a *watch*, which ends with the next visit. Of each class we count, per age
+bucket, the watches that reached the bucket and those that ended in it: the hazard of a bucket is a Beta
+posterior mean. Watches still open count where they got to (they are censored, not lost), so an eviction
+takes nothing from what is learnt, and what is learnt does not depend on the size of the cache.
+
+Classes share data twice: a class's hazard starts as the hazard of all nodes times the class's own hit ratio
+to it (proportional hazards, Cox 1972), and leaves that prior as its own evidence grows.
+
+What to keep is ranked by the *retention index*: the most reuses per admitted request that keeping the node
+can earn, over all times at which one could give it up. It is Gittins' index (1979) of the stopping problem
+"hold this node until its next visit, or give up": hit density (LHD, Beckmann, Chen, Cidon, NSDI 2018) with
+the best horizon instead of an endless one. A node that is never visited within 100 requests and often
+after 200 gains worth while it waits, so the ranking is not monotone in age.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-PRIOR_STRENGTH = 8.0
-PRIOR_AGE_FACTOR = 0.8  # per doubling of the age: without evidence, older means less likely
-FORGET_AFTER_EVENTS = 4096.0  # then old events count half, so that the estimate follows the traffic
-NUM_AGE_BUCKETS = 32  # doublings of the age, in admitted requests
-MAX_VISITS = 2  # visits beyond this make no new class
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
 
 
 class BlockType(IntEnum):
-    PROMPT = 0
-    GENERATED = 1
+    """What a node holds."""
+
+    USER = 0
+    """Prompt text of one session: a user's words or a document."""
+    SHARED_PREFIX = 1
+    """Prompt text from which several continuations departed."""
+    TOOL_OUTPUT = 2
+    """Prompt text that a tool produced. Only hints say so."""
+    GENERATED = 3
+    """Text of the model."""
+    PARTIAL = 4
+    """A block that its prompt filled only in part: only the same prompt can hit it. A server whose cache
+    keeps whole pages has none."""
 
 
-_PRIOR_BY_VISITS = (0.3, 0.6, 0.8)
-NUM_CLASSES = len(BlockType) * (MAX_VISITS + 1)
+class Transition(IntEnum):
+    """How the last request that visited a node related to what was known before it."""
+
+    COLD = 0
+    """Nothing of the prompt was known."""
+    NEW_SESSION = 1
+    """It departed where others had departed before: a new session on a shared prefix."""
+    BRANCH = 2
+    """It departed inside what one session had brought: an edit, a retry, or the second user of a prefix."""
+    NEXT_TURN = 3
+    """It went on where an earlier request had ended."""
+    TOOL_CALL = 4
+    """As NEXT_TURN, with a tool's answer. Only hints say so."""
 
 
-def reuse_class(block_type: BlockType, accesses: int) -> int:
-    """The class whose history predicts a node: what it holds, and how often it was asked for before."""
-    return block_type * (MAX_VISITS + 1) + min(accesses, MAX_VISITS)
+MAX_VISITS = 8
+NUM_CLASSES = len(BlockType) * len(Transition) * MAX_VISITS
+
+BUCKETS_PER_OCTAVE = 3
+MAX_AGE = 2**15
+"""Admitted requests after which a watch is given up."""
+REFRESH_INTERVAL = 16
+"""Admitted requests between two computations of the index."""
+HALF_LIFE = 2**13
+"""Admitted requests after which evidence counts half, so that the estimate follows the traffic."""
+PRIOR_HAZARD = 0.05
+"""Of every bucket. Buckets widen with age, so without evidence the index ranks like LRU."""
+PRIOR_STRENGTH = 4.0
+"""Watches that the prior hazard of all classes together is worth, per bucket."""
+CLASS_RATIO_STRENGTH = 2.0
+"""Expected hits that the belief "this class is like all others" is worth."""
+CLASS_STRENGTH = 2.0
+"""Watches that a class's proportional hazard is worth, per bucket."""
+
+
+def reuse_class(block_type: BlockType, transition: Transition, accesses: int) -> int:
+    """Number of the class whose history predicts a node, in [0, NUM_CLASSES).
+
+    Args:
+        block_type: what the node holds.
+        transition: how the last request got to it.
+        accesses: admitted requests that found it in the cache, or would have found it.
+    """
+    return (block_type * len(Transition) + transition) * MAX_VISITS + min(accesses, MAX_VISITS - 1)
+
+
+def _bucket_starts() -> npt.NDArray[np.int64]:
+    octaves = int(np.log2(MAX_AGE))
+    starts = np.round(2.0 ** (np.arange(BUCKETS_PER_OCTAVE * octaves) / BUCKETS_PER_OCTAVE))
+    return np.unique(starts.astype(np.int64))
+
+
+BUCKET_STARTS = _bucket_starts()
+"""First age of each bucket, in admitted requests; int64, from 1 on. The last bucket has no end."""
+NUM_AGE_BUCKETS = len(BUCKET_STARTS)
+BUCKET_WIDTHS: FloatArray = np.append(np.diff(BUCKET_STARTS), BUCKET_STARTS[-1]).astype(np.float64)
+_BUCKET_OF_AGE: npt.NDArray[np.int64] = (
+    np.searchsorted(BUCKET_STARTS, np.maximum(np.arange(MAX_AGE), 1), side="right") - 1
+)
+_BUCKET_LIST: list[int] = _BUCKET_OF_AGE.tolist()  # indexing a list is faster than an array
 
 
 def age_bucket(age: int) -> int:
-    """Doublings of the age, in admitted requests: 0, 1, 2-3, 4-7, ..."""
-    return min(max(age, 0).bit_length(), NUM_AGE_BUCKETS - 1)
+    """The bucket of an age in admitted requests; 0 counts as 1."""
+    return _BUCKET_LIST[age] if age < MAX_AGE else NUM_AGE_BUCKETS - 1
 
 
-class _ClassHistory:
-    """Hits and ends of one class by age, and the probabilities that follow from them."""
+def hazards(hits: FloatArray, reached: FloatArray) -> FloatArray:
+    """Posterior mean hazards.
 
-    __slots__ = ("_dirty", "_ends", "_events", "_hits", "_prior", "_probabilities")
+    Args:
+        hits: watches that ended with a visit, by class and age bucket; float64 [classes, buckets].
+        reached: watches that got as far as the bucket; float64 [classes, buckets].
 
-    def __init__(self, prior: float) -> None:
-        self._prior = prior
-        self._hits = [0.0] * NUM_AGE_BUCKETS
-        self._ends = [0.0] * NUM_AGE_BUCKETS
-        self._events = 0.0
-        self._dirty = True
-        self._probabilities = [0.0] * NUM_AGE_BUCKETS
+    Returns:
+        P(visit in the bucket | not before), float64 [classes + 1, buckets], in (0, 1]; the last row is what
+        a class without evidence is given.
+    """
+    pooled = (hits.sum(axis=0) + PRIOR_STRENGTH * PRIOR_HAZARD) / (reached.sum(axis=0) + PRIOR_STRENGTH)
+    observed = np.zeros(len(hits))
+    expected = np.zeros(len(hits))
+    for bucket in range(hits.shape[1]):
+        observed += hits[:, bucket]
+        expected += reached[:, bucket] * pooled[bucket]
+    ratio = (observed + CLASS_RATIO_STRENGTH) / (expected + CLASS_RATIO_STRENGTH)
+    prior = CLASS_STRENGTH * ratio[:, None] * pooled
+    own = np.minimum((hits + prior) / (reached + CLASS_STRENGTH), 1.0)
+    return np.concatenate((own, np.minimum(pooled, 1.0)[None]))
 
-    def record(self, age: int, *, hit: bool) -> None:
-        (self._hits if hit else self._ends)[age_bucket(age)] += 1.0
-        self._events += 1.0
-        if self._events > FORGET_AFTER_EVENTS:
-            self._hits = [count / 2 for count in self._hits]
-            self._ends = [count / 2 for count in self._ends]
-            self._events /= 2
-        self._dirty = True
 
-    def probabilities(self) -> list[float]:
-        """P(reuse) by age bucket, never increasing with age: the victim order relies on that."""
-        if self._dirty:
-            hits = ends = 0.0
-            probabilities = self._probabilities
-            for bucket in reversed(range(NUM_AGE_BUCKETS)):
-                hits += self._hits[bucket]
-                ends += self._ends[bucket]
-                prior = self._prior * PRIOR_AGE_FACTOR**bucket
-                probabilities[bucket] = (hits + PRIOR_STRENGTH * prior) / (hits + ends + PRIOR_STRENGTH)
-            for bucket in range(1, NUM_AGE_BUCKETS):
-                self._probabilities[bucket] = min(
-                    self._probabilities[bucket], self._probabilities[bucket - 1]
-                )
-            self._dirty = False
-        return self._probabilities
+def retention_index(hazard: FloatArray) -> FloatArray:
+    """Most reuses per admitted request that keeping a node can earn, by its age bucket.
+
+    index(a) = max over b >= a of P(visit in buckets a..b) / E[requests until the visit or the end of b];
+    a visit inside a bucket counts at its middle.
+
+    Args:
+        hazard: float64 [classes, buckets].
+
+    Returns:
+        float64 [classes, buckets], above 0.
+    """
+    best = np.zeros_like(hazard)
+    survival = np.ones_like(hazard)
+    kept = np.zeros_like(hazard)
+    for end in range(hazard.shape[1]):
+        starts = slice(0, end + 1)
+        visit = survival[:, starts] * hazard[:, end, None]
+        remaining = survival[:, starts] - visit
+        kept[:, starts] += (remaining + 0.5 * visit) * BUCKET_WIDTHS[end]
+        survival[:, starts] = remaining
+        np.maximum(best[:, starts], (1.0 - remaining) / kept[:, starts], out=best[:, starts])
+    return best
 
 
 class ReuseEstimator:
-    """P(a node is asked for again), learnt online from hits and from ghosts that nobody asked for."""
+    """Reuse of nodes by class and age, learnt online. The clock counts admitted requests.
+
+    Each method that ends a watch needs only the class under which it began and its start: no record of
+    single watches is kept, whatever their number.
+    """
 
     def __init__(self) -> None:
-        self._classes = [_ClassHistory(prior) for _ in BlockType for prior in _PRIOR_BY_VISITS]
-        assert len(self._classes) == NUM_CLASSES
+        self.clock = 0
+        self.version = 0
+        """Grows whenever the index changes."""
+        self._open = np.zeros((MAX_AGE, NUM_CLASSES), dtype=np.int32)  # open watches by start, a ring
+        self._hits = np.zeros((NUM_CLASSES, NUM_AGE_BUCKETS))
+        self._reached = np.zeros((NUM_CLASSES, NUM_AGE_BUCKETS))
+        self._index: list[list[float]] = []
+        self._probabilities: list[list[float]] = []
+        self._hazards: FloatArray = np.empty(0)
+        self.refresh()
 
-    def hit(self, reuse_class: int, age: int) -> None:
-        """A node of this class was asked for, ``age`` admitted requests after the last time."""
-        self._classes[reuse_class].record(age, hit=True)
+    def tick(self) -> int:
+        """One more request is admitted; returns the new clock."""
+        self.clock += 1
+        self._open[self.clock % MAX_AGE] = 0  # whatever began there is older than we look
+        starts = self.clock - BUCKET_STARTS
+        buckets = np.flatnonzero(starts > 0)
+        self._reached[:, buckets] += self._open[starts[buckets] % MAX_AGE].T
+        if self.clock % REFRESH_INTERVAL == 0:
+            decay = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
+            self._hits *= decay
+            self._reached *= decay
+            self.refresh()
+        return self.clock
 
-    def end(self, reuse_class: int, age: int) -> None:
-        """A node of this class was given up: nobody asked for it up to this age."""
-        self._classes[reuse_class].record(age, hit=False)
+    def began(self, reuse_class: int) -> None:
+        """A node of this class was visited or made now: a watch begins."""
+        self._open[self.clock % MAX_AGE, reuse_class] += 1
+
+    def resumed(self, reuse_class: int, start: int) -> None:
+        """A watch that began at clock ``start`` goes on twice: its node was cut in two."""
+        if self.clock - start < MAX_AGE:
+            self._open[start % MAX_AGE, reuse_class] += 1
+
+    def hit(self, reuse_class: int, start: int) -> None:
+        """A watch that began at clock ``start`` ends with a visit."""
+        self._hits[reuse_class, age_bucket(self.clock - start)] += 1.0
+        self.forgotten(reuse_class, start)
+
+    def forgotten(self, reuse_class: int, start: int) -> None:
+        """A watch ends without an outcome: the next visit could not be recognised any more."""
+        if self.clock - start < MAX_AGE:
+            self._open[start % MAX_AGE, reuse_class] -= 1
+
+    def reclassified(self, old_class: int, new_class: int, start: int) -> None:
+        """More became known of a node: its watch goes on in another class."""
+        if self.clock - start < MAX_AGE:
+            self._open[start % MAX_AGE, old_class] -= 1
+            self._open[start % MAX_AGE, new_class] += 1
+
+    def forget_open(self) -> None:
+        """Every open watch ends without an outcome."""
+        self._open[:] = 0
+
+    def refresh(self) -> None:
+        """Computes hazards and index from what was counted so far."""
+        active = np.flatnonzero(self._reached.any(axis=1) | self._hits.any(axis=1))
+        computed = hazards(self._hits[active], self._reached[active])
+        rows = np.full(NUM_CLASSES, len(active))
+        rows[active] = np.arange(len(active))
+        self._hazards = computed[rows]
+        index: list[list[float]] = retention_index(computed).tolist()
+        self._index = [index[row] for row in rows.tolist()]
+        survival = np.cumprod((1.0 - computed)[:, ::-1], axis=1)[:, ::-1]
+        probabilities: list[list[float]] = (1.0 - survival).tolist()
+        self._probabilities = [probabilities[row] for row in rows.tolist()]
+        self.version += 1
+
+    def index(self, reuse_class: int, age: int) -> float:
+        """Reuses per admitted request that keeping a node of this class and age can earn."""
+        return self._index[reuse_class][age_bucket(age)]
+
+    def bucket_index(self, reuse_class: int) -> list[float]:
+        """``index`` by age bucket."""
+        return self._index[reuse_class]
 
     def probability(self, reuse_class: int, age: int) -> float:
-        return self._classes[reuse_class].probabilities()[age_bucket(age)]
+        """P(a node of this class and age is visited again before its watch is given up)."""
+        return self._probabilities[reuse_class][age_bucket(age)]
+
+    def probability_within(self, reuse_class: int, age: int, horizon: int) -> float:
+        """P(a node of this class and age is visited in the next ``horizon`` admitted requests)."""
+        survival = 1.0
+        hazard = self._hazards[reuse_class]
+        age = max(age, 1)
+        end = age + horizon
+        for bucket in range(age_bucket(age), NUM_AGE_BUCKETS):
+            first = int(BUCKET_STARTS[bucket])
+            if first >= end:
+                break
+            width = float(BUCKET_WIDTHS[bucket])
+            covered = min((min(end, first + width) - max(age, first)) / width, 1.0)
+            survival *= (1.0 - hazard[bucket]) ** max(covered, 0.0)
+        return float(1.0 - survival)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sgl_importance.ghost import GhostNode, GhostTable, chain_digests, iterate_chain, root_digest
 from sgl_importance.node import NodeMetadata
 from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.reuse import Transition
 from sglang_importance.counters import Counters
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class AnnotatedTree:
         self._policy = policy
         self._counters = counters
         self._core: UnifiedTreeCore | None = None
+        self.transition = Transition.COLD
+        """Of the request that is inserting."""
 
     @property
     def core(self) -> UnifiedTreeCore:
@@ -60,9 +63,15 @@ class AnnotatedTree:
             clock=self._policy.clock,
         )
         setattr(node, METADATA_ATTRIBUTE, created)
+        revived = 0
         if len(self.ghosts):
             start = self._end_digest(node.parent, node)
-            self.ghosts.revive(iterate_chain(start, node.key.raw_token_ids(), self.page_size), created)
+            revived = self.ghosts.revive(
+                iterate_chain(start, node.key.raw_token_ids(), self.page_size), created
+            )
+        if not revived and node.parent.parent is not None:
+            self._policy.continued(self.metadata(node.parent))
+        self._policy.created(created, self.transition)
         return created
 
     @staticmethod
@@ -104,7 +113,8 @@ class AnnotatedTree:
         """``child`` was cut: its first tokens are ``new_parent`` now."""
         known = self.known(child)
         if known is not None:
-            setattr(new_parent, METADATA_ATTRIBUTE, known.split(len(new_parent.key), self.page_size))
+            prefix = self._policy.split(known, len(new_parent.key), self.page_size)
+            setattr(new_parent, METADATA_ATTRIBUTE, prefix)
 
     def removed(self, node: UnifiedTreeNode, *, kept_by_importance: bool) -> None:
         """The node leaves the tree; its parent is still linked."""
@@ -140,14 +150,17 @@ class AnnotatedTree:
             self.metadata(step).digest = digest
         return digest
 
-    def _ghost_returned(self, ghost: GhostNode, pages: int) -> None:
+    def _ghost_returned(self, ghost: GhostNode, node: NodeMetadata, pages: int) -> None:
         if ghost.kept_by_importance:
             self._counters.observed_saved_tokens += pages * self.page_size
-        if not ghost.resolved:
-            self._policy.reuse.hit(ghost.reuse_class, self._policy.clock - ghost.last_access)
+        node.accesses = max(node.accesses, ghost.accesses + 1)
+        node.block_type = ghost.block_type
+        if not ghost.resolved and ghost.watched_as is not None:
+            self._policy.returned(ghost.watched_as, ghost.last_access)
 
     def _ghost_expired(self, ghost: GhostNode) -> None:
-        self._policy.reuse.end(ghost.reuse_class, self._policy.clock - ghost.last_access)
+        if ghost.watched_as is not None:
+            self._policy.forgotten(ghost.watched_as, ghost.last_access)
 
     def check_integrity(self) -> None:
         """Asserts that what is known of each node agrees with the tree."""

@@ -10,10 +10,10 @@ from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, Fu
 
 from sgl_importance.cost import Tier
 from sgl_importance.fold import Observation, QueryFolds, fold
-from sgl_importance.node import NodeMetadata
+from sgl_importance.node import NodeMetadata, transition_after
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.reuse import BlockType
+from sgl_importance.reuse import BlockType, Transition
 from sgl_importance.trace.records import EventKind
 from sglang_importance.annotated_tree import AnnotatedTree
 from sglang_importance.attention.rows import Phase, active_rows
@@ -165,25 +165,34 @@ class ImportanceComponent(FullComponent):
             setattr(req, QUERY_ATTRIBUTE, query)
         self._inserting = query
         self._inserting_rid = req.rid
+        self.tree.transition = query.transition
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
 
     def _admit(self, req: Req, cached_tokens: int) -> QueryFolds:
         """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
-        query = QueryFolds(self.policy.admit())
+        hits = self._hit_nodes(req, cached_tokens)
+        transition = transition_after(self.tree.metadata(hits[-1]) if hits else None)
+        query = QueryFolds(self.policy.admit(), transition)
         if self._recorder is not None:
             self._recorder.admitted(req, query.serial)
-        if cached_tokens > 0 and req.last_node is not None:
-            for node in self.tree.path(self.tree_core.node_by_id(req.last_node)):
-                metadata = self.tree.metadata(node)
-                if metadata.depth + metadata.tokens > cached_tokens:
-                    break
-                if metadata.doomed:
-                    self.counters.observed_lost_tokens += metadata.tokens
-                    metadata.doomed = False
-                self.policy.accessed(metadata)
-                self._record(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
+        for node in hits:
+            metadata = self.tree.metadata(node)
+            if metadata.doomed:
+                self.counters.observed_lost_tokens += metadata.tokens
+                metadata.doomed = False
+            self.policy.accessed(metadata, transition)
+            self._record(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
         self.counters.admitted(req)
         return query
+
+    def _hit_nodes(self, req: Req, cached_tokens: int) -> list[UnifiedTreeNode]:
+        """Nodes that the request found in the cache, root side first."""
+        if cached_tokens <= 0 or req.last_node is None:
+            return []
+        path = self.tree.path(self.tree_core.node_by_id(req.last_node))
+        ends = (self.tree.metadata(node) for node in path)
+        within = sum(1 for end in ends if end.depth + end.tokens <= cached_tokens)
+        return path[:within]
 
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, *args: Any, **kwargs: Any
@@ -206,6 +215,7 @@ class ImportanceComponent(FullComponent):
         super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
         self._inserting = None
         self._inserting_rid = None
+        self.tree.transition = Transition.COLD
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
         if query is None or (insert_params is not None and insert_params.chunked):
             return
@@ -215,6 +225,8 @@ class ImportanceComponent(FullComponent):
         if is_finished and insert_result is not None:
             end = insert_result.last_device_node
         path = self.tree.path(self.tree_core.node_by_id(end)) if end is not None else []
+        if path:
+            self.tree.metadata(path[-1]).is_tip = True
         if is_finished:
             self._mark_generated(path, len(req.origin_input_ids), query.serial)
         self._fold(req, query, path, is_finished=is_finished)
@@ -233,7 +245,7 @@ class ImportanceComponent(FullComponent):
             metadata = self.tree.metadata(node)
             if metadata.depth < boundary or metadata.importance.creator != serial:
                 break
-            metadata.block_type = BlockType.GENERATED
+            self.policy.holds(metadata, BlockType.GENERATED)
 
     def _fold(self, req: Req, query: QueryFolds, path: list[UnifiedTreeNode], *, is_finished: bool) -> None:
         observations = self._take_observations(req, is_finished=is_finished)

@@ -92,7 +92,7 @@ def snapshot(
 
     keys: dict[_SortKey, UnifiedTreeNode] = {}
     for node in nodes:
-        key = (_loss(component, node, reuse[node.id]), node.id)
+        key = (_loss(component, node), node.id)
         if len(node.key) >= min_tokens and (after is None or key < after):
             keys[key] = node
         if pause.is_due():
@@ -142,13 +142,13 @@ class _Slices:
         return True
 
 
-def _loss(component: ImportanceComponent, node: UnifiedTreeNode, p_reuse: float) -> float:
+def _loss(component: ImportanceComponent, node: UnifiedTreeNode) -> float:
     metadata = component.tree.metadata(node)
     if node.evicted:
         tier, below = Tier.HOST, component.tier_below_host(metadata)
     else:
         tier, below = Tier.DEVICE, component.tier_below_device(node)
-    return p_reuse * component.policy.value(tier, metadata, below=below)
+    return component.policy.loss(tier, metadata, below=below)
 
 
 def _describe(

@@ -1,6 +1,10 @@
 """Marginal loss: what the server loses by giving a node up.
 
-loss(node) = P(reuse) x [restore(from where it would be) - restore(from where it is)] x g / bytes freed
+loss(node) = reuse rate x [restore(from where it would be) - restore(from where it is)] x g / bytes freed
+
+The reuse rate is the retention index of ``sgl_importance.reuse``: reuses per admitted request that keeping
+the node can earn. P(reuse) alone would hold a node that is certain to return in an hour against one that
+returns in a minute.
 
 Only leaves can be evicted and a prefix is useful only whole, so attention predicts reuse indirectly; g is
 bounded, monotone, and 1 without evidence, which makes "g = 1" the control arm of every claim about it.
@@ -12,7 +16,7 @@ from sgl_importance.cost import CostModel, Tier
 from sgl_importance.importance import NodeImportance, Origin
 from sgl_importance.node import NodeMetadata
 from sgl_importance.policy.victims import VictimOrder
-from sgl_importance.reuse import ReuseEstimator
+from sgl_importance.reuse import BlockType, ReuseEstimator, Transition
 
 MIN_DISTINCT_QUERIES = 2  # one later query may be the same user repeating himself
 SHRINKAGE_QUERIES = 4.0  # weight, in queries, of the belief that a node is as important as any other
@@ -50,24 +54,74 @@ class ImportancePolicy:
         self.cost = cost
         self.use_importance = use_importance
         self.reuse = ReuseEstimator()
-        self.clock = 0
         self._orders: dict[Tier, VictimOrder] = {}
         self.reset()
 
     def reset(self) -> None:
         """Forgets the nodes, keeps what was learnt about reuse."""
-        self._orders = {tier: VictimOrder(self.reuse.probability) for tier in (Tier.DEVICE, Tier.HOST)}
+        self.reuse.forget_open()
+        self._orders = {tier: VictimOrder(self.reuse) for tier in (Tier.DEVICE, Tier.HOST)}
+
+    @property
+    def clock(self) -> int:
+        """Requests admitted so far."""
+        return self.reuse.clock
 
     def admit(self) -> int:
         """One more request was admitted; returns its serial number."""
-        self.clock += 1
-        return self.clock
+        return self.reuse.tick()
 
-    def accessed(self, node: NodeMetadata) -> None:
-        """An admitted request found the node in the cache."""
-        self.reuse.hit(node.reuse_class, self.clock - node.last_access)
-        node.accesses += 1
+    # ---- what happens to nodes ----
+
+    def created(self, node: NodeMetadata, transition: Transition) -> None:
+        """A request brought the node."""
+        node.transition = transition
         node.last_access = self.clock
+        self._watch(node)
+
+    def accessed(self, node: NodeMetadata, transition: Transition) -> None:
+        """An admitted request found the node in the cache."""
+        if node.watched_as is not None:
+            self.reuse.hit(node.watched_as, node.last_access)
+        node.accesses += 1
+        self.created(node, transition)
+
+    def returned(self, watched_as: int, last_access: int) -> None:
+        """An evicted node is made anew before it was forgotten: it was asked for after all."""
+        self.reuse.hit(watched_as, last_access)
+
+    def continued(self, node: NodeMetadata) -> None:
+        """A text followed the node that was not known to follow it."""
+        node.continuations += 1
+        if node.continuations >= 2:
+            self.holds(node, BlockType.SHARED_PREFIX)
+
+    def forgotten(self, watched_as: int, last_access: int) -> None:
+        """An evicted node will not be recognised any more."""
+        self.reuse.forgotten(watched_as, last_access)
+
+    def holds(self, node: NodeMetadata, block_type: BlockType) -> None:
+        """It became known what the node holds."""
+        if node.block_type is block_type:
+            return
+        node.block_type = block_type
+        if node.watched_as is not None:
+            self.reuse.reclassified(node.watched_as, node.reuse_class, node.last_access)
+            node.watched_as = node.reuse_class
+
+    def split(self, node: NodeMetadata, prefix_tokens: int, page_size: int) -> NodeMetadata:
+        """Cuts the first ``prefix_tokens`` off into the returned node; both go on being watched."""
+        prefix = node.split(prefix_tokens, page_size)
+        if node.watched_as is not None:
+            prefix.watched_as = node.watched_as
+            self.reuse.resumed(node.watched_as, node.last_access)
+        return prefix
+
+    def _watch(self, node: NodeMetadata) -> None:
+        node.watched_as = node.reuse_class
+        self.reuse.began(node.watched_as)
+
+    # ---- which nodes may be evicted, and which is next ----
 
     def enter(self, tier: Tier, node_id: int, node: NodeMetadata, *, below: Tier | None) -> None:
         """The node became evictable on a tier, or its facts changed while it was.
@@ -88,7 +142,7 @@ class ImportancePolicy:
 
     def victim(self, tier: Tier) -> int | None:
         """Takes the node that loses least out of the order; None where nothing is evictable."""
-        return self._orders[tier].pop(self.clock)
+        return self._orders[tier].pop()
 
     def evictable(self, tier: Tier) -> int:
         """Number of nodes in the tier's order."""
@@ -107,11 +161,13 @@ class ImportancePolicy:
         return seconds * self.factor(node) / (node.tokens * self.cost.bytes_per_token)
 
     def reuse_probability(self, node: NodeMetadata) -> float:
+        """P(the node is asked for again while its class is watched)."""
         return self.reuse.probability(node.reuse_class, self.clock - node.last_access)
 
     def loss(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
-        """Expected seconds lost per KV byte freed by evicting the node from the tier."""
-        return self.reuse_probability(node) * self.value(tier, node, below=below)
+        """Seconds lost per KV byte freed and admitted request by evicting the node from the tier."""
+        rate = self.reuse.index(node.reuse_class, self.clock - node.last_access)
+        return rate * self.value(tier, node, below=below)
 
     def check_integrity(self) -> None:
         for order in self._orders.values():

@@ -22,7 +22,7 @@ class _Log(list):
     def table(self, capacity_pages: int) -> GhostTable:
         return GhostTable(
             capacity_pages,
-            on_return=lambda ghost, pages: self.append(("return", ghost.resolved, pages)),
+            on_return=lambda ghost, node, pages: self.append(("return", ghost.resolved, pages)),
             on_expire=lambda ghost: self.append(("expire", ghost.last_access)),
         )
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from sgl_importance.cost import CostModel, Tier
 from sgl_importance.importance import NodeImportance
-from sgl_importance.node import NodeMetadata
+from sgl_importance.node import NodeMetadata, transition_after
 from sgl_importance.policy.importance import MAX_FACTOR, ImportancePolicy, importance_factor
-from sgl_importance.reuse import NUM_AGE_BUCKETS, NUM_CLASSES, BlockType, ReuseEstimator
+from sgl_importance.reuse import BlockType, Transition
 
 PAGE = 16
 
@@ -105,39 +105,53 @@ def test_a_slow_storage_never_costs_more_than_computing():
         CostModel(1.0, 1.0, 0, 1.0, 1.0)
 
 
-@given(
-    st.lists(st.tuples(st.booleans(), st.integers(0, NUM_CLASSES - 1), st.integers(0, 10**6)), max_size=60)
-)
-def test_reuse_is_a_probability_that_never_grows_with_age(events: list[tuple[bool, int, int]]):
-    reuse = ReuseEstimator()
-    for hit, reuse_class, age in events:
-        (reuse.hit if hit else reuse.end)(reuse_class, age)
-    for reuse_class in range(NUM_CLASSES):
-        curve = [reuse.probability(reuse_class, 2**bucket) for bucket in range(NUM_AGE_BUCKETS)]
-        assert all(0 < p <= 1 for p in curve)
-        assert curve == sorted(curve, reverse=True)
-
-
-def test_reuse_learns_from_hits_and_ends():
-    reuse = ReuseEstimator()
-    untrained = reuse.probability(0, 4)
-    for _ in range(100):
-        reuse.hit(0, 4)
-    assert reuse.probability(0, 4) > untrained
-    assert reuse.probability(1, 4) == ReuseEstimator().probability(1, 4)
-    for _ in range(2000):
-        reuse.end(0, 1000)
-    assert reuse.probability(0, 4) < untrained
-
-
-def test_classes_follow_block_type_and_visits():
+def test_classes_follow_what_a_node_holds_how_it_was_reached_and_visits():
     policy = ImportancePolicy(_cost())
     node = _node(policy)
+    policy.admit()
+    policy.created(node, Transition.COLD)
     classes = [node.reuse_class]
-    for _ in range(3):
+    for _ in range(2):
         policy.admit()
-        policy.accessed(node)
+        policy.accessed(node, Transition.COLD)
         classes.append(node.reuse_class)
-    assert classes == [0, 1, 2, 2]
-    node.block_type = BlockType.GENERATED
-    assert node.reuse_class not in classes
+    policy.holds(node, BlockType.GENERATED)
+    classes.append(node.reuse_class)
+    policy.admit()
+    policy.accessed(node, Transition.NEXT_TURN)
+    classes.append(node.reuse_class)
+    assert len(set(classes)) == len(classes)
+    assert node.accesses == 3
+
+
+def test_a_node_with_two_continuations_is_a_shared_prefix():
+    policy = ImportancePolicy(_cost())
+    policy.admit()
+    node = _node(policy, tokens=4 * PAGE)
+    policy.created(node, Transition.COLD)
+    policy.continued(node)
+    assert transition_after(node) is Transition.BRANCH
+    prefix = policy.split(node, PAGE, PAGE)
+    policy.continued(prefix)
+    assert (prefix.block_type, node.block_type) == (BlockType.SHARED_PREFIX, BlockType.USER)
+    assert transition_after(prefix) is Transition.NEW_SESSION
+    node.is_tip = True
+    assert transition_after(node) is Transition.NEXT_TURN
+    assert transition_after(None) is Transition.COLD
+
+
+def test_a_session_that_comes_back_outranks_prompts_that_never_do():
+    policy = ImportancePolicy(_cost())
+    session = _node(policy)
+    for turn in range(200):
+        policy.admit()
+        if turn % 10 == 0:
+            policy.accessed(session, Transition.NEXT_TURN)
+        else:
+            policy.created(_node(policy), Transition.COLD)
+    once = _node(policy)
+    policy.created(once, Transition.COLD)
+    policy.enter(Tier.DEVICE, 1, session, below=None)
+    policy.enter(Tier.DEVICE, 2, once, below=None)
+    assert session.last_access < once.last_access, "recency speaks for the other"
+    assert policy.victim(Tier.DEVICE) == 2

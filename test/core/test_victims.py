@@ -20,7 +20,7 @@ _events = st.lists(
         st.tuples(st.just("discard"), st.integers(0, 30)),
         st.tuples(st.just("pop")),
         st.tuples(st.just("hit"), st.integers(0, NUM_CLASSES - 1), st.integers(0, 60)),
-        st.tuples(st.just("end"), st.integers(0, NUM_CLASSES - 1), st.integers(0, 60)),
+        st.tuples(st.just("tick"), st.integers(1, 40)),
     ),
     max_size=120,
 )
@@ -30,14 +30,15 @@ _events = st.lists(
 @given(_events)
 def test_pops_the_node_of_least_loss(events: list[tuple]):
     reuse = ReuseEstimator()
-    order = VictimOrder(reuse.probability)
+    order = VictimOrder(reuse)
     model: dict[int, tuple[int, int, int]] = {}
-    clock = 60
+    for _ in range(60):
+        reuse.tick()
 
     def loss(node_id: int) -> tuple[float, int, int]:
         reuse_class, level, last_access = model[node_id]
-        probability = reuse.probability(reuse_class, clock - last_access)
-        return probability * 2.0 ** (level / LEVELS_PER_OCTAVE), last_access, node_id
+        index = reuse.index(reuse_class, reuse.clock - last_access)
+        return index * 2.0 ** (level / LEVELS_PER_OCTAVE), last_access, node_id
 
     for event in events:
         match event:
@@ -49,23 +50,32 @@ def test_pops_the_node_of_least_loss(events: list[tuple]):
                 model.pop(node_id, None)
             case ("pop",):
                 expected = min(model, key=loss, default=None)
-                popped = order.pop(clock)
+                popped = order.pop()
                 assert popped == expected
                 if popped is not None:
                     del model[popped]
             case ("hit", reuse_class, age):
-                reuse.hit(reuse_class, age)
-            case ("end", reuse_class, age):
-                reuse.end(reuse_class, age)
+                reuse.began(reuse_class)
+                reuse.hit(reuse_class, reuse.clock)
+                reuse.hit(reuse_class, reuse.clock - age)
+            case ("tick", requests):
+                for _ in range(requests):
+                    reuse.tick()
         assert len(order) == len(model)
         order.check_integrity()
 
 
 def test_a_hot_node_that_is_locked_and_unlocked_forever_costs_no_memory():
-    order = VictimOrder(ReuseEstimator().probability)
-    for access in range(10_000):
-        order.add(1, 0, 1.0, access)
+    reuse = ReuseEstimator()
+    order = VictimOrder(reuse)
+    for _ in range(10_000):
+        order.add(1, 0, 1.0, reuse.tick())
         order.discard(1)
-    order.add(1, 0, 1.0, 10_000)
-    assert sum(len(group.heap) for group in order._groups.values()) < 200
-    assert order.pop(10_000) == 1
+    order.add(1, 0, 1.0, reuse.clock)
+    assert sum(len(cell.heap) for cell in order._cells.values()) < 200
+    assert order.pop() == 1
+    for _ in range(10_000):  # within one request, after its order was made
+        order.add(1, 0, 1.0, reuse.clock)
+        order.discard(1)
+    assert len(order._agenda) < 200
+    assert order.pop() is None

@@ -108,7 +108,7 @@ def test_generated_pages_are_handed_to_their_nodes_at_finish(make_driver):
     serve(driver, tokens, decode=pages(0, 1, 2, 1), output=output)
     (_, asked), (_, generated) = path_of(driver, [*tokens, *output])
     assert generated.importance.body_mass(Origin.SELF) == pytest.approx([0.5, 0.25])
-    assert (asked.block_type, generated.block_type) == (BlockType.PROMPT, BlockType.GENERATED)
+    assert (asked.block_type, generated.block_type) == (BlockType.USER, BlockType.GENERATED)
 
 
 @pytest.mark.parametrize("ending", ["retract", "abort"])
@@ -200,7 +200,9 @@ def important_and_recent(driver: TreeDriver) -> tuple[list[int], list[int]]:
     driver.evict(6 * PAGE)  # the questions, which lie deeper than the document
     for question in (400, 500, 600):
         serve(driver, recent + prompt(question, 2), prefill=pages(0.1, 0.1, 4, 4))
+    reader = driver.admit(important + prompt(999, 1))  # holds the document while the questions go
     driver.evict(6 * PAGE)
+    driver.abort(reader)
     return important, recent
 
 

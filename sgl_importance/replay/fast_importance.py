@@ -1,0 +1,283 @@
+"""``importance`` on prefix trees, compiled: counts exactly what ``replay_tree(ImportanceReplayPolicy)`` does.
+
+Blocks last visited by the same request lie on one path, and of a path at most one block is evictable. So
+there is at most one candidate per request, ages are counted in requests, and the oldest candidate of a
+class and age bucket is the first set bit of a range: no heap, and memory linear in blocks and requests.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from sgl_importance.replay.cache import ReplayCounts
+from sgl_importance.replay.sessions import BlockFacts, block_facts
+from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
+from sgl_importance.reuse import (
+    BUCKET_STARTS,
+    BUCKET_WIDTHS,
+    CLASS_RATIO_STRENGTH,
+    CLASS_STRENGTH,
+    HALF_LIFE,
+    MAX_AGE,
+    PRIOR_HAZARD,
+    PRIOR_STRENGTH,
+    REFRESH_INTERVAL,
+    FloatArray,
+)
+
+_DECAY = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
+_BitArray = npt.NDArray[np.uint64]
+
+
+def replay_importance(trace: Trace, capacity: int, facts: BlockFacts | None = None) -> ReplayCounts:
+    """Replays a prefix tree under ``importance`` with g = 1 and uniform cost.
+
+    Args:
+        trace: a trace with parents.
+        capacity: blocks that the cache can hold, at least 1.
+        facts: ``block_facts(trace)``, where the caller has them.
+    """
+    assert trace.parents is not None
+    assert capacity > 0
+    facts = facts if facts is not None else block_facts(trace)
+    used_classes, classes = np.unique(facts.reuse_classes, return_inverse=True)
+    hit_blocks, hit_tokens, full_hits, evicted, rejected = _replay(
+        trace.blocks,
+        trace.offsets,
+        trace.parents,
+        classes.astype(np.int64),
+        max(len(used_classes), 1),
+        trace.input_tokens,
+        trace.block_tokens,
+        capacity,
+    )
+    return ReplayCounts(hit_blocks, hit_tokens, full_hits, evicted, rejected)
+
+
+@numba.njit(cache=True)
+def _update_index(hits: FloatArray, reached: FloatArray, index: FloatArray) -> None:
+    """``hazards`` and ``retention_index`` of ``sgl_importance.reuse``, to the last bit."""
+    num_classes, num_buckets = hits.shape
+    pooled = np.empty(num_buckets)
+    for bucket in range(num_buckets):
+        hit_sum = 0.0
+        reached_sum = 0.0
+        for row in range(num_classes):
+            hit_sum += hits[row, bucket]
+            reached_sum += reached[row, bucket]
+        pooled[bucket] = (hit_sum + PRIOR_STRENGTH * PRIOR_HAZARD) / (reached_sum + PRIOR_STRENGTH)
+    hazard = np.empty(num_buckets)
+    for row in range(num_classes):
+        observed = 0.0
+        expected = 0.0
+        active = False
+        for bucket in range(num_buckets):
+            observed += hits[row, bucket]
+            expected += reached[row, bucket] * pooled[bucket]
+            active = active or hits[row, bucket] != 0.0 or reached[row, bucket] != 0.0
+        ratio = (observed + CLASS_RATIO_STRENGTH) / (expected + CLASS_RATIO_STRENGTH)
+        for bucket in range(num_buckets):
+            prior = CLASS_STRENGTH * ratio * pooled[bucket]
+            posterior = (hits[row, bucket] + prior) / (reached[row, bucket] + CLASS_STRENGTH)
+            hazard[bucket] = min(posterior if active else pooled[bucket], 1.0)
+        for first in range(num_buckets):
+            best = 0.0
+            survival = 1.0
+            kept = 0.0
+            for bucket in range(first, num_buckets):
+                visit = survival * hazard[bucket]
+                survival = survival - visit
+                kept += (survival + 0.5 * visit) * BUCKET_WIDTHS[bucket]
+                best = max(best, (1.0 - survival) / kept)
+            index[row, first] = best
+
+
+@numba.njit(cache=True)
+def _age_bucket(age: int) -> int:
+    return int(np.searchsorted(BUCKET_STARTS, max(age, 1), side="right")) - 1
+
+
+@numba.njit(cache=True)
+def _first_set(bits: _BitArray, low: int, high: int) -> int:
+    """First set bit in [low, high], or -1."""
+    word_number = low >> 6
+    word = bits[word_number] & (~np.uint64(0) << np.uint64(low & 63))
+    while word == 0:
+        word_number += 1
+        if word_number > high >> 6:
+            return -1
+        word = bits[word_number]
+    position = word_number << 6
+    for shift in (32, 16, 8, 4, 2, 1):
+        if word & ((np.uint64(1) << np.uint64(shift)) - np.uint64(1)) == 0:
+            word >>= np.uint64(shift)
+            position += shift
+    return position if position <= high else -1
+
+
+@numba.njit(cache=True)
+def _set_candidate(
+    block: int, bits: _BitArray, lowest: IntArray, candidate: IntArray, classes: IntArray, visited: IntArray
+) -> None:
+    clock, row = visited[block], classes[block]
+    candidate[clock] = block
+    bits[row, clock >> 6] |= np.uint64(1) << np.uint64(clock & 63)
+    lowest[row] = min(lowest[row], clock)
+
+
+@numba.njit(cache=True)
+def _clear_candidate(block: int, bits: _BitArray, classes: IntArray, visited: IntArray) -> None:
+    clock = visited[block]
+    bits[classes[block], clock >> 6] &= ~(np.uint64(1) << np.uint64(clock & 63))
+
+
+@numba.njit(cache=True)
+def _rank_cells(index: FloatArray, rank: IntArray) -> IntArray:
+    """Cells (class x buckets + bucket) by index; ``rank`` becomes the first position of a cell's index."""
+    flat = index.ravel()
+    order = np.argsort(flat)
+    ranks = rank.ravel()
+    for position in range(len(order)):
+        tied = position > 0 and flat[order[position]] == flat[order[position - 1]]
+        ranks[order[position]] = ranks[order[position - 1]] if tied else position
+    return order
+
+
+@numba.njit(cache=True)
+def _cheapest(
+    clock: int,
+    order: IntArray,
+    start: int,
+    index: FloatArray,
+    bits: _BitArray,
+    lowest: IntArray,
+) -> tuple[int, int]:
+    """Clock of the candidate that loses least, and the position of its cell; there is a candidate.
+
+    Cells before position ``start`` of ``order`` hold none.
+    """
+    num_buckets = index.shape[1]
+    best = -1
+    best_loss = np.inf
+    best_position = start
+    for position in range(start, len(order)):
+        cell = order[position]
+        row, bucket = cell // num_buckets, cell % num_buckets
+        if lowest[row] > clock:
+            continue
+        loss = index[row, bucket]
+        if loss > best_loss:
+            break
+        high = clock if bucket == 0 else clock - BUCKET_STARTS[bucket]
+        low = 1 if bucket == num_buckets - 1 else clock - BUCKET_STARTS[bucket + 1] + 1
+        low = max(low, lowest[row])
+        if low > high:
+            continue
+        found = _first_set(bits[row], low, high)
+        if found >= 0:
+            if low == lowest[row]:
+                lowest[row] = found
+            if best < 0:
+                best_position = position
+            if best < 0 or found < best:
+                best, best_loss = found, loss
+        elif low == lowest[row]:
+            lowest[row] = high + 1
+    return best, best_position
+
+
+@numba.njit(cache=True)
+def _replay(
+    blocks: IntArray,
+    offsets: IntArray,
+    parents: IntArray,
+    access_classes: IntArray,
+    num_classes: int,
+    input_tokens: IntArray,
+    block_tokens: int,
+    capacity: int,
+) -> tuple[int, int, int, int, int]:
+    num_requests, num_blocks, num_buckets = len(offsets) - 1, len(parents), len(BUCKET_STARTS)
+    resident = np.zeros(num_blocks, dtype=np.bool_)
+    children = np.zeros(num_blocks, dtype=np.int32)
+    visited = np.zeros(num_blocks, dtype=np.int64)  # clock of the last visit, 0 before the first
+    classes = np.zeros(num_blocks, dtype=np.int64)
+    candidate = np.zeros(num_requests + 1, dtype=np.int64)
+    bits = np.zeros((num_classes, (num_requests >> 6) + 1), dtype=np.uint64)
+    lowest = np.full(num_classes, num_requests + 1, dtype=np.int64)
+    ring = min(MAX_AGE, num_requests + 1)
+    open_watches = np.zeros((ring, num_classes), dtype=np.int32)
+    hits = np.zeros((num_classes, num_buckets))
+    reached = np.zeros((num_classes, num_buckets))
+    index = np.zeros((num_classes, num_buckets))
+    _update_index(hits, reached, index)
+    rank = np.empty(index.shape, dtype=np.int64)
+    order = _rank_cells(index, rank)
+    used, hit_blocks, hit_tokens, full_hits, evicted, rejected = 0, 0, 0, 0, 0, 0
+    for request in range(num_requests):
+        clock = request + 1
+        open_watches[clock % ring] = 0
+        for bucket in range(num_buckets):
+            start = clock - BUCKET_STARTS[bucket]
+            if start <= 0:
+                break
+            for row in range(num_classes):
+                reached[row, bucket] += open_watches[start % ring, row]
+        if clock % REFRESH_INTERVAL == 0:
+            hits *= _DECAY
+            reached *= _DECAY
+            _update_index(hits, reached, index)
+            order = _rank_cells(index, rank)
+
+        first, length = offsets[request], offsets[request + 1] - offsets[request]
+        hit = 0
+        while hit < length and resident[blocks[first + hit]]:
+            hit += 1
+        hit_blocks += hit
+        hit_tokens += min(hit * block_tokens, input_tokens[request])
+        if hit == length and length > 0:
+            full_hits += 1
+        if hit > 0 and children[blocks[first + hit - 1]] == 0:
+            _clear_candidate(blocks[first + hit - 1], bits, classes, visited)
+        for position in range(length):
+            block = blocks[first + position]
+            if position >= hit:
+                resident[block] = True
+                used += 1
+                if position > 0:
+                    children[blocks[first + position - 1]] += 1
+            if visited[block] > 0:
+                age = clock - visited[block]
+                hits[classes[block], _age_bucket(age)] += 1.0
+                if age < MAX_AGE:
+                    open_watches[visited[block] % ring, classes[block]] -= 1
+            visited[block] = clock
+            classes[block] = access_classes[first + position]
+            open_watches[clock % ring, classes[block]] += 1
+        if length > 0 and children[blocks[first + length - 1]] == 0:
+            _set_candidate(blocks[first + length - 1], bits, lowest, candidate, classes, visited)
+
+        remaining = length  # of the path, while the request's own blocks are given up from its end
+        position_of_victim = 0
+        while used > capacity:
+            oldest, position_of_victim = _cheapest(clock, order, position_of_victim, index, bits, lowest)
+            victim = candidate[oldest]
+            _clear_candidate(victim, bits, classes, visited)
+            resident[victim] = False
+            used -= 1
+            if oldest == clock:
+                remaining -= 1
+            if oldest == clock and remaining >= hit:
+                rejected += 1
+            else:
+                evicted += 1
+            parent = parents[victim]
+            if parent != NO_PARENT:
+                children[parent] -= 1
+                if children[parent] == 0:
+                    _set_candidate(parent, bits, lowest, candidate, classes, visited)
+                    bucket = _age_bucket(clock - visited[parent])
+                    position_of_victim = min(position_of_victim, rank[classes[parent], bucket])
+    return hit_blocks, hit_tokens, full_hits, evicted, rejected

@@ -1,0 +1,105 @@
+"""The server's own policy as a replay policy, in the readable form that the fast path is tested against."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sgl_importance.cost import CostModel, Tier
+from sgl_importance.node import NodeMetadata
+from sgl_importance.policy.base import EvictionPolicy
+from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.replay.sessions import BlockFacts, block_facts
+from sgl_importance.replay.trace import Trace
+from sgl_importance.reuse import BlockType, Transition
+
+# A hit rate counts every block alike, so a replay for hit rates lets every block cost the same.
+UNIFORM_COST = CostModel(
+    prefill_seconds_per_token=1.0,
+    prefill_seconds_per_token_pair=1e-15,
+    bytes_per_token=1,
+    host_bytes_per_second=1.0,
+    storage_bytes_per_second=1.0,
+)
+
+
+class ImportanceReplayPolicy(EvictionPolicy):
+    """Drives ``ImportancePolicy`` with one node per block. A trace holds no attention, so g is 1 throughout.
+
+    Args:
+        capacity: blocks that the cache can hold.
+        trace: what is replayed; only its past is used at any moment.
+        facts: ``block_facts(trace)``, where the caller has them.
+        cost: what restoring costs.
+    """
+
+    name: ClassVar[str] = "importance"
+
+    def __init__(
+        self,
+        capacity: int,
+        trace: Trace,
+        *,
+        facts: BlockFacts | None = None,
+        cost: CostModel = UNIFORM_COST,
+    ) -> None:
+        super().__init__(capacity)
+        self.policy = ImportancePolicy(cost, use_importance=False)
+        self._trace = trace
+        self._facts = facts if facts is not None else block_facts(trace)
+        self._nodes: dict[int, NodeMetadata] = {}
+        self._ghosts: dict[int, NodeMetadata] = {}
+        self._candidates: set[int] = set()
+        self._next = 0
+        self._depth = 0
+
+    def begin_request(self, request: int) -> None:
+        self.policy.admit()
+        self._next = int(self._trace.offsets[request])
+        self._depth = 0
+
+    def insert(self, block: int) -> None:
+        node = NodeMetadata(
+            tokens=self._trace.block_tokens,
+            depth=self._depth,
+            page_size=self._trace.block_tokens,
+            clock=self.policy.clock,
+        )
+        ghost = self._ghosts.pop(block, None)
+        if ghost is not None:
+            assert ghost.watched_as is not None
+            self.policy.returned(ghost.watched_as, ghost.last_access)
+        self._nodes[block] = node
+        self._learn(node)
+        self.policy.created(node, node.transition)
+
+    def access(self, block: int) -> None:
+        node = self._nodes[block]
+        assert node.watched_as is not None
+        self.policy.returned(node.watched_as, node.last_access)
+        self._learn(node)
+        self.policy.created(node, node.transition)
+        if block in self._candidates:
+            self.evictable(block)
+
+    def _learn(self, node: NodeMetadata) -> None:
+        """Takes over what the trace says of the block that is accessed next."""
+        node.block_type = BlockType(int(self._facts.block_types[self._next]))
+        node.transition = Transition(int(self._facts.transitions[self._next]))
+        node.accesses = int(self._facts.accesses[self._next])
+        self._next += 1
+        self._depth += self._trace.block_tokens
+
+    def evictable(self, block: int) -> None:
+        self._candidates.add(block)
+        self.policy.enter(Tier.DEVICE, block, self._nodes[block], below=None)
+
+    def held(self, block: int) -> None:
+        self._candidates.discard(block)
+        self.policy.leave(Tier.DEVICE, block)
+
+    def victim(self) -> int:
+        block = self.policy.victim(Tier.DEVICE)
+        assert block is not None
+        self._candidates.discard(block)
+        self._ghosts[block] = self._nodes.pop(block)
+        return block

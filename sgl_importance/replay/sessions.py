@@ -1,0 +1,138 @@
+"""What a trace's structure says of its blocks: which requests are turns of a session, and what is shared.
+
+The server reads the same facts off its radix tree and its ghosts (``sgl_importance.node``); here they are
+read off the whole trace, each from nothing but what came before it. They do not depend on the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
+from sgl_importance.reuse import MAX_VISITS, BlockType, Transition
+
+_USER, _SHARED, _GENERATED, _PARTIAL = (
+    int(BlockType.USER),
+    int(BlockType.SHARED_PREFIX),
+    int(BlockType.GENERATED),
+    int(BlockType.PARTIAL),
+)
+_COLD, _NEW_SESSION, _BRANCH, _NEXT_TURN = (
+    int(Transition.COLD),
+    int(Transition.NEW_SESSION),
+    int(Transition.BRANCH),
+    int(Transition.NEXT_TURN),
+)
+_NUM_TRANSITIONS = len(Transition)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFacts:
+    """Facts about each access, as they stand after its request.
+
+    Attributes:
+        block_types: a BlockType; int8 [accesses].
+        transitions: a Transition, the same for all blocks of a request; int8 [accesses].
+        accesses: earlier requests that asked for the block; int64 [accesses].
+        reuse_classes: the class that follows; int64 [accesses].
+    """
+
+    block_types: npt.NDArray[np.int8]
+    transitions: npt.NDArray[np.int8]
+    accesses: IntArray
+    reuse_classes: IntArray
+
+
+def block_facts(trace: Trace) -> BlockFacts:
+    """Reads the facts off a trace in one pass; of independent objects only their visits are known."""
+    block_types = np.zeros(trace.num_accesses, dtype=np.int8)
+    transitions = np.zeros(trace.num_accesses, dtype=np.int8)
+    accesses = np.zeros(trace.num_accesses, dtype=np.int64)
+    if trace.parents is None:
+        _count_accesses(trace.blocks, trace.num_blocks, accesses)
+    else:
+        _read_paths(
+            trace.blocks,
+            trace.offsets,
+            trace.num_blocks,
+            trace.block_tokens,
+            trace.input_tokens,
+            trace.output_tokens,
+            block_types,
+            transitions,
+            accesses,
+        )
+    pairs = block_types.astype(np.int64) * _NUM_TRANSITIONS + transitions
+    classes = pairs * MAX_VISITS + np.minimum(accesses, MAX_VISITS - 1)
+    return BlockFacts(block_types, transitions, accesses, classes)
+
+
+@numba.njit(cache=True)
+def _count_accesses(blocks: IntArray, num_blocks: int, accesses: IntArray) -> None:
+    visits = np.zeros(num_blocks, dtype=np.int64)
+    for i in range(len(blocks)):
+        accesses[i] = visits[blocks[i]]
+        visits[blocks[i]] += 1
+
+
+@numba.njit(cache=True)
+def _read_paths(
+    blocks: IntArray,
+    offsets: IntArray,
+    num_blocks: int,
+    block_tokens: int,
+    input_tokens: IntArray,
+    output_tokens: IntArray,
+    block_types: npt.NDArray[np.int8],
+    transitions: npt.NDArray[np.int8],
+    accesses: IntArray,
+) -> None:
+    visits = np.zeros(num_blocks, dtype=np.int64)
+    continuations = np.zeros(num_blocks, dtype=np.int64)
+    generated = np.zeros(num_blocks, dtype=np.bool_)
+    ended_here = np.full(num_blocks, NO_PARENT, dtype=np.int64)  # last request whose path ended here
+    for request in range(len(offsets) - 1):
+        start, length = offsets[request], offsets[request + 1] - offsets[request]
+        if length == 0:
+            continue
+        known = 0
+        while known < length and visits[blocks[start + known]] > 0:
+            known += 1
+        transition = _COLD
+        if known > 0:
+            last = blocks[start + known - 1]
+            earlier = ended_here[last]
+            if continuations[last] >= 2:
+                transition = _NEW_SESSION
+            elif earlier >= 0:
+                transition = _NEXT_TURN
+                first = input_tokens[earlier] // block_tokens
+                end = (input_tokens[earlier] + output_tokens[earlier]) // block_tokens
+                for position in range(max(known, first), min(end, length)):
+                    generated[blocks[start + position]] = True
+            else:
+                transition = _NEXT_TURN if generated[last] else _BRANCH
+            if known < length:
+                continuations[last] += 1
+        for position in range(known, length - 1):
+            continuations[blocks[start + position]] += 1
+        full = min(input_tokens[request] // block_tokens, length)
+        for position in range(length):
+            block = blocks[start + position]
+            accesses[start + position] = visits[block]
+            visits[block] += 1
+            transitions[start + position] = transition
+            if position >= full:
+                block_types[start + position] = _PARTIAL
+            elif continuations[block] >= 2:
+                block_types[start + position] = _SHARED
+            elif generated[block]:
+                block_types[start + position] = _GENERATED
+            else:
+                block_types[start + position] = _USER
+        if full > 0:
+            ended_here[blocks[start + full - 1]] = request

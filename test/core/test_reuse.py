@@ -1,0 +1,147 @@
+"""The life table and its index, against brute force over single watches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_importance.reuse import (
+    BUCKET_STARTS,
+    BUCKET_WIDTHS,
+    MAX_AGE,
+    NUM_AGE_BUCKETS,
+    NUM_CLASSES,
+    REFRESH_INTERVAL,
+    BlockType,
+    ReuseEstimator,
+    Transition,
+    age_bucket,
+    hazards,
+    retention_index,
+    reuse_class,
+)
+
+_CLASS = reuse_class(BlockType.USER, Transition.COLD, 0)
+
+
+def test_class_numbers_are_distinct_and_dense():
+    numbers = {reuse_class(b, t, v) for b in BlockType for t in Transition for v in range(20)}
+    assert numbers == set(range(NUM_CLASSES))
+
+
+@given(st.integers(0, 2 * MAX_AGE))
+def test_a_bucket_holds_its_age(age: int):
+    bucket = age_bucket(age)
+    assert max(age, 1) >= BUCKET_STARTS[bucket]
+    assert bucket == NUM_AGE_BUCKETS - 1 or age < BUCKET_STARTS[bucket + 1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=REFRESH_INTERVAL - 1))
+def test_counts_are_those_of_single_watches(requests: list[list[int]]):
+    """Each request visits some of five nodes; a watch runs from one visit of a node to its next."""
+    reuse = ReuseEstimator()
+    hits, reached = np.zeros(NUM_AGE_BUCKETS), np.zeros(NUM_AGE_BUCKETS)
+    start: dict[int, int] = {}
+    for nodes in requests:
+        clock = reuse.tick()
+        for begun in start.values():
+            reached[clock - begun == BUCKET_STARTS] += 1
+        for node in set(nodes):
+            if node in start:
+                reuse.hit(_CLASS, start[node])
+                hits[age_bucket(clock - start[node])] += 1
+            start[node] = clock
+            reuse.began(_CLASS)
+    np.testing.assert_array_equal(reuse._hits[_CLASS], hits)
+    np.testing.assert_array_equal(reuse._reached[_CLASS], reached)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(1e-4, 1.0), min_size=NUM_AGE_BUCKETS, max_size=NUM_AGE_BUCKETS))
+def test_the_index_is_the_best_of_all_horizons(hazard: list[float]):
+    index = retention_index(np.array([hazard]))[0]
+    for first in range(0, NUM_AGE_BUCKETS, 7):
+        best, survival, kept = 0.0, 1.0, 0.0
+        for bucket in range(first, NUM_AGE_BUCKETS):
+            visit = survival * hazard[bucket]
+            kept += (survival - visit / 2) * BUCKET_WIDTHS[bucket]
+            survival -= visit
+            best = max(best, (1 - survival) / kept)
+        assert index[first] == pytest.approx(best)
+
+
+def test_without_evidence_older_is_worth_less_and_classes_are_equal():
+    reuse = ReuseEstimator()
+    curve = [reuse.index(_CLASS, int(age)) for age in BUCKET_STARTS]
+    assert all(a >= b > 0 for a, b in pairwise(curve))
+    assert reuse.index(NUM_CLASSES - 1, 5) == reuse.index(0, 5)
+
+
+def test_a_watch_without_outcome_is_censored_not_counted_as_a_miss():
+    def probability(*, forget: bool) -> float:
+        reuse = ReuseEstimator()
+        for _ in range(40):
+            for _ in range(10):
+                reuse.began(_CLASS)
+            start = reuse.clock
+            reuse.tick()
+            for i in range(10):
+                if i < 5:
+                    reuse.hit(_CLASS, start)
+                elif forget:
+                    reuse.forgotten(_CLASS, start)
+        reuse.refresh()
+        return reuse.probability(_CLASS, 100)
+
+    assert probability(forget=True) > probability(forget=False)
+
+
+def test_evidence_moves_its_own_class_most_and_ages_away():
+    reuse = ReuseEstimator()
+    other = reuse_class(BlockType.GENERATED, Transition.COLD, 0)
+    for _ in range(200):
+        reuse.began(_CLASS)
+        start = reuse.clock
+        reuse.tick()
+        reuse.hit(_CLASS, start)
+        reuse.began(other)
+    assert reuse.index(_CLASS, 1) > reuse.index(other, 1)
+    assert reuse.probability(_CLASS, 1) > 0.9
+    taught = reuse._hits.sum()
+    for _ in range(2**13):
+        reuse.tick()
+    assert reuse._hits.sum() == pytest.approx(taught / 2, rel=0.01)
+
+
+def test_the_longest_watch_is_given_up():
+    reuse = ReuseEstimator()
+    reuse.began(_CLASS)
+    for _ in range(MAX_AGE):
+        reuse.tick()
+    assert reuse._open.sum() == 0
+    reuse.hit(_CLASS, 0)
+    assert (reuse._open >= 0).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(0, 50), min_size=NUM_AGE_BUCKETS, max_size=NUM_AGE_BUCKETS),
+    st.lists(st.integers(0, 50), min_size=NUM_AGE_BUCKETS, max_size=NUM_AGE_BUCKETS),
+)
+def test_hazards_and_probabilities_are_probabilities(hits: list[int], missed: list[int]):
+    counts = np.array([hits], dtype=float)
+    hazard = hazards(counts, counts + np.array([missed]))
+    assert ((hazard > 0) & (hazard <= 1)).all()
+
+
+@given(st.integers(0, 300), st.integers(1, 5000))
+def test_a_longer_horizon_is_never_less_likely(age: int, horizon: int):
+    reuse = ReuseEstimator()
+    near = reuse.probability_within(_CLASS, age, horizon)
+    far = reuse.probability_within(_CLASS, age, 2 * horizon)
+    assert 0 <= near <= far <= 1

@@ -1,0 +1,58 @@
+"""The compiled path of ``importance`` counts exactly what the server's own object does."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_importance.policy.lru import LruPolicy
+from sgl_importance.replay.cache import replay_tree
+from sgl_importance.replay.fast_importance import replay_importance
+from sgl_importance.replay.importance import ImportanceReplayPolicy
+from sgl_importance.replay.trace import Trace, TraceBuilder
+
+BLOCK = 16
+
+
+def random_trace(seeds: list[tuple[int, int, int]]) -> Trace:
+    """Sessions that grow, branch and repeat: (session, how far to follow it, new blocks)."""
+    builder = TraceBuilder("random", BLOCK)
+    sessions: list[list[int]] = [[0]]
+    fresh = 1
+    for which, follow, new in seeds:
+        base = sessions[which % len(sessions)]
+        path = base[: 1 + follow % len(base)] + list(range(fresh, fresh + new))
+        fresh += new
+        sessions.append(path)
+        partial = BLOCK // 2 if which % 3 == 0 else 0
+        builder.add(path, input_tokens=len(path) * BLOCK - partial, output_tokens=(which % 4) * BLOCK)
+    return builder.build()
+
+
+_requests = st.tuples(st.integers(0, 200), st.integers(0, 30), st.integers(0, 8))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_requests, min_size=1, max_size=150), st.integers(1, 60))
+def test_both_count_the_same(seeds: list[tuple[int, int, int]], capacity: int):
+    trace = random_trace(seeds)
+    trace.check_integrity()
+    assert replay_importance(trace, capacity) == replay_tree(trace, ImportanceReplayPolicy(capacity, trace))
+
+
+def test_documents_that_are_asked_again_survive_a_scan():
+    """Two documents of 20 blocks, asked in turn every 20 requests among one-off prompts of 76 blocks."""
+    builder = TraceBuilder("scan", BLOCK)
+    fresh = 1000
+    for step in range(4000):
+        if step % 20 == 0:
+            document = step // 20 % 2
+            path = [0, *range(100 * (document + 1), 100 * (document + 1) + 20), fresh]
+        else:
+            path = [0, *range(fresh, fresh + 4)]
+        fresh += 4
+        builder.add(path, input_tokens=len(path) * BLOCK)
+    trace = builder.build()
+    recency = replay_tree(trace, LruPolicy(60)).hit_blocks
+    assert recency < trace.num_requests + 100, "recency keeps the common first block, and no document"
+    assert replay_importance(trace, 60).hit_blocks > trace.num_requests + 0.9 * 20 * trace.num_requests / 20
