@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def rate_difference(blocks: Floats) -> Estimate:
 
 def _rows(replayed: Replayed) -> list[dict[str, Any]]:
     queries = replayed.recording.queries
-    kinds = sorted({query.kind for query in queries})
+    kinds = [kind for kind, count in sorted(Counter(q.kind for q in queries).items()) if count >= BLOCKS]
     rows = []
     for kind in ["all", *kinds] if len(kinds) > 1 else ["all"]:
         chosen = [i for i, query in enumerate(queries) if kind in ("all", query.kind)]

@@ -51,6 +51,9 @@ class Query:
         kind, slash, _ = self.rid.partition("/")
         return kind if slash else UNKNOWN_KIND
 
+    def add_step(self, step: Step) -> None:
+        (self.prefill if step.phase == "prefill" else self.decode).append(step)
+
     def body(self) -> Scores:
         """What the query saw of each page: its folds by their weights; sums to 1 where anything was seen."""
         return self._seen("body")
@@ -101,7 +104,7 @@ def load_recording(directory: Path) -> Recording:
     """
     reader = open_trace(directory)
     queries: dict[tuple[int, int], Query] = {}
-    # Steps of a prefill come before the admission of their request.
+    # A request is admitted when its prefill is processed; under overlap its first decode step ran by then.
     early: dict[tuple[int, int], list[Step]] = {}
     run = -1
     for record in reader:
@@ -118,7 +121,8 @@ def load_recording(directory: Path) -> Recording:
                     cached_tokens=sum(record.cached_tokens.values()),
                 )
                 queries[run, record.request] = query
-                query.prefill += early.pop((run, record.request), ())
+                for step in early.pop((run, record.request), ()):
+                    query.add_step(step)
             case RequestFinished() if (run, record.request) in queries:
                 query = queries[run, record.request]
                 query.pages = record.pages
@@ -130,7 +134,7 @@ def load_recording(directory: Path) -> Recording:
                 if known is None:
                     early.setdefault((run, record.request), []).append(record)
                 else:
-                    (known.prefill if record.phase == "prefill" else known.decode).append(record)
+                    known.add_step(record)
     for query in queries.values():
         # The step behind the last token, which overlap scheduling runs, is nobody's question.
         end = query.input_tokens + query.output_tokens

@@ -85,13 +85,15 @@ def write_recording(
         sequence = TokenSequence((None, None), prompt)
         rid = f"documents/{context}/{request}"
         writer.put(make_step_record(request, "prefill", body, len(prompt), 2))
+        # Under overlap scheduling the first decode step runs before the prefill is processed.
+        writer.put(make_step_record(request, "decode", body, len(prompt) + 1, 1))
         writer.put(
             RequestAdmitted(request, rid, request + 1, request, 0, len(prompt), {"device": 0}, NO_PAGES),
             sequence,
         )
         writer.put(Fold(request, request + 1, request + 1, 0.5, True, body, body))
-        for step in range(3):
-            writer.put(make_step_record(request, "decode", body, len(prompt) + 1 + step, 1))
+        for step in (2, 3):
+            writer.put(make_step_record(request, "decode", body, len(prompt) + step, 1))
         writer.put(Fold(request, request + 1, request + 1, 0.5, False, body, body))
         end = TokenSequence((None, None), [*prompt, 1, 2, 3])
         writer.put(RequestFinished(request, request + 1, request, "length", 3, NO_PAGES), end)
