@@ -35,6 +35,9 @@ class ImportanceOptions:
     trace: str = ""
     trace_detail: TraceDetail = "folds"
     trace_megabytes: int = 1024
+    store: str = ""
+    store_bytes: int = 64 << 30
+    fetch_timeout_ms: int = 1000
 
     def __post_init__(self) -> None:
         problems = [
@@ -136,6 +139,16 @@ SETTINGS: dict[str, Setting] = {
     ),
     "trace_megabytes": Setting(
         "size of a recording beyond which its oldest part is deleted", unit="MiB", minimum=1
+    ),
+    "store": Setting(
+        "directory of verified pages below the host tier, under any policy; with --hicache-storage-backend "
+        "file, the pages lie there and this directory takes what fails a check"
+    ),
+    "store_bytes": Setting(
+        "size of the store beyond which its least recently used pages are deleted", unit="bytes", minimum=1
+    ),
+    "fetch_timeout_ms": Setting(
+        "longest wait for the next page of the store; a slower one is computed", unit="ms", minimum=1
     ),
 }
 

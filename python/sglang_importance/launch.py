@@ -1,4 +1,4 @@
-"""The launcher's side of a launch under ``observe`` or ``importance``."""
+"""The launcher's side of a launch under ``observe`` or ``importance``, or with a store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from sglang_importance.modes import check_modes
 from sglang_importance.preflight import check_inputs
 from sglang_importance.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, exit_refused
 from sglang_importance.selfcheck import check_sglang
-from sglang_importance.server_args import importance_options, select_cache
+from sglang_importance.server_args import importance_options, select_cache, store_options
+from sglang_importance.storage.install import mount, store_refusals
 
 LAUNCH_TARGET = "sglang.srt.entrypoints.engine.Engine._launch_subprocesses"
 PROOF_KEY = "sgl_importance"  # in the report that a scheduler sends when it is ready
@@ -36,10 +37,12 @@ def prepare_launch(args: argparse.Namespace, options: ImportanceOptions, *, serv
         LaunchRefused: the chosen policy cannot run here.
     """
     check_modes(args, options)
-    if options.is_stock:
+    if options.is_stock and not options.store:
         return
     check_sglang()
     check_inputs(args, serves_http=serves_http)
+    if options.store:
+        mount(args, options)
     select_cache(args, options)
     _hook_launch()
 
@@ -57,13 +60,14 @@ def _hook_launch() -> None:
 def _around_launch(
     launch: Callable[..., Any], engine_class: type, server_args: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    options = importance_options(server_args)
+    options = importance_options(server_args) or store_options(server_args)
     if options is None:
         return launch(engine_class, server_args, *args, **kwargs)
     children = multiprocessing.active_children()
     try:
         _check_resolved(server_args, options)
-        install_in_launcher(options)
+        if not options.is_stock:
+            install_in_launcher(options)
         launched = _launch(launch, engine_class, server_args, *args, **kwargs)
         _check_proofs(launched)
     except LaunchRefused as refused:
@@ -80,6 +84,8 @@ def _check_resolved(server_args: Any, options: ImportanceOptions) -> None:
 
     server_args.resolve_once()
     check_modes(resolving_view(server_args), options)
+    if options.store and (lines := store_refusals(resolving_view(server_args), options)):
+        raise LaunchRefused(lines)
 
 
 def _launch(launch: Callable[..., Any], engine_class: type, *args: Any, **kwargs: Any) -> Any:

@@ -199,6 +199,8 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
         if options.policy not in rule.policies or not hasattr(args, rule.field):
             continue
         value = getattr(args, rule.field)
+        if rule.field == "hicache_storage_backend" and options.store:
+            continue  # it is ours, or checked by it
         if rule.refuses(value):
             lines.append(rule.refusal(value, options.policy))
     lines.extend(_attention_refusals(args, options))

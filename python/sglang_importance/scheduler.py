@@ -1,4 +1,4 @@
-"""The scheduler's side of a launch under ``observe`` or ``importance``."""
+"""The scheduler's side of a launch under ``observe`` or ``importance``, or with a store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from sglang_importance.installers import install_before_scheduler, install_on_sc
 from sglang_importance.launch import PROOF_KEY
 from sglang_importance.liveness import live_hooks
 from sglang_importance.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, report
-from sglang_importance.server_args import importance_options
+from sglang_importance.server_args import importance_options, store_options
+from sglang_importance.storage import install
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -30,14 +31,20 @@ def register_hooks() -> None:
 def _around_construction(
     construct: Callable[..., None], scheduler: Scheduler, server_args: Any, *args: Any, **kwargs: Any
 ) -> None:
-    options = importance_options(server_args)
-    if options is None:
+    options, store = importance_options(server_args), store_options(server_args)
+    if options is None and store is None:
         construct(scheduler, server_args, *args, **kwargs)
         return
     try:
-        install_before_scheduler(options)
+        if options is not None:
+            install_before_scheduler(options)
+        if store is not None:
+            install.install_before_scheduler()
         construct(scheduler, server_args, *args, **kwargs)
-        install_on_scheduler(scheduler)
+        if options is not None:
+            install_on_scheduler(scheduler)
+        if store is not None:
+            install.install_on_scheduler(scheduler)
         _prove(scheduler)
     except LaunchRefused as refused:
         report(refused)
@@ -46,7 +53,7 @@ def _around_construction(
 
 
 def _prove(scheduler: Scheduler) -> None:
-    dead = [name for name, live in live_hooks(scheduler).items() if not live]
+    dead = [name for name, live in _live(scheduler).items() if not live]
     if dead:
         raise LaunchRefused(
             [
@@ -56,6 +63,16 @@ def _prove(scheduler: Scheduler) -> None:
         )
 
 
-def _after_get_init_info(info: dict[str, Any], scheduler: Scheduler) -> None:
+def _live(scheduler: Scheduler) -> dict[str, bool]:
+    """Each part of ours that this scheduler needs, and whether it is in use; empty where sglang is stock."""
+    live: dict[str, bool] = {}
     if importance_options(scheduler.server_args) is not None:
-        info[PROOF_KEY] = live_hooks(scheduler)
+        live.update(live_hooks(scheduler))
+    if store_options(scheduler.server_args) is not None:
+        live.update(install.live_store(scheduler))
+    return live
+
+
+def _after_get_init_info(info: dict[str, Any], scheduler: Scheduler) -> None:
+    if live := _live(scheduler):
+        info[PROOF_KEY] = live

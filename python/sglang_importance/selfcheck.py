@@ -23,6 +23,9 @@ _CACHE = f"{_SRT}.mem_cache"
 _TREE_CORE = f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeCore"
 _FULL = f"{_CACHE}.unified_cache.components.FullComponent"
 _RADIX_CACHE = f"{_CACHE}.unified_radix_cache.UnifiedRadixCache"
+_CONTROLLER = f"{_SRT}.managers.cache_controller.HiCacheController"
+_HYBRID_CONTROLLER = f"{_CACHE}.hybrid_cache.hybrid_cache_controller.HybridCacheController"
+_UPDATER = f"{_SRT}.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _TORCH_NATIVE = f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 
 # Parameter names in order, as in a signature; None where only the existence counts.
@@ -98,6 +101,39 @@ SYMBOLS: dict[str, str | None] = {
     f"{_TREE_CORE}._remove_leaf_from_parent": "self, node",
     f"{_TREE_CORE}._update_evictable_leaf_sets": "self, node",
     f"{_TREE_CORE}._evict_host_leaf": "self, node, tracker, device_frees, host_frees",
+    # the store
+    f"{_CACHE}.hicache_storage.HiCacheStorage.register_mem_pool_host": "self, mem_pool_host",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.register_mem_host_pool_v2": "self, host_pool, host_pool_name",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.batch_exists": "self, keys, extra_info",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.batch_get_v1": "self, keys, host_indices, extra_info",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.batch_set_v1": "self, keys, host_indices, extra_info",
+    f"{_CACHE}.hicache_storage.HiCacheStorageConfig.extra_config": None,
+    f"{_CACHE}.hicache_storage.HiCacheStorageExtraInfo.prefix_keys": None,
+    f"{_CACHE}.storage.StorageBackendFactory.create_backend": (
+        "backend_name, storage_config, mem_pool_host, **kwargs"
+    ),
+    f"{_CONTROLLER}._page_transfer_kv_batch": (
+        "self, operation, batch_hashes, batch_host_indices, extra_info, kv_derived_transfers"
+    ),
+    f"{_CONTROLLER}.prefetch_thread_func": "self",
+    f"{_CONTROLLER}.prefetch_io_aux_func": "self",
+    f"{_CONTROLLER}.prefetch_sync_thread_func": "self",
+    f"{_HYBRID_CONTROLLER}._storage_hit_query": "self, operation, pp_rank",
+    f"{_HYBRID_CONTROLLER}._page_transfer": "self, operation",
+    f"{_HYBRID_CONTROLLER}._page_backup": "self, operation",
+    f"{_HYBRID_CONTROLLER}.backup_thread_func": "self",
+    f"{_RADIX_CACHE}._can_terminate_prefetch": "self, operation",
+    f"{_RADIX_CACHE}._all_reduce": "self, data, tp_reduce_op",
+    f"{_RADIX_CACHE}.total_size": "self",
+    f"{_SRT}.managers.scheduler.Scheduler.handle_update_weight_version": "self, recv_req",
+    f"{_SRT}.managers.scheduler.Scheduler.is_fully_idle": "self, for_health_check, ignore_waiting",
+    f"{_UPDATER}.begin_weight_update": "self, recv_req",
+    f"{_UPDATER}.end_weight_update": "self, recv_req",
+    f"{_UPDATER}.update_weights_from_disk": "self, recv_req",
+    f"{_UPDATER}.update_weights_from_distributed": "self, recv_req",
+    f"{_UPDATER}.update_weights_from_tensor": "self, recv_req",
+    f"{_UPDATER}.update_weights_from_ipc": "self, recv_req",
+    f"{_SRT}.runtime_context.get_serving": "",
     # attention
     f"{_SRT}.layers.attention.attention_registry.ATTENTION_BACKENDS": None,
     f"{_SRT}.layers.attention.attention_registry.register_attention_backend": "name",

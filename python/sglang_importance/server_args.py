@@ -21,17 +21,22 @@ def importance_options(server_args: Any) -> ImportanceOptions | None:
     return None if options is None or options.is_stock else options
 
 
+def store_options(server_args: Any) -> ImportanceOptions | None:
+    """The options that travel with sglang's arguments, where they ask for a store; under any policy."""
+    options: ImportanceOptions | None = getattr(server_args, OPTIONS_ATTRIBUTE, None)
+    return options if options is not None and options.store else None
+
+
 def attach_options(server_args: Any, options: ImportanceOptions) -> None:
     """Makes the options travel with ``server_args``, through pickling to the schedulers too."""
     setattr(server_args, OPTIONS_ATTRIBUTE, options)
 
 
 def select_cache(args: argparse.Namespace, options: ImportanceOptions) -> None:
-    """Selects our radix cache, and pages of 16 tokens where the operator named no size."""
-    if options.is_stock:
-        return
-    args.radix_cache_backend = RADIX_CACHE_BACKEND
-    if getattr(args, "page_size", None) is None:
+    """Selects our radix cache where a policy needs it, and pages of 16 tokens where none are named."""
+    if not options.is_stock:
+        args.radix_cache_backend = RADIX_CACHE_BACKEND
+    if (options.store or not options.is_stock) and getattr(args, "page_size", None) is None:
         args.page_size = DEFAULT_PAGE_SIZE
 
 
@@ -45,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser, *, unusable: str | None = None) -
     defaults = ImportanceOptions()
     group = parser.add_argument_group(
         "importance",
-        "KV cache tiering guided by attention (sgl-importance); all inert at --kv-policy default",
+        "KV cache tiering guided by attention (sgl-importance); at --kv-policy default only the store acts",
     )
     for name, setting in SETTINGS.items():
         default = getattr(defaults, name)

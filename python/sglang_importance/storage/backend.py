@@ -1,0 +1,199 @@
+"""The HiCache backend that serves nothing but verified pages."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig, HiCacheStorageExtraInfo
+
+from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.identity import ModelIdentity
+from sgl_importance.storage.record import MissReason
+from sgl_importance.storage.store import PageStore
+from sgl_importance.storage.transfer import Page, Pages, PageTransfer
+from sglang_importance.refusal import LaunchRefused
+from sglang_importance.selfcheck import SUPPORTED_VERSIONS
+from sglang_importance.storage.metrics import StorePublisher
+from sglang_importance.storage.weights import WATCH, Weights
+
+logger = logging.getLogger(__name__)
+
+KV_POOL = "kv"
+
+
+class VerifiedStorage(HiCacheStorage):
+    """Pages of one rank in a ``PageStore``, or in records inside another backend of upstream.
+
+    Whatever goes wrong with a page is a miss: no method that a storage thread calls raises.
+
+    Args:
+        config: rank, model and our own settings, in ``extra_config`` as ``install.mount`` wrote them.
+        _: nothing; upstream passes it to every dynamic backend.
+    """
+
+    def __init__(self, config: HiCacheStorageConfig, _: dict[str, Any]) -> None:
+        settings = config.extra_config
+        assert settings is not None
+        self.counters: StoreCounters = WATCH.counters
+        self._config = config
+        self._directory = Path(settings["directory"])
+        self._timeout = settings["fetch_timeout_ms"] / 1000
+        self._budget_bytes: int = settings["budget_bytes"]
+        self._wrapped: str | None = settings.get("wrapped")
+        self._publisher = StorePublisher.create(enabled=config.enable_storage_metrics)
+        self._identity: tuple[Weights, bytes] | None = None
+
+    # ---- what upstream registers ----
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        super().register_mem_pool_host(mem_pool_host)
+        self._page_size: int = mem_pool_host.page_size
+        self._page_bytes: int = mem_pool_host.get_dummy_flat_data_page().nbytes
+        self._pages = self._open_pages()
+        self._transfer = PageTransfer(
+            self._pages, page_bytes=self._page_bytes, timeout=self._timeout, counters=self.counters
+        )
+
+    def _open_pages(self) -> Pages:
+        store = PageStore(self._directory, budget_bytes=self._budget_bytes, counters=self.counters)
+        if self._wrapped is None:
+            return store
+        from sglang_importance.storage.wrapped import WrappedPages
+
+        return WrappedPages.create(self._wrapped, self._config, self.mem_pool_host, store, self.counters)
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        """Accepts the pool of the KV cache only: pages of others would need the same care.
+
+        Raises:
+            LaunchRefused: the model has another one.
+        """
+        if str(host_pool_name) != KV_POOL:
+            raise LaunchRefused(
+                [
+                    f"--kv-importance-store does not support this model (host pool {host_pool_name}): "
+                    "serve a model with full attention only, or drop --kv-importance-store"
+                ]
+            )
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+
+    def close(self) -> None:
+        self._transfer.close()
+
+    # ---- what the storage threads call ----
+
+    def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
+        identity = self._current_identity(to_write=False)
+        if identity is None:
+            return 0
+        return self._published(self._transfer.count_present(identity, keys))
+
+    def batch_get_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        """Puts verified pages into host memory; those behind the first miss are not looked at.
+
+        Args:
+            keys: of consecutive pages.
+            host_indices: their slots [len(keys) * page_size].
+            extra_info: the keys in front of them.
+        """
+        identity = self._current_identity(to_write=False)
+        if identity is None:
+            return [False] * len(keys)
+        slots = host_indices[:: self._page_size].tolist()
+        done = 0
+        for done, page in enumerate(self._transfer.read(identity, keys), start=1):
+            data = torch.from_numpy(page).view(self.mem_pool_host.dtype)
+            self.mem_pool_host.set_from_flat_data_page(slots[done - 1], data)
+        if self._current_identity(to_write=False) != identity:
+            done = 0  # the weights have changed since
+        self._transfer.touch(identity, _prefix(extra_info) + keys[:done])
+        return self._published([True] * done + [False] * (len(keys) - done))
+
+    def batch_set_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        """Stores pages of host memory; arguments as for ``batch_get_v1``."""
+        identity = self._current_identity(to_write=True)
+        if identity is None:
+            self.counters.add("unwritten_pages", MissReason.WEIGHTS.value, len(keys))
+            return self._published([False] * len(keys))
+        slots = host_indices[:: self._page_size].tolist()
+
+        def copy_page(index: int, body: Page) -> None:
+            source = self.mem_pool_host.get_data_page(slots[index], flat=False)
+            torch.from_numpy(body).view(source.dtype).view(source.shape).copy_(source)
+
+        prefix = _prefix(extra_info)
+        done = self._transfer.write(identity, keys, copy_page, depth=len(prefix))
+        self._transfer.touch(identity, prefix)
+        return self._published(done)
+
+    # ---- single pages, which the controller never asks for ----
+
+    def exists(self, key: str) -> bool:
+        return self.batch_exists([key]) == 1
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> None:
+        raise NotImplementedError("pages go straight to the host pool: use batch_get_v1")
+
+    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> Any:
+        raise NotImplementedError("pages go straight to the host pool: use batch_get_v1")
+
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+        raise NotImplementedError("pages come straight from the host pool: use batch_set_v1")
+
+    def batch_set(
+        self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
+    ) -> bool:
+        raise NotImplementedError("pages come straight from the host pool: use batch_set_v1")
+
+    # ---- identity ----
+
+    def _current_identity(self, *, to_write: bool) -> bytes | None:
+        """The digest of what a page must have been computed with; None where nothing may be moved."""
+        weights = WATCH.current
+        if weights is None or (to_write and not weights.pages_match):
+            return None
+        if self._identity is None or self._identity[0] != weights:
+            identity = self._identify(weights)
+            self._identity = (weights, identity.digest())
+            if isinstance(self._pages, PageStore):
+                self._pages.describe(identity.digest(), identity.to_json())
+        return self._identity[1]
+
+    def _identify(self, weights: Weights) -> ModelIdentity:
+        pool, config = self.mem_pool_host, self._config
+        return ModelIdentity(
+            weights=weights.fingerprint,
+            weights_version=weights.version,
+            config=weights.config,
+            dtype=str(pool.dtype),
+            layout=pool.layout,
+            page_size=self._page_size,
+            page_bytes=self._page_bytes,
+            layers=pool.layer_num,
+            heads=getattr(pool, "head_num", 0),
+            head_dim=getattr(pool, "head_dim", 0),
+            # Upstream stores what all ranks hold alike from rank 0 only.
+            tp_rank=0 if config.is_mla_model else config.tp_rank,
+            tp_size=1 if config.is_mla_model else config.tp_size,
+            pp_rank=config.pp_rank,
+            pp_size=config.pp_size,
+            cp_rank=config.attn_cp_rank,
+            cp_size=config.attn_cp_size,
+            sglang=SUPPORTED_VERSIONS[-1],
+        )
+
+    def _published(self, result: Any) -> Any:
+        if self._publisher is not None:
+            self._publisher.publish(self.counters)
+        return result
+
+
+def _prefix(extra_info: HiCacheStorageExtraInfo | None) -> list[str]:
+    return list(extra_info.prefix_keys or ()) if extra_info is not None else []

@@ -1,0 +1,136 @@
+"""Keeps a fault in one of HiCache's storage threads from reaching a request.
+
+Upstream's threads end at the first exception, and a request that waits for one of them waits for ever
+(managers/cache_controller.py, ``prefetch_io_aux_func`` and its neighbours). Two lines of defence: a step that
+raises counts as one that found nothing, and a thread whose loop raises nevertheless goes on, while the
+requests that had been waiting until then stop waiting and are computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_importance.refusal import LaunchRefused
+from sglang_importance.storage.metrics import publish_now
+from sglang_importance.storage.weights import WATCH
+
+logger = logging.getLogger(__name__)
+
+_BASE = "sglang.srt.managers.cache_controller.HiCacheController"
+_HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+
+_last_lost = float("-inf")
+
+
+def _fault(thread: str, error: BaseException) -> None:
+    logger.error("kv-importance-store: %s thread: %s: %s", thread, type(error).__name__, error)
+    WATCH.counters.add("thread_faults", thread)
+    publish_now(WATCH.counters)
+
+
+def _contained(thread: str, otherwise: Callable[[], Any]) -> Callable[..., Any]:
+    """A hook around one step of a thread: what it raises is counted, and the step found nothing."""
+
+    def around(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)
+        except BaseException as error:  # SystemExit ends a thread as surely
+            _fault(thread, error)
+            return otherwise()
+
+    return around
+
+
+def _supervised(thread: str) -> Callable[..., None]:
+    """A hook around a thread's whole loop: it starts again until the controller stops it."""
+
+    def around(loop: Callable[..., None], controller: Any) -> None:
+        global _last_lost
+        while True:
+            try:
+                return loop(controller)
+            except BaseException as error:
+                _last_lost = time.monotonic()
+                _fault(thread, error)
+                if controller.storage_stop_event.is_set():
+                    return None
+
+    return around
+
+
+def _around_can_terminate_prefetch(can_terminate: Callable[..., bool], cache: Any, operation: Any) -> bool:
+    if can_terminate(cache, operation):
+        return True
+    if cache.prefetch_stop_policy != "wait_complete":
+        return False  # upstream's own clock ends the wait
+    lost = torch.tensor(int(operation.start_time <= _last_lost), dtype=torch.int)
+    cache._all_reduce(lost, torch.distributed.ReduceOp.MAX)
+    if not lost.item():
+        return False
+    WATCH.counters.add("overdue_prefetches")
+    publish_now(WATCH.counters)
+    return True
+
+
+def _around_weight_change(change: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
+    WATCH.changing()
+    try:
+        return change(manager, *args, **kwargs)
+    finally:
+        if getattr(manager, "_session", None) is None:  # else more is to come
+            WATCH.changed()
+            publish_now(WATCH.counters)
+
+
+def _after_cache_reset(result: None, cache: Any) -> None:
+    WATCH.cache_was_reset()
+
+
+HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
+    f"{_HYBRID}._storage_hit_query": (_contained("prefetch", lambda: ([], 0)), HookType.AROUND),
+    f"{_BASE}._page_transfer_kv_batch": (_contained("prefetch_io", lambda: 0), HookType.AROUND),
+    f"{_HYBRID}._page_transfer": (_contained("prefetch_io", lambda: None), HookType.AROUND),
+    f"{_HYBRID}._page_backup": (_contained("backup", lambda: None), HookType.AROUND),
+    f"{_BASE}.prefetch_thread_func": (_supervised("prefetch"), HookType.AROUND),
+    f"{_BASE}.prefetch_io_aux_func": (_supervised("prefetch_io"), HookType.AROUND),
+    f"{_BASE}.prefetch_sync_thread_func": (_supervised("prefetch_sync"), HookType.AROUND),
+    f"{_HYBRID}.backup_thread_func": (_supervised("backup"), HookType.AROUND),
+    f"{_CACHE}._can_terminate_prefetch": (_around_can_terminate_prefetch, HookType.AROUND),
+    f"{_CACHE}.reset": (_after_cache_reset, HookType.AFTER),
+    **{
+        f"{_UPDATER}.{method}": (_around_weight_change, HookType.AROUND)
+        for method in (
+            "begin_weight_update",
+            "end_weight_update",
+            "update_weights_from_disk",
+            "update_weights_from_distributed",
+            "update_weights_from_tensor",
+            "update_weights_from_ipc",
+        )
+    },
+    f"{_SCHEDULER}.handle_update_weight_version": (_around_weight_change, HookType.AROUND),
+}
+
+
+def install_guards() -> None:
+    """Hooks the storage threads and everything that changes weights, in a scheduler process.
+
+    Raises:
+        LaunchRefused: sglang could not hook one of them.
+    """
+    for target, (hook, kind) in HOOKS.items():
+        if not any(registered is hook for _, registered, _ in HookRegistry._hooks.get(target, ())):
+            HookRegistry.register(target, hook, kind)
+    HookRegistry.apply_hooks()
+    if dead := [target for target in HOOKS if target not in HookRegistry._patched]:
+        cure = "install sglang==0.5.21 or drop --kv-importance-store"
+        raise LaunchRefused([f"sglang could not hook {target}: {cure}" for target in dead])

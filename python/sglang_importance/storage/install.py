@@ -1,0 +1,147 @@
+"""Mounts the verified store where ``--kv-importance-store`` asks for it, under any policy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sgl_importance.options import ImportanceOptions, flag
+from sgl_importance.storage.checksum import checksum_problem
+from sgl_importance.storage.store import check_writable
+from sglang_importance.refusal import LaunchRefused
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+DYNAMIC = "dynamic"
+BACKEND_MODULE = "sglang_importance.storage.backend"
+BACKEND_CLASS = "VerifiedStorage"
+# Backends of upstream that tests have run under the wrapper.
+WRAPPABLE = ("file",)
+
+# Field of sglang's arguments -> what it switches on, whether a value does, and the cure.
+_UNTESTED: dict[str, tuple[str, Callable[[Any], bool], str]] = {
+    "pp_size": ("pipeline parallelism", lambda value: (value or 1) > 1, "use --pp-size 1"),
+    "speculative_algorithm": ("speculative decoding", bool, "drop --speculative-algorithm"),
+    "enable_lora": ("LoRA", bool, "drop --enable-lora"),
+    "lora_paths": ("LoRA", bool, "drop --lora-paths"),
+    "enable_memory_saver": ("releasing memory at run time", bool, "drop --enable-memory-saver"),
+    "disaggregation_mode": (
+        "PD disaggregation",
+        lambda value: value not in (None, "null"),
+        "use --disaggregation-mode null",
+    ),
+    "hicache_host_memory_mode": (
+        "host memory as a staging buffer",
+        lambda value: value not in (None, "cache"),
+        "use --hicache-host-memory-mode cache",
+    ),
+    "disable_radix_cache": ("a server without radix cache", bool, "drop --disable-radix-cache"),
+}
+
+
+def store_refusals(args: Any, options: ImportanceOptions) -> list[str]:
+    """Why ``args`` cannot run with a store: one line per reason; empty where they can."""
+    lines = []
+    for field, (mode, refuses, cure) in _UNTESTED.items():
+        if refuses(getattr(args, field, None)):
+            lines.append(f"{flag('store')} does not support {mode}: {cure}, or drop {flag('store')}")
+    backend = getattr(args, "hicache_storage_backend", None)
+    if backend not in (None, DYNAMIC, *WRAPPABLE):
+        lines.append(
+            f"{flag('store')} has not been tested over the storage backend {backend}: "
+            f"use {' or '.join(WRAPPABLE)}, or drop --hicache-storage-backend"
+        )
+    return lines
+
+
+def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
+    """Makes ``args`` start HiCache over our backend.
+
+    Args:
+        args: sglang's arguments as given; changed in place.
+        options: whose ``store`` is not empty.
+
+    Raises:
+        LaunchRefused: the store cannot run here.
+    """
+    backend = getattr(args, "hicache_storage_backend", None)
+    lines = store_refusals(args, options)
+    if backend == DYNAMIC:
+        lines.append(f"{flag('store')} is a dynamic backend itself: drop --hicache-storage-backend dynamic")
+    if problem := checksum_problem():
+        lines.append(problem)
+    directory = Path(options.store).expanduser().absolute()
+    try:
+        check_writable(directory)
+    except OSError as error:
+        lines.append(
+            f"{flag('store')} {options.store} cannot be written ({error.strerror}): "
+            "name a directory on a disk with space that the server may write"
+        )
+    try:
+        given = _extra_config(getattr(args, "hicache_storage_backend_extra_config", None))
+    except ValueError as error:
+        lines.append(f"--hicache-storage-backend-extra-config is no JSON object ({error}): correct it")
+        given = {}
+    if lines:
+        raise LaunchRefused(lines)
+    args.enable_hierarchical_cache = True
+    args.hicache_storage_backend = DYNAMIC
+    args.hicache_storage_backend_extra_config = json.dumps(
+        {
+            **given,
+            "backend_name": "kv_importance_store",
+            "module_path": BACKEND_MODULE,
+            "class_name": BACKEND_CLASS,
+            "interface_v1": 1,
+            "hicache_storage_pass_prefix_keys": True,
+            "directory": str(directory),
+            "budget_bytes": options.store_bytes,
+            "fetch_timeout_ms": options.fetch_timeout_ms,
+            "wrapped": backend,
+        }
+    )
+
+
+def _extra_config(text: str | None) -> dict[str, Any]:
+    if not text:
+        return {}
+    if text.startswith("@"):
+        text = Path(text[1:]).read_text()
+    config = json.loads(text)
+    if not isinstance(config, dict):
+        raise ValueError(type(config).__name__)
+    return config
+
+
+def install_before_scheduler() -> None:
+    from sglang_importance.storage.guards import install_guards
+
+    install_guards()
+
+
+def install_on_scheduler(scheduler: Scheduler) -> None:
+    """Tells the store which weights the scheduler has loaded; until then it serves nothing."""
+    from sglang_importance.storage.weights import WATCH
+
+    WATCH.watch(scheduler)
+
+
+def live_store(scheduler: Scheduler) -> dict[str, bool]:
+    """Each part that a scheduler needs with a store, and whether it is in use."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from sglang_importance.storage.backend import VerifiedStorage
+    from sglang_importance.storage.guards import HOOKS
+    from sglang_importance.storage.weights import WATCH
+
+    controller = getattr(scheduler.tree_cache, "cache_controller", None)
+    return {
+        "verified store": isinstance(getattr(controller, "storage_backend", None), VerifiedStorage),
+        "weights of the store": WATCH.current is not None,
+        "guards of the storage threads": all(target in HookRegistry._patched for target in HOOKS),
+    }

@@ -1,0 +1,137 @@
+"""Which weights the pages of this process were computed with, and since when."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sgl_importance.storage.counters import StoreCounters
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+CHUNK_WORDS = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights in memory that nobody is changing.
+
+    Attributes:
+        fingerprint: of every parameter and buffer.
+        version: the operator's label.
+        config: digest of the model's configuration.
+        pages_match: whether every page in memory was computed with them. Not so after an update without
+            flush, until the cache is reset: such pages must not be stored as theirs.
+    """
+
+    fingerprint: str
+    version: str
+    config: str
+    pages_match: bool
+
+
+class WeightsWatch:
+    """The weights of one scheduler process; read by storage threads, changed by the scheduler thread.
+
+    ``current`` is None before a model is loaded and while its weights are being changed.
+    """
+
+    def __init__(self) -> None:
+        self.current: Weights | None = None
+        self.counters = StoreCounters()
+        self._read: Callable[[], Weights] | None = None
+
+    def watch(self, scheduler: Scheduler) -> None:
+        """Starts with the model that the scheduler has just loaded."""
+
+        def read(pages_match: bool) -> Weights:
+            runner = scheduler.tp_worker.model_runner
+            return Weights(
+                fingerprint=fingerprint(runner.model),
+                version=str(_weight_version()),
+                config=config_digest(runner.model_config),
+                pages_match=pages_match,
+            )
+
+        self._read = lambda: read(pages_match=_nothing_is_cached(scheduler))
+        self.current = read(pages_match=True)
+
+    def changing(self) -> None:
+        """The weights are about to change: nothing is read or written until they have."""
+        self.current = None
+
+    def changed(self) -> None:
+        self.counters.add("weight_updates")
+        if self._read is not None:
+            self.current = self._read()
+
+    def cache_was_reset(self) -> None:
+        """Every page of other weights has left the memory."""
+        if self.current is not None and not self.current.pages_match:
+            current = self.current
+            self.current = Weights(current.fingerprint, current.version, current.config, pages_match=True)
+
+
+WATCH = WeightsWatch()
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """32 hexadecimal digits that differ wherever a parameter or buffer differs, on any device.
+
+    Integer sums, wrapped at 64 bits, so that neither order nor device matters: one plain, which any single
+    change moves, and one weighted by position, which exchanged values move. No protection against forgery.
+    """
+    digest = blake2b(digest_size=16)
+    for name, tensor in sorted(
+        chain(model.named_parameters(), model.named_buffers()), key=lambda item: item[0]
+    ):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_sums(tensor))
+    return digest.hexdigest()
+
+
+def _sums(tensor: torch.Tensor) -> bytes:
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = data.numel() // 8 * 8
+    tail = bytes(data[whole:].tolist())
+    words = data[:whole]
+    if words.storage_offset() % 8:
+        words = words.clone()
+    words = words.view(torch.int64)
+    plain = torch.zeros((), dtype=torch.int64, device=data.device)
+    weighted = torch.zeros_like(plain)
+    for start in range(0, words.numel(), CHUNK_WORDS):
+        chunk = words[start : start + CHUNK_WORDS]
+        position = torch.arange(start, start + chunk.numel(), device=data.device)
+        plain += chunk.sum()
+        weighted += (chunk * (2 * position + 1)).sum()
+    return struct.pack("<qq", int(plain), int(weighted)) + tail
+
+
+def config_digest(model_config: Any) -> str:
+    """Digest of what the model's configuration says about its computation; its path is no part of it."""
+    facts = dict(model_config.hf_config.to_dict())
+    for name in ("_name_or_path", "name_or_path", "transformers_version"):
+        facts.pop(name, None)
+    described = repr(sorted((key, repr(value)) for key, value in facts.items()))
+    return blake2b(f"{described} {model_config.dtype}".encode(), digest_size=16).hexdigest()
+
+
+def _weight_version() -> object:
+    from sglang.srt.runtime_context import get_serving
+
+    return get_serving().weight_version
+
+
+def _nothing_is_cached(scheduler: Scheduler) -> bool:
+    tokens = scheduler.tree_cache.total_size()
+    empty = not any(tokens) if isinstance(tokens, tuple) else not tokens
+    # A request that waits holds no pages.
+    return empty and scheduler.is_fully_idle(ignore_waiting=True)

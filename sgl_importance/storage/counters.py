@@ -1,0 +1,43 @@
+"""What happened to the pages of a store, counted by reason; any thread may count."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+# name -> (help, label)
+SERIES: dict[str, tuple[str, str | None]] = {
+    "read_pages": ("Pages read from storage and verified", None),
+    "read_bytes": ("Bytes of verified pages", None),
+    "missed_pages": ("Pages that were recomputed instead of served, by the reason", "reason"),
+    "quarantined_pages": ("Pages that failed a check and were set aside", None),
+    "written_pages": ("Pages written to storage", None),
+    "written_bytes": ("Bytes of pages written", None),
+    "unwritten_pages": ("Pages that could not be written, by the reason", "reason"),
+    "evicted_pages": ("Pages deleted to keep the byte budget", None),
+    "thread_faults": ("Exceptions contained in a storage thread, by the thread", "thread"),
+    "overdue_prefetches": ("Requests that stopped waiting for a prefetch", None),
+    "weight_updates": ("Updates of the weights, each of which starts a new key space", None),
+}
+
+
+class StoreCounters:
+    """Monotone counts by name and label."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: Counter[tuple[str, str | None]] = Counter()
+
+    def add(self, name: str, label: str | None = None, amount: int = 1) -> None:
+        assert (SERIES[name][1] is None) == (label is None), f"{name}: wrong label {label}"
+        with self._lock:
+            self._values[name, label] += amount
+
+    def values(self) -> dict[tuple[str, str | None], int]:
+        """Every count that is not zero."""
+        with self._lock:
+            return dict(self._values)
+
+    def __getitem__(self, name: str) -> int:
+        """The count of a name over all its labels."""
+        return sum(value for (key, _), value in self.values().items() if key == name)

@@ -1,0 +1,199 @@
+"""A directory of pages: one file per page, published by rename, checked on every read.
+
+``DIR/pages/<identity>/<2 digits>/<page>.page`` holds the pages and ``DIR/quarantine`` what failed a check.
+Several servers may use one directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sgl_importance.storage.budget import PAGE_SUFFIX, UNFINISHED_SUFFIX, Budget, use_time
+from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.record import (
+    HEADER_BYTES,
+    MissReason,
+    PageDamaged,
+    PageMiss,
+    check_page,
+    encode_header,
+    page_digest,
+)
+
+IDENTITY_FILE = "identity.json"
+QUARANTINED_FILES = 64
+
+
+class PageStore:
+    """Pages of any number of models, by model identity and key.
+
+    Args:
+        directory: made where it is missing.
+        budget_bytes: most bytes that pages may take.
+        counters: counts evictions and quarantined pages.
+
+    Raises:
+        OSError: the directory cannot be made or written.
+    """
+
+    def __init__(self, directory: Path, *, budget_bytes: int, counters: StoreCounters) -> None:
+        self.directory = directory
+        self.pages = directory / "pages"
+        self.quarantine = directory / "quarantine"
+        self._budget = Budget(self.pages, budget_bytes)
+        self._counters = counters
+        check_writable(directory)
+
+    def describe(self, identity: bytes, facts: str) -> None:
+        """Keeps beside an identity's pages what it stands for, as JSON, for people."""
+        with suppress(OSError):
+            folder = self._folder(identity)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / IDENTITY_FILE).write_text(facts + "\n")
+
+    def exists(self, identity: bytes, key: str) -> bool:
+        """Whether there is a page, which ``read`` may still find damaged."""
+        return self.path(identity, key).exists()
+
+    def read(self, identity: bytes, key: str, body: NDArray[np.uint8]) -> None:
+        """Reads a page into ``body`` [page bytes], which holds garbage where this raises.
+
+        Raises:
+            PageMiss: the page is absent, or cannot be read.
+            PageDamaged: it failed a check and has been set aside.
+        """
+        path = self.path(identity, key)
+        try:
+            self._read(path, identity, key, body)
+        except FileNotFoundError as error:
+            raise PageMiss(MissReason.ABSENT) from error
+        except OSError as error:
+            raise PageMiss(MissReason.IO) from error
+        except PageDamaged as damaged:
+            self._set_aside(path, damaged.reason)
+            raise
+
+    def _read(self, path: Path, identity: bytes, key: str, body: NDArray[np.uint8]) -> None:
+        header, behind = bytearray(HEADER_BYTES), bytearray(1)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            count = os.preadv(file, [header, body.data, behind], 0)
+            while count and count < HEADER_BYTES + body.nbytes:
+                start = count - HEADER_BYTES
+                more = os.pread(file, body.nbytes - start, count) if start >= 0 else b""
+                if not more:
+                    break
+                body[start : start + len(more)] = np.frombuffer(more, np.uint8)
+                count += len(more)
+        finally:
+            os.close(file)
+        if count < HEADER_BYTES + body.nbytes:
+            raise PageDamaged(MissReason.TRUNCATED)
+        if count > HEADER_BYTES + body.nbytes:
+            raise PageDamaged(MissReason.LENGTH)
+        check_page(bytes(header), body, page=page_digest(key), identity=identity)
+
+    def write(self, identity: bytes, key: str, body: NDArray[np.uint8], *, depth: int) -> bool:
+        """Publishes a page; False where it was there already.
+
+        Args:
+            depth: pages in front of this one in its sequence.
+
+        Raises:
+            OSError: it could not be written; nothing of it is left.
+        """
+        path = self.path(identity, key)
+        if path.exists():
+            self._touch(path, depth)
+            return False
+        size = HEADER_BYTES + body.nbytes
+        deleted = self._budget.admit(size)
+        if deleted is None:
+            raise OSError(errno.EFBIG, f"a page of {size} bytes exceeds the budget")
+        if deleted:
+            self._counters.add("evicted_pages", amount=deleted)
+        try:
+            header = encode_header(page=page_digest(key), identity=identity, depth=depth, body=body)
+            self._publish(path, header, body, depth)
+        except BaseException:
+            self._budget.release(size)
+            raise
+        return True
+
+    def _publish(self, path: Path, header: bytes, body: NDArray[np.uint8], depth: int) -> None:
+        unfinished = path.with_name(f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            file = os.open(unfinished, flags, 0o644)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(unfinished, flags, 0o644)
+        try:
+            try:
+                written = os.writev(file, [header, body.data])
+                while written < len(header) + body.nbytes:
+                    # The kernel stops short where space ends; the next call says why.
+                    rest = (header + body.tobytes())[written:]
+                    written += os.write(file, rest)
+                moment = use_time(depth)
+                os.utime(file, ns=(moment, moment))
+            finally:
+                os.close(file)
+            os.replace(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
+
+    def touch(self, identity: bytes, keys: list[str]) -> None:
+        """Marks the first pages of a sequence, in order from its start, as used now."""
+        for depth, key in enumerate(keys):
+            self._touch(self.path(identity, key), depth)
+
+    def _touch(self, path: Path, depth: int) -> None:
+        moment = use_time(depth)
+        with suppress(OSError):
+            os.utime(path, ns=(moment, moment))
+
+    def path(self, identity: bytes, key: str) -> Path:
+        name = page_digest(key).hex()
+        return self._folder(identity) / name[:2] / (name + PAGE_SUFFIX)
+
+    def _folder(self, identity: bytes) -> Path:
+        return self.pages / identity.hex()
+
+    def _set_aside(self, path: Path, reason: MissReason) -> None:
+        if set_aside(path, self.quarantine, reason):
+            self._counters.add("quarantined_pages")
+
+
+def set_aside(path: Path, quarantine: Path, reason: MissReason) -> bool:
+    """Moves a page into a folder of at most ``QUARANTINED_FILES``; deletes it where that fails."""
+    try:
+        quarantine.mkdir(parents=True, exist_ok=True)
+        os.replace(path, quarantine / f"{reason.value}-{path.parents[1].name[:8]}-{path.name}")
+        files = sorted(quarantine.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        for file in files[:-QUARANTINED_FILES]:
+            file.unlink(missing_ok=True)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        return False
+    return True
+
+
+def check_writable(directory: Path) -> None:
+    """Raises:
+    OSError: ``directory`` cannot be made, or nothing can be written into it.
+    """
+    (directory / "pages").mkdir(parents=True, exist_ok=True)
+    probe = directory / f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
+    probe.touch()
+    probe.unlink()

@@ -1,0 +1,254 @@
+"""Batches of pages to and from a store: in parallel, in order, and never waiting longer than agreed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.record import MissReason, PageMiss
+from sgl_importance.storage.workers import Workers
+
+Page = NDArray[np.uint8]
+
+RUN_BYTES = 1 << 20
+RUN_PAGES = 16
+STAGED_BYTES = 32 << 20
+READERS = 4
+WRITERS = 2
+WRITE_SECONDS = 10.0
+
+_WRITE_REASONS = {
+    errno.ENOSPC: "disk_full",
+    errno.EDQUOT: "disk_full",
+    errno.EFBIG: "budget",
+    errno.EROFS: "read_only",
+    errno.EACCES: "read_only",
+    errno.EPERM: "read_only",
+    errno.ENOENT: "directory_missing",
+    errno.ENOTDIR: "directory_missing",
+}
+
+
+class Pages(Protocol):
+    """What holds pages: a ``PageStore``, or records inside a backend of upstream."""
+
+    def exists(self, identity: bytes, key: str) -> bool: ...
+    def read(self, identity: bytes, key: str, body: Page) -> None: ...
+    def write(self, identity: bytes, key: str, body: Page, *, depth: int) -> bool: ...
+    def touch(self, identity: bytes, keys: list[str]) -> None: ...
+
+
+class PageTransfer:
+    """Moves the pages of one rank.
+
+    Pages travel through staging buffers of our own: a read that comes too late must not write into host
+    memory that has been given to another page by then.
+
+    Args:
+        pages: where they are.
+        page_bytes: size of each.
+        timeout: longest wait for the next page, in seconds.
+        counters: counts reads, misses and writes.
+    """
+
+    def __init__(self, pages: Pages, *, page_bytes: int, timeout: float, counters: StoreCounters) -> None:
+        assert page_bytes > 0
+        assert timeout > 0
+        self._pages = pages
+        self._page_bytes = page_bytes
+        self._timeout = timeout
+        self._counters = counters
+        self._readers = Workers(READERS, "kv-importance-read")
+        self._writers = Workers(WRITERS, "kv-importance-write")
+        self._run_pages = max(1, min(RUN_PAGES, RUN_BYTES // page_bytes))
+        # Reused: a fresh buffer costs a page fault every 4 KiB.
+        self._staging: deque[Page] = deque(maxlen=max(2 * READERS, STAGED_BYTES // page_bytes))
+
+    def close(self) -> None:
+        self._readers.close()
+        self._writers.close()
+
+    # ---- reading ----
+
+    def count_present(self, identity: bytes, keys: Sequence[str]) -> int:
+        """How many of the first ``keys`` are there, without a gap; 0 where the answer takes too long."""
+        answer: queue.SimpleQueue[int | PageMiss] = queue.SimpleQueue()
+
+        def look() -> None:
+            try:
+                missing = (i for i, key in enumerate(keys) if not self._pages.exists(identity, key))
+                answer.put(next(missing, len(keys)))
+            except Exception:
+                answer.put(PageMiss(MissReason.IO))
+
+        self._readers.submit(look)
+        try:
+            found = answer.get(timeout=self._timeout)
+        except queue.Empty:
+            found = PageMiss(MissReason.TIMEOUT)
+        if isinstance(found, PageMiss):
+            self._counters.add("missed_pages", found.reason.value)
+            return 0
+        return found
+
+    def read(self, identity: bytes, keys: Sequence[str]) -> Iterator[Page]:
+        """The first of ``keys`` that can be served, each verified; ends at the first miss, which is counted.
+
+        A page is valid until the next one is asked for.
+        """
+        runs: deque[_ReadRun] = deque()
+        starts = iter(range(0, len(keys), self._run_pages))
+        ahead = max(2, min(2 * READERS, STAGED_BYTES // (self._run_pages * self._page_bytes)))
+
+        def start_runs() -> None:
+            while len(runs) < ahead and (start := next(starts, None)) is not None:
+                run = _ReadRun(self, identity, keys[start : start + self._run_pages])
+                runs.append(run)
+                self._readers.submit(run)
+
+        try:
+            start_runs()
+            while runs:
+                for _ in runs[0].keys:
+                    page = runs[0].take(self._timeout)
+                    yield page
+                    self._staging.append(page)
+                    self._counters.add("read_pages")
+                    self._counters.add("read_bytes", amount=self._page_bytes)
+                runs.popleft()
+                start_runs()
+        except PageMiss as miss:
+            self._counters.add("missed_pages", miss.reason.value)
+        finally:
+            for run in runs:
+                run.abandoned = True
+
+    def stage(self) -> Page:
+        """A buffer [page bytes] that nobody else uses."""
+        try:
+            return self._staging.pop()
+        except IndexError:
+            return np.empty(self._page_bytes, np.uint8)
+
+    # ---- writing ----
+
+    def write(
+        self, identity: bytes, keys: Sequence[str], copy_page: Callable[[int, Page], None], *, depth: int
+    ) -> list[bool]:
+        """Writes pages of which the first has ``depth`` pages in front; which of them are stored.
+
+        Args:
+            copy_page: copies page i into a buffer; called here, so that host memory may change afterwards.
+        """
+        done = [False] * len(keys)
+        runs: deque[_WriteRun] = deque()
+        ahead = max(2, min(2 * WRITERS, STAGED_BYTES // (self._run_pages * self._page_bytes)))
+
+        def finish_run() -> bool:
+            run = runs.popleft()
+            try:
+                run.finished.get(timeout=max(WRITE_SECONDS, self._timeout))
+            except queue.Empty:
+                self._counters.add("unwritten_pages", "timeout", len(run.keys))
+                return False
+            done[run.start : run.start + len(run.keys)] = run.stored
+            self._staging.extend(run.bodies)
+            return True
+
+        for start in range(0, len(keys), self._run_pages):
+            run = _WriteRun(self, identity, keys[start : start + self._run_pages], start, depth)
+            for index, body in enumerate(run.bodies):
+                copy_page(start + index, body)
+            runs.append(run)
+            self._writers.submit(run)
+            if len(runs) >= ahead and not finish_run():
+                return done
+        while runs and finish_run():
+            pass
+        return done
+
+    def touch(self, identity: bytes, keys: list[str]) -> None:
+        """Marks a sequence as used, at the workers' leisure."""
+        if keys:
+            self._writers.submit(lambda: self._pages.touch(identity, keys))
+
+
+class _ReadRun:
+    """Neighbouring pages that one worker reads."""
+
+    def __init__(self, transfer: PageTransfer, identity: bytes, keys: Sequence[str]) -> None:
+        self.keys = keys
+        self.abandoned = False
+        self._transfer = transfer
+        self._identity = identity
+        self._results: queue.SimpleQueue[Page | PageMiss] = queue.SimpleQueue()
+
+    def __call__(self) -> None:
+        for key in self.keys:
+            if self.abandoned:
+                return
+            body = self._transfer.stage()
+            try:
+                self._transfer._pages.read(self._identity, key, body)
+            except PageMiss as miss:
+                self._results.put(miss)
+                return
+            except Exception:
+                self._results.put(PageMiss(MissReason.IO))
+                return
+            self._results.put(body)
+
+    def take(self, timeout: float) -> Page:
+        try:
+            result = self._results.get(timeout=timeout)
+        except queue.Empty:
+            raise PageMiss(MissReason.TIMEOUT) from None
+        if isinstance(result, PageMiss):
+            raise result
+        return result
+
+
+class _WriteRun:
+    """Neighbouring pages that one worker writes."""
+
+    def __init__(
+        self, transfer: PageTransfer, identity: bytes, keys: Sequence[str], start: int, depth: int
+    ) -> None:
+        self.keys = keys
+        self.start = start
+        self.bodies = [transfer.stage() for _ in keys]
+        self.stored = [False] * len(keys)
+        self.finished: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._transfer = transfer
+        self._identity = identity
+        self._depth = depth
+
+    def __call__(self) -> None:
+        counters = self._transfer._counters
+        for index, (key, body) in enumerate(zip(self.keys, self.bodies, strict=True)):
+            try:
+                depth = self._depth + self.start + index
+                new = self._transfer._pages.write(self._identity, key, body, depth=depth)
+            except Exception as error:
+                counters.add("unwritten_pages", write_reason(error))
+                continue
+            self.stored[index] = True
+            if new:
+                counters.add("written_pages")
+                counters.add("written_bytes", amount=body.nbytes)
+        self.finished.put(None)
+
+
+def write_reason(error: Exception) -> str:
+    """The label under which a failed write is counted."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return _WRITE_REASONS.get(error.errno, os.strerror(error.errno).lower().replace(" ", "_"))
+    return "error"
