@@ -8,7 +8,6 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_traces import build_trace, object_traces, shared_data, tree_traces
 
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.policy.lru import LruPolicy
@@ -16,6 +15,8 @@ from sgl_importance.policy.registry import POLICY_NAMES, UnknownPolicyError, cre
 from sgl_importance.replay.cache import ReplayCounts, replay_objects, replay_tree
 from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.trace import Trace
+
+from replay_traces import build_trace, object_traces, shared_data, tree_traces
 
 capacities = st.integers(1, 12)
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_traces import object_traces, shared_data, tree_traces
 
 from sgl_importance.policy.lru import LruPolicy
 from sgl_importance.replay.cache import replay_objects, replay_tree
@@ -14,6 +13,8 @@ from sgl_importance.replay.equivalent import lru_curve
 from sgl_importance.replay.fast_lru import replay_lru
 from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.trace import Trace
+
+from replay_traces import object_traces, shared_data, tree_traces
 
 capacities = st.integers(1, 30)
 
