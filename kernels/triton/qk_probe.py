@@ -95,8 +95,15 @@ def _qk_probe_kernel(
     TILE: tl.constexpr = PAGES * PAGE_TILE
     num_blocks = tl.cdiv(num_pages, PAGES)
     per_split = tl.cdiv(num_blocks, tl.num_programs(0))
+    # The body begins in one page and ends, for the query tokens at hand, in a few.
+    sink_page = sink_tokens // PAGE_SIZE
+    first_end_page = tl.maximum(seq_len - num_queries + 1 - local_tokens, 0) // PAGE_SIZE
+    last_end_page = tl.maximum(seq_len - local_tokens, 0) // PAGE_SIZE
     for block in range(split * per_split, tl.minimum((split + 1) * per_split, num_blocks)):
         page = block * PAGES + tl.arange(0, PAGES)
+        has_border = (block == sink_page // PAGES) | (
+            (block >= first_end_page // PAGES) & (block <= last_end_page // PAGES)
+        )
         log_sums = tl.full((BLOCK_M, PAGES), float("-inf"), tl.float32)
         body_log_sums = tl.full((BLOCK_M, PAGES), float("-inf"), tl.float32)
         for start in range(0, PAGE_SIZE, PAGE_TILE):
@@ -118,17 +125,19 @@ def _qk_probe_kernel(
             logits = tl.where(visible, logits, float("-inf"))
             paged = tl.reshape(logits, (BLOCK_M, PAGES, PAGE_TILE))
             log_sums = add_log_sums(log_sums, log_sum(paged, 2))
-            in_body = (token[None, :] >= sink_tokens) & (token[None, :] < body_end[:, None])
-            paged = tl.reshape(tl.where(in_body, logits, float("-inf")), (BLOCK_M, PAGES, PAGE_TILE))
-            body_log_sums = add_log_sums(body_log_sums, log_sum(paged, 2))
+            if has_border:
+                in_body = (token[None, :] >= sink_tokens) & (token[None, :] < body_end[:, None])
+                paged = tl.reshape(tl.where(in_body, logits, float("-inf")), (BLOCK_M, PAGES, PAGE_TILE))
+                body_log_sums = add_log_sums(body_log_sums, log_sum(paged, 2))
 
         writes = is_query[:, None] & (page < num_pages)[None, :]
         tl.store(out[:, None] + page[None, :], log_sums, mask=writes)
-        at_sink = (page == sink_tokens // PAGE_SIZE)[None, :]
-        at_query = page[None, :] == (body_end // PAGE_SIZE)[:, None]
-        borders = out[:, None] + max_pages + (page * 0)[None, :]
-        tl.store(borders, body_log_sums, mask=writes & at_sink)
-        tl.store(borders + 1, body_log_sums, mask=writes & at_query)
+        if has_border:
+            at_sink = (page == sink_page)[None, :]
+            at_query = page[None, :] == (body_end // PAGE_SIZE)[:, None]
+            borders = out[:, None] + max_pages + (page * 0)[None, :]
+            tl.store(borders, body_log_sums, mask=writes & at_sink)
+            tl.store(borders + 1, body_log_sums, mask=writes & at_query)
 
 
 def refusal(

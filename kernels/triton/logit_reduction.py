@@ -1,0 +1,247 @@
+"""From the logits and log-sums that decode attention leaves behind to mass, body mass and peak of pages.
+
+One launch reads the logits of all sampled layers once; a second one, which reads one number per page, divides
+the body by its sum. No atomics: the same step gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from sgl_importance_kernels.reference.page_scores import EMPTY_BODY
+
+TILE_TOKENS = 128
+"""Tokens per tile; 128 tokens of a group of 4 heads in half precision are 1 KiB of consecutive logits."""
+LOGIT_DTYPES = (torch.float16, torch.float32)
+
+
+class DecodeLogits:
+    """Static buffers of one emitting decode step: logits and log-sums of the sampled layers.
+
+    ``logits[layer, kv_head, i, g]`` is the scaled, capped logit of query head ``kv_head * group + g`` at
+    entry i of the flat list of key locations: heads of a group lie side by side, as decode attention computes
+    them together. bfloat16 is not offered, it moves a page's mass by 1.6e-2.
+
+    Args:
+        num_layers: sampled layers.
+        num_kv_heads, group: KV heads of this rank and query heads per KV head.
+        max_tokens: entries of the flat list, over all requests of a batch.
+        max_requests: requests of a batch.
+        max_pages: pages of the longest sequence.
+        dtype: float16, or float32 where its error bound is not enough.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        group: int,
+        max_tokens: int,
+        max_requests: int,
+        max_pages: int,
+        dtype: torch.dtype = torch.float16,
+        device: torch.device | str,
+    ) -> None:
+        assert dtype in LOGIT_DTYPES, dtype
+        self.logits = torch.empty((num_layers, num_kv_heads, max_tokens, group), dtype=dtype, device=device)
+        float32 = {"dtype": torch.float32, "device": device}
+        self.log_sums = torch.empty((num_layers, max_requests, num_kv_heads * group), **float32)
+        self.body = torch.empty((max_requests, max_pages), **float32)
+        self.body_totals = torch.empty((max_requests, max_pages), **float32)
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = (self.logits, self.log_sums, self.body, self.body_totals)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@triton.jit
+def _logit_rows_kernel(
+    Logits,
+    LogSums,
+    KvIndptr,
+    Slots,
+    Gate,
+    Rows,
+    Body,
+    BodyTotals,
+    layer_stride,
+    kv_head_stride,
+    log_sums_layer_stride,
+    row_quantity_stride,
+    row_slot_stride,
+    body_stride,
+    sink_tokens,
+    local_tokens,
+    log_sums_scale,
+    NUM_LAYERS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGES: tl.constexpr,
+    PAGE_TILE: tl.constexpr,
+):
+    request = tl.program_id(1)
+    if tl.load(Gate) == 0:
+        return
+    slot = tl.load(Slots + request).to(tl.int64)
+    first = tl.load(KvIndptr + request).to(tl.int64)
+    seq_len = (tl.load(KvIndptr + request + 1) - first).to(tl.int32)
+    num_pages = tl.cdiv(seq_len, PAGE_SIZE)
+    if (slot < 0) | (tl.program_id(0) * PAGES >= num_pages):
+        return
+    body_end = seq_len - local_tokens
+    page = tl.program_id(0) * PAGES + tl.arange(0, PAGES)
+    g = tl.arange(0, BLOCK_G)
+
+    mass = tl.zeros((PAGES,), tl.float32)
+    body = tl.zeros((PAGES,), tl.float32)
+    peak = tl.zeros((PAGES,), tl.float32)
+    for layer in range(NUM_LAYERS):
+        for kv_head in range(NUM_KV_HEADS):
+            of_layer = Logits + tl.cast(layer, tl.int64) * layer_stride
+            of_head = of_layer + tl.cast(kv_head, tl.int64) * kv_head_stride + first * GROUP
+            head = request * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + g
+            log_sum = tl.load(LogSums + layer * log_sums_layer_stride + head, mask=g < GROUP, other=0.0)
+            log_sum = log_sum * log_sums_scale
+            on_page = tl.zeros((PAGES, BLOCK_G), tl.float32)
+            for start in range(0, PAGE_SIZE, PAGE_TILE):
+                in_page = start + tl.arange(0, PAGE_TILE)
+                token = page[:, None] * PAGE_SIZE + in_page[None, :]
+                exists = (in_page < PAGE_SIZE)[None, :] & (token < seq_len)
+                logits = tl.load(
+                    of_head + token[:, :, None] * GROUP + g[None, None, :],
+                    mask=exists[:, :, None] & (g < GROUP)[None, None, :],
+                    other=float("-inf"),
+                ).to(tl.float32)
+                probability = tl.exp(logits - log_sum[None, None, :])
+                on_page += tl.sum(probability, axis=1)
+                in_body = (token >= sink_tokens) & (token < body_end)
+                body += tl.sum(tl.where(in_body, tl.sum(probability, axis=2), 0.0), axis=1)
+            mass += tl.sum(on_page, axis=1)
+            peak = tl.maximum(peak, tl.max(on_page, axis=1))
+
+    samples: tl.constexpr = NUM_LAYERS * NUM_KV_HEADS * GROUP
+    mask = page < num_pages
+    out = Rows + slot * row_slot_stride + page
+    tl.store(out, tl.load(out, mask=mask, other=0.0) + mass / samples, mask=mask)
+    out += 2 * row_quantity_stride
+    tl.store(out, tl.maximum(tl.load(out, mask=mask, other=0.0), peak), mask=mask)
+    tl.store(Body + request * body_stride + page, body / samples, mask=mask)
+    tl.store(BodyTotals + request * body_stride + tl.program_id(0), tl.sum(body, axis=0) / samples)
+
+
+@triton.jit
+def _body_rows_kernel(
+    KvIndptr,
+    Slots,
+    Gate,
+    Rows,
+    Body,
+    BodyTotals,
+    row_quantity_stride,
+    row_slot_stride,
+    body_stride,
+    empty_body,
+    PAGE_SIZE: tl.constexpr,
+    PAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(1)
+    if tl.load(Gate) == 0:
+        return
+    slot = tl.load(Slots + request).to(tl.int64)
+    seq_len = tl.load(KvIndptr + request + 1) - tl.load(KvIndptr + request)
+    num_pages = tl.cdiv(seq_len, PAGE_SIZE)
+    if (slot < 0) | (tl.program_id(0) * BLOCK >= num_pages):
+        return
+    num_totals = tl.cdiv(num_pages, PAGES)
+    total = tl.zeros((1,), tl.float32)
+    for start in range(0, num_totals, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        totals = tl.load(BodyTotals + request * body_stride + i, mask=i < num_totals, other=0.0)
+        total += tl.sum(totals[None, :], axis=1)
+    page = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = (page < num_pages) & (total > empty_body)
+    body = tl.load(Body + request * body_stride + page, mask=mask, other=0.0)
+    out = Rows + row_quantity_stride + slot * row_slot_stride + page
+    tl.store(out, tl.load(out, mask=mask, other=0.0) + body / tl.where(mask, total, 1.0), mask=mask)
+
+
+def reduce_logits(
+    step: DecodeLogits,
+    kv_indptr: torch.Tensor,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    gate: torch.Tensor,
+    max_seq_len: int,
+    page_size: int,
+    sink_tokens: int,
+    local_tokens: int,
+    log_sums_in_base_2: bool,
+) -> None:
+    """Adds the scores of one decode step to the requests' rows; asynchronous, can be captured.
+
+    Args:
+        step: logits and log-sums of every sampled layer.
+        kv_indptr: where each request's entries begin in the flat list, int32 [num_requests + 1].
+        slots: row of each request, int32 [num_requests]; -1 is padding.
+        rows: mass, body mass and peak (sum, sum, maximum), float32 [3, slots, max_pages].
+        gate: int32 [1] on the device; 0 makes the launches return at once.
+        max_seq_len: upper bound of the sequences, on the host.
+        log_sums_in_base_2: whether the log-sums are log2(sum(exp(logit))), as FlashInfer returns them.
+    """
+    num_layers, num_kv_heads, _, group = step.logits.shape
+    num_requests = slots.shape[0]
+    max_pages = triton.cdiv(max_seq_len, page_size)
+    assert kv_indptr.shape == (num_requests + 1,), (kv_indptr.shape, num_requests)
+    assert num_requests <= step.body.shape[0], (num_requests, step.body.shape)
+    assert max_pages <= min(step.body.shape[1], rows.shape[2]), (max_pages, step.body.shape, rows.shape)
+    assert rows.dtype == torch.float32, rows.dtype
+    assert rows.stride(2) == 1, rows.stride()
+    page_tile = min(TILE_TOKENS, triton.next_power_of_2(page_size))
+    pages = TILE_TOKENS // page_tile
+    buffers = (rows, step.body, step.body_totals)
+    _logit_rows_kernel[(triton.cdiv(max_pages, pages), num_requests)](
+        step.logits,
+        step.log_sums,
+        kv_indptr,
+        slots,
+        gate,
+        *buffers,
+        step.logits.stride(0),
+        step.logits.stride(1),
+        step.log_sums.stride(0),
+        *rows.stride()[:2],
+        step.body.stride(0),
+        sink_tokens,
+        local_tokens,
+        math.log(2) if log_sums_in_base_2 else 1.0,
+        NUM_LAYERS=num_layers,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        BLOCK_G=triton.next_power_of_2(group),
+        PAGE_SIZE=page_size,
+        PAGES=pages,
+        PAGE_TILE=page_tile,
+    )
+    block = min(1024, triton.next_power_of_2(max_pages))
+    _body_rows_kernel[(triton.cdiv(max_pages, block), num_requests)](
+        kv_indptr,
+        slots,
+        gate,
+        *buffers,
+        *rows.stride()[:2],
+        step.body.stride(0),
+        EMPTY_BODY,
+        PAGE_SIZE=page_size,
+        PAGES=pages,
+        BLOCK=block,
+    )
