@@ -27,7 +27,8 @@ _CLASSES = {
     "belady": "belady:BeladyPolicy",
 }
 
-POLICY_NAMES = tuple(_CLASSES)
+IMPORTANCE = "importance"
+POLICY_NAMES = (*_CLASSES, IMPORTANCE)
 
 
 class UnknownPolicyError(ValueError):
@@ -39,6 +40,11 @@ def load_policy(name: str) -> type[EvictionPolicy]:
     Raises:
         UnknownPolicyError: there is no such policy.
     """
+    if name == IMPORTANCE:
+        # The adapter of the server's policy knows traces, so it lives with the replay.
+        from sgl_importance.replay.importance import ImportanceReplayPolicy
+
+        return ImportanceReplayPolicy
     if name not in _CLASSES:
         raise UnknownPolicyError(f"unknown policy {name!r}; known: {', '.join(POLICY_NAMES)}")
     module, class_name = _CLASSES[name].split(":")
@@ -55,4 +61,8 @@ def create_policy(name: str, capacity: int, trace: Trace) -> EvictionPolicy:
         from sgl_importance.policy.belady import BeladyPolicy, NextUses
 
         return BeladyPolicy(capacity, next_uses=NextUses.of(trace))
+    if name == IMPORTANCE:
+        from sgl_importance.replay.importance import ImportanceReplayPolicy
+
+        return ImportanceReplayPolicy(capacity, trace)
     return load_policy(name)(capacity)

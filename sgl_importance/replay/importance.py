@@ -49,18 +49,21 @@ class ImportanceReplayPolicy(EvictionPolicy):
         self._nodes: dict[int, NodeMetadata] = {}
         self._ghosts: dict[int, NodeMetadata] = {}
         self._candidates: set[int] = set()
-        self._next = 0
-        self._depth = 0
+        self._start = 0
+        self._position = 0
 
     def begin_request(self, request: int) -> None:
         self.policy.admit()
-        self._next = int(self._trace.offsets[request])
-        self._depth = 0
+        self._start = int(self._trace.offsets[request])
+        self._position = 0
+
+    def at(self, position: int) -> None:
+        self._position = position
 
     def insert(self, block: int) -> None:
         node = NodeMetadata(
             tokens=self._trace.block_tokens,
-            depth=self._depth,
+            depth=self._position * self._trace.block_tokens,
             page_size=self._trace.block_tokens,
             clock=self.policy.clock,
         )
@@ -83,11 +86,11 @@ class ImportanceReplayPolicy(EvictionPolicy):
 
     def _learn(self, node: NodeMetadata) -> None:
         """Takes over what the trace says of the block that is accessed next."""
-        node.block_type = BlockType(int(self._facts.block_types[self._next]))
-        node.transition = Transition(int(self._facts.transitions[self._next]))
-        node.accesses = int(self._facts.accesses[self._next])
-        self._next += 1
-        self._depth += self._trace.block_tokens
+        access = self._start + self._position
+        node.block_type = BlockType(int(self._facts.block_types[access]))
+        node.transition = Transition(int(self._facts.transitions[access]))
+        node.accesses = int(self._facts.accesses[access])
+        self._position += 1
 
     def evictable(self, block: int) -> None:
         self._candidates.add(block)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from sgl_importance.policy.registry import OPTIMUM, create_policy, load_policy
+from sgl_importance.policy.registry import IMPORTANCE, OPTIMUM, create_policy, load_policy
 from sgl_importance.replay.cache import ReplayCounts, replay_objects, replay_tree
 from sgl_importance.replay.nodes import mean_node_blocks, replay_nodes
 from sgl_importance.replay.trace import Trace
@@ -81,6 +81,10 @@ def choose_replay(policy: str, mode: ReplayMode) -> Replay:
         from sgl_importance.replay.fast_lru import replay_lru  # imports numba
 
         return partial(replay_lru, object_level=mode is ReplayMode.OBJECTS)
+    if policy == IMPORTANCE and mode is ReplayMode.TREE:
+        from sgl_importance.replay.fast_importance import replay_importance
+
+        return replay_importance
     load_policy(policy)
     if mode is ReplayMode.NODES and policy != OPTIMUM:
         return lambda trace, capacity: replay_nodes(
