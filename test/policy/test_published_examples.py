@@ -1,0 +1,109 @@
+"""Each published policy on an example that was worked by hand; H is a hit, a dot is a miss."""
+
+from __future__ import annotations
+
+import pytest
+from published import Watched, belady, object_hits, object_trace, tree_trace
+
+from sgl_importance.policy.arc import ArcPolicy
+from sgl_importance.policy.base import EvictionPolicy
+from sgl_importance.policy.fifo import FifoPolicy
+from sgl_importance.policy.gdsf import GdsfPolicy
+from sgl_importance.policy.lfu import LfuPolicy
+from sgl_importance.policy.lhd import LhdPolicy
+from sgl_importance.policy.lru import LruPolicy
+from sgl_importance.policy.mq import MqPolicy
+from sgl_importance.policy.random import RandomPolicy
+from sgl_importance.policy.s3fifo import S3FifoPolicy
+from sgl_importance.policy.slru import SlruPolicy
+from sgl_importance.policy.tlru import TlruPolicy
+from sgl_importance.replay.cache import replay_tree
+
+
+def pattern(policy: EvictionPolicy, accesses: str) -> str:
+    return "".join("H" if hit else "." for hit in object_hits(policy, object_trace(accesses)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "accesses", "expected"),
+    [
+        # c evicts a, which was used since but is the oldest.
+        (FifoPolicy(2), "abaca", "..H.."),
+        (LruPolicy(2), "abaca", "..H.H"),
+        # c evicts b, the older of one use each; then a, used twice, outlives c.
+        (LfuPolicy(3), "aabcdbca", ".H.....H"),
+        # Priorities: a 3; b 1, evicted; c 1+1, evicted; d 2+1; e evicts a, as high as d but older.
+        (GdsfPolicy(2), "aaabcdea", ".HH....."),
+        (LfuPolicy(2), "aaabcdea", ".HH....H"),
+        # a b fill the lower segment, c d the upper; e evicts a; b rises and c falls; f evicts e, not c.
+        (SlruPolicy(4, segments=2), "abcdebfc", ".....H.H"),
+        # a returns from the history with two uses, in the upper queue: newcomers evict each other.
+        (MqPolicy(2, lifetime=100), "abcadefa", ".......H"),
+        # Unused for a lifetime it falls back, and f evicts it.
+        (MqPolicy(2, lifetime=1), "abcadefa", "........"),
+        (MqPolicy(2, lifetime=100, history=0), "abcadefa", "........"),
+        # While filling a b are on probation, c d e in the main queue. f evicts a; a returns to the main queue
+        # and b leaves; g finds that queue too long: c, used, has a second chance, d goes.
+        (S3FifoPolicy(5, small=0.4), "abcdecfagcd", ".....H...H."),
+        # Two uses on probation lead to the main queue.
+        (S3FifoPolicy(5, small=0.4), "abcdeaafghia", ".....HH....H"),
+        (S3FifoPolicy(5, small=0.4, promotion_uses=3), "abcdeaafghia", ".....HH....."),
+        # b leaves T1 for B1; its return makes T1's target 1, so a leaves T2; a's return makes it 0 again.
+        (ArcPolicy(2), "abacbab", "..H...H"),
+        # a's hit puts it in the class of soonest hits.
+        (LhdPolicy(2), "aabca", ".H..H"),
+    ],
+    ids=lambda value: value.name if isinstance(value, EvictionPolicy) else None,
+)
+def test_pattern(policy: EvictionPolicy, accesses: str, expected: str) -> None:
+    assert pattern(policy, accesses) == expected
+
+
+def test_belady_evicts_the_furthest_next_use() -> None:
+    trace = object_trace("abcabc")
+    assert pattern(belady(trace)(2), "abcabc") == "...H.H"
+
+
+def test_random_reaches_every_candidate_and_no_other() -> None:
+    policy = RandomPolicy(4, seed=3)
+    for block in range(4):
+        policy.insert(block)
+        policy.evictable(block)
+    policy.held(2)
+    victims = set()
+    for _ in range(100):
+        victims.add(victim := policy.victim())
+        policy.insert(victim)
+        policy.evictable(victim)
+    assert victims == {0, 1, 3}
+
+
+def tree_victims(policy: EvictionPolicy, paths: list[list[int]]) -> list[int]:
+    watched = Watched(policy)
+    replay_tree(tree_trace(paths), watched)
+    return watched.victims
+
+
+def test_lfu_keeps_a_frequent_branch_of_the_tree() -> None:
+    # Blocks: 0 = (1), 1 = (1, 1), 2 = (2), 3 = (3). The branch under 0 was used twice.
+    paths = [[1, 1], [1, 1], [2], [3]]
+    assert tree_victims(LfuPolicy(3), paths) == [2]
+    assert tree_victims(LruPolicy(3), paths) == [1]
+
+
+def test_tlru_trims_only_the_spare_tail() -> None:
+    # Conversation of blocks 0 1 2, then others of one block: with two spare blocks it gives up 2 and 1,
+    # keeps 0, and then LRU decides, which is 3.
+    paths = [[1, 1, 1], [2, 2], [3], [4], [5], [6]]
+    tlru = tree_victims(TlruPolicy(5, threshold=2), paths)
+    assert tlru[:2] == [2, 1]
+    assert 0 not in tlru
+    assert 0 in tree_victims(TlruPolicy(5, threshold=0), paths)
+
+
+def test_tlru_counts_the_longest_path_through_a_block() -> None:
+    # The path of the block (1) was three long; its tail is gone, and it is not trimmed any further.
+    paths = [[1, 1, 1], [1], [2], [3], [4]]
+    assert tree_victims(TlruPolicy(3, threshold=2), paths)[:2] == [2, 1]
+    policy = TlruPolicy(3, threshold=2, next_prompt=2)
+    assert tree_victims(policy, paths) == tree_victims(LruPolicy(3), paths)
