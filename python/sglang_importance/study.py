@@ -59,14 +59,19 @@ def replay_arms(recordings: Sequence[Recording]) -> list[Replayed]:
 
 def _study(recordings: Sequence[Recording], figure: Path | None) -> Finding:
     from sgl_importance.study.report import StudyError
+    from sglang_importance.tree_replay import fidelity
 
     # What our own policy evicted shaped what was looked at: replay what stock's order recorded.
     source = [r for r in recordings if r.header.options["policy"] == "observe"] or list(recordings)
     replayed = replay_arms(source)
     if not replayed:
         raise StudyError("the longest request fills every capacity: record more requests or shorter ones")
-    finding = conclude(replayed, servers=server_rows(recordings), figure=figure)
-    return finding
+    return conclude(
+        replayed,
+        servers=server_rows(recordings),
+        checks=[fidelity(recording) for recording in source],
+        figure=figure,
+    )
 
 
 @app.command("g")

@@ -8,7 +8,7 @@ exactly as they were.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -155,8 +155,8 @@ class TreeReplay:
             self._rows.put(Phase.PREFILL, folds.pop(0))
         self._cache.cache_unfinished_req(request)
         request.output_ids = output
-        # The last generated token's KV is never computed.
-        request.filled = max(len(prompt), len(prompt) + len(output) - 1)
+        # Under overlap scheduling a step runs behind the last token, so that its KV is there too.
+        request.filled = len(prompt) + len(output)
         held = self._extend(row, held, request.filled)
         if folds:
             self._rows.put(Phase.DECODE, folds[-1])
@@ -189,9 +189,24 @@ def smallest_capacity(recording: Recording) -> int:
     return -(-longest // recording.page_size) + 1
 
 
-def hit_tokens(replay: TreeReplay) -> Sequence[int]:
+def hit_tokens(replay: TreeReplay) -> list[int]:
     """Cached prompt tokens of each request, in order."""
     return [hits for _, hits in replay.run()]
+
+
+def fidelity(recording: Recording) -> str:
+    """How far a replay with stock's order, at the recording server's capacity, finds what the server found.
+
+    They agree to the token where that server ran under ``observe``, one request at a time, on one tier.
+    """
+    capacity = recording.header.capacity_tokens["device"] // recording.page_size
+    replayed = hit_tokens(TreeReplay(recording, capacity_pages=capacity, kind="python-lru"))
+    recorded = [query.cached_tokens for query in recording.queries]
+    equal = sum(a == b for a, b in zip(replayed, recorded, strict=True))
+    return (
+        f"{recording.name}: replayed with LRU at the server's {capacity} pages, {equal} of {len(recorded)} "
+        f"requests find as many cached tokens as the server reported ({sum(replayed)} and {sum(recorded)})"
+    )
 
 
 def recorded_cost(recording: Recording) -> Any:

@@ -95,13 +95,18 @@ def server_rows(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
 
 
 def conclude(
-    replayed: Sequence[Replayed], *, servers: Sequence[dict[str, Any]] = (), figure: Path | None = None
+    replayed: Sequence[Replayed],
+    *,
+    servers: Sequence[dict[str, Any]] = (),
+    checks: Sequence[str] = (),
+    figure: Path | None = None,
 ) -> Finding:
     """The finding over all recordings and capacities.
 
     Args:
         replayed: every arm at every capacity.
         servers: ``server_rows``: one note each.
+        checks: of the replay against the servers that recorded: one note each.
         figure: file to draw into.
     """
     rows = [row for one in replayed for row in _rows(one)]
@@ -134,6 +139,7 @@ def conclude(
             f"shuffled: {control}; {BLOCKS} blocks of neighbouring requests are the resampled units",
             "replayed one request after the other through the real tree, device tier only, whole nodes as "
             "the server evicts them; the difference lies in the eviction order, the only thing that differs",
+            *checks,
             *(
                 f"server {row['recording']}: g {row['g']}, {row['device_tokens']} device tokens, "
                 f"{row['requests']} requests, token hit rate {row['hit_rate']:.4f}"

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from sgl_importance.study.recording import Recording
 from sgl_importance.study.report import SMALL_MODEL, Finding, StudyError, draw, verdict_of
 from sgl_importance.study.residency import POLICIES, Hits, replay
@@ -39,7 +42,8 @@ def difference(units: Sequence[tuple[Hits, Hits]]) -> Estimate:
 def run_grid(found: Sequence[Stream]) -> dict[Cell, dict[str, list[Hits]]]:
     """Hits of every policy on every stream, by cell."""
     cells: dict[Cell, dict[str, list[Hits]]] = defaultdict(lambda: defaultdict(list))
-    for stream in found:
+    console = Console(stderr=True)
+    for stream in track(found, "replaying steps", console=console, transient=True):
         for share in SHARES:
             for budget in BUDGETS:
                 pages = max(1, round(budget * len(stream.steps[0].pages)))
@@ -52,6 +56,11 @@ def run_grid(found: Sequence[Stream]) -> dict[Cell, dict[str, list[Hits]]]:
                 for policy in POLICIES:
                     cells[cell][policy].append(replay(stream, policy, share=share, budget_pages=pages))
     return cells
+
+
+def _place(item: tuple[Cell, object]) -> tuple[object, ...]:
+    (workload, band, *rest), _ = item
+    return workload, int(band.partition("-")[0]), *rest
 
 
 def study_h1(recordings: Sequence[Recording], *, figure: Path | None = None) -> Finding:
@@ -67,7 +76,7 @@ def study_h1(recordings: Sequence[Recording], *, figure: Path | None = None) -> 
         )
     cells = run_grid(found)
     rows: list[dict[str, Any]] = []
-    for (workload, band, share, budget), policies in sorted(cells.items()):
+    for (workload, band, share, budget), policies in sorted(cells.items(), key=_place):
         gain = difference(list(zip(policies["ema"], policies["lru"], strict=True)))
         rows.append(
             {
@@ -85,11 +94,11 @@ def study_h1(recordings: Sequence[Recording], *, figure: Path | None = None) -> 
                 "high": gain.high,
             }
         )
-    decisive: list[tuple[Hits, Hits]] = []
-    for (_, _, share, budget), policies in cells.items():
+    decisive: dict[str, list[tuple[Hits, Hits]]] = defaultdict(list)
+    for (workload, _, share, budget), policies in cells.items():
         if (share, budget) == (DECISIVE_SHARE, DECISIVE_BUDGET):
-            decisive += zip(policies["ema"], policies["lru"], strict=True)
-    value = difference(decisive)
+            decisive[workload] += zip(policies["ema"], policies["lru"], strict=True)
+    value = difference([pair for pairs in decisive.values() for pair in pairs])
     if figure is not None:
         readings = sorted({cell[0] for cell in cells})
         draw(
@@ -109,6 +118,7 @@ def study_h1(recordings: Sequence[Recording], *, figure: Path | None = None) -> 
         notes=(
             f"value: hit rate of EMA minus LRU over all streams, top {DECISIVE_SHARE:.0%}, budget "
             f"{DECISIVE_BUDGET:.0%} of the context's pages; streams are the resampled units",
+            *(f"{workload}: {difference(pairs)}" for workload, pairs in sorted(decisive.items())),
             "each step asks for its top pages by attention mass, sinks and neighbourhood included; all "
             "policies load on demand and may bypass; optimum knows the future",
             "sparse serving: it says what a system that fetches pages per step would hit, not what a prefix "

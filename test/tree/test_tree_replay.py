@@ -1,0 +1,181 @@
+"""Replaying a recording through the real tree, against a prefix cache written down in ten lines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_importance.cost import CostModel
+from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.study.recording import Query, Recording
+from sgl_importance.trace.records import FORMAT_VERSION, SCHEMA, Detail, Fold, Header
+from sglang_importance.study import replay_arms
+from sglang_importance.tree_replay import (
+    TreeReplay,
+    fidelity,
+    hit_tokens,
+    recorded_cost,
+    sequence_tokens,
+    smallest_capacity,
+)
+
+PAGE_SIZE = 4
+COST = {
+    "prefill_seconds_per_token": 1e-5,
+    "prefill_seconds_per_token_pair": 1e-9,
+    "bytes_per_token": 4096,
+    "host_bytes_per_second": 1e9,
+    "storage_bytes_per_second": 1e8,
+}
+
+branches = st.lists(
+    st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=5), st.integers(0, 3), st.integers(1, 9)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def make_recording(drawn: list[tuple[list[int], int, int]], device_tokens: int = 4096) -> Recording:
+    """Requests as (branches of a binary tree, prompt tokens behind the last whole page, output tokens)."""
+    names: dict[tuple[int, ...], int] = {}
+    queries = []
+    for order, (branch, rest, output) in enumerate(drawn):
+        pages = [names.setdefault(tuple(branch[: i + 1]), len(names)) for i in range(len(branch))]
+        tokens = len(pages) * PAGE_SIZE + rest
+        generated = (tokens + output) // PAGE_SIZE - len(pages)
+        # Generated pages are nobody else's.
+        more = [names.setdefault((*branch, -1 - order, i), len(names)) for i in range(generated)]
+        body = np.ones(len(pages) + 1, np.float32) / (len(pages) + 1)
+        query = Query(f"k/{order}/0", order + 1, np.array(pages), np.array(pages + more), tokens, output)
+        query.folds = [Fold(order, order, order, 0.5, first, body, body) for first in (True, False)]
+        queries.append(query)
+    header = Header(
+        FORMAT_VERSION,
+        "run",
+        0,
+        SCHEMA,
+        0.0,
+        PAGE_SIZE,
+        "",
+        "m",
+        (),
+        {"policy": "observe", "half_life_queries": 32.0},
+        {"device": device_tokens},
+        COST,
+        Detail.FOLDS,
+    )
+    return Recording("hand", (header,), queries, [b""] * len(names))
+
+
+def endless_cache(recording: Recording) -> list[int]:
+    """Cached tokens where nothing is ever evicted."""
+    seen: set[int] = set()
+    hits = []
+    for query in recording.queries:
+        pages = query.prompt_pages.tolist()
+        found = next((i for i, page in enumerate(pages) if page not in seen), len(pages))
+        # The last prompt token is always computed.
+        hits.append(min(found * PAGE_SIZE, (query.input_tokens - 1) // PAGE_SIZE * PAGE_SIZE))
+        seen.update(query.pages.tolist())
+    return hits
+
+
+@settings(max_examples=30, deadline=None)
+@given(branches)
+def test_tokens_share_exactly_the_pages_that_were_shared(drawn: list) -> None:
+    recording = make_recording(drawn)
+    sequences = []
+    for order, query in enumerate(recording.queries):
+        prompt, output = sequence_tokens(query, order, PAGE_SIZE, len(recording.digests))
+        assert (len(prompt), len(output)) == (query.input_tokens, query.output_tokens)
+        sequences.append((prompt + output).tolist())
+    for a, left in zip(recording.queries, sequences, strict=True):
+        for b, right in zip(recording.queries, sequences, strict=True):
+            if a is b:
+                continue
+            common = sum(x == y for x, y in zip(a.pages.tolist(), b.pages.tolist(), strict=False))
+            same = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), None)
+            assert same is None or same == common * PAGE_SIZE
+
+
+@settings(max_examples=25, deadline=None)
+@given(branches, st.sampled_from(["python-lru", "importance"]))
+def test_with_room_for_everything_all_shared_pages_hit(drawn: list, kind: str) -> None:
+    recording = make_recording(drawn)
+    replay = TreeReplay(recording, capacity_pages=200, kind=kind)
+    assert hit_tokens(replay) == endless_cache(recording)
+    replay._cache.sanity_check()
+
+
+@settings(max_examples=25, deadline=None)
+@given(branches, st.booleans())
+def test_a_small_cache_evicts_and_stays_sound(drawn: list, use_importance: bool) -> None:
+    recording = make_recording(drawn)
+    policy = ImportancePolicy(CostModel(**COST), use_importance=use_importance)
+    capacity = smallest_capacity(recording)
+    replay = TreeReplay(recording, capacity_pages=capacity, policy=policy)
+    hits = hit_tokens(replay)
+    assert all(a <= b for a, b in zip(hits, endless_cache(recording), strict=True))
+    replay._cache.sanity_check()
+    assert policy.clock == len(recording.queries)
+
+
+def drawn_requests(seed: int, count: int = 120) -> list[tuple[list[int], int, int]]:
+    rng = np.random.default_rng(seed)
+    return [(rng.integers(0, 2, 5).tolist(), int(rng.integers(0, 4)), 3) for _ in range(count)]
+
+
+def test_every_arm_runs_where_a_request_fits() -> None:
+    recording = make_recording(drawn_requests(0))
+    replayed = replay_arms([recording])
+    assert replayed
+    for one in replayed:
+        assert set(one.hits) == {"lru", "ours", "g1", "shuffled"}
+        assert one.capacity_pages >= smallest_capacity(recording)
+        assert all(len(hits) == len(recording.queries) for hits in one.hits.values())
+    smallest = replayed[0]
+    assert 0 < sum(smallest.hits["lru"]) < sum(endless_cache(recording))
+
+
+def test_folds_reach_the_policy() -> None:
+    """Without its folds a recording knows no importance, and g is 1 whatever the setting."""
+    recording = make_recording(drawn_requests(1))
+    rng = np.random.default_rng(2)
+    for query in recording.queries:
+        body = rng.random(len(query.prompt_pages)).astype(np.float32) ** 8
+        query.folds = [Fold(0, 0, 0, 0.5, first, body, body) for first in (True, False)]
+
+    def factors(query_folds: bool) -> set[float]:
+        if not query_folds:
+            for query in recording.queries:
+                query.folds = []
+        seen: set[float] = set()
+
+        class Spy(ImportancePolicy):
+            def factor(self, node):
+                factor = super().factor(node)
+                seen.add(factor)
+                return factor
+
+        hit_tokens(TreeReplay(recording, capacity_pages=60, policy=Spy(recorded_cost(recording))))
+        return seen
+
+    assert len(factors(True)) > 10
+    assert factors(False) == {1.0}
+
+
+def test_fidelity_counts_requests_that_agree() -> None:
+    recording = make_recording(drawn_requests(3), device_tokens=4096)
+    for query, hits in zip(recording.queries, endless_cache(recording), strict=True):
+        query.cached_tokens = hits
+    assert "120 of 120 requests" in fidelity(recording)
+    recording.queries[7].cached_tokens += 1
+    assert "119 of 120 requests" in fidelity(recording)
+
+
+def test_a_capacity_below_one_request_is_an_error() -> None:
+    recording = make_recording([([0, 1, 0, 1, 1], 0, 4)])
+    with pytest.raises(AssertionError, match="smaller than one request"):
+        hit_tokens(TreeReplay(recording, capacity_pages=2))
