@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from sgl_importance.replay.trace import Trace
 
 OPTIMUM = "belady"
+TRACE_FOLLOWERS = frozenset({"belady", "importance"})
+"""Policies that look up each access in the trace, and must see the blocks of a request in order."""
 
 _CLASSES = {
     "random": "random:RandomPolicy",

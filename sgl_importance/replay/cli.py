@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sgl_importance.policy.registry import OPTIMUM, UnknownPolicyError, load_policy
-from sgl_importance.replay.formats.detect import READERS, read_trace
-from sgl_importance.replay.formats.reader import BadRecord, ReadOptions, TraceError, refuse_bad_record
+from sgl_importance.cost import Tier
+from sgl_importance.policy.registry import OPTIMUM
+from sgl_importance.replay.console import (
+    fail,
+    parse_numbers,
+    parse_policies,
+    read_traces,
+    run_with_progress,
+    write_rows,
+)
+from sgl_importance.replay.formats.detect import READERS
+from sgl_importance.replay.formats.reader import ReadOptions
 from sgl_importance.replay.plot import PlotError, check_plot, plot_rows
 from sgl_importance.replay.report import results_table
-from sgl_importance.replay.runner import Job, ReplayError, ReplayMode, Row, run_jobs
+from sgl_importance.replay.runner import Job, ReplayMode, run_job
+from sgl_importance.replay.tier_report import TieredJob, run_tiered_job, tiered_table
+from sgl_importance.replay.tiers import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
 
 app = typer.Typer(
@@ -28,14 +36,7 @@ app = typer.Typer(
 
 # A group stops looking for options at the first argument, and traces come before options.
 _OPTIONS_AFTER_TRACES = {"allow_interspersed_args": True}
-
-
-NumberT = TypeVar("NumberT", int, float)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
+_TIERS = "Tiers"
 
 
 @app.callback(invoke_without_command=True, context_settings=_OPTIONS_AFTER_TRACES)
@@ -72,101 +73,107 @@ def replay_command(
     block_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a block; what the format says if absent.")
     ] = None,
+    device_blocks: Annotated[
+        int | None,
+        typer.Option(min=1, rich_help_panel=_TIERS, help="Replay tiers; capacity of the device in blocks."),
+    ] = None,
+    host_blocks: Annotated[
+        int, typer.Option(min=0, rich_help_panel=_TIERS, help="Capacity of the host in blocks.")
+    ] = 0,
+    storage_blocks: Annotated[
+        int, typer.Option(min=0, rich_help_panel=_TIERS, help="Capacity of the storage in blocks.")
+    ] = 0,
+    host_policy: Annotated[str, typer.Option(rich_help_panel=_TIERS, help="Policy of the host.")] = "lru",
+    storage_policy: Annotated[
+        str, typer.Option(rich_help_panel=_TIERS, help="Policy of the storage.")
+    ] = "lru",
+    write_policy: Annotated[
+        WritePolicy, typer.Option(rich_help_panel=_TIERS, help="How blocks come to the lower tiers.")
+    ] = WritePolicy.WRITE_THROUGH,
+    host_gbps: Annotated[
+        float, typer.Option(min=1e-6, rich_help_panel=_TIERS, help="Host to device, gigabytes a second.")
+    ] = 25.0,
+    storage_gbps: Annotated[
+        float, typer.Option(min=1e-6, rich_help_panel=_TIERS, help="Storage to host, gigabytes a second.")
+    ] = 3.0,
+    prefill_tokens_per_second: Annotated[
+        float, typer.Option(min=1e-6, rich_help_panel=_TIERS, help="Rate at which prompts are computed.")
+    ] = 10_000.0,
+    bytes_per_token: Annotated[
+        int, typer.Option(min=1, rich_help_panel=_TIERS, help="KV bytes of a token over all layers.")
+    ] = 131_072,
 ) -> None:
     """Replay traces: how often each eviction policy would hit, and how far that is from the optimum."""
+    names = parse_policies(policies)
+    blocks = parse_numbers("--capacity-blocks", capacity_blocks, int)
+    fractions = parse_numbers("--capacity-fraction", capacity_fraction, float)
+    if [bool(blocks), bool(fractions), device_blocks is not None].count(True) != 1:
+        fail("say how large the cache is: one of --capacity-blocks, --capacity-fraction and --device-blocks")
     if object_level and node_granular:
-        _fail("--object-level has no nodes: leave out one of --object-level and --node-granular")
-    mode = ReplayMode.OBJECTS if object_level else ReplayMode.NODES if node_granular else ReplayMode.TREE
-    names = _parse_policies(policies)
-    blocks = _parse_numbers("--capacity-blocks", capacity_blocks, int)
-    fractions = _parse_numbers("--capacity-fraction", capacity_fraction, float)
-    if bool(blocks) == bool(fractions):
-        _fail("say how large the cache is: either --capacity-blocks or --capacity-fraction")
+        fail("objects have no nodes: leave out one of --object-level and --node-granular")
+    if device_blocks is None and (host_blocks or storage_blocks):
+        fail("--host-blocks and --storage-blocks need --device-blocks")
+    if device_blocks is not None and (object_level or node_granular or plot_file is not None):
+        fail("--device-blocks replays tiers: leave out --object-level, --node-granular and --plot")
     for out in (json_file, plot_file):
         if out is not None and not out.resolve().parent.is_dir():
-            _fail(f"no directory for {out}: create it first")
-    try:
-        if plot_file is not None:
+            fail(f"no directory for {out}: create it first")
+    if plot_file is not None:
+        try:
             check_plot(plot_file)
-        options = ReadOptions(tokenizer, block_tokens, object_level)
-        read = _read_traces(traces, options, format_name, skip_bad)
-        for trace, path in zip(read, traces, strict=True):
-            if trace.parents is None and mode is not ReplayMode.OBJECTS:
-                _fail(f"{path}: its objects have no prefixes: add --object-level")
-        planned = names + [OPTIMUM] * (plot_file is not None and OPTIMUM not in names)
-        work = [
-            Job(index, policy, capacity, mode)
-            for index, trace in enumerate(read)
-            for policy in planned
-            for capacity in _capacities(trace, blocks, fractions)
+        except PlotError as error:
+            fail(str(error))
+    options = ReadOptions(tokenizer, block_tokens, object_level)
+    processes = jobs or os.cpu_count() or 1
+
+    if device_blocks is not None:
+        lower = [
+            TierSize(tier, capacity, parse_policies(policy)[0], gbps * 1e9)
+            for tier, capacity, policy, gbps in (
+                (Tier.HOST, host_blocks, host_policy, host_gbps),
+                (Tier.STORAGE, storage_blocks, storage_policy, storage_gbps),
+            )
+            if capacity
         ]
-        rows = _run(read, work, jobs or os.cpu_count() or 1)
-    except (TraceError, PlotError, ReplayError) as error:
-        _fail(str(error))
+        try:
+            setups = [
+                TieredSetup(
+                    (TierSize(Tier.DEVICE, device_blocks, name, float("inf")), *lower),
+                    write_policy,
+                    prefill_tokens_per_second,
+                    bytes_per_token,
+                )
+                for name in names
+            ]
+        except TierError as error:
+            fail(str(error))
+        read = read_traces(traces, options, format_name, skip_bad=skip_bad)
+        tiered = [TieredJob(index, setup) for index in range(len(read)) for setup in setups]
+        tiered_rows = run_with_progress(run_tiered_job, read, tiered, processes)
+        for row in tiered_rows:
+            Console().print(tiered_table(row))
+        if json_file is not None:
+            write_rows(json_file, tiered_rows)
+        return
+
+    mode = ReplayMode.OBJECTS if object_level else ReplayMode.NODES if node_granular else ReplayMode.TREE
+    read = read_traces(traces, options, format_name, skip_bad=skip_bad)
+    planned = names + [OPTIMUM] * (plot_file is not None and OPTIMUM not in names)
+    work = [
+        Job(index, policy, capacity, mode)
+        for index, trace in enumerate(read)
+        for policy in planned
+        for capacity in _capacities(trace, blocks, fractions)
+    ]
+    rows = run_with_progress(run_job, read, work, processes)
     asked = [row for row in rows if row.policy in names]
     for trace in read:
         Console().print(results_table(trace, [row for row in asked if row.trace == trace.name], mode))
     if json_file is not None:
-        json_file.write_text(json.dumps([asdict(row) for row in asked], indent=1) + "\n", encoding="utf-8")
+        write_rows(json_file, asked)
     if plot_file is not None:
         plot_rows(rows, {trace.name: trace.num_blocks for trace in read}, plot_file)
 
 
-def _parse_policies(text: str) -> list[str]:
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names:
-        _fail("--policies is empty: name at least one, such as lru")
-    try:
-        for name in names:
-            load_policy(name)
-    except UnknownPolicyError as error:
-        _fail(str(error))
-    return names
-
-
-def _parse_numbers(option: str, text: str | None, kind: type[NumberT]) -> list[NumberT]:
-    if text is None:
-        return []
-    example = "1827,3655" if kind is int else "0.01,0.02"
-    try:
-        numbers = [kind(number) for number in text.split(",")]
-    except ValueError:
-        _fail(f"{option} takes numbers such as {example}, not {text!r}")
-    if not all(0 < number < float("inf") for number in numbers):
-        _fail(f"{option} takes numbers above 0, not {text!r}")
-    return numbers
-
-
 def _capacities(trace: Trace, blocks: list[int], fractions: list[float]) -> list[int]:
     return list(dict.fromkeys(blocks or [max(1, int(part * trace.num_blocks)) for part in fractions]))
-
-
-def _read_traces(
-    paths: list[Path], options: ReadOptions, format_name: str | None, skip_bad: bool
-) -> list[Trace]:
-    traces = []
-    for path in paths:
-        bad: list[BadRecord] = []
-        on_bad_record = bad.append if skip_bad else refuse_bad_record
-        trace = read_trace(path, options, format_name=format_name, on_bad_record=on_bad_record)
-        if bad:
-            typer.echo(
-                f"{path}: skipped {len(bad)} bad record{'s' * (len(bad) > 1)}, first {bad[0]}", err=True
-            )
-        traces.append(trace)
-    if len({trace.name for trace in traces}) < len(traces):
-        return [replace(trace, name=str(path)) for trace, path in zip(traces, paths, strict=True)]
-    return traces
-
-
-def _run(traces: list[Trace], work: list[Job], processes: int) -> list[Row]:
-    """Rows in the order of the work, whatever finishes first."""
-    terminal = Console(stderr=True)
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    rows: list[Row | None] = [None] * len(work)
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
-        bar = progress.add_task("replaying", total=len(work))
-        for index, row in run_jobs(traces, work, processes):
-            rows[index] = row
-            progress.advance(bar)
-    return [row for row in rows if row is not None]

@@ -11,6 +11,19 @@ from sgl_importance.replay.runner import ReplayMode, Row
 from sgl_importance.replay.trace import Trace
 
 
+_COLUMNS = (
+    ("blocks", 8),
+    ("of unique", 6),
+    ("block hits", 6),
+    ("token hits", 6),
+    ("full hits", 6),
+    ("LRU needs", 8),
+    ("", 6),
+    ("s", 5),
+)
+"""Titles and widths that no value exceeds, so that 80 columns are enough."""
+
+
 def results_table(trace: Trace, rows: Sequence[Row], mode: ReplayMode) -> Table:
     """One line per row of the trace; "LRU needs" evicts single blocks in node-granular replay too."""
     from sgl_importance.replay.equivalent import lru_curve  # imports numba
@@ -19,13 +32,14 @@ def results_table(trace: Trace, rows: Sequence[Row], mode: ReplayMode) -> Table:
     table = Table(
         "policy",
         box=SIMPLE_HEAD,
+        pad_edge=False,
         title=f"{trace.name}: {trace.num_requests:,} requests, {trace.num_accesses:,} block accesses, "
         f"{trace.num_blocks:,} unique blocks of {trace.block_tokens} tokens",
         caption="LRU needs: blocks with which LRU hits as much"
         + ", evicting single blocks" * (mode is ReplayMode.NODES),
     )
-    for title in ("blocks", "of unique", "block hits", "token hits", "full hits", "LRU needs", "", "s"):
-        table.add_column(title, justify="right", no_wrap=True)
+    for title, width in _COLUMNS:
+        table.add_column(title, justify="right", min_width=width)
     for row in rows:
         needed = curve.capacity_for(row.hit_blocks)
         table.add_row(

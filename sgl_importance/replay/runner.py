@@ -11,11 +11,15 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from typing import TypeVar
 
 from sgl_importance.policy.registry import IMPORTANCE, OPTIMUM, create_policy, load_policy
 from sgl_importance.replay.cache import ReplayCounts, replay_objects, replay_tree
 from sgl_importance.replay.nodes import mean_node_blocks, replay_nodes
 from sgl_importance.replay.trace import Trace
+
+JobT = TypeVar("JobT")
+RowT = TypeVar("RowT")
 
 
 class ReplayMode(StrEnum):
@@ -115,10 +119,18 @@ def run_job(traces: Sequence[Trace], job: Job) -> Row:
     )
 
 
-def run_jobs(traces: Sequence[Trace], jobs: Sequence[Job], processes: int) -> Iterator[tuple[int, Row]]:
+def run_jobs(
+    run_one: Callable[[Sequence[Trace], JobT], RowT],
+    traces: Sequence[Trace],
+    jobs: Sequence[JobT],
+    processes: int,
+) -> Iterator[tuple[int, RowT]]:
     """Runs all jobs; yields (index of the job, row) as they finish.
 
     Leaving the iterator early, Ctrl-C included, ends the processes that it started.
+
+    Args:
+        run_one: a function of a module, so that other processes find it.
 
     Raises:
         ReplayError: a process died.
@@ -126,7 +138,7 @@ def run_jobs(traces: Sequence[Trace], jobs: Sequence[Job], processes: int) -> It
     assert processes > 0
     if processes == 1 or len(jobs) == 1:
         for index, job in enumerate(jobs):
-            yield index, run_job(traces, job)
+            yield index, run_one(traces, job)
         return
     others = set(multiprocessing.active_children())
     # Started fresh rather than forked: the progress bar's thread may hold a lock at that moment.
@@ -138,7 +150,7 @@ def run_jobs(traces: Sequence[Trace], jobs: Sequence[Job], processes: int) -> It
     )
     finished = False
     try:
-        futures = {pool.submit(_work, job): index for index, job in enumerate(jobs)}
+        futures = {pool.submit(_work, run_one, job): index for index, job in enumerate(jobs)}
         for future in as_completed(futures):
             yield futures[future], future.result()
         finished = True
@@ -161,5 +173,5 @@ def _start_worker(traces: Sequence[Trace]) -> None:
     _traces = traces
 
 
-def _work(job: Job) -> Row:
-    return run_job(_traces, job)
+def _work(run_one: Callable[[Sequence[Trace], JobT], RowT], job: JobT) -> RowT:
+    return run_one(_traces, job)

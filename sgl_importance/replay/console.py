@@ -1,0 +1,108 @@
+"""What the replay command says and does at the terminal: one-line errors, reading, progress, files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sgl_importance.policy.registry import UnknownPolicyError, load_policy
+from sgl_importance.replay.formats.detect import read_trace
+from sgl_importance.replay.formats.reader import BadRecord, ReadOptions, TraceError, refuse_bad_record
+from sgl_importance.replay.runner import JobT, ReplayError, RowT, run_jobs
+from sgl_importance.replay.trace import Trace
+
+NumberT = TypeVar("NumberT", int, float)
+INTERRUPTED = 130  # as shells report SIGINT
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the command with one line and exit code 2."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def parse_policies(text: str) -> list[str]:
+    """Names of a comma-separated list, each once; fails on an unknown one."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        fail("no policy is named: name at least one, such as lru")
+    try:
+        for name in names:
+            load_policy(name)
+    except UnknownPolicyError as error:
+        fail(str(error))
+    return names
+
+
+def parse_numbers(option: str, text: str | None, kind: type[NumberT]) -> list[NumberT]:
+    """Positive numbers of a comma-separated list; none if the option is absent."""
+    if text is None:
+        return []
+    try:
+        numbers = [kind(number) for number in text.split(",")]
+    except ValueError:
+        fail(f"{option} takes numbers such as {'1827,3655' if kind is int else '0.01,0.02'}, not {text!r}")
+    if not all(0 < number < float("inf") for number in numbers):
+        fail(f"{option} takes numbers above 0, not {text!r}")
+    return numbers
+
+
+def read_traces(
+    paths: Sequence[Path], options: ReadOptions, format_name: str | None, *, skip_bad: bool
+) -> list[Trace]:
+    """Reads all traces; two of the same name are told apart by their paths."""
+    traces = []
+    for path in paths:
+        bad: list[BadRecord] = []
+        on_bad_record = bad.append if skip_bad else refuse_bad_record
+        try:
+            trace = read_trace(path, options, format_name=format_name, on_bad_record=on_bad_record)
+        except TraceError as error:
+            fail(str(error))
+        finally:
+            if bad:
+                typer.echo(f"skipped {len(bad)} bad record{'s' * (len(bad) > 1)}, first {bad[0]}", err=True)
+        if trace.parents is None and not options.object_level:
+            fail(f"{path}: its objects have no prefixes: add --object-level")
+        traces.append(trace)
+    if len({trace.name for trace in traces}) < len(traces):
+        return [replace(trace, name=str(path)) for trace, path in zip(traces, paths, strict=True)]
+    return traces
+
+
+def run_with_progress(
+    run_one: Callable[[Sequence[Trace], JobT], RowT],
+    traces: Sequence[Trace],
+    jobs: Sequence[JobT],
+    processes: int,
+) -> list[RowT]:
+    """Rows in the order of the jobs, whatever finishes first."""
+    terminal = Console(stderr=True)
+    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    rows: dict[int, RowT] = {}
+    try:
+        with Progress(
+            *columns, console=terminal, transient=True, disable=not terminal.is_terminal
+        ) as progress:
+            bar = progress.add_task("replaying", total=len(jobs))
+            for index, row in run_jobs(run_one, traces, jobs, processes):
+                rows[index] = row
+                progress.advance(bar)
+    except ReplayError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted after {len(rows)} of {len(jobs)} replays", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    return [rows[index] for index in range(len(jobs))]
+
+
+def write_rows(path: Path, rows: Sequence[Any]) -> None:
+    """Writes dataclass rows as a JSON list."""
+    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
