@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sgl_importance.cost import Tier
 from sgl_importance.policy.registry import OPTIMUM
@@ -17,6 +16,7 @@ from sgl_importance.replay.console import (
     parse_policies,
     read_traces,
     run_with_progress,
+    show,
     write_rows,
 )
 from sgl_importance.replay.formats.detect import READERS
@@ -151,7 +151,7 @@ def replay_command(
         tiered = [TieredJob(index, setup) for index in range(len(read)) for setup in setups]
         tiered_rows = run_with_progress(run_tiered_job, read, tiered, processes)
         for row in tiered_rows:
-            Console().print(tiered_table(row))
+            show(tiered_table(row))
         if json_file is not None:
             write_rows(json_file, tiered_rows)
         return
@@ -168,7 +168,7 @@ def replay_command(
     rows = run_with_progress(run_job, read, work, processes)
     asked = [row for row in rows if row.policy in names]
     for trace in read:
-        Console().print(results_table(trace, [row for row in asked if row.trace == trace.name], mode))
+        show(results_table(trace, [row for row in asked if row.trace == trace.name], mode))
     if json_file is not None:
         write_rows(json_file, asked)
     if plot_file is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Column, Table
 
 from sgl_importance.replay.tiers import TierCounts, TieredSetup, replay_tiers
 from sgl_importance.replay.trace import Trace
@@ -66,14 +66,14 @@ def tiered_table(row: TieredRow) -> Table:
     """One line per tier, what was computed again below, TTFT in the caption."""
     table = Table(
         "tier",
-        "policy",
+        Column("policy", min_width=10),
         box=SIMPLE_HEAD,
         pad_edge=False,
         title=f"{row.trace}, {row.policy} on the device, {row.write_policy}",
         caption=f"TTFT without queueing: mean {row.ttft_mean:.3f} s, p50 {row.ttft_p50:.3f} s, "
         f"p95 {row.ttft_p95:.3f} s",
     )
-    for title in ("blocks", "block hits", "tokens", "token hits", "GB loaded", "GB written"):
+    for title in ("blocks", "block hits", "M tokens", "token hits", "GB loaded", "GB written"):
         table.add_column(title, justify="right")
     for tier in row.tiers:
         table.add_row(
@@ -81,7 +81,7 @@ def tiered_table(row: TieredRow) -> Table:
             tier.policy,
             f"{tier.capacity_blocks:,}",
             f"{tier.hit_blocks / max(row.blocks, 1):.4f}",
-            f"{tier.hit_tokens:,}",
+            f"{tier.hit_tokens / 1e6:,.1f}",
             f"{tier.hit_tokens / max(row.prompt_tokens, 1):.4f}",
             f"{tier.loaded_bytes / 1e9:,.1f}",
             f"{tier.written_bytes / 1e9:,.1f}",
@@ -91,7 +91,7 @@ def tiered_table(row: TieredRow) -> Table:
         "",
         "",
         "",
-        f"{row.recomputed_tokens:,}",
+        f"{row.recomputed_tokens / 1e6:,.1f}",
         f"{row.recomputed_tokens / max(row.prompt_tokens, 1):.4f}",
         "",
         "",
