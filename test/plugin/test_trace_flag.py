@@ -1,0 +1,71 @@
+"""``--kv-importance-trace``: what reaches the scheduler, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.server_args import ServerArgs
+
+from sgl_importance.cost import CostModel
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.trace import open_trace
+from sglang_importance.cache import _create_recorder
+from sglang_importance.refusal import LaunchRefused
+from sglang_importance.server_args import importance_options
+
+Parse = Callable[..., ServerArgs]
+COST = CostModel(1e-5, 1e-9, 4096, 1e9, 1e8)
+
+
+def recorder_for(trace: Path) -> Any:
+    allocator = SimpleNamespace(size=640)
+    context = SimpleNamespace(
+        params=SimpleNamespace(page_size=16, token_to_kv_pool_allocator=allocator),
+        server_args=SimpleNamespace(model_path="models/some-model"),
+    )
+    options = ImportanceOptions(policy="observe", trace=str(trace), trace_megabytes=3)
+    return _create_recorder(context, options, ImportancePolicy(COST))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["observe", "importance"])
+def test_the_flags_reach_the_options(parse: Parse, policy: str) -> None:
+    server_args = parse(
+        *("--kv-policy", policy, "--kv-importance-trace", "recordings"),
+        *("--kv-importance-trace-detail", "steps", "--kv-importance-trace-megabytes", "7"),
+    )
+    options = importance_options(server_args)
+    assert options is not None
+    assert (options.trace, options.trace_detail, options.trace_megabytes) == ("recordings", "steps", 7)
+
+
+def test_stock_has_nothing_to_record(parse: Parse, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse("--kv-importance-trace", "recordings")
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "sgl-importance: error: --kv-importance-trace has nothing to record under --kv-policy default: "
+        "use observe"
+    )
+
+
+def test_the_header_names_the_model_without_its_folders(tmp_path: Path) -> None:
+    recorder_for(tmp_path / "new" / "folder").close()
+    header = open_trace(tmp_path / "new" / "folder").header
+    assert (header.model, header.page_size, header.capacity_tokens) == ("some-model", 16, {"device": 640})
+    assert header.options["trace_megabytes"] == 3
+
+
+def test_a_directory_that_cannot_be_written_stops_the_launch(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchRefused) as refused:
+        recorder_for(tmp_path / "file")
+    (line,) = refused.value.reasons
+    assert line == (
+        f"cannot record in {tmp_path / 'file'} (File exists): give --kv-importance-trace a writable directory"
+    )
