@@ -166,7 +166,7 @@ def test_memory_does_not_grow_with_the_trace(policy: Policy) -> None:
     trace = tree_trace([[1], [2], [3]] * 1_000)
     replay_tree(trace, hot)
     heaps = [
-        len(holder._heap)  # noqa: SLF001 -- what the test is about
+        len(holder._heap)
         for attribute in vars(kept).values()
         for holder in (attribute if isinstance(attribute, list) else [attribute])
         if hasattr(holder, "_heap")
