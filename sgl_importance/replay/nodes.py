@@ -20,13 +20,12 @@ from sgl_importance.replay.trace import NO_PARENT, Trace
 class RadixNode:
     """A run of blocks, known to policies by the last of them, its tip."""
 
-    __slots__ = ("blocks", "children", "parent", "reused")
+    __slots__ = ("blocks", "children", "parent")
 
     def __init__(self, parent: RadixNode | None, blocks: list[int]) -> None:
         self.parent = parent
         self.blocks = blocks
         self.children: dict[int, RadixNode] = {}  # by first block
-        self.reused = False
 
     @property
     def tip(self) -> int:
@@ -36,10 +35,10 @@ class RadixNode:
 class RadixTree:
     """Nodes in the cache, and what the policy is told of them.
 
-    A policy of blocks ranks nodes by their tips: a node is inserted, accessed and evicted once, whatever its
-    length. When a node is split, the lower part keeps the tip and with it the history. The upper part is new
-    to the policy: inserted, because the splitting request uses it, and accessed if the whole was ever reused,
-    so that a policy that tells first uses from later ones still does.
+    A policy of blocks knows a node by its tip: the node is inserted, accessed and evicted once, whatever its
+    length. When a node is split, the lower part keeps the tip and with it the history; the upper part is new
+    to the policy, inserted because the splitting request uses it. Policies that follow the trace are told the
+    position of a node's first block: a node is used whenever that one is.
 
     Attributes:
         used: blocks in the cache.
@@ -51,6 +50,10 @@ class RadixTree:
         self._root = RadixNode(None, [])
         self._nodes: dict[int, RadixNode] = {}
 
+    @property
+    def num_nodes(self) -> int:
+        return len(self._nodes)
+
     def match(self, path: Sequence[int]) -> tuple[RadixNode, int]:
         """Uses the longest prefix of the path; returns its last node, split off if need be, and length."""
         node, matched = self._root, 0
@@ -59,18 +62,17 @@ class RadixTree:
             common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             matched += common
             if common < len(child.blocks):
-                return self._split(child, common, matched), matched
+                return self._split(child, common, matched - common), matched
             if not child.children:
                 self._policy.held(child.tip)
-            self._policy.at(matched - 1)
+            self._policy.at(matched - common)
             self._policy.access(child.tip)
-            child.reused = True
             node = child
         return node, matched
 
-    def _split(self, node: RadixNode, length: int, end: int) -> RadixNode:
-        """Splits a node behind its first ``length`` blocks; returns the upper part, which ends a prefix of
-        ``end`` blocks."""
+    def _split(self, node: RadixNode, length: int, start: int) -> RadixNode:
+        """Splits a node behind its first ``length`` blocks, which ``start`` blocks precede on the path;
+        returns the upper part."""
         assert node.parent is not None
         upper = RadixNode(node.parent, node.blocks[:length])
         node.parent.children[upper.blocks[0]] = upper
@@ -78,12 +80,8 @@ class RadixTree:
         node.parent = upper
         upper.children[node.blocks[0]] = node
         self._nodes[upper.tip] = upper
-        self._policy.at(end - 1)
+        self._policy.at(start)
         self._policy.insert(upper.tip)
-        if node.reused:
-            self._policy.at(end - 1)
-            self._policy.access(upper.tip)
-        upper.reused = True
         return upper
 
     def extend(self, node: RadixNode, path: Sequence[int], matched: int) -> RadixNode:
@@ -94,7 +92,7 @@ class RadixTree:
         node.children[leaf.blocks[0]] = leaf
         self._nodes[leaf.tip] = leaf
         self.used += len(leaf.blocks)
-        self._policy.at(len(path) - 1)
+        self._policy.at(matched)
         self._policy.miss(leaf.tip)
         self._policy.insert(leaf.tip)
         return leaf
@@ -157,11 +155,11 @@ def replay_nodes(trace: Trace, policy: EvictionPolicy, capacity: int) -> ReplayC
 def mean_node_blocks(trace: Trace) -> float:
     """Blocks per node of the tree that holds the whole trace: what turns a capacity into a number of nodes.
 
-    A node ends where a request ends or where the tree branches.
+    A node ends where a request ends or where the tree branches. 1 for an empty trace.
     """
     assert trace.parents is not None
     requests_end = trace.offsets[1:][np.diff(trace.offsets) > 0] - 1
     children = np.bincount(trace.parents[trace.parents != NO_PARENT], minlength=trace.num_blocks)
     node_ends = children != 1
     node_ends[trace.blocks[requests_end]] = True
-    return trace.num_blocks / max(int(node_ends.sum()), 1)
+    return max(trace.num_blocks, 1) / max(int(node_ends.sum()), 1)
