@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from sgl_importance.study.cli import Directories, Out, WithFigure, app, run_study
-from sgl_importance.study.g import ARMS, FRACTIONS, Replayed, conclude, server_rows
+from sgl_importance.study.g import ARMS, FRACTIONS, Replayed, conclude, server_notes
 from sgl_importance.study.recording import Recording
 from sgl_importance.study.report import Finding
 
@@ -68,7 +68,7 @@ def _study(recordings: Sequence[Recording], figure: Path | None) -> Finding:
         raise StudyError("the longest request fills every capacity: record more requests or shorter ones")
     return conclude(
         replayed,
-        servers=server_rows(recordings),
+        servers=server_notes(recordings),
         checks=[fidelity(recording) for recording in source],
         figure=figure,
     )

@@ -78,26 +78,39 @@ def _rows(replayed: Replayed) -> list[dict[str, Any]]:
     return rows
 
 
-def server_rows(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
-    """What servers that ran our policy found in their caches, by their setting of g."""
-    return [
-        {
-            "recording": recording.name,
-            "g": recording.header.options["g"],
-            "device_tokens": recording.header.capacity_tokens.get("device", 0),
-            "requests": len(recording.queries),
-            "hit_rate": sum(q.cached_tokens for q in recording.queries)
-            / max(1, sum(q.input_tokens for q in recording.queries)),
-        }
-        for recording in recordings
-        if recording.header.options["policy"] == "importance"
-    ]
+def server_notes(recordings: Sequence[Recording]) -> list[str]:
+    """What servers that ran our policy found in their caches, with g and without, request by request."""
+    arms = [recording for recording in recordings if recording.header.options["policy"] == "importance"]
+    notes = []
+    for recording in arms:
+        tokens = sum(query.input_tokens for query in recording.queries)
+        hits = sum(query.cached_tokens for query in recording.queries)
+        notes.append(
+            f"server {recording.name}: g {recording.header.options['g']}, "
+            f"{recording.header.capacity_tokens.get('device', 0)} device tokens, token hit rate "
+            f"{hits / max(1, tokens):.4f}"
+        )
+    for on in arms:
+        for off in arms:
+            if (on.header.options["g"], off.header.options["g"]) == ("auto", "off"):
+                notes += _paired(on, off)
+    return notes
+
+
+def _paired(on: Recording, off: Recording) -> list[str]:
+    control = {query.rid: query.cached_tokens for query in off.queries}
+    both = [query for query in on.queries if query.rid in control]
+    if not both:
+        return []
+    hits = [query.cached_tokens for query in both]
+    difference = rate_difference(paired_blocks(both, hits, [control[query.rid] for query in both]))
+    return [f"servers, {len(both)} requests that both had: {on.name} minus {off.name} {difference}"]
 
 
 def conclude(
     replayed: Sequence[Replayed],
     *,
-    servers: Sequence[dict[str, Any]] = (),
+    servers: Sequence[str] = (),
     checks: Sequence[str] = (),
     figure: Path | None = None,
 ) -> Finding:
@@ -105,7 +118,7 @@ def conclude(
 
     Args:
         replayed: every arm at every capacity.
-        servers: ``server_rows``: one note each.
+        servers: ``server_notes``.
         checks: of the replay against the servers that recorded: one note each.
         figure: file to draw into.
     """
@@ -140,11 +153,7 @@ def conclude(
             "replayed one request after the other through the real tree, device tier only, whole nodes as "
             "the server evicts them; the difference lies in the eviction order, the only thing that differs",
             *checks,
-            *(
-                f"server {row['recording']}: g {row['g']}, {row['device_tokens']} device tokens, "
-                f"{row['requests']} requests, token hit rate {row['hit_rate']:.4f}"
-                for row in servers
-            ),
+            *servers,
             "pins, pre-warming and host admission by importance do not exist yet: nothing is said of them",
             SMALL_MODEL,
         ),

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SMALL_MODEL = "validates the instrument on this model; says nothing final about large ones"
 
 
+WIDEST = 1000  # columns of a terminal
+
+
 class StudyError(Exception):
     """The recordings cannot answer the question; the message says why and what to record."""
 
@@ -52,7 +55,7 @@ class Finding:
         for row in self.rows:
             table.add_row(*map(_shown, row.values()))
         # A line that wraps can be read, a column of dots cannot.
-        needed = console.measure(table).maximum
+        needed = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
         Console(file=console.file, width=max(needed, console.width)).print(table)
         console.print(f"value: {self.value}\nverdict: {self.verdict}")
         for note in self.notes:

@@ -93,6 +93,10 @@ class _Contexts:
         self.half_life = float(recording.header.options["half_life_queries"])
         self._contexts = shared_contexts(usable, min_queries=min_queries, min_pages=MIN_PAGES)
 
+    def rids(self) -> list[str]:
+        """Requests that are looked at."""
+        return [query.rid for context in self._contexts for query in context.queries]
+
     def measure(
         self,
         name: str,
@@ -147,7 +151,7 @@ def _other_settings(contexts: _Contexts, recording: Recording) -> Iterator[Setti
     if difference is None:
         return
     queries = {query.rid: query for query in recording.queries}
-    missing = sum(query.rid not in queries for query in contexts.recording.queries)
+    missing = sum(rid not in queries for rid in contexts.rids())
     if missing:
         raise StudyError(
             f"{recording.name} lacks {missing} requests of {contexts.recording.name}: "

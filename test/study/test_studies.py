@@ -17,10 +17,10 @@ from sgl_importance.node import NodeMetadata
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.study.cli import app
 from sgl_importance.study.documents import shared_contexts
-from sgl_importance.study.g import Replayed, conclude, paired_blocks, rate_difference
+from sgl_importance.study.g import Replayed, conclude, paired_blocks, rate_difference, server_notes
 from sgl_importance.study.h1 import context_band
 from sgl_importance.study.h2 import agreements, study_h2
-from sgl_importance.study.recording import load_recording
+from sgl_importance.study.recording import Recording, load_recording
 from sgl_importance.study.report import StudyError
 from sgl_importance.study.sensitivity import merged, recalls, step_scores, study_sensitivity
 from sgl_importance.study.shuffle import ShuffledImportancePolicy
@@ -184,6 +184,18 @@ def test_a_gain_that_shuffled_factors_have_too_is_not_importance() -> None:
     assert conclude([replayed(ours=6, shuffled=6)]).verdict.startswith("not supported: shuffled")
     assert conclude([replayed(g1=6)]).verdict.startswith("refuted")
     assert conclude([replayed()]).verdict.startswith("undecided")
+
+
+def test_servers_are_compared_request_by_request() -> None:
+    def server(g: str, hits: list[int]) -> Recording:
+        queries = [make_query([0, 1, 2], rid=f"k/0/{i}", cached_tokens=hit) for i, hit in enumerate(hits)]
+        return make_recording(queries, g, options={"policy": "importance", "g": g})
+
+    # The second server had one request more.
+    notes = server_notes([server("auto", [8, 4, 8]), server("off", [4, 4, 4, 8])])
+    assert "g auto, 64 device tokens, token hit rate 0.5556" in notes[0]
+    assert "3 requests that both had: auto minus off 0.222" in notes[2]
+    assert server_notes([make_recording([make_query([0])])]) == []
 
 
 def test_shuffling_keeps_the_factors_and_loses_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
