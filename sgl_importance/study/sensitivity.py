@@ -26,6 +26,9 @@ HALF_LIVES = (1.0, 4.0, 16.0, 64.0, np.inf)
 PAGE_FACTORS = (2, 4, 8, 16, 32, 64)
 INTERVALS = (2, 4, 8, 16)
 
+# Beside layers and page size, which the header names itself.
+SIGNAL_OPTIONS = ("source", "interval", "window", "sink_tokens", "local_tokens", "half_life_queries")
+
 Vector = Callable[[Query], Scores]
 
 
@@ -216,12 +219,11 @@ def _row(name: str, value: str, queries: int, estimate: Estimate, change: Estima
 
 def _difference(recording: Recording, base: Recording) -> tuple[str, str] | None:
     """In which single setting a recording differs from the first one."""
-    options, others = dict(base.header.options), dict(recording.header.options)
-    ignored = ("trace", "trace_megabytes", "trace_detail", "policy", "layers", "g")
+    options, others = base.header.options, recording.header.options
     differing = [
-        (name.replace("_", " "), str(value))
-        for name, value in others.items()
-        if name not in ignored and options.get(name) != value
+        (name.replace("_", " "), str(others[name]))
+        for name in SIGNAL_OPTIONS
+        if name in options and name in others and options[name] != others[name]
     ]
     if base.header.layers != recording.header.layers:
         differing.append(("layers", ",".join(map(str, recording.header.layers))))
