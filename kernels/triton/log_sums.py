@@ -6,6 +6,7 @@ import torch
 
 SINK_BORDER, QUERY_BORDER = 0, 1
 BORDERS = 2
+CONTROLS = 3  # Gate, sink tokens and local tokens, for kernels that can be handed nothing but this buffer.
 
 
 class LogSums:
@@ -16,7 +17,8 @@ class LogSums:
     body covers only in part needs a second number, the log-sum over its body tokens. A query token has at
     most two such pages, the one where the sinks end and the one where its neighbourhood begins, so they lie
     behind the pages: entry ``max_pages + SINK_BORDER`` and ``max_pages + QUERY_BORDER``. What was not written
-    by the pass at hand is never read.
+    by the pass at hand is never read. The last entries of the first row of a layer tell a decode kernel of
+    upstream what it cannot be told otherwise (``score_mod`` takes one tensor): see ``set_controls``.
 
     Args:
         num_layers: sampled layers.
@@ -40,10 +42,15 @@ class LogSums:
         self.max_requests = max_requests
         self.max_queries = max_queries
         self.max_pages = max_pages
-        shape = (num_layers, max_requests * max_queries, num_heads, max_pages + BORDERS)
+        shape = (num_layers, max_requests * max_queries, num_heads, max_pages + BORDERS + CONTROLS)
         self.values = torch.empty(shape, dtype=torch.float32, device=device)
         # Over all pages and over the body: what probabilities are divided by.
         self.totals = torch.empty((*shape[:3], 2), dtype=torch.float32, device=device)
+
+    def set_controls(self, *, gate: bool, sink_tokens: int, local_tokens: int) -> None:
+        """Sets what ``score_mod`` reads from the buffer itself; before the step, outside a graph."""
+        controls = torch.tensor([float(gate), sink_tokens, local_tokens], dtype=torch.float32)
+        self.values[:, 0, 0, -CONTROLS:] = controls.to(self.values.device, non_blocking=True)
 
     @property
     def num_layers(self) -> int:

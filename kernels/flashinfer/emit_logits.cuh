@@ -1,0 +1,102 @@
+// An attention variant for FlashInfer's paged decode that leaves the logits of a layer behind.
+//
+// FlashInfer compiles this text into its own kernels (jit_args of its wrappers); nothing of FlashInfer is copied.
+// Attention is DefaultAttention's: the hook returns the number that stock returns, so the output is stock's, bit
+// for bit. Beside it, the logit (scaled, soft-capped, natural units) of query head kv_head * group + g and token
+// i of request b goes to
+//
+//     emit_logits[kv_head * emit_kv_head_stride + (first(b) + i) * group + g]
+//
+// where first(b) counts the tokens of the requests before b, in the order of the wrapper's page table.
+//
+// What the hook must know about its callers (FlashInfer 0.6.18):
+//  - the variant is passed by value: no state survives a call, so each call stores its own number;
+//  - CUDA-core decode calls the hook before it masks, for whole tiles: behind the end of a KV chunk the tile
+//    holds stale keys while the token index is still one of the sequence, another block's. Hence chunk_end;
+//  - CUDA-core decode calls it from all lanes of a query head with one value: lane 0 stores;
+//  - the tensor-core path packs (query, head of the group) into 16 rows and calls it for padded rows too, which
+//    have a query index of 1 and more; lanes behind the chunk skip the hook, so it may not shuffle.
+
+#ifndef SGL_IMPORTANCE_EMIT_LOGITS_CUH_
+#define SGL_IMPORTANCE_EMIT_LOGITS_CUH_
+
+template <bool kTensorCores, bool kSoftCap>
+struct EmitLogits : AttentionVariantBase {
+  static constexpr bool use_softmax = true;
+  static constexpr float kLargestHalf = 65504.f;
+
+  uint32_t qo_len, kv_len, window_left;
+  float sm_scale_log2;
+  float pre_tanh_scale;
+  uint32_t chunk_end;
+  uint32_t group;
+  uint32_t first_token;
+  bool emits;
+
+  template <typename Params>
+  __device__ __host__ EmitLogits(const Params& params, uint32_t batch_idx, uint8_t* smem) {
+    qo_len = params.get_qo_len(batch_idx);
+    kv_len = params.get_kv_len(batch_idx);
+    window_left = kv_len;
+    if constexpr (kSoftCap) {
+      pre_tanh_scale = params.sm_scale * math::ptx_rcp(params.logits_soft_cap);
+      sm_scale_log2 = math::log2e * params.logits_soft_cap;
+    } else {
+      pre_tanh_scale = 0.f;
+      sm_scale_log2 = params.sm_scale * math::log2e;
+    }
+#if defined(__CUDA_ARCH__) || defined(SGL_IMPORTANCE_HOST_TEST)
+    emits = *params.emit_gate != 0;
+    chunk_end = kv_len;
+    if (params.partition_kv) {
+      const uint32_t next = params.kv_tile_indices[blockIdx.x] + 1;
+      chunk_end = min(next * static_cast<uint32_t>(*params.kv_chunk_size_ptr), kv_len);
+    }
+    group = params.num_qo_heads / params.paged_kv.num_heads;
+    first_token = params.paged_kv.indptr[batch_idx] * static_cast<uint32_t>(params.paged_kv.page_size);
+#endif
+  }
+
+  template <typename Params, typename T>
+  __device__ __forceinline__ T LogitsTransform(const Params& params, T logits, uint32_t batch_idx,
+                                               uint32_t qo_idx, uint32_t kv_idx, uint32_t qo_head_idx,
+                                               uint32_t kv_head_idx) {
+    T transformed = logits;
+    if constexpr (kSoftCap) {
+      transformed = float(math::tanh(logits * pre_tanh_scale));
+    }
+    if (emits && Stores(qo_idx, kv_idx)) {
+      float logit;
+      if constexpr (kSoftCap) {
+        logit = transformed * params.logits_soft_cap;
+      } else {
+        logit = transformed * params.sm_scale;
+      }
+      params.emit_logits[Index(params.emit_kv_head_stride, kv_idx, qo_head_idx, kv_head_idx)] =
+          Narrowed(logit, params.emit_logits);
+    }
+    return transformed;
+  }
+
+  __device__ __forceinline__ bool Stores(uint32_t qo_idx, uint32_t kv_idx) const {
+    if constexpr (kTensorCores) {
+      return qo_idx < qo_len && kv_idx < chunk_end;
+    } else {
+      return threadIdx.x == 0 && kv_idx < chunk_end;
+    }
+  }
+
+  __device__ __forceinline__ uint64_t Index(int64_t kv_head_stride, uint32_t kv_idx, uint32_t qo_head_idx,
+                                            uint32_t kv_head_idx) const {
+    const uint64_t token = static_cast<uint64_t>(first_token) + kv_idx;
+    return static_cast<uint64_t>(kv_head_stride) * kv_head_idx + token * group +
+           (qo_head_idx - kv_head_idx * group);
+  }
+
+  __device__ __forceinline__ static half Narrowed(float logit, const half*) {
+    return __float2half_rn(fminf(fmaxf(logit, -kLargestHalf), kLargestHalf));
+  }
+  __device__ __forceinline__ static float Narrowed(float logit, const float*) { return logit; }
+};
+
+#endif  // SGL_IMPORTANCE_EMIT_LOGITS_CUH_

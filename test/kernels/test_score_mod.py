@@ -1,0 +1,136 @@
+"""The score_mod inside upstream's own Triton decode kernels, in the interpreter or on a device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sgl_importance_kernels.triton.score_mod as score_mod
+from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
+
+from probe_case import POISON, ProbeCase
+from twins import Mutation, broken_twin
+
+decode_attention = pytest.importorskip("sglang.kernels.ops.attention.decode_attention")
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
+]
+
+
+def decode(case: ProbeCase, layer: int, splits: int, **emission: Any) -> torch.Tensor:
+    """Upstream's decode attention over the case's keys, values equal to the keys."""
+    q = torch.stack([case.q[layer][int(row)] for row in case.queries.first_query_rows])
+    k = case.k[layer].nan_to_num(0.0).clamp(-100, 100)
+    lengths = case.queries.seq_lens
+    indptr = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=case.device)
+    indptr[1:] = lengths.cumsum(0)
+    indices = torch.cat(case.tables).to(torch.int32).to(case.device)
+    heads = q.shape[1]
+    output = torch.empty_like(q)
+    decode_attention.decode_attention_fwd(
+        q,
+        k,
+        k,
+        output,
+        indptr,
+        indices,
+        torch.zeros(len(lengths), heads, splits, case.head_dim, device=case.device),
+        torch.zeros(len(lengths), heads, splits, device=case.device),
+        torch.full((len(lengths),), splits, dtype=torch.int32, device=case.device),
+        splits,
+        case.scale,
+        1.0,
+        1.0,
+        logit_cap=case.logit_cap,
+        **emission,
+    )
+    return output
+
+
+def emitted(case: ProbeCase, *, splits: int = 4, gate: bool = True, mods: Any = score_mod) -> np.ndarray:
+    """Rows after one decode step of upstream's kernels with the score_mod."""
+    log_sums = case.log_sums()
+    log_sums.max_queries = 1
+    log_sums.set_controls(gate=gate, sink_tokens=case.sink_tokens, local_tokens=case.local_tokens)
+    for layer in range(case.num_layers):
+        stock = decode(case, layer, splits)
+        aux = (log_sums.values[layer],)
+        output = decode(case, layer, splits, score_mod=mods.SCORE_MODS[case.page_size], aux_tensors=aux)
+        assert torch.equal(output, stock), "the score_mod changed an output"
+    if not gate:
+        assert (log_sums.values[..., : log_sums.max_pages + 2] == POISON).all()
+    rows = case.empty_rows()
+    reduce_log_sums(
+        log_sums,
+        case.queries,
+        rows,
+        gate=case.gate(int(gate)),
+        page_size=case.page_size,
+        sink_tokens=case.sink_tokens,
+        local_tokens=case.local_tokens,
+    )
+    return rows.cpu().numpy()
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+@given(data=st.data())
+def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> None:
+    draw = data.draw
+    lengths = draw(st.lists(st.integers(1, 200), min_size=1, max_size=2))
+    case = ProbeCase(
+        [(length, 1) for length in lengths],
+        page_size=draw(st.sampled_from(sorted(score_mod.SCORE_MODS))),
+        num_kv_heads=draw(st.sampled_from([1, 2])),
+        group=draw(st.sampled_from([1, 4, 8])),
+        num_layers=1,
+        logit_cap=draw(st.sampled_from([0.0, 3.0])),
+        sink_tokens=draw(st.sampled_from([0, 4, 17])),
+        local_tokens=draw(st.sampled_from([0, 1, 16])),
+        seed=draw(st.integers(0, 2**32)),
+        device=device,
+    )
+    got = emitted(case, splits=draw(st.sampled_from([1, 2, 4])))
+    np.testing.assert_allclose(got, case.expected().numpy(), atol=2e-5, rtol=1e-4)
+
+
+FIXED = ProbeCase([(150, 1), (70, 1)], page_size=8, sink_tokens=5, local_tokens=7, num_layers=1)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_a_closed_gate_writes_nothing(group: int, device: str) -> None:
+    assert not emitted(replace(FIXED, group=group, device=device), gate=False).any()
+
+
+TWINS = [
+    Mutation("one_page_off", "axis=2) // PAGE_SIZE", "axis=2) // PAGE_SIZE + 1"),
+    Mutation("one_head_lost", "+ head * stride_h", "+ (head | 1) * stride_h"),
+    Mutation("stale_tail", "tl.where(visible, logits, float", "tl.where(token >= 0, logits, float"),
+    Mutation("first_request_only", "tl.cast(q_idx, tl.int64) * stride_t", "tl.cast(q_idx * 0, tl.int64)"),
+    Mutation("sinks_in_the_body", "(token >= sink_tokens)", "(token >= 0)"),
+    Mutation("query_in_the_body", "tl.maximum(q_pos + 1 - local_tokens, 0)", "q_pos + 1"),
+]
+
+
+@pytest.mark.parametrize("mutation", TWINS, ids=str)
+def test_broken_twins_are_told_apart(mutation: Mutation, device: str, tmp_path: Path) -> None:
+    case = replace(FIXED, device=device)
+    expected = case.expected().numpy()
+    np.testing.assert_allclose(emitted(case), expected, atol=2e-5)
+    twin = broken_twin(score_mod, mutation, tmp_path)
+    assert not np.allclose(emitted(case, mods=twin), expected, atol=1e-3)
+
+
+def test_upstream_aligns_tiles_as_assumed() -> None:
+    assert decode_attention._MIN_BLOCK_KV == score_mod.TILE_ALIGNMENT
+    assert score_mod.TILE_ALIGNMENT % max(score_mod.SCORE_MODS) == 0
