@@ -27,7 +27,7 @@ from sgl_importance.probe import checkpoint_path
 from sgl_importance.workload.drive import WorkloadClient, drive, summarise
 from sgl_importance.workload.kinds import KINDS, Shape
 from sgl_importance.workload.make import make_workload
-from sgl_importance.workload.request import WorkloadRequest
+from sgl_importance.workload.request import WorkloadRequest, write_requests
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 from serving import ServerProcess
@@ -145,7 +145,11 @@ def main(
     command = Path(sys.executable).parent / "sgl-importance"
     for study, names in STUDIES.items():
         directories = [str(folder / name) for name in names]
-        subprocess.run([command, "study", study, *directories, "--out", str(out)], check=True)
+        options = ["--out", str(out)]
+        if study == "sensitivity":
+            write_requests(SKEWED.requests(), folder / "skewed.jsonl")
+            options += ["--workload", str(folder / "skewed.jsonl")]
+        subprocess.run([command, "study", study, *directories, *options], check=True)
     if recordings is None:
         shutil.rmtree(folder)
 

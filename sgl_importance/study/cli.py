@@ -16,6 +16,7 @@ from sgl_importance.study.recording import Recording, load_recording
 from sgl_importance.study.report import Finding, StudyError
 from sgl_importance.study.sensitivity import study_sensitivity
 from sgl_importance.trace import TraceError
+from sgl_importance.workload.request import WorkloadError, read_requests
 
 app = typer.Typer(
     help="Claims about importance, each with a value, a bootstrap interval and a verdict, from recordings.",
@@ -71,12 +72,30 @@ def h2_command(directories: Directories, out: Out = Path("."), figure: WithFigur
 
 
 @app.command("sensitivity")
-def sensitivity_command(directories: Directories, out: Out = Path("."), figure: WithFigure = True) -> None:
+def sensitivity_command(
+    directories: Directories,
+    out: Out = Path("."),
+    figure: WithFigure = True,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            help="Requests that were sent ('workload make'): whether pages that score high hold the answer.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+) -> None:
     """What the settings of the signal change: half-life, window, page size, layers, interval, quantity."""
+    try:
+        requests = read_requests(workload) if workload else []
+    except WorkloadError as error:
+        fail(str(error))
+    positions = {request.id: request.record_position() for request in requests}
+    records = {rid: position for rid, position in positions.items() if position is not None}
     run_study(
         "sensitivity",
         directories,
         out,
         figure,
-        lambda recordings, path: study_sensitivity(recordings, figure=path),
+        lambda recordings, path: study_sensitivity(recordings, records=records, figure=path),
     )

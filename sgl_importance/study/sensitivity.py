@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,19 @@ Vector = Callable[[Query], Scores]
 
 @dataclass(slots=True)
 class Setting:
-    """Recall of each query under one setting; queries by request id, so that settings can be paired."""
+    """What one setting achieves for each query; by request id, so that settings can be paired.
+
+    Attributes:
+        recall: share of the query's top pages among the top pages of the queries before it.
+        own: whether the query's own top pages hold the record that it asks for.
+        earlier: whether the top pages of the queries before it do.
+    """
 
     name: str
     value: str
     recall: dict[str, float] = field(default_factory=dict)
+    own: dict[str, float] = field(default_factory=dict)
+    earlier: dict[str, float] = field(default_factory=dict)
 
 
 def step_scores(query: Query, quantity: str, interval: int = 1) -> Scores:
@@ -63,34 +71,34 @@ def merged(scores: Floats, factor: int, *, largest: bool = False) -> Floats:
     return result
 
 
-def recalls(predictors: Floats, targets: Floats, half_life: float) -> list[float | None]:
-    """Share of each query's top pages among the top pages of the queries before it.
+def histories(predictors: Floats, half_life: float) -> Floats:
+    """What the queries before each query left behind, the latest weighing most.
 
     Args:
-        predictors: float64 [queries, pages]; what earlier queries left behind.
-        targets: the same shape; what the query itself looks at.
+        predictors: float64 [queries, pages].
         half_life: in queries.
 
     Returns:
-        One value per query, None for the first few.
+        The same shape; zeros for the first query.
     """
     decay = 0.5 ** (1 / half_life)
-    history = np.zeros(predictors.shape[1])
-    found: list[float | None] = []
-    for index, (predictor, target) in enumerate(zip(predictors, targets, strict=True)):
-        if index < BURN_IN_QUERIES:
-            found.append(None)
-        else:
-            wanted = top_pages(target, WANTED_SHARE)
-            found.append(len(wanted & top_pages(history, FOUND_SHARE)) / len(wanted))
-        history = history * decay + predictor
-    return found
+    before = np.zeros_like(predictors)
+    for index in range(1, len(predictors)):
+        before[index] = before[index - 1] * decay + predictors[index - 1]
+    return before
+
+
+def recall(history: Floats, target: Floats) -> float:
+    """Share of a query's top pages among the top pages of the queries before it; both float64 [pages]."""
+    wanted = top_pages(target, WANTED_SHARE)
+    return len(wanted & top_pages(history, FOUND_SHARE)) / len(wanted)
 
 
 class _Contexts:
     """Shared contexts of the base recording; what is to be found is always what its queries looked at."""
 
-    def __init__(self, recording: Recording, min_queries: int) -> None:
+    def __init__(self, recording: Recording, min_queries: int, records: Mapping[str, int]) -> None:
+        self._records = records
         usable = [query for query in recording.queries if query.folds]
         self.recording = recording
         self.half_life = float(recording.header.options["half_life_queries"])
@@ -124,9 +132,15 @@ class _Contexts:
                 continue
             predictors = merged(_matrix(context, predictor), factor)
             targets = merged(_matrix(context, Query.body), factor)
-            found = recalls(predictors, targets, half_life or self.half_life)
-            rids = [query.rid for query in context.queries]
-            setting.recall |= {rid: r for rid, r in zip(rids, found, strict=True) if r is not None}
+            before = histories(predictors, half_life or self.half_life)
+            page_tokens = self.recording.page_size * factor
+            for index in range(BURN_IN_QUERIES, len(context.queries)):
+                rid = context.queries[index].rid
+                setting.recall[rid] = recall(before[index], targets[index])
+                page = self._records.get(rid, -1) // page_tokens
+                if 0 <= page < predictors.shape[1]:
+                    setting.own[rid] = float(page in top_pages(predictors[index], WANTED_SHARE))
+                    setting.earlier[rid] = float(page in top_pages(before[index], FOUND_SHARE))
         return setting
 
 
@@ -191,7 +205,7 @@ def interval_rows(queries: Sequence[Query]) -> list[dict[str, Any]]:
             for query in long
         ]
         estimate = mean_of(agreement)
-        rows.append(_row("interval, decode steps", str(interval), len(long), estimate, None))
+        rows.append(_row(Setting("interval, decode steps", str(interval)), len(long), estimate, None))
     return rows
 
 
@@ -202,10 +216,12 @@ def _decode_body(steps: Sequence[Step]) -> Scores:
     return total
 
 
-def _row(name: str, value: str, queries: int, estimate: Estimate, change: Estimate | None) -> dict[str, Any]:
+def _row(setting: Setting, queries: int, estimate: Estimate, change: Estimate | None) -> dict[str, Any]:
+    own = mean_of(list(setting.own.values())) if setting.own else None
+    earlier = mean_of(list(setting.earlier.values())) if setting.earlier else None
     return {
-        "setting": name,
-        "value": value,
+        "setting": setting.name,
+        "value": setting.value,
         "queries": queries,
         "measure": "agreement with interval 1" if change is None else "recall",
         "estimate": estimate.value,
@@ -214,6 +230,12 @@ def _row(name: str, value: str, queries: int, estimate: Estimate, change: Estima
         "change": None if change is None else change.value,
         "change_low": None if change is None else change.low,
         "change_high": None if change is None else change.high,
+        "own record": None if own is None else own.value,
+        "own_low": None if own is None else own.low,
+        "own_high": None if own is None else own.high,
+        "earlier record": None if earlier is None else earlier.value,
+        "earlier_low": None if earlier is None else earlier.low,
+        "earlier_high": None if earlier is None else earlier.high,
     }
 
 
@@ -238,15 +260,25 @@ def _difference(recording: Recording, base: Recording) -> tuple[str, str] | None
 
 
 def study_sensitivity(
-    recordings: Sequence[Recording], *, figure: Path | None = None, min_queries: int = MIN_QUERIES
+    recordings: Sequence[Recording],
+    *,
+    records: Mapping[str, int] | None = None,
+    figure: Path | None = None,
+    min_queries: int = MIN_QUERIES,
 ) -> Finding:
     """The first recording is the base; each of the others may differ from it in one setting.
+
+    Args:
+        recordings: of the same requests.
+        records: where in its prompt the record stands that a request asks for, in tokens, by request id.
+        figure: file to draw into.
+        min_queries: that a context needs.
 
     Raises:
         StudyError: recordings cannot be compared, or have too few queries on a shared context.
     """
     base = recordings[0]
-    contexts = _Contexts(base, min_queries)
+    contexts = _Contexts(base, min_queries, records or {})
     default = contexts.measure("base", "as recorded")
     if not default.recall:
         raise StudyError(
@@ -257,7 +289,7 @@ def study_sensitivity(
     for recording in recordings[1:]:
         settings += _other_settings(contexts, recording)
     base_recall = mean_of(list(default.recall.values()))
-    rows = [_row("base", "as recorded", len(default.recall), base_recall, Estimate(0.0, 0.0, 0.0))]
+    rows = [_row(default, len(default.recall), base_recall, Estimate(0.0, 0.0, 0.0))]
     changes: list[tuple[Estimate, Setting]] = []
     for setting in settings:
         common = sorted(setting.recall.keys() & default.recall.keys())
@@ -267,7 +299,7 @@ def study_sensitivity(
         if setting.name != "page size, tokens":
             changes.append((change, setting))
         estimate = mean_of([setting.recall[rid] for rid in common])
-        rows.append(_row(setting.name, setting.value, len(common), estimate, change))
+        rows.append(_row(setting, len(common), estimate, change))
     rows += interval_rows(base.queries)
     if figure is not None:
         draw(figure, [("recall, by setting (agreement, for interval)", lambda axis: _paint(axis, rows))])
@@ -281,6 +313,10 @@ def study_sensitivity(
             f"{FOUND_SHARE:.0%} by the queries before it; a random choice finds {FOUND_SHARE:.0%}",
             "changes are paired by request; what is to be found is what the first recording saw, except that "
             "a larger page changes it too, so page sizes are left out of the verdict",
+            "what single layers and other quantities are measured against is what all layers of the first "
+            "recording saw: recall says how alike they are, not which is better",
+            f"own record: share of queries whose own top {WANTED_SHARE:.0%} pages hold the record asked for; "
+            f"earlier record: the same of the top {FOUND_SHARE:.0%} by the queries before it",
             "mean of a block's tokens and their sum rank alike; the maximum does not",
             SMALL_MODEL,
         ),

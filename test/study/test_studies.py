@@ -22,11 +22,12 @@ from sgl_importance.study.h1 import context_band
 from sgl_importance.study.h2 import agreements, study_h2
 from sgl_importance.study.recording import Recording, load_recording
 from sgl_importance.study.report import StudyError
-from sgl_importance.study.sensitivity import merged, recalls, step_scores, study_sensitivity
+from sgl_importance.study.sensitivity import histories, merged, recall, step_scores, study_sensitivity
 from sgl_importance.study.shuffle import ShuffledImportancePolicy
 from sgl_importance.study.statistics import jaccard, top_pages
+from sgl_importance.trace.records import Detail
 
-from recordings import make_fold, make_query, make_recording, make_step, write_recording
+from recordings import PAGE_SIZE, make_fold, make_query, make_recording, make_step, write_recording
 
 # ---- recordings ----
 
@@ -118,12 +119,25 @@ def test_too_few_queries_are_one_line() -> None:
 def test_recall_is_that_of_a_decayed_sum(queries: int, pages: int, half_life: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     predictors, targets = rng.random((queries, pages)), rng.random((queries, pages))
-    found = recalls(predictors, targets, half_life)
-    assert found[:5] == [None] * 5
-    for i in range(5, queries):
+    before = histories(predictors, half_life)
+    assert not before[0].any()
+    for i in range(1, queries):
         history = sum(predictors[j] * 0.5 ** ((i - 1 - j) / half_life) for j in range(i))
+        np.testing.assert_allclose(before[i], history)
         wanted = top_pages(targets[i], 0.1)
-        assert found[i] == len(wanted & top_pages(history, 0.2)) / len(wanted)
+        assert recall(before[i], targets[i]) == len(wanted & top_pages(before[i], 0.2)) / len(wanted)
+
+
+def test_records_are_found_where_queries_look() -> None:
+    # Query i looks at page 4 in the first half, at page 7 in the second; the record is always on page 7.
+    queries = queries_looking_at([4] * 30 + [7] * 30)
+    for i, query in enumerate(queries):
+        query.rid = f"documents/0/{i}"
+    records = {query.rid: 7 * PAGE_SIZE + 3 for query in queries}
+    (row, *_) = study_sensitivity([make_recording(queries, detail=Detail.FOLDS)], records=records).rows
+    # Five queries are only history.
+    assert row["own record"] == pytest.approx(30 / 55)
+    assert row["earlier record"] == pytest.approx(29 / 55)
 
 
 def test_larger_pages_are_sums_or_maxima() -> None:

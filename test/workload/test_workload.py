@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sgl_importance.probe.tokenizer import token_ids
 from sgl_importance.probe.vocabulary import RECORD_END
 from sgl_importance.workload.drive import WorkloadClient, drive, summarise
 from sgl_importance.workload.kinds import KINDS, Shape
@@ -43,6 +44,19 @@ def test_the_right_answer_stands_once_behind_the_asked_name(kind: str) -> None:
         assert text.count(f"{question} {request.answer}{RECORD_END.strip()}") == 1
         # No other record of the prompt has that name.
         assert text.count(f" {question} ") + text.startswith(question) - text.count(f": {question} ") <= 1
+
+
+@pytest.mark.parametrize("kind", ["chat", "documents", "agent"])
+def test_the_record_is_where_it_is_said_to_be(kind: str) -> None:
+    for request in make(kind):
+        position, tokens = request.record_position(), request.token_ids()
+        assert position is not None
+        name = request.messages[-1]["content"].split()[-1]
+        assert tokens[position : position + 2] == [token_ids()[f"{name} "], token_ids()[request.answer]]
+
+
+def test_free_generation_asks_for_no_record() -> None:
+    assert {request.record_position() for request in make("generation")} == {None}
 
 
 def test_a_continuation_is_what_followed_in_the_block() -> None:
