@@ -6,6 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Times say nothing on a shared machine, and the first example of a test may compile.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 sys.path.insert(0, str(Path(__file__).parent))
 

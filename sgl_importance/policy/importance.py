@@ -73,11 +73,14 @@ class ImportancePolicy:
 
     # ---- what happens to nodes ----
 
-    def created(self, node: NodeMetadata, transition: Transition) -> None:
-        """A request brought the node."""
+    def created(self, node: NodeMetadata, transition: Transition, *, watch: bool = True) -> None:
+        """A request brought the node; ``watch``: whether its reuse is evidence for its class."""
         node.transition = transition
         node.last_access = self.clock
-        self._watch(node)
+        node.watched_as = None
+        if watch:
+            node.watched_as = node.reuse_class
+            self.reuse.began(node.watched_as)
 
     def accessed(self, node: NodeMetadata, transition: Transition) -> None:
         """An admitted request found the node in the cache."""
@@ -116,10 +119,6 @@ class ImportancePolicy:
             prefix.watched_as = node.watched_as
             self.reuse.resumed(node.watched_as, node.last_access)
         return prefix
-
-    def _watch(self, node: NodeMetadata) -> None:
-        node.watched_as = node.reuse_class
-        self.reuse.began(node.watched_as)
 
     # ---- which nodes may be evicted, and which is next ----
 

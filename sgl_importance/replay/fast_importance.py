@@ -49,6 +49,7 @@ def replay_importance(trace: Trace, capacity: int, facts: BlockFacts | None = No
         trace.parents,
         classes.astype(np.int64),
         max(len(used_classes), 1),
+        facts.watched,
         trace.input_tokens,
         trace.block_tokens,
         capacity,
@@ -195,6 +196,7 @@ def _replay(
     parents: IntArray,
     access_classes: IntArray,
     num_classes: int,
+    watched: npt.NDArray[np.bool_],
     input_tokens: IntArray,
     block_tokens: int,
     capacity: int,
@@ -204,6 +206,7 @@ def _replay(
     children = np.zeros(num_blocks, dtype=np.int32)
     visited = np.zeros(num_blocks, dtype=np.int64)  # clock of the last visit, 0 before the first
     classes = np.zeros(num_blocks, dtype=np.int64)
+    is_watched = np.zeros(num_blocks, dtype=np.bool_)
     candidate = np.zeros(num_requests + 1, dtype=np.int64)
     bits = np.zeros((num_classes, (num_requests >> 6) + 1), dtype=np.uint64)
     lowest = np.full(num_classes, num_requests + 1, dtype=np.int64)
@@ -248,14 +251,16 @@ def _replay(
                 used += 1
                 if position > 0:
                     children[blocks[first + position - 1]] += 1
-            if visited[block] > 0:
+            if is_watched[block]:
                 age = clock - visited[block]
                 hits[classes[block], _age_bucket(age)] += 1.0
                 if age < MAX_AGE:
                     open_watches[visited[block] % ring, classes[block]] -= 1
             visited[block] = clock
             classes[block] = access_classes[first + position]
-            open_watches[clock % ring, classes[block]] += 1
+            is_watched[block] = watched[first + position]
+            if is_watched[block]:
+                open_watches[clock % ring, classes[block]] += 1
         if length > 0 and children[blocks[first + length - 1]] == 0:
             _set_candidate(blocks[first + length - 1], bits, lowest, candidate, classes, visited)
 

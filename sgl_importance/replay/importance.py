@@ -67,29 +67,25 @@ class ImportanceReplayPolicy(EvictionPolicy):
             page_size=self._trace.block_tokens,
             clock=self.policy.clock,
         )
-        ghost = self._ghosts.pop(block, None)
-        if ghost is not None:
-            assert ghost.watched_as is not None
-            self.policy.returned(ghost.watched_as, ghost.last_access)
         self._nodes[block] = node
-        self._learn(node)
-        self.policy.created(node, node.transition)
+        self._visit(node, self._ghosts.pop(block, None))
 
     def access(self, block: int) -> None:
         node = self._nodes[block]
-        assert node.watched_as is not None
-        self.policy.returned(node.watched_as, node.last_access)
-        self._learn(node)
-        self.policy.created(node, node.transition)
+        self._visit(node, node)
         if block in self._candidates:
             self.evictable(block)
 
-    def _learn(self, node: NodeMetadata) -> None:
-        """Takes over what the trace says of the block that is accessed next."""
+    def _visit(self, node: NodeMetadata, before: NodeMetadata | None) -> None:
+        """The block is accessed next; ``before`` is what was known of it until now."""
+        if before is not None and before.watched_as is not None:
+            self.policy.returned(before.watched_as, before.last_access)
         access = self._start + self._position
         node.block_type = BlockType(int(self._facts.block_types[access]))
-        node.transition = Transition(int(self._facts.transitions[access]))
         node.accesses = int(self._facts.accesses[access])
+        self.policy.created(
+            node, Transition(int(self._facts.transitions[access])), watch=bool(self._facts.watched[access])
+        )
         self._position += 1
 
     def evictable(self, block: int) -> None:

@@ -39,12 +39,16 @@ class BlockFacts:
         transitions: a Transition, the same for all blocks of a request; int8 [accesses].
         accesses: earlier requests that asked for the block; int64 [accesses].
         reuse_classes: the class that follows; int64 [accesses].
+        watched: whether the estimator learns from the block's next visit; bool [accesses]. Neighbours of one
+            class that were last visited together share one fate: like the tokens of one radix node they count
+            once, so what is learnt depends neither on the block size nor on the length of prompts.
     """
 
     block_types: npt.NDArray[np.int8]
     transitions: npt.NDArray[np.int8]
     accesses: IntArray
     reuse_classes: IntArray
+    watched: npt.NDArray[np.bool_]
 
 
 def block_facts(trace: Trace) -> BlockFacts:
@@ -52,6 +56,7 @@ def block_facts(trace: Trace) -> BlockFacts:
     block_types = np.zeros(trace.num_accesses, dtype=np.int8)
     transitions = np.zeros(trace.num_accesses, dtype=np.int8)
     accesses = np.zeros(trace.num_accesses, dtype=np.int64)
+    previous = np.full(trace.num_accesses, NO_PARENT, dtype=np.int64)
     if trace.parents is None:
         _count_accesses(trace.blocks, trace.num_blocks, accesses)
     else:
@@ -65,10 +70,20 @@ def block_facts(trace: Trace) -> BlockFacts:
             block_types,
             transitions,
             accesses,
+            previous,
         )
     pairs = block_types.astype(np.int64) * _NUM_TRANSITIONS + transitions
     classes = pairs * MAX_VISITS + np.minimum(accesses, MAX_VISITS - 1)
-    return BlockFacts(block_types, transitions, accesses, classes)
+    return BlockFacts(block_types, transitions, accesses, classes, _ends_of_runs(trace, classes, previous))
+
+
+def _ends_of_runs(trace: Trace, classes: IntArray, previous: IntArray) -> npt.NDArray[np.bool_]:
+    """Last block of each run of one class and one previous visit; independent objects are runs of one."""
+    ends = np.ones(trace.num_accesses, dtype=np.bool_)
+    if trace.parents is not None:
+        ends[:-1] = (classes[:-1] != classes[1:]) | (previous[:-1] != previous[1:])
+        ends[trace.offsets[1:][np.diff(trace.offsets) > 0] - 1] = True
+    return ends
 
 
 @numba.njit(cache=True)
@@ -90,8 +105,10 @@ def _read_paths(
     block_types: npt.NDArray[np.int8],
     transitions: npt.NDArray[np.int8],
     accesses: IntArray,
+    previous: IntArray,
 ) -> None:
     visits = np.zeros(num_blocks, dtype=np.int64)
+    visited_by = np.full(num_blocks, NO_PARENT, dtype=np.int64)
     continuations = np.zeros(num_blocks, dtype=np.int64)
     generated = np.zeros(num_blocks, dtype=np.bool_)
     ended_here = np.full(num_blocks, NO_PARENT, dtype=np.int64)  # last request whose path ended here
@@ -125,6 +142,8 @@ def _read_paths(
             block = blocks[start + position]
             accesses[start + position] = visits[block]
             visits[block] += 1
+            previous[start + position] = visited_by[block]
+            visited_by[block] = request
             transitions[start + position] = transition
             if position >= full:
                 block_types[start + position] = _PARTIAL
