@@ -96,7 +96,12 @@ STUDIES: dict[str, Sequence[str]] = {
     "h1": ("mixed", "skewed", "uniform", "lengths"),
     "h2": ("mixed", "skewed", "uniform"),
     "g": ("mixed", "skewed", "uniform", "server-g-auto", "server-g-off"),
-    "sensitivity": ("skewed", *(f"layer-{i}" for i in range(4)), "window-1", "window-8", "page-1"),
+    # The last one has long answers, for the interval.
+    "sensitivity": (
+        "skewed",
+        *(f"layer-{i}" for i in range(4)),
+        *("window-1", "window-8", "page-1", "mixed"),
+    ),
 }
 
 

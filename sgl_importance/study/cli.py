@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -99,3 +101,28 @@ def sensitivity_command(
         figure,
         lambda recordings, path: study_sensitivity(recordings, records=records, figure=path),
     )
+
+
+@app.command("reuse")
+def reuse_command(
+    trace: Annotated[Path, typer.Argument(help="A trace as 'sgl-importance replay' reads it.")],
+    horizon: Annotated[int, typer.Option(help="Requests within which a reuse counts.", min=1)] = 1000,
+    format: Annotated[str | None, typer.Option(help="Format of the trace, where it is not detected.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
+) -> None:
+    """Are the reuse predictions of the policy right? Brier score and calibration, held out."""
+    from sgl_importance.replay.formats.detect import read_trace
+    from sgl_importance.replay.formats.reader import TraceError as ReplayTraceError
+    from sgl_importance.study.reuse import study_reuse
+
+    try:
+        finding = study_reuse(read_trace(trace, format_name=format), horizon)
+    except (ReplayTraceError, ValueError) as error:
+        fail(str(error))
+    console = Console()
+    finding.show(console)
+    if out is not None:
+        command = ["sgl-importance", "study", "reuse", trace.name, "--horizon", str(horizon)]
+        document = {"command": shlex.join(command), **asdict(finding), "verdict": finding.verdict}
+        out.write_text(json.dumps(document, indent=1) + "\n")
+        console.print(f"written: {out}")

@@ -42,7 +42,7 @@ def study_h2(
     Raises:
         StudyError: no context has queries enough.
     """
-    by_kind: dict[str, list[float]] = defaultdict(list)
+    by_workload: dict[str, list[float]] = defaultdict(list)
     chance: dict[str, list[float]] = defaultdict(list)
     contexts: dict[str, int] = defaultdict(int)
     pages: dict[str, list[int]] = defaultdict(list)
@@ -52,17 +52,18 @@ def study_h2(
             if len(scores) < min_queries:
                 continue
             found = agreements(scores)
-            by_kind[context.kind] += found
-            chance[context.kind] += [chance_jaccard(scores.shape[1], SHARE)] * len(found)
-            contexts[context.kind] += 1
-            pages[context.kind].append(scores.shape[1])
-    if not by_kind:
+            name = f"{recording.name}: {context.kind}"
+            by_workload[name] += found
+            chance[name] += [chance_jaccard(scores.shape[1], SHARE)] * len(found)
+            contexts[name] += 1
+            pages[name].append(scores.shape[1])
+    if not by_workload:
         raise StudyError(
             f"no prefix of {MIN_PAGES} pages with {min_queries} queries in the recordings: record more "
             "questions about fewer documents"
         )
     rows: list[dict[str, Any]] = []
-    for kind, values in sorted(by_kind.items()):
+    for kind, values in sorted(by_workload.items()):
         estimate = mean_of(values)
         rows.append(
             {
@@ -76,7 +77,7 @@ def study_h2(
                 "chance": float(np.mean(chance[kind])),
             }
         )
-    everything = [value for values in by_kind.values() for value in values]
+    everything = [value for values in by_workload.values() for value in values]
     value = mean_of(everything)
     expected = float(np.mean([c for values in chance.values() for c in values]))
     if value.low > AGREEMENT:
@@ -86,13 +87,13 @@ def study_h2(
     else:
         verdict = f"not supported: no better than chance ({expected:.3f})"
     if figure is not None:
-        names = sorted(by_kind)
+        names = sorted(by_workload)
         draw(
             figure,
             [
                 (
                     "Jaccard of a query's top 10 % with that of all others",
-                    lambda axis: _paint(axis, names, by_kind, rows),
+                    lambda axis: _paint(axis, names, by_workload, rows),
                 )
             ],
         )
@@ -111,9 +112,11 @@ def study_h2(
     )
 
 
-def _paint(axis: Any, names: list[str], by_kind: dict[str, list[float]], rows: list[dict[str, Any]]) -> None:
-    axis.boxplot([by_kind[name] for name in names], showmeans=True)
-    axis.set_xticks(range(1, len(names) + 1), names)
+def _paint(
+    axis: Any, names: list[str], by_workload: dict[str, list[float]], rows: list[dict[str, Any]]
+) -> None:
+    axis.boxplot([by_workload[name] for name in names], showmeans=True)
+    axis.set_xticks(range(1, len(names) + 1), [name.replace(": ", "\n") for name in names], fontsize=8)
     axis.plot(range(1, len(names) + 1), [row["chance"] for row in rows], "k_", markersize=24, label="chance")
     axis.set_ylim(-0.02, 1.02)
     axis.legend()

@@ -268,6 +268,8 @@ def study_sensitivity(
 ) -> Finding:
     """The first recording is the base; each of the others may differ from it in one setting.
 
+    A recording of the base's settings, of whatever requests, counts only for the interval.
+
     Args:
         recordings: of the same requests.
         records: where in its prompt the record stands that a request asks for, in tokens, by request id.
@@ -300,7 +302,7 @@ def study_sensitivity(
             changes.append((change, setting))
         estimate = mean_of([setting.recall[rid] for rid in common])
         rows.append(_row(setting, len(common), estimate, change))
-    rows += interval_rows(base.queries)
+    rows += interval_rows([query for recording in recordings for query in recording.queries])
     if figure is not None:
         draw(figure, [("recall, by setting (agreement, for interval)", lambda axis: _paint(axis, rows))])
     return Finding(
