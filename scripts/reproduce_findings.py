@@ -94,7 +94,7 @@ TAKES: dict[str, Take] = {
 }
 STUDIES: dict[str, Sequence[str]] = {
     "h1": ("mixed", "skewed", "uniform", "lengths"),
-    "h2": ("mixed", "skewed", "uniform"),
+    "h2": ("mixed", "skewed", "uniform", *(f"layer-{i}" for i in range(4)), "window-1", "window-8"),
     "g": ("mixed", "skewed", "uniform", "server-g-auto", "server-g-off"),
     # The last one has long answers, for the interval.
     "sensitivity": (

@@ -38,7 +38,8 @@ def agreements(scores: Floats, share: float = SHARE) -> list[float]:
 def study_h2(
     recordings: Sequence[Recording], *, figure: Path | None = None, min_queries: int = MIN_QUERIES
 ) -> Finding:
-    """
+    """The value is that of the recordings with the settings of the first; others get rows of their own.
+
     Raises:
         StudyError: no context has queries enough.
     """
@@ -77,9 +78,19 @@ def study_h2(
                 "chance": float(np.mean(chance[kind])),
             }
         )
-    everything = [value for values in by_workload.values() for value in values]
-    value = mean_of(everything)
-    expected = float(np.mean([c for values in chance.values() for c in values]))
+    first = recordings[0].header
+    decisive = [
+        name
+        for recording in recordings
+        if (recording.header.layers, recording.header.options["window"])
+        == (first.layers, first.options["window"])
+        for name in by_workload
+        if name.startswith(f"{recording.name}: ")
+    ]
+    if not decisive:
+        raise StudyError(f"{recordings[0].name} has no such context: give a recording that has one first")
+    value = mean_of([agreement for name in decisive for agreement in by_workload[name]])
+    expected = float(np.mean([c for name in decisive for c in chance[name]]))
     if value.low > AGREEMENT:
         verdict = f"supported: above {AGREEMENT}"
     elif value.low > expected:
@@ -105,6 +116,9 @@ def study_h2(
         notes=(
             f"contexts with at least {min_queries} queries; aggregate without the query itself; body mass of "
             "the prefill window and of decode steps, as folded",
+            f"value over {', '.join(decisive)}: the settings of the first recording",
+            "attention that looks at the same pages whatever is asked agrees with itself: see which layers do "
+            "(one recording for each), and 'study sensitivity --workload' for whether they find the answer",
             "queries are the resampled units: the interval is about these contexts",
             SMALL_MODEL,
         ),

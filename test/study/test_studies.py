@@ -106,6 +106,17 @@ def test_h2_tells_agreement_from_chance() -> None:
     assert half.value.value == pytest.approx(35 / 60, abs=0.01)
 
 
+def test_h2_decides_by_recordings_of_the_same_settings() -> None:
+    base = make_recording(queries_looking_at([4]), "base")
+    layer = make_recording(queries_looking_at(list(range(10))), "layer", layers=(1,))
+    finding = study_h2([base, layer])
+    assert {row["workload"]: row["jaccard"] for row in finding.rows} == {
+        "base: documents": 1.0,
+        "layer: documents": 0.0,
+    }
+    assert finding.value.value == 1.0
+
+
 def test_too_few_queries_are_one_line() -> None:
     with pytest.raises(StudyError, match=r"50 queries .* record more questions about fewer documents"):
         study_h2([make_recording(queries_looking_at([4], queries=40))])
