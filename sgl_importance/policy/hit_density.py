@@ -104,14 +104,14 @@ def _rescale(counts: FloatArray, delta: int) -> FloatArray:
     """Counts by age in units 2**delta times as long; what no longer fits is counted at the greatest age."""
     if delta == 0:
         return counts
-    rescaled = np.zeros_like(counts)
+    factor = 1 << abs(delta)
+    ages = counts[:, :-1]
     if delta > 0:
-        width = MAX_AGE >> delta
-        rescaled[:, :width] = counts[:, : width << delta].reshape(CLASSES, width, 1 << delta).sum(axis=2)
-        rescaled[:, -1] += counts[:, width << delta :].sum(axis=1)
-        return rescaled
-    width = -(-MAX_AGE // (1 << -delta))
-    stretched = np.repeat(counts[:, :width], 1 << -delta, axis=1) / (1 << -delta)
-    rescaled[:] = stretched[:, :MAX_AGE]
-    rescaled[:, -1] += counts.sum(axis=1) - rescaled.sum(axis=1)
+        padding = -ages.shape[1] % factor
+        moved = np.pad(ages, ((0, 0), (0, padding))).reshape(CLASSES, -1, factor).sum(axis=2)
+    else:
+        moved = np.repeat(ages[:, : -(-MAX_AGE // factor)] / factor, factor, axis=1)[:, : MAX_AGE - 1]
+    rescaled = np.zeros_like(counts)
+    rescaled[:, : moved.shape[1]] = moved
+    rescaled[:, -1] = np.maximum(counts.sum(axis=1) - moved.sum(axis=1), 0.0)
     return rescaled

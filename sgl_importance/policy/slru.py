@@ -43,9 +43,8 @@ class SlruPolicy(EvictionPolicy):
             return
         self._segments[segment].remove(block)
         self._enter(block, segment + 1)
-        for full in range(segment + 1, 0, -1):
-            while len(self._segments[full]) > self._segment_capacity:
-                self._demote(full)
+        if len(self._segments[segment + 1]) > self._segment_capacity:
+            self._demote(segment + 1)  # into the place that the block has just left
 
     def _enter(self, block: int, segment: int) -> None:
         self._segments[segment].append(block)

@@ -44,9 +44,9 @@ every_exact_policy = pytest.mark.parametrize(
 )
 
 
-def their_hits(name: str, trace: Trace, capacity: int) -> np.ndarray:
+def their_hits(name: str, trace: Trace, capacity: int, **parameters: float) -> np.ndarray:
     """Whether each access hits in libCacheSim, all objects being of size 1; bool [accesses]."""
-    cache = getattr(libcachesim, name)(capacity, hashpower=16)
+    cache = getattr(libcachesim, name)(capacity, hashpower=16, **parameters)
     request = libcachesim.Request()
     request.obj_size = 1
     next_uses = belady_positions(trace) if name == "Belady" else None
@@ -99,6 +99,45 @@ def test_hits_are_those_of_libcachesim(
     theirs: str, ours: Callable[[int], EvictionPolicy], trace: Trace, capacity: int
 ) -> None:
     assert (our_hits(ours(capacity), trace) == their_hits(theirs, trace, capacity)).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    trace=zipf_traces,
+    capacity=st.integers(2, 200),
+    queues=st.integers(1, 9),
+    lifetime=st.integers(1, 300),
+    history=st.sampled_from([0.5, 1.0, 4.0]),
+)
+def test_mq_hits_are_those_of_libcachesim_at_any_setting(
+    trace: Trace, capacity: int, queues: int, lifetime: int, history: float
+) -> None:
+    policy = MqPolicy(capacity, queues=queues, lifetime=lifetime, history=history)
+    theirs = their_hits("MQ", trace, capacity, n_queue=queues, lifetime=lifetime, qout_size_ratio=history)
+    assert (object_hits(policy, trace) == theirs).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    trace=zipf_traces,
+    capacity=st.integers(20, 200),
+    small=st.floats(0.1, 0.5),
+    ghost=st.floats(0.1, 2.0),
+    uses=st.integers(1, 4),
+)
+def test_s3fifo_hits_are_those_of_libcachesim_at_any_setting(
+    trace: Trace, capacity: int, small: float, ghost: float, uses: int
+) -> None:
+    policy = S3FifoPolicy(capacity, small=small, ghost=ghost, promotion_uses=uses)
+    theirs = their_hits(
+        "S3FIFO",
+        trace,
+        capacity,
+        small_size_ratio=small,
+        ghost_size_ratio=ghost,
+        move_to_main_threshold=uses,
+    )
+    assert (object_hits(policy, trace) == theirs).all()
 
 
 @settings(max_examples=12, deadline=None)

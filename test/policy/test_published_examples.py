@@ -17,7 +17,8 @@ from sgl_importance.policy.random import RandomPolicy
 from sgl_importance.policy.s3fifo import S3FifoPolicy
 from sgl_importance.policy.slru import SlruPolicy
 from sgl_importance.policy.tlru import TlruPolicy
-from sgl_importance.replay.cache import replay_tree
+from sgl_importance.replay.cache import replay_objects, replay_tree
+from sgl_importance.replay.trace import TraceBuilder
 
 
 def pattern(policy: EvictionPolicy, accesses: str) -> str:
@@ -78,6 +79,15 @@ def test_random_reaches_every_candidate_and_no_other() -> None:
     assert victims == {0, 1, 3}
 
 
+def test_tlru_ranks_objects_by_the_whole_request() -> None:
+    builder = TraceBuilder("objects", 1, prefix_tree=False)
+    for request in ("abc", "d"):
+        builder.add(request, input_tokens=len(request))
+    watched = Watched(TlruPolicy(3, threshold=1))
+    replay_objects(builder.build(), watched)
+    assert watched.victims == [2]  # c, the last of three, although a is older
+
+
 def tree_victims(policy: EvictionPolicy, paths: list[list[int]]) -> list[int]:
     watched = Watched(policy)
     replay_tree(tree_trace(paths), watched)
@@ -102,8 +112,9 @@ def test_tlru_trims_only_the_spare_tail() -> None:
 
 
 def test_tlru_counts_the_longest_path_through_a_block() -> None:
-    # The path of the block (1) was three long; its tail is gone, and it is not trimmed any further.
+    # The path of the block (1) was three long, the last one is not: once its tail is gone the block is not
+    # trimmed any further, and the block (2), 3, goes before it.
     paths = [[1, 1, 1], [1], [2], [3], [4]]
-    assert tree_victims(TlruPolicy(3, threshold=2), paths)[:2] == [2, 1]
+    assert tree_victims(TlruPolicy(3, threshold=2), paths) == [2, 1, 3]
     policy = TlruPolicy(3, threshold=2, next_prompt=2)
     assert tree_victims(policy, paths) == tree_victims(LruPolicy(3), paths)

@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published import ONLINE, Watched, belady, object_hits, object_trace, tree_trace
 
+from sgl_importance.policy.arc import ArcPolicy
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.policy.belady import NextUses
+from sgl_importance.policy.gdsf import GdsfPolicy
+from sgl_importance.policy.lhd import LhdPolicy
+from sgl_importance.policy.random import RandomPolicy
 from sgl_importance.replay.cache import replay_objects, replay_tree
 from sgl_importance.replay.trace import NO_PARENT, Trace
 
@@ -174,10 +178,34 @@ def test_memory_does_not_grow_with_the_trace(policy: Policy) -> None:
     assert max(heaps, default=0) < 200
 
 
-def test_random_and_lhd_depend_on_their_seed() -> None:
-    from sgl_importance.policy.lhd import LhdPolicy
-    from sgl_importance.policy.random import RandomPolicy
+@settings(max_examples=60, deadline=None)
+@given(paths=paths, capacity=capacities)
+def test_arc_remembers_no_more_than_it_may(paths: list[list[int]], capacity: int) -> None:
+    policy = ArcPolicy(capacity)
+    replay_tree(tree_trace(paths), policy)
+    recent, frequent = len(policy._recent), len(policy._frequent)
+    evicted_recent, evicted_frequent = len(policy._evicted_recent), len(policy._evicted_frequent)
+    assert recent + evicted_recent <= capacity
+    assert recent + frequent + evicted_recent + evicted_frequent <= 2 * capacity
 
+
+@settings(max_examples=60, deadline=None)
+@given(paths=paths, capacity=capacities)
+def test_gdsf_inflation_never_falls(paths: list[list[int]], capacity: int) -> None:
+    class Ageing(Watched):
+        inflation = 0
+
+        def victim(self) -> int:
+            victim = super().victim()
+            assert isinstance(self.policy, GdsfPolicy)
+            assert self.policy._inflation >= self.inflation
+            self.inflation = self.policy._inflation
+            return victim
+
+    replay_tree(tree_trace(paths), Ageing(GdsfPolicy(capacity)))
+
+
+def test_random_and_lhd_depend_on_their_seed() -> None:
     accesses = np.random.default_rng(0).integers(0, 200, 3_000).tolist()
     trace = object_trace(accesses)
     for policy in (RandomPolicy, LhdPolicy):
