@@ -26,13 +26,18 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _portable(argument: str) -> str:
+    """A file's name in place of where it lay on the machine that ran the benchmark."""
+    return Path(argument).name if os.sep in argument and Path(argument).exists() else argument
+
+
 def write_results(name: str, rows: Sequence[dict[str, Any]], *, out: Path | None = None) -> Path:
     """Writes ``rows`` with the command and the versions that made them; returns the file."""
     path = out or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "benchmark": name,
-        "command": shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0]), *map(_portable, sys.argv[1:])]),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
         "versions": {package: _version(package) for package in ("sgl-importance", "sglang", "torch")},

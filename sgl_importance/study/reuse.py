@@ -171,8 +171,7 @@ def _running_rate(requests: IntArray, outcomes: FloatArray, horizon: int) -> Flo
     sums, counts = np.bincount(requests, outcomes), np.bincount(requests)
     known_sums = np.concatenate((np.zeros(horizon + 1), np.cumsum(sums)))
     known_counts = np.concatenate((np.zeros(horizon + 1), np.cumsum(counts)))
-    rate: FloatArray = (known_sums[requests] + 1.0) / (known_counts[requests] + 2.0)
-    return rate
+    return np.asarray((known_sums[requests] + 1.0) / (known_counts[requests] + 2.0), dtype=np.float64)
 
 
 def _ratio_of_sums(parts: FloatArray) -> float:
