@@ -117,8 +117,8 @@ def study_h2(
             f"contexts with at least {min_queries} queries; aggregate without the query itself; body mass of "
             "the prefill window and of decode steps, as folded",
             f"value over {', '.join(decisive)}: the settings of the first recording",
-            "attention that looks at the same pages whatever is asked agrees with itself: see which layers do "
-            "(one recording for each), and 'study sensitivity --workload' for whether they find the answer",
+            "attention that looks at the same pages whatever is asked agrees with itself: see which layers do, "
+            "by one recording for each, and 'study sensitivity --workload' for whether they find the answer",
             "queries are the resampled units: the interval is about these contexts",
             SMALL_MODEL,
         ),
@@ -130,7 +130,7 @@ def _paint(
     axis: Any, names: list[str], by_workload: dict[str, list[float]], rows: list[dict[str, Any]]
 ) -> None:
     axis.boxplot([by_workload[name] for name in names], showmeans=True)
-    axis.set_xticks(range(1, len(names) + 1), [name.replace(": ", "\n") for name in names], fontsize=8)
+    axis.set_xticks(range(1, len(names) + 1), names, fontsize=7, rotation=35, ha="right")
     axis.plot(range(1, len(names) + 1), [row["chance"] for row in rows], "k_", markersize=24, label="chance")
     axis.set_ylim(-0.02, 1.02)
     axis.legend()

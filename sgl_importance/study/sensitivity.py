@@ -304,7 +304,14 @@ def study_sensitivity(
         rows.append(_row(setting, len(common), estimate, change))
     rows += interval_rows([query for recording in recordings for query in recording.queries])
     if figure is not None:
-        draw(figure, [("recall, by setting (agreement, for interval)", lambda axis: _paint(axis, rows))])
+        panels = [("recall (agreement, for the interval)", _painter(rows, {"estimate": ("low", "high")}))]
+        if records:
+            bounds = {
+                "own record": ("own_low", "own_high"),
+                "earlier record": ("earlier_low", "earlier_high"),
+            }
+            panels.append(("share of queries whose record is held", _painter(rows, bounds)))
+        draw(figure, panels)
     return Finding(
         study="sensitivity",
         claim="with the settings as recorded, earlier queries find a later query's top pages",
@@ -339,11 +346,20 @@ def _verdict(changes: Sequence[tuple[Estimate, Setting]]) -> str:
     return "; ".join(parts) or "no setting changes recall beyond its interval"
 
 
-def _paint(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
-    labels = [f"{row['setting']}: {row['value']}" for row in rows][::-1]
-    values = np.array([[row["estimate"], row["low"], row["high"]] for row in rows][::-1])
-    errors = np.abs(values[:, 1:].T - values[:, 0])
-    axis.errorbar(values[:, 0], range(len(rows)), xerr=errors, fmt="o", markersize=3)
-    axis.set_yticks(range(len(rows)), labels, fontsize=5)
-    axis.set_xlim(0, 1)
-    axis.axvline(FOUND_SHARE, color="k", linestyle=":")
+def _painter(rows: Sequence[dict[str, Any]], bounds: Mapping[str, tuple[str, str]]) -> Callable[[Any], None]:
+    def paint(axis: Any) -> None:
+        for column, (low, high) in bounds.items():
+            shown = [(-i, row) for i, row in enumerate(rows) if row[column] is not None]
+            values = np.array([[row[column], row[low], row[high]] for _, row in shown])
+            errors = np.abs(values[:, 1:].T - values[:, 0])
+            axis.errorbar(
+                values[:, 0], [i for i, _ in shown], xerr=errors, fmt="o", markersize=3, label=column
+            )
+        labels = [f"{row['setting']}: {row['value']}" for row in rows]
+        axis.set_yticks([-i for i in range(len(rows))], labels, fontsize=5)
+        axis.set_xlim(0, 1)
+        axis.axvline(FOUND_SHARE, color="k", linestyle=":")
+        if len(bounds) > 1:
+            axis.legend(fontsize=7)
+
+    return paint
