@@ -92,14 +92,14 @@ def sensitivity_command(
         requests = read_requests(workload) if workload else []
     except WorkloadError as error:
         fail(str(error))
-    positions = {request.id: request.record_position() for request in requests}
-    records = {rid: position for rid, position in positions.items() if position is not None}
+    positions = {request.id: request.answer_position() for request in requests}
+    answers = {rid: position for rid, position in positions.items() if position is not None}
     run_study(
         "sensitivity",
         directories,
         out,
         figure,
-        lambda recordings, path: study_sensitivity(recordings, records=records, figure=path),
+        lambda recordings, path: study_sensitivity(recordings, answers=answers, figure=path),
     )
 
 

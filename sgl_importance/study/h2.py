@@ -117,8 +117,8 @@ def study_h2(
             f"contexts with at least {min_queries} queries; aggregate without the query itself; body mass of "
             "the prefill window and of decode steps, as folded",
             f"value over {', '.join(decisive)}: the settings of the first recording",
-            "attention that looks at the same pages whatever is asked agrees with itself: see which layers do, "
-            "by one recording for each, and 'study sensitivity --workload' for whether they find the answer",
+            "attention that looks at the same pages whatever is asked agrees with itself: see which layers "
+            "do, by one recording each, and 'study sensitivity --workload' for whether they find the answer",
             "queries are the resampled units: the interval is about these contexts",
             SMALL_MODEL,
         ),

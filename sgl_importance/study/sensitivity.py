@@ -38,7 +38,7 @@ class Setting:
 
     Attributes:
         recall: share of the query's top pages among the top pages of the queries before it.
-        own: whether the query's own top pages hold the record that it asks for.
+        own: whether the query's own top pages hold the answer to what it asks.
         earlier: whether the top pages of the queries before it do.
     """
 
@@ -97,8 +97,8 @@ def recall(history: Floats, target: Floats) -> float:
 class _Contexts:
     """Shared contexts of the base recording; what is to be found is always what its queries looked at."""
 
-    def __init__(self, recording: Recording, min_queries: int, records: Mapping[str, int]) -> None:
-        self._records = records
+    def __init__(self, recording: Recording, min_queries: int, answers: Mapping[str, int]) -> None:
+        self._answers = answers
         usable = [query for query in recording.queries if query.folds]
         self.recording = recording
         self.half_life = float(recording.header.options["half_life_queries"])
@@ -137,7 +137,7 @@ class _Contexts:
             for index in range(BURN_IN_QUERIES, len(context.queries)):
                 rid = context.queries[index].rid
                 setting.recall[rid] = recall(before[index], targets[index])
-                page = self._records.get(rid, -1) // page_tokens
+                page = self._answers.get(rid, -1) // page_tokens
                 if 0 <= page < predictors.shape[1]:
                     setting.own[rid] = float(page in top_pages(predictors[index], WANTED_SHARE))
                     setting.earlier[rid] = float(page in top_pages(before[index], FOUND_SHARE))
@@ -230,10 +230,10 @@ def _row(setting: Setting, queries: int, estimate: Estimate, change: Estimate | 
         "change": None if change is None else change.value,
         "change_low": None if change is None else change.low,
         "change_high": None if change is None else change.high,
-        "own record": None if own is None else own.value,
+        "own answer": None if own is None else own.value,
         "own_low": None if own is None else own.low,
         "own_high": None if own is None else own.high,
-        "earlier record": None if earlier is None else earlier.value,
+        "earlier answer": None if earlier is None else earlier.value,
         "earlier_low": None if earlier is None else earlier.low,
         "earlier_high": None if earlier is None else earlier.high,
     }
@@ -262,7 +262,7 @@ def _difference(recording: Recording, base: Recording) -> tuple[str, str] | None
 def study_sensitivity(
     recordings: Sequence[Recording],
     *,
-    records: Mapping[str, int] | None = None,
+    answers: Mapping[str, int] | None = None,
     figure: Path | None = None,
     min_queries: int = MIN_QUERIES,
 ) -> Finding:
@@ -272,7 +272,7 @@ def study_sensitivity(
 
     Args:
         recordings: of the same requests.
-        records: where in its prompt the record stands that a request asks for, in tokens, by request id.
+        answers: where in its prompt the right answer to a request stands, in tokens, by request id.
         figure: file to draw into.
         min_queries: that a context needs.
 
@@ -280,7 +280,7 @@ def study_sensitivity(
         StudyError: recordings cannot be compared, or have too few queries on a shared context.
     """
     base = recordings[0]
-    contexts = _Contexts(base, min_queries, records or {})
+    contexts = _Contexts(base, min_queries, answers or {})
     default = contexts.measure("base", "as recorded")
     if not default.recall:
         raise StudyError(
@@ -305,12 +305,12 @@ def study_sensitivity(
     rows += interval_rows([query for recording in recordings for query in recording.queries])
     if figure is not None:
         panels = [("recall (agreement, for the interval)", _painter(rows, {"estimate": ("low", "high")}))]
-        if records:
+        if answers:
             bounds = {
-                "own record": ("own_low", "own_high"),
-                "earlier record": ("earlier_low", "earlier_high"),
+                "own answer": ("own_low", "own_high"),
+                "earlier answer": ("earlier_low", "earlier_high"),
             }
-            panels.append(("share of queries whose record is held", _painter(rows, bounds)))
+            panels.append(("share of queries whose answer is held", _painter(rows, bounds)))
         draw(figure, panels)
     return Finding(
         study="sensitivity",
@@ -324,8 +324,8 @@ def study_sensitivity(
             "a larger page changes it too, so page sizes are left out of the verdict",
             "what single layers and other quantities are measured against is what all layers of the first "
             "recording saw: recall says how alike they are, not which is better",
-            f"own record: share of queries whose own top {WANTED_SHARE:.0%} pages hold the record asked for; "
-            f"earlier record: the same of the top {FOUND_SHARE:.0%} by the queries before it",
+            f"own answer: share of queries whose own top {WANTED_SHARE:.0%} pages hold the right answer; "
+            f"earlier answer: the same of the top {FOUND_SHARE:.0%} by the queries before it",
             "mean of a block's tokens and their sum rank alike; the maximum does not",
             SMALL_MODEL,
         ),

@@ -45,16 +45,17 @@ class WorkloadRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         """The prompt in tokens of the embedded model."""
         return encode_text(self.prompt) if self.prompt else encode(self.messages)
 
-    def record_position(self) -> int | None:
-        """Where in the prompt the record stands that the last message asks for: its name, in tokens of the
-        embedded model. None where the request asks for no record."""
+    def answer_position(self) -> int | None:
+        """Where in the prompt the right answer stands, in tokens of the embedded model: the value of the
+        record that the last message asks for. None where the request asks for no record."""
         if not self.messages or self.answer is None:
             return None
         name = self.messages[-1]["content"].rpartition(" ")[2]
         record = encode_text(f"{name} {self.answer}")
         tokens = self.token_ids()
         starts = range(len(tokens) - len(record) + 1)
-        return next((i for i in starts if tokens[i : i + len(record)] == record), None)
+        name_tokens = len(encode_text(f"{name} "))
+        return next((i + name_tokens for i in starts if tokens[i : i + len(record)] == record), None)
 
 
 def write_requests(requests: Iterable[WorkloadRequest], path: Path) -> None:

@@ -139,16 +139,16 @@ def test_recall_is_that_of_a_decayed_sum(queries: int, pages: int, half_life: fl
         assert recall(before[i], targets[i]) == len(wanted & top_pages(before[i], 0.2)) / len(wanted)
 
 
-def test_records_are_found_where_queries_look() -> None:
-    # Query i looks at page 4 in the first half, at page 7 in the second; the record is always on page 7.
+def test_answers_are_found_where_queries_look() -> None:
+    # Query i looks at page 4 in the first half, at page 7 in the second; the answer is always on page 7.
     queries = queries_looking_at([4] * 30 + [7] * 30)
     for i, query in enumerate(queries):
         query.rid = f"documents/0/{i}"
-    records = {query.rid: 7 * PAGE_SIZE + 3 for query in queries}
-    (row, *_) = study_sensitivity([make_recording(queries, detail=Detail.FOLDS)], records=records).rows
+    answers = {query.rid: 7 * PAGE_SIZE + 3 for query in queries}
+    (row, *_) = study_sensitivity([make_recording(queries, detail=Detail.FOLDS)], answers=answers).rows
     # Five queries are only history.
-    assert row["own record"] == pytest.approx(30 / 55)
-    assert row["earlier record"] == pytest.approx(29 / 55)
+    assert row["own answer"] == pytest.approx(30 / 55)
+    assert row["earlier answer"] == pytest.approx(29 / 55)
 
 
 def test_larger_pages_are_sums_or_maxima() -> None:

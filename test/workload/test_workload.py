@@ -47,16 +47,16 @@ def test_the_right_answer_stands_once_behind_the_asked_name(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["chat", "documents", "agent"])
-def test_the_record_is_where_it_is_said_to_be(kind: str) -> None:
+def test_the_answer_is_where_it_is_said_to_be(kind: str) -> None:
     for request in make(kind):
-        position, tokens = request.record_position(), request.token_ids()
+        position, tokens = request.answer_position(), request.token_ids()
         assert position is not None
         name = request.messages[-1]["content"].split()[-1]
-        assert tokens[position : position + 2] == [token_ids()[f"{name} "], token_ids()[request.answer]]
+        assert tokens[position - 1 : position + 1] == [token_ids()[f"{name} "], token_ids()[request.answer]]
 
 
 def test_free_generation_asks_for_no_record() -> None:
-    assert {request.record_position() for request in make("generation")} == {None}
+    assert {request.answer_position() for request in make("generation")} == {None}
 
 
 def test_a_continuation_is_what_followed_in_the_block() -> None:
