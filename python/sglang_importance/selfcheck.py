@@ -23,8 +23,7 @@ _CACHE = f"{_SRT}.mem_cache"
 _TREE_CORE = f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeCore"
 _FULL = f"{_CACHE}.unified_cache.components.FullComponent"
 _RADIX_CACHE = f"{_CACHE}.unified_radix_cache.UnifiedRadixCache"
-_CONTROLLER = f"{_SRT}.managers.cache_controller.HiCacheController"
-_HYBRID_CONTROLLER = f"{_CACHE}.hybrid_cache.hybrid_cache_controller.HybridCacheController"
+_CONTROLLER = f"{_CACHE}.hybrid_cache.hybrid_cache_controller.HybridCacheController"
 _UPDATER = f"{_SRT}.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _TORCH_NATIVE = f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 
@@ -115,13 +114,14 @@ SYMBOLS: dict[str, str | None] = {
     f"{_CONTROLLER}._page_transfer_kv_batch": (
         "self, operation, batch_hashes, batch_host_indices, extra_info, kv_derived_transfers"
     ),
+    f"{_CONTROLLER}._reduce_prefetch_ack": "self, ack",
     f"{_CONTROLLER}.prefetch_thread_func": "self",
     f"{_CONTROLLER}.prefetch_io_aux_func": "self",
     f"{_CONTROLLER}.prefetch_sync_thread_func": "self",
-    f"{_HYBRID_CONTROLLER}._storage_hit_query": "self, operation, pp_rank",
-    f"{_HYBRID_CONTROLLER}._page_transfer": "self, operation",
-    f"{_HYBRID_CONTROLLER}._page_backup": "self, operation",
-    f"{_HYBRID_CONTROLLER}.backup_thread_func": "self",
+    f"{_CONTROLLER}._storage_hit_query": "self, operation, pp_rank",
+    f"{_CONTROLLER}._page_transfer": "self, operation",
+    f"{_CONTROLLER}._page_backup": "self, operation",
+    f"{_CONTROLLER}.backup_thread_func": "self",
     f"{_RADIX_CACHE}._can_terminate_prefetch": "self, operation",
     f"{_RADIX_CACHE}._all_reduce": "self, data, tp_reduce_op",
     f"{_RADIX_CACHE}.total_size": "self",

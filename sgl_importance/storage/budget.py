@@ -30,14 +30,14 @@ class StoredFile:
         return self.path.suffix == PAGE_SUFFIX
 
 
-def use_time(depth: int) -> int:
-    """The modification time, in ns, of a page of ``depth`` that is used now.
+def use_time(moment: int, depth: int) -> int:
+    """The modification time, in ns, of a page with ``depth`` pages in front that is used at ``moment``.
 
-    A page's recency is its file's modification time, which several servers share without an index. A page is
-    dated a little before its predecessor, and a use dates the pages in front of it too: the oldest file is
-    always the end of a sequence, and a storage hit stops at the first missing page.
+    A page's recency is its file's modification time, which several servers share without an index. A use
+    dates a page a little before its predecessor, and the pages in front of it too: the oldest file is always
+    the end of a sequence, and a storage hit stops at the first missing page.
     """
-    return time.time_ns() - depth * NANOSECONDS_PER_PAGE
+    return moment - depth * NANOSECONDS_PER_PAGE
 
 
 def scan(pages: Path) -> Iterator[StoredFile]:

@@ -48,7 +48,7 @@ class PageStore:
         self.pages = directory / "pages"
         self.quarantine = directory / "quarantine"
         self._budget = Budget(self.pages, budget_bytes)
-        self._counters = counters
+        self.counters = counters
         check_writable(directory)
 
     def describe(self, identity: bytes, facts: str) -> None:
@@ -100,34 +100,35 @@ class PageStore:
             raise PageDamaged(MissReason.LENGTH)
         check_page(bytes(header), body, page=page_digest(key), identity=identity)
 
-    def write(self, identity: bytes, key: str, body: NDArray[np.uint8], *, depth: int) -> bool:
+    def write(self, identity: bytes, key: str, body: NDArray[np.uint8], *, depth: int, moment: int) -> bool:
         """Publishes a page; False where it was there already.
 
         Args:
             depth: pages in front of this one in its sequence.
+            moment: when the sequence is used, in ns; one for all its pages.
 
         Raises:
             OSError: it could not be written; nothing of it is left.
         """
         path = self.path(identity, key)
         if path.exists():
-            self._touch(path, depth)
+            self._touch(path, use_time(moment, depth))
             return False
         size = HEADER_BYTES + body.nbytes
         deleted = self._budget.admit(size)
         if deleted is None:
             raise OSError(errno.EFBIG, f"a page of {size} bytes exceeds the budget")
         if deleted:
-            self._counters.add("evicted_pages", amount=deleted)
+            self.counters.add("evicted_pages", amount=deleted)
         try:
             header = encode_header(page=page_digest(key), identity=identity, depth=depth, body=body)
-            self._publish(path, header, body, depth)
+            self._publish(path, header, body, use_time(moment, depth))
         except BaseException:
             self._budget.release(size)
             raise
         return True
 
-    def _publish(self, path: Path, header: bytes, body: NDArray[np.uint8], depth: int) -> None:
+    def _publish(self, path: Path, header: bytes, body: NDArray[np.uint8], mtime_ns: int) -> None:
         unfinished = path.with_name(f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
@@ -142,8 +143,7 @@ class PageStore:
                     # The kernel stops short where space ends; the next call says why.
                     rest = (header + body.tobytes())[written:]
                     written += os.write(file, rest)
-                moment = use_time(depth)
-                os.utime(file, ns=(moment, moment))
+                os.utime(file, ns=(mtime_ns, mtime_ns))
             finally:
                 os.close(file)
             os.replace(unfinished, path)
@@ -152,15 +152,14 @@ class PageStore:
                 os.unlink(unfinished)
             raise
 
-    def touch(self, identity: bytes, keys: list[str]) -> None:
-        """Marks the first pages of a sequence, in order from its start, as used now."""
+    def touch(self, identity: bytes, keys: list[str], moment: int) -> None:
+        """Marks the first pages of a sequence, in order from its start, as used at ``moment`` (ns)."""
         for depth, key in enumerate(keys):
-            self._touch(self.path(identity, key), depth)
+            self._touch(self.path(identity, key), use_time(moment, depth))
 
-    def _touch(self, path: Path, depth: int) -> None:
-        moment = use_time(depth)
+    def _touch(self, path: Path, mtime_ns: int) -> None:
         with suppress(OSError):
-            os.utime(path, ns=(moment, moment))
+            os.utime(path, ns=(mtime_ns, mtime_ns))
 
     def path(self, identity: bytes, key: str) -> Path:
         name = page_digest(key).hex()
@@ -171,7 +170,7 @@ class PageStore:
 
     def _set_aside(self, path: Path, reason: MissReason) -> None:
         if set_aside(path, self.quarantine, reason):
-            self._counters.add("quarantined_pages")
+            self.counters.add("quarantined_pages")
 
 
 def set_aside(path: Path, quarantine: Path, reason: MissReason) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import queue
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -42,8 +44,8 @@ class Pages(Protocol):
 
     def exists(self, identity: bytes, key: str) -> bool: ...
     def read(self, identity: bytes, key: str, body: Page) -> None: ...
-    def write(self, identity: bytes, key: str, body: Page, *, depth: int) -> bool: ...
-    def touch(self, identity: bytes, keys: list[str]) -> None: ...
+    def write(self, identity: bytes, key: str, body: Page, *, depth: int, moment: int) -> bool: ...
+    def touch(self, identity: bytes, keys: list[str], moment: int) -> None: ...
 
 
 class PageTransfer:
@@ -62,10 +64,10 @@ class PageTransfer:
     def __init__(self, pages: Pages, *, page_bytes: int, timeout: float, counters: StoreCounters) -> None:
         assert page_bytes > 0
         assert timeout > 0
-        self._pages = pages
+        self.pages = pages
         self._page_bytes = page_bytes
         self._timeout = timeout
-        self._counters = counters
+        self.counters = counters
         self._readers = Workers(READERS, "kv-importance-read")
         self._writers = Workers(WRITERS, "kv-importance-write")
         self._run_pages = max(1, min(RUN_PAGES, RUN_BYTES // page_bytes))
@@ -84,7 +86,7 @@ class PageTransfer:
 
         def look() -> None:
             try:
-                missing = (i for i, key in enumerate(keys) if not self._pages.exists(identity, key))
+                missing = (i for i, key in enumerate(keys) if not self.pages.exists(identity, key))
                 answer.put(next(missing, len(keys)))
             except Exception:
                 answer.put(PageMiss(MissReason.IO))
@@ -95,7 +97,7 @@ class PageTransfer:
         except queue.Empty:
             found = PageMiss(MissReason.TIMEOUT)
         if isinstance(found, PageMiss):
-            self._counters.add("missed_pages", found.reason.value)
+            self.counters.add("missed_pages", found.reason.value)
             return 0
         return found
 
@@ -121,12 +123,12 @@ class PageTransfer:
                     page = runs[0].take(self._timeout)
                     yield page
                     self._staging.append(page)
-                    self._counters.add("read_pages")
-                    self._counters.add("read_bytes", amount=self._page_bytes)
+                    self.counters.add("read_pages")
+                    self.counters.add("read_bytes", amount=self._page_bytes)
                 runs.popleft()
                 start_runs()
         except PageMiss as miss:
-            self._counters.add("missed_pages", miss.reason.value)
+            self.counters.add("missed_pages", miss.reason.value)
         finally:
             for run in runs:
                 run.abandoned = True
@@ -141,14 +143,23 @@ class PageTransfer:
     # ---- writing ----
 
     def write(
-        self, identity: bytes, keys: Sequence[str], copy_page: Callable[[int, Page], None], *, depth: int
+        self,
+        identity: bytes,
+        keys: Sequence[str],
+        copy_page: Callable[[int, Page], None],
+        *,
+        prefix: Sequence[str] = (),
     ) -> list[bool]:
-        """Writes pages of which the first has ``depth`` pages in front; which of them are stored.
+        """Writes consecutive pages of a sequence; which of them are stored.
 
         Args:
+            identity: digest of the model.
+            keys: of the pages.
+            prefix: keys of all pages in front of them.
             copy_page: copies page i into a buffer; called here, so that host memory may change afterwards.
         """
         done = [False] * len(keys)
+        moment = self.touch(identity, prefix)
         runs: deque[_WriteRun] = deque()
         ahead = max(2, min(2 * WRITERS, STAGED_BYTES // (self._run_pages * self._page_bytes)))
 
@@ -157,14 +168,21 @@ class PageTransfer:
             try:
                 run.finished.get(timeout=max(WRITE_SECONDS, self._timeout))
             except queue.Empty:
-                self._counters.add("unwritten_pages", "timeout", len(run.keys))
+                self.counters.add("unwritten_pages", "timeout", len(run.keys))
                 return False
             done[run.start : run.start + len(run.keys)] = run.stored
             self._staging.extend(run.bodies)
             return True
 
         for start in range(0, len(keys), self._run_pages):
-            run = _WriteRun(self, identity, keys[start : start + self._run_pages], start, depth)
+            run = _WriteRun(
+                self,
+                identity,
+                keys[start : start + self._run_pages],
+                start=start,
+                depth=len(prefix) + start,
+                moment=moment,
+            )
             for index, body in enumerate(run.bodies):
                 copy_page(start + index, body)
             runs.append(run)
@@ -175,10 +193,20 @@ class PageTransfer:
             pass
         return done
 
-    def touch(self, identity: bytes, keys: list[str]) -> None:
-        """Marks a sequence as used, at the workers' leisure."""
+    def touch(self, identity: bytes, keys: Sequence[str]) -> int:
+        """Marks the start of a sequence as used, at the workers' leisure; the moment of it, in ns."""
+        moment = time.time_ns()
         if keys:
-            self._writers.submit(lambda: self._pages.touch(identity, keys))
+            self._writers.submit(_silent(lambda: self.pages.touch(identity, list(keys), moment)))
+        return moment
+
+
+def _silent(call: Callable[[], None]) -> Callable[[], None]:
+    def silent() -> None:
+        with suppress(Exception):
+            call()
+
+    return silent
 
 
 class _ReadRun:
@@ -197,7 +225,7 @@ class _ReadRun:
                 return
             body = self._transfer.stage()
             try:
-                self._transfer._pages.read(self._identity, key, body)
+                self._transfer.pages.read(self._identity, key, body)
             except PageMiss as miss:
                 self._results.put(miss)
                 return
@@ -217,10 +245,17 @@ class _ReadRun:
 
 
 class _WriteRun:
-    """Neighbouring pages that one worker writes."""
+    """Neighbouring pages that one worker writes, the first of which has ``depth`` pages in front."""
 
     def __init__(
-        self, transfer: PageTransfer, identity: bytes, keys: Sequence[str], start: int, depth: int
+        self,
+        transfer: PageTransfer,
+        identity: bytes,
+        keys: Sequence[str],
+        *,
+        start: int,
+        depth: int,
+        moment: int,
     ) -> None:
         self.keys = keys
         self.start = start
@@ -230,13 +265,14 @@ class _WriteRun:
         self._transfer = transfer
         self._identity = identity
         self._depth = depth
+        self._moment = moment
 
     def __call__(self) -> None:
-        counters = self._transfer._counters
+        counters, pages = self._transfer.counters, self._transfer.pages
         for index, (key, body) in enumerate(zip(self.keys, self.bodies, strict=True)):
+            depth = self._depth + index
             try:
-                depth = self._depth + self.start + index
-                new = self._transfer._pages.write(self._identity, key, body, depth=depth)
+                new = pages.write(self._identity, key, body, depth=depth, moment=self._moment)
             except Exception as error:
                 counters.add("unwritten_pages", write_reason(error))
                 continue

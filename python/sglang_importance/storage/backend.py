@@ -128,10 +128,7 @@ class VerifiedStorage(HiCacheStorage):
             source = self.mem_pool_host.get_data_page(slots[index], flat=False)
             torch.from_numpy(body).view(source.dtype).view(source.shape).copy_(source)
 
-        prefix = _prefix(extra_info)
-        done = self._transfer.write(identity, keys, copy_page, depth=len(prefix))
-        self._transfer.touch(identity, prefix)
-        return self._published(done)
+        return self._published(self._transfer.write(identity, keys, copy_page, prefix=_prefix(extra_info)))
 
     # ---- single pages, which the controller never asks for ----
 

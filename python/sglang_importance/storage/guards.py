@@ -22,7 +22,6 @@ from sglang_importance.storage.weights import WATCH
 
 logger = logging.getLogger(__name__)
 
-_BASE = "sglang.srt.managers.cache_controller.HiCacheController"
 _HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
@@ -67,6 +66,44 @@ def _supervised(thread: str) -> Callable[..., None]:
     return around
 
 
+_contain_backup = _contained("backup", lambda: None)
+_supervise_backup = _supervised("backup")
+
+
+def _around_page_backup(backup: Callable[..., None], controller: Any, operation: Any) -> None:
+    controller._kv_importance_backup = operation
+    _contain_backup(backup, controller, operation)
+
+
+def _around_backup_loop(loop: Callable[..., None], controller: Any) -> None:
+    def go_on(controller: Any) -> None:
+        # A write that is never acknowledged keeps its pages locked, and the cache from being flushed; that
+        # the scheduler gets the acknowledgement of one twice does no harm.
+        operation = getattr(controller, "_kv_importance_backup", None)
+        if operation is not None:
+            controller._kv_importance_backup = None
+            controller.ack_backup_queue.put(operation)
+        loop(controller)
+
+    controller._kv_importance_backup = None
+    _supervise_backup(go_on, controller)
+
+
+def _around_reduce_ack(reduce: Callable[..., None], controller: Any, ack: Any) -> None:
+    """Ranks agree on the pages of a prefetch; where that fails, on no more than before."""
+    operation = ack.operation
+    try:
+        reduce(controller, ack)
+    except BaseException as error:
+        _fault("prefetch_sync", error)
+        if ack.completed_tokens is not None:
+            ack.completed_tokens = getattr(operation, "_kv_importance_agreed", 0)
+        if ack.pool_hits is not None:
+            ack.pool_hits = {}
+    if ack.completed_tokens is not None:
+        operation._kv_importance_agreed = ack.completed_tokens
+
+
 def _around_can_terminate_prefetch(can_terminate: Callable[..., bool], cache: Any, operation: Any) -> bool:
     if can_terminate(cache, operation):
         return True
@@ -95,15 +132,17 @@ def _after_cache_reset(result: None, cache: Any) -> None:
     WATCH.cache_was_reset()
 
 
+# All on the class in use: what it overrides, a hook on its base would miss.
 HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
     f"{_HYBRID}._storage_hit_query": (_contained("prefetch", lambda: ([], 0)), HookType.AROUND),
-    f"{_BASE}._page_transfer_kv_batch": (_contained("prefetch_io", lambda: 0), HookType.AROUND),
+    f"{_HYBRID}._page_transfer_kv_batch": (_contained("prefetch_io", lambda: 0), HookType.AROUND),
     f"{_HYBRID}._page_transfer": (_contained("prefetch_io", lambda: None), HookType.AROUND),
-    f"{_HYBRID}._page_backup": (_contained("backup", lambda: None), HookType.AROUND),
-    f"{_BASE}.prefetch_thread_func": (_supervised("prefetch"), HookType.AROUND),
-    f"{_BASE}.prefetch_io_aux_func": (_supervised("prefetch_io"), HookType.AROUND),
-    f"{_BASE}.prefetch_sync_thread_func": (_supervised("prefetch_sync"), HookType.AROUND),
-    f"{_HYBRID}.backup_thread_func": (_supervised("backup"), HookType.AROUND),
+    f"{_HYBRID}._page_backup": (_around_page_backup, HookType.AROUND),
+    f"{_HYBRID}.prefetch_thread_func": (_supervised("prefetch"), HookType.AROUND),
+    f"{_HYBRID}.prefetch_io_aux_func": (_supervised("prefetch_io"), HookType.AROUND),
+    f"{_HYBRID}.prefetch_sync_thread_func": (_supervised("prefetch_sync"), HookType.AROUND),
+    f"{_HYBRID}.backup_thread_func": (_around_backup_loop, HookType.AROUND),
+    f"{_HYBRID}._reduce_prefetch_ack": (_around_reduce_ack, HookType.AROUND),
     f"{_CACHE}._can_terminate_prefetch": (_around_can_terminate_prefetch, HookType.AROUND),
     f"{_CACHE}.reset": (_after_cache_reset, HookType.AFTER),
     **{
@@ -128,8 +167,14 @@ def install_guards() -> None:
         LaunchRefused: sglang could not hook one of them.
     """
     for target, (hook, kind) in HOOKS.items():
-        if not any(registered is hook for _, registered, _ in HookRegistry._hooks.get(target, ())):
-            HookRegistry.register(target, hook, kind)
+        if any(registered is hook for _, registered, _ in HookRegistry._hooks.get(target, ())):
+            continue
+        if target in HookRegistry._patched:
+            # sglang applies the hooks of a target once: ours would be left out without a word.
+            raise LaunchRefused(
+                [f"another plugin has hooked {target}: drop that plugin or drop --kv-importance-store"]
+            )
+        HookRegistry.register(target, hook, kind)
     HookRegistry.apply_hooks()
     if dead := [target for target in HOOKS if target not in HookRegistry._patched]:
         cure = "install sglang==0.5.21 or drop --kv-importance-store"

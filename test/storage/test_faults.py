@@ -1,0 +1,240 @@
+"""Damage to stored pages and around them: the right tokens, no hang, and a counter that says so."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import FETCH_TIMEOUT_SECONDS, PAGE_TOKENS, PROMPT_PAGES, Bench, report, update_weights
+
+from sgl_importance.storage.record import HEADER_BYTES, MissReason, decode_header, encode_header
+
+pytestmark = pytest.mark.server
+
+DAMAGED_PAGE = 4
+SECONDS_PER_ANSWER = 5.0
+
+
+def flip(offset: int, bit: int = 0) -> Callable[[list[Path]], None]:
+    def damage(files: list[Path]) -> None:
+        data = bytearray(files[DAMAGED_PAGE].read_bytes())
+        data[offset] ^= 1 << bit
+        files[DAMAGED_PAGE].write_bytes(data)
+
+    return damage
+
+
+def cut(length: int) -> Callable[[list[Path]], None]:
+    return lambda files: files[DAMAGED_PAGE].write_bytes(files[DAMAGED_PAGE].read_bytes()[:length])
+
+
+def lengthen(files: list[Path]) -> None:
+    files[DAMAGED_PAGE].write_bytes(files[DAMAGED_PAGE].read_bytes() + b"\0")
+
+
+def swap(files: list[Path]) -> None:
+    first, second = files[DAMAGED_PAGE].read_bytes(), files[DAMAGED_PAGE + 1].read_bytes()
+    files[DAMAGED_PAGE].write_bytes(second)
+    files[DAMAGED_PAGE + 1].write_bytes(first)
+
+
+def of_another_model(files: list[Path]) -> None:
+    data = files[DAMAGED_PAGE].read_bytes()
+    header, body = decode_header(data[:HEADER_BYTES]), np.frombuffer(data[HEADER_BYTES:], np.uint8)
+    stranger = encode_header(page=header.page, identity=bytes(32), depth=header.depth, body=body)
+    files[DAMAGED_PAGE].write_bytes(stranger + body.tobytes())
+
+
+def remove(files: list[Path]) -> None:
+    files[DAMAGED_PAGE].unlink()
+
+
+DAMAGES: dict[str, tuple[Callable[[list[Path]], None], MissReason]] = {
+    "bit flip in magic": (flip(0, 3), MissReason.MAGIC),
+    "bit flip in version": (flip(8), MissReason.HEADER),
+    "bit flip in reserved": (flip(10), MissReason.HEADER),
+    "bit flip in depth": (flip(12, 5), MissReason.HEADER),
+    "bit flip in length": (flip(16, 4), MissReason.HEADER),
+    "bit flip in page digest": (flip(24, 7), MissReason.HEADER),
+    "bit flip in identity": (flip(56, 1), MissReason.HEADER),
+    "bit flip in body CRC": (flip(88), MissReason.HEADER),
+    "bit flip in header CRC": (flip(92, 2), MissReason.HEADER),
+    "bit flip in first byte of body": (flip(HEADER_BYTES), MissReason.BODY),
+    "bit flip inside body": (flip(HEADER_BYTES + 5000, 6), MissReason.BODY),
+    "bit flip in last byte of body": (flip(-1, 7), MissReason.BODY),
+    "file emptied": (cut(0), MissReason.TRUNCATED),
+    "file cut inside header": (cut(50), MissReason.TRUNCATED),
+    "file cut inside body": (cut(HEADER_BYTES + 1000), MissReason.TRUNCATED),
+    "file one byte too long": (lengthen, MissReason.LENGTH),
+    "two pages swapped": (swap, MissReason.PAGE),
+    "page of another model": (of_another_model, MissReason.IDENTITY),
+}
+
+
+@pytest.mark.parametrize("fault", DAMAGES)
+def test_a_damaged_page_is_computed_again_and_set_aside(bench: Bench, fault: str) -> None:
+    damage, reason = DAMAGES[fault]
+    index = bench.fresh()
+    files = bench.store_prompt(index)
+    damage(files)
+    missed, aside = bench.count("missed_pages", reason=reason.value), bench.count("quarantined_pages")
+    bench.server.flush_cache()
+    assert bench.ask(index) == DAMAGED_PAGE * PAGE_TOKENS
+    assert bench.wait_for("missed_pages", missed + 1, reason=reason.value) == missed + 1
+    assert bench.wait_for("quarantined_pages", aside + 1) >= aside + 1
+    assert any(reason.value in file.name for file in (bench.disk.store / "quarantine").iterdir())
+    if fault == "two pages swapped":
+        # The other one of the two is found, or has been replaced, at the next visit.
+        bench.server.flush_cache()
+        bench.ask(index)
+    bench.wait_for("written_pages", bench.count("written_pages"))
+    bench.server.flush_cache()
+    served = bench.ask(index)
+    report(fault, "page set aside and computed again", f'missed_pages{{reason="{reason.value}"}}')
+    assert served >= DAMAGED_PAGE * PAGE_TOKENS
+
+
+def test_an_undamaged_page_is_served(bench: Bench) -> None:
+    index = bench.fresh()
+    bench.store_prompt(index)
+    missed, read = bench.count("missed_pages"), bench.count("read_pages")
+    bench.server.flush_cache()
+    assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS
+    assert bench.wait_for("read_pages", read + PROMPT_PAGES) == read + PROMPT_PAGES
+    assert bench.count("missed_pages") == missed
+
+
+def timed_ask(bench: Bench, index: int) -> tuple[int, float]:
+    start = time.monotonic()
+    served = bench.ask(index)
+    return served, time.monotonic() - start
+
+
+def test_slow_disk(bench: Bench) -> None:
+    index = bench.fresh()
+    bench.store_prompt(index)
+    bench.server.flush_cache()
+    late = bench.count("missed_pages", reason="timeout")
+    bench.disk.break_("slow")
+    try:
+        served, seconds = timed_ask(bench, index)
+    finally:
+        bench.disk.mend()
+    assert served == 0
+    assert FETCH_TIMEOUT_SECONDS <= seconds < 3
+    bench.wait_for("missed_pages", late + 1, reason="timeout")
+    report("reads take 3 s", "computed after the fetch timeout", 'missed_pages{reason="timeout"}')
+    time.sleep(3.5)
+    bench.server.flush_cache()
+    assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS
+
+
+THREAD_FAULTS = {
+    "read_raises": ("missed_pages", {"reason": "io"}),
+    "prefetch_raises": ("thread_faults", {"thread": "prefetch"}),
+    "prefetch_io_raises": ("thread_faults", {"thread": "prefetch_io"}),
+    "prefetch_dies": ("thread_faults", {"thread": "prefetch"}),
+    "prefetch_io_dies": ("thread_faults", {"thread": "prefetch_io"}),
+    "prefetch_sync_dies": ("thread_faults", {"thread": "prefetch_sync"}),
+}
+
+
+@pytest.mark.parametrize("fault", THREAD_FAULTS)
+def test_a_fault_in_a_prefetch_thread_hangs_no_request(bench: Bench, fault: str) -> None:
+    counter, labels = THREAD_FAULTS[fault]
+    index = bench.fresh()
+    bench.store_prompt(index)
+    bench.server.flush_cache()
+    before = bench.count(counter, **labels)
+    bench.disk.break_(fault)
+    try:
+        _, seconds = timed_ask(bench, index)
+    finally:
+        bench.disk.mend()
+    assert seconds < SECONDS_PER_ANSWER
+    bench.wait_for(counter, before + 1, **labels)
+    bench.server.flush_cache()
+    assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS, "the thread did not recover"
+    label = ", ".join(f'{key}="{value}"' for key, value in labels.items())
+    report(f"thread fault: {fault}", "request computed; the next one is served", f"{counter}{{{label}}}")
+
+
+WRITE_FAULTS = {
+    "disk_full": ("unwritten_pages", {"reason": "disk_full"}),
+    "read_only": ("unwritten_pages", {"reason": "read_only"}),
+    "backup_raises": ("thread_faults", {"thread": "backup"}),
+    "backup_dies": ("thread_faults", {"thread": "backup"}),
+}
+
+
+@pytest.mark.parametrize("fault", WRITE_FAULTS)
+def test_a_fault_in_writing_costs_the_page_only(bench: Bench, fault: str) -> None:
+    counter, labels = WRITE_FAULTS[fault]
+    before = bench.count(counter, **labels)
+    bench.disk.break_(fault)
+    try:
+        index = bench.fresh()
+        _, seconds = timed_ask(bench, index)
+        bench.wait_for(counter, before + 1, **labels)
+        bench.server.flush_cache()
+        bench.ask(index)
+    finally:
+        bench.disk.mend()
+    assert seconds < SECONDS_PER_ANSWER
+    after = bench.fresh()
+    bench.server.flush_cache()
+    bench.store_prompt(after)
+    bench.server.flush_cache()
+    assert bench.ask(after) == PROMPT_PAGES * PAGE_TOKENS
+    kind = " (real)" if bench.disk.is_real and fault in ("disk_full", "read_only") else ""
+    label = ", ".join(f'{key}="{value}"' for key, value in labels.items())
+    report(f"write fault: {fault}{kind}", "nothing stored; the next page is", f"{counter}{{{label}}}")
+
+
+def test_directory_removed_while_serving(bench: Bench) -> None:
+    index = bench.fresh()
+    bench.store_prompt(index)
+    bench.server.flush_cache()
+    shutil.rmtree(bench.disk.store)
+    assert bench.ask(index) == 0
+    after = bench.fresh()
+    written = bench.count("written_pages")
+    bench.ask(after)
+    bench.wait_for("written_pages", written + PROMPT_PAGES)
+    bench.server.flush_cache()
+    assert bench.ask(after) == PROMPT_PAGES * PAGE_TOKENS
+    report("directory removed while serving", "computed; directory made again", "written_pages")
+
+
+def test_pages_of_other_weights_are_never_served(bench: Bench, models: list[Path]) -> None:
+    index, during = bench.fresh(), bench.fresh()
+    bench.store_prompt(index)
+    updates = bench.count("weight_updates")
+    unwritten = bench.count("unwritten_pages", reason="weights")
+
+    update_weights(bench.server, models[1], flush_cache=False)
+    bench.model = 1
+    try:
+        # Nothing in memory can be trusted to be of the new weights: nothing of it is stored.
+        bench.ask(during)
+        bench.wait_for("unwritten_pages", unwritten + 1, reason="weights")
+        bench.server.flush_cache()
+        assert bench.ask(index) == 0, "a page of the old weights was served"
+        assert bench.ask(during) == 0
+        bench.server.flush_cache()
+        assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS
+        assert bench.count("weight_updates") == updates + 1
+        report("weights updated, cache not flushed", "old pages unreachable", "weight_updates")
+    finally:
+        update_weights(bench.server, models[0], flush_cache=True)
+        bench.model = 0
+    assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS, "the first weights have their pages still"
+    report(
+        "weights updated, cache flushed",
+        "old pages wait for the old weights",
+        "weight_updates",
+    )
