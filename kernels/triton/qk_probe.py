@@ -175,6 +175,18 @@ def _dot_dtype(query_dtype: torch.dtype, key_dtype: torch.dtype) -> tl.dtype:
     return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[wide]
 
 
+def tile_of(page_size: int) -> tuple[int, int]:
+    """Pages of a tile, and tokens that it takes of each page at a time.
+
+    A page of more tokens than a tile is gone through in several, of half the size: the sums that are carried
+    from one to the next need registers, and whole tiles spilled them.
+    """
+    if page_size > TILE_TOKENS // 2:
+        return 1, TILE_TOKENS // 2
+    page_tile = triton.next_power_of_2(page_size)
+    return TILE_TOKENS // page_tile, page_tile
+
+
 def probe_layer(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -224,8 +236,7 @@ def probe_layer(
     rows = queries.max_queries * group
     block_m = min(MAX_TILE_ROWS, max(MIN_DOT_ROWS, triton.next_power_of_2(rows)))
     query_blocks = triton.cdiv(rows, block_m)
-    page_tile = min(TILE_TOKENS, triton.next_power_of_2(page_size))
-    pages = TILE_TOKENS // page_tile
+    pages, page_tile = tile_of(page_size)
     blocks = triton.cdiv(triton.cdiv(queries.max_seq_len, page_size), pages)
     others = num_kv_heads * query_blocks * queries.num_requests
     splits = max(1, min(blocks, TARGET_PROGRAMS // max(1, others)))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.eager import PageScoreAccumulator
 from sglang_importance.attention.layers import full_attention_layers, sampled_layers
-from sglang_importance.attention.rows import Phase, ScoreRows, activate
+from sglang_importance.attention.observed import ObservedQueries, StepSampler
+from sglang_importance.attention.rows import ScoreRows, activate
 from sglang_importance.recorder import active_recorder
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PADDING_SLOT = 0  # Row of upstream's request table that padded and dummy requests point at.
 KEY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -33,14 +31,10 @@ class _Observed:
     """The query tokens of one request that this forward pass observes.
 
     Attributes:
-        rows: their rows in the batch's query tensor.
         key_locations: where the pool holds the keys of the sequence, int [padded_len].
     """
 
-    slot: int
-    owner: str
-    phase: Phase
-    rows: slice
+    queries: ObservedQueries
     key_locations: torch.Tensor
     scores: PageScoreAccumulator
 
@@ -78,7 +72,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             device=self.device,
             layers=self.layers,
         )
-        self._decode_steps = [0] * num_slots
+        self._sampler = StepSampler(self.rows, options)
         self._step: _Step | None = None
         activate(self.rows)
         logger.info(
@@ -95,7 +89,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
                 "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
                 sorted(self._step.pending_layers),
             )
-        requests = list(self._observed(forward_batch))
+        requests = [self._request(queries) for queries in self._sampler.observed(forward_batch)]
         self._step = _Step(requests, set(self.layers)) if requests else None
 
     def forward_extend(
@@ -126,55 +120,20 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         self._observe(q, layer)
         return output
 
-    def _observed(self, forward_batch: ForwardBatch) -> Iterator[_Observed]:
-        """Opens the rows of requests that extend, counts decode steps, and picks what this pass observes."""
-        if forward_batch.rids is None:  # Only upstream's own dummy batches carry no request ids.
-            return
-        requests = zip(
-            forward_batch.rids,
-            forward_batch.req_pool_indices.tolist(),
-            forward_batch.seq_lens.tolist(),
-            strict=False,  # Padding follows the requests.
-        )
-        if forward_batch.forward_mode == ForwardMode.EXTEND:
-            end = 0
-            for (rid, slot, seq_len), extend_len in zip(
-                requests, forward_batch.extend_seq_lens.tolist(), strict=False
-            ):
-                end += extend_len
-                if slot == PADDING_SLOT or extend_len == 0:
-                    continue
-                self._begin(slot, rid)
-                num_q = min(self.options.window, extend_len)
-                yield self._request(slot, rid, Phase.PREFILL, slice(end - num_q, end), seq_len)
-        elif forward_batch.forward_mode == ForwardMode.DECODE:
-            for row, (rid, slot, seq_len) in enumerate(requests):
-                if slot == PADDING_SLOT:
-                    continue
-                if self.rows.owner(slot) != rid:
-                    self._begin(slot, rid)
-                step = self._decode_steps[slot]
-                self._decode_steps[slot] += 1
-                if step % self.options.interval == 0:
-                    yield self._request(slot, rid, Phase.DECODE, slice(row, row + 1), seq_len)
-
-    def _begin(self, slot: int, rid: str) -> None:
-        self.rows.begin(slot, rid)
-        self._decode_steps[slot] = 0
-
-    def _request(self, slot: int, rid: str, phase: Phase, rows: slice, seq_len: int) -> _Observed:
+    def _request(self, queries: ObservedQueries) -> _Observed:
         scores = PageScoreAccumulator(
-            seq_len=seq_len,
-            num_q=rows.stop - rows.start,
+            seq_len=queries.seq_len,
+            num_q=queries.num_q,
             page_size=self.rows.page_size,
             sink_tokens=self.options.sink_tokens,
             local_tokens=self.options.local_tokens,
             device=self.device,
         )
         # Padded with location 0, upstream's own padding token; the scores mask it.
-        locations = self.req_to_token_pool.req_to_token.new_zeros(scores.padded_len)
-        locations[:seq_len] = self.req_to_token_pool.req_to_token[slot, :seq_len]
-        return _Observed(slot, rid, phase, rows, locations, scores)
+        table = self.req_to_token_pool.req_to_token
+        locations = table.new_zeros(scores.padded_len)
+        locations[: queries.seq_len] = table[queries.slot, : queries.seq_len]
+        return _Observed(queries, locations, scores)
 
     def _observe(self, q: torch.Tensor, layer: RadixAttention) -> None:
         step = self._step
@@ -184,7 +143,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         for request in step.requests:
             request.scores.add_layer(
-                queries[request.rows],
+                queries[request.queries.rows],
                 # On a CPU four times as fast as indexing.
                 keys.index_select(0, request.key_locations),
                 scale=layer.scaling,
@@ -198,11 +157,10 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
     def _commit(self, step: _Step) -> None:
         recorder = active_recorder()
         for request in step.requests:
-            scores = request.scores
-            sums = scores.sums()
-            self.rows.add(request.slot, request.phase, request.owner, sums, scores.num_q)
+            queries, sums = request.queries, request.scores.sums()
+            self.rows.add(queries.slot, queries.phase, queries.owner, sums, queries.num_q)
             if recorder is not None and recorder.wants_steps:
-                recorder.step(request.owner, request.phase, scores.seq_len, sums, scores.num_q)
+                recorder.step(queries.owner, queries.phase, queries.seq_len, sums, queries.num_q)
 
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:

@@ -1,0 +1,95 @@
+"""Which query tokens of a forward pass are observed: the same for every producer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.rows import Phase, ScoreRows
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+PADDING_SLOT = 0  # Row of upstream's request table that padded and dummy requests point at.
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedQueries:
+    """The query tokens of one request that a forward pass observes, the last ones of its sequence.
+
+    Attributes:
+        rows: their rows in the batch's query tensor.
+        seq_len: tokens of the sequence, the query tokens included.
+    """
+
+    slot: int
+    owner: str
+    phase: Phase
+    rows: slice
+    seq_len: int
+
+    @property
+    def num_q(self) -> int:
+        return int(self.rows.stop - self.rows.start)
+
+
+class StepSampler:
+    """Opens the rows of requests that extend, counts decode steps, and picks what a pass observes.
+
+    Observed are the last ``window`` tokens of every extend and, per request, its first decode step and every
+    ``interval``-th after it.
+    """
+
+    def __init__(self, rows: ScoreRows, options: ImportanceOptions) -> None:
+        self._rows = rows
+        self._options = options
+        self._decode_steps = [0] * rows.num_slots
+
+    def observed(self, forward_batch: ForwardBatch) -> Iterator[ObservedQueries]:
+        """To be exhausted once per forward pass."""
+        if forward_batch.rids is None:  # Only upstream's own dummy batches carry no request ids.
+            return
+        requests = zip(
+            forward_batch.rids,
+            _on_host(forward_batch, "req_pool_indices"),
+            _on_host(forward_batch, "seq_lens"),
+            strict=False,  # Padding follows the requests.
+        )
+        if forward_batch.forward_mode == ForwardMode.EXTEND:
+            end = 0
+            for (rid, slot, seq_len), extend_len in zip(
+                requests, _on_host(forward_batch, "extend_seq_lens"), strict=False
+            ):
+                end += extend_len
+                if slot == PADDING_SLOT or extend_len == 0:
+                    continue
+                self._begin(slot, rid)
+                num_q = min(self._options.window, extend_len)
+                yield ObservedQueries(slot, rid, Phase.PREFILL, slice(end - num_q, end), seq_len)
+        elif forward_batch.forward_mode == ForwardMode.DECODE:
+            for row, (rid, slot, seq_len) in enumerate(requests):
+                if slot == PADDING_SLOT:
+                    continue
+                if self._rows.owner(slot) != rid:
+                    self._begin(slot, rid)
+                step = self._decode_steps[slot]
+                self._decode_steps[slot] += 1
+                if step % self._options.interval == 0:
+                    yield ObservedQueries(slot, rid, Phase.DECODE, slice(row, row + 1), seq_len)
+
+    def _begin(self, slot: int, rid: str) -> None:
+        self._rows.begin(slot, rid)
+        self._decode_steps[slot] = 0
+
+
+def _on_host(forward_batch: ForwardBatch, name: str) -> list[int]:
+    """A field of the batch as numbers, from the copy that upstream keeps on the host where there is one."""
+    values: torch.Tensor | list[int] | None = getattr(forward_batch, f"{name}_cpu", None)
+    if values is None:
+        values = getattr(forward_batch, name)
+    return list(values) if isinstance(values, list) else values.tolist()
