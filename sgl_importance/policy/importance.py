@@ -60,7 +60,7 @@ class ImportancePolicy:
     def reset(self) -> None:
         """Forgets the nodes, keeps what was learnt about reuse."""
         self.reuse.forget_open()
-        self._orders = {tier: VictimOrder(self.reuse) for tier in (Tier.DEVICE, Tier.HOST)}
+        self._orders = {tier: VictimOrder(self.reuse) for tier in Tier}
 
     @property
     def clock(self) -> int:
