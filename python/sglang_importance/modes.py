@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 # A producer of scores and the attention backend that it lives in.
 PRODUCERS: dict[str, str] = {"torch_native": "torch_native"}
-SOURCES: tuple[str, ...] = ("auto", *PRODUCERS)
+# Producers that no GPU has run yet: only the operator can choose them, and is warned. With the attention
+# backends that they may be attached to.
+UNPROVEN: dict[str, tuple[str, ...]] = {"qk_probe": ("fa3", "flashinfer", "triton")}
+SOURCES: tuple[str, ...] = ("auto", *PRODUCERS, *UNPROVEN)
 
 ENFORCED: tuple[KvPolicy, ...] = ("observe", "importance")
 
@@ -179,10 +182,28 @@ def _attention_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     base = getattr(args, "attention_backend", None)
     phases = ("prefill_attention_backend", "decode_attention_backend")
     in_use = {getattr(args, phase, None) or base for phase in phases} - {None}
+    if options.source in UNPROVEN:
+        yield from _unproven_refusals(args, options, in_use)
+        return
     emitting = set(PRODUCERS.values()) if options.source == "auto" else {PRODUCERS[options.source]}
     for backend in sorted(in_use - emitting):
-        what = f"attention backend {backend}, which emits no scores (GPU producers are not there yet)"
-        yield _line(options.policy, what, f"use --attention-backend {' or '.join(sorted(emitting))}")
+        what = f"attention backend {backend}, which emits no scores by itself"
+        cure = f"use --attention-backend {' or '.join(sorted(emitting))}"
+        attachable = [source for source, backends in UNPROVEN.items() if backend in backends]
+        if options.source == "auto" and attachable:
+            cure += f", or at your own risk {flag('source')} {attachable[0]}, which no GPU has run yet"
+        yield _line(options.policy, what, cure)
+
+
+def _unproven_refusals(args: Any, options: ImportanceOptions, in_use: set[str]) -> Iterator[str]:
+    backends = UNPROVEN[options.source]
+    if getattr(args, "device", None) == "cpu":
+        yield _line(
+            options.policy, f"{flag('source')} {options.source} on a CPU", f"use {flag('source')} auto"
+        )
+    for backend in sorted(in_use - set(backends)):
+        what = f"{flag('source')} {options.source} beside attention backend {backend}"
+        yield _line(options.policy, what, f"use --attention-backend {' or '.join(backends)}")
 
 
 def refusals(args: Any, options: ImportanceOptions) -> list[str]:

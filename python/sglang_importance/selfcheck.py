@@ -139,6 +139,7 @@ SYMBOLS: dict[str, str | None] = {
     f"{_SRT}.layers.attention.attention_registry.register_attention_backend": "name",
     f"{_SRT}.layers.radix_attention.AttentionType.DECODER": None,
     f"{_SRT}.layers.radix_attention.RadixAttention": None,
+    f"{_SRT}.model_executor.cuda_graph_config.cuda_graph_fully_disabled": "",
     f"{_SRT}.model_executor.forward_batch_info.ForwardMode.DECODE": None,
     f"{_SRT}.model_executor.forward_batch_info.ForwardMode.EXTEND": None,
     f"{_TORCH_NATIVE}.__init__": "self, model_runner",

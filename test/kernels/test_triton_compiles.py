@@ -1,4 +1,4 @@
-"""The Triton kernels compiled for real architectures, without a GPU: the interpreter is the laxer of the two."""
+"""The Triton kernels compiled for real architectures, without a GPU: the interpreter allows more."""
 
 from __future__ import annotations
 

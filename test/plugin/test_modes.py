@@ -16,7 +16,7 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.modes import PRODUCERS, RULES, Rule, check_modes, model_refusals, refusals
+from sglang_importance.modes import PRODUCERS, RULES, UNPROVEN, Rule, check_modes, model_refusals, refusals
 from sglang_importance.refusal import LaunchRefused
 
 IMPORTANCE = ImportanceOptions(policy="importance")
@@ -124,8 +124,8 @@ def test_our_cache_cannot_be_chosen_without_a_policy() -> None:
 )
 def test_an_attention_backend_without_producer_is_refused(backends: dict[str, str]) -> None:
     (line,) = refusals(ServerArgs(model_path="dummy", **backends), IMPORTANCE)
-    assert "emits no scores (GPU producers are not there yet)" in line
-    assert "use --attention-backend torch_native, or use --kv-policy default" in line
+    assert "which emits no scores by itself: use --attention-backend torch_native, or" in line
+    assert "or use --kv-policy default" in line
 
 
 @pytest.mark.parametrize(
@@ -209,3 +209,37 @@ def test_each_rule_names_a_flag_that_exists(plugin: None) -> None:
     ServerArgs.add_cli_args(parser)
     flags = set(parser._option_string_actions)
     assert {rule.flag for rule in RULES} <= flags
+
+
+def test_a_producer_that_no_gpu_has_run_is_never_chosen_by_auto() -> None:
+    gpu = ServerArgs(model_path="dummy", attention_backend="fa3", device="cuda")
+    (line,) = refusals(gpu, ImportanceOptions(policy="importance"))
+    assert "attention backend fa3, which emits no scores" in line
+    assert "at your own risk --kv-importance-source qk_probe, which no GPU has run yet" in line
+    assert set(UNPROVEN).isdisjoint(PRODUCERS)
+
+
+def test_an_unproven_producer_wants_a_device_and_a_backend_that_it_fits() -> None:
+    chosen = ImportanceOptions(policy="observe", source="qk_probe")
+    assert refusals(ServerArgs(model_path="dummy", attention_backend="triton", device="cuda"), chosen) == []
+    (line,) = refusals(ServerArgs(model_path="dummy", attention_backend="flex_attention"), chosen)
+    assert "qk_probe beside attention backend flex_attention: use --attention-backend fa3 or" in line
+    on_cpu = refusals(ServerArgs(model_path="dummy", attention_backend="torch_native", device="cpu"), chosen)
+    assert any("qk_probe on a CPU: use --kv-importance-source auto" in line for line in on_cpu)
+
+
+def test_choosing_an_unproven_producer_warns_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    from sglang_importance.attention import install
+
+    stock = dict(ATTENTION_BACKENDS)
+    try:
+        install(ImportanceOptions(policy="importance"))
+        assert "HAS NOT RUN ON ANY GPU" not in caplog.text
+        assert ATTENTION_BACKENDS["triton"] is stock["triton"]
+        install(ImportanceOptions(policy="importance", source="qk_probe"))
+        assert "HAS NOT RUN ON ANY GPU" in caplog.text
+        assert ATTENTION_BACKENDS["triton"] is not stock["triton"]
+    finally:
+        ATTENTION_BACKENDS.update(stock)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 from sgl_importance.options import ImportanceOptions
+from sglang_importance.modes import UNPROVEN
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.model_executor.model_runner import ModelRunner
+
+
+logger = logging.getLogger(__name__)
 
 
 def install(options: ImportanceOptions) -> None:
@@ -26,3 +33,33 @@ def install(options: ImportanceOptions) -> None:
         if model_runner.is_draft_worker:
             return TorchNativeAttnBackend(model_runner)
         return EmittingTorchNativeBackend(model_runner, options)
+
+    if options.source in UNPROVEN:
+        _attach_probe(options)
+
+
+def _attach_probe(options: ImportanceOptions) -> None:
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    logger.warning(
+        "--kv-importance-source %s HAS NOT RUN ON ANY GPU: its numbers are tested in Triton's interpreter only, "
+        "its speed and its behaviour on a device are unknown. Do not serve users with it.",
+        options.source,
+    )
+    for name in UNPROVEN[options.source]:
+        if name in ATTENTION_BACKENDS:
+            ATTENTION_BACKENDS[name] = _probed(ATTENTION_BACKENDS[name], options)
+
+
+def _probed(create: Callable[..., Any], options: ImportanceOptions) -> Callable[..., Any]:
+    @wraps(create)
+    def create_probed(model_runner: ModelRunner) -> AttentionBackend:
+        # Triton decides while it is imported how kernels run: not before it is needed.
+        from sglang_importance.attention.qk_probe import QkProbe
+
+        backend = create(model_runner)
+        if not model_runner.is_draft_worker:
+            QkProbe(backend, model_runner, options)
+        return backend
+
+    return create_probed

@@ -109,6 +109,7 @@ class ScoreRows:
         self._num_pages = {phase: [0] * num_slots for phase in Phase}
         self._query_tokens = {phase: [0] * num_slots for phase in Phase}
         self._owners: list[str | None] = [None] * num_slots
+        self._last_write = torch.cuda.Event() if torch.device(device).type == "cuda" else None
         logger.info(
             "Page scores: %d slots x %d pages of %d tokens, %.1f MiB",
             num_slots,
@@ -135,14 +136,27 @@ class ScoreRows:
         """
         num_pages = scores.shape[1]
         assert scores.shape == (len(Quantity), num_pages), scores.shape
-        assert num_pages <= self.max_pages, (num_pages, self.max_pages)
-        if self._owners[slot] != owner:
-            self.begin(slot, owner)
+        self.claim(slot, phase, owner, num_pages, query_tokens)
         row = self._scores[phase][:, slot, :num_pages]
         row[: Quantity.PEAK] += scores[: Quantity.PEAK]
         row[Quantity.PEAK] = torch.maximum(row[Quantity.PEAK], scores[Quantity.PEAK])
+
+    def claim(self, slot: int, phase: Phase, owner: str, num_pages: int, query_tokens: int) -> None:
+        """Books scores that the caller then adds to ``stacked``: a kernel, after this call."""
+        assert num_pages <= self.max_pages, (num_pages, self.max_pages)
+        if self._owners[slot] != owner:
+            self.begin(slot, owner)
         self._num_pages[phase][slot] = max(self._num_pages[phase][slot], num_pages)
         self._query_tokens[phase][slot] += query_tokens
+
+    def stacked(self, phase: Phase) -> torch.Tensor:
+        """The accumulators of all slots by ``Quantity``, float32 [3, num_slots, max_pages], for kernels."""
+        return self._scores[phase]
+
+    def written(self) -> None:
+        """Kernels that add to ``stacked`` were launched on the current stream: readers wait for them."""
+        if self._last_write is not None:
+            self._last_write.record()
 
     def consume(self, slot: int, phase: Phase, owner: str | None = None) -> RowScores | None:
         """Reads and zeroes a row; None where nothing was accumulated.
@@ -153,6 +167,7 @@ class ScoreRows:
         query_tokens = self._query_tokens[phase][slot]
         if query_tokens == 0 or (owner is not None and self._owners[slot] != owner):
             return None
+        self._await_kernels()
         # Copied in one transfer, before the row is zeroed.
         row = self._scores[phase][:, slot, : self._num_pages[phase][slot]]
         mass, body, peak = row.to("cpu", copy=True).numpy()
@@ -165,7 +180,16 @@ class ScoreRows:
             self._clear(slot, phase)
         self._owners[slot] = None
 
+    def _await_kernels(self) -> None:
+        # The scheduler reads on another stream than attention writes on, and a step that was launched before
+        # a request was seen to finish still adds to its row. The forward stream waits for the scheduler's.
+        if self._last_write is not None:
+            self._last_write.wait()
+
     def _clear(self, slot: int, phase: Phase) -> None:
+        if self._num_pages[phase][slot] == 0:
+            return
+        self._await_kernels()
         self._scores[phase][:, slot, : self._num_pages[phase][slot]] = 0.0
         self._num_pages[phase][slot] = 0
         self._query_tokens[phase][slot] = 0

@@ -1,0 +1,245 @@
+"""Page scores beside any attention backend: a Triton pass over the keys after the backend's own forward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sgl_importance.options import ImportanceOptions
+from sgl_importance_kernels.triton.log_sums import LogSums
+from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
+from sgl_importance_kernels.triton.paged_queries import PagedQueries
+from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer, refusal
+from sglang_importance.attention.layers import full_attention_layers, sampled_layers
+from sglang_importance.attention.observed import ObservedQueries, StepSampler
+from sglang_importance.attention.rows import ScoreRows, activate
+from sglang_importance.recorder import active_recorder
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+MAX_LOG_SUMS_BYTES = 1 << 29
+"""Of one pass: 4 layers x 32 heads x 16 requests x 32 queries of 32k tokens at page size 16."""
+
+
+class _Step:
+    """One observed forward pass: its queries on the device, and the layers that have not run yet."""
+
+    def __init__(self, queries: list[ObservedQueries], batch: PagedQueries, log_sums: LogSums) -> None:
+        self.queries = queries
+        self.batch = batch
+        self.log_sums = log_sums
+        self.pending: set[int] = set()
+
+
+class QkProbe:
+    """Observes the attention backend that it is attached to.
+
+    The backend's forward runs first and with its own arguments, so outputs are stock's. Works on eager passes only: a captured decode step would replay the probe with the queries of the capture.
+
+    Args:
+        backend: upstream's, of any class; its methods are wrapped on this instance.
+
+    Raises:
+        ValueError: model, KV cache or CUDA graphs do not fit; the message names the cure.
+    """
+
+    def __init__(
+        self, backend: AttentionBackend, model_runner: ModelRunner, options: ImportanceOptions
+    ) -> None:
+        _refuse_unsupported(model_runner)
+        self.options = options
+        self.layers = sampled_layers(full_attention_layers(model_runner.model), options.layers)
+        self._index = {layer: index for index, layer in enumerate(self.layers)}
+        self._pool = model_runner.token_to_kv_pool
+        self._table = model_runner.req_to_token_pool.req_to_token
+        num_slots, max_context_tokens = self._table.shape
+        self.rows = ScoreRows(
+            page_size=model_runner.page_size or 1,
+            num_slots=num_slots,
+            max_context_tokens=max_context_tokens,
+            device=model_runner.device,
+            layers=self.layers,
+        )
+        self._num_heads = _query_heads(model_runner.model, self.layers)
+        self._gate = torch.ones(1, dtype=torch.int32, device=model_runner.device)
+        self._sampler = StepSampler(self.rows, options)
+        self._step: _Step | None = None
+        backend.init_forward_metadata = self._after_metadata(backend.init_forward_metadata)
+        backend.forward_decode = self._after_forward(backend.forward_decode)
+        backend.forward_extend = self._after_forward(backend.forward_extend)
+        activate(self.rows)
+        logger.info(
+            "Page scores by qk-probe from layers %s, every %d decode steps and the last %d prompt tokens",
+            list(self.layers),
+            options.interval,
+            options.window,
+        )
+
+    def _after_metadata(self, upstream: Callable[..., None]) -> Callable[..., None]:
+        @wraps(upstream)
+        def init_forward_metadata(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> None:
+            upstream(forward_batch, *args, **kwargs)
+            if self._step is not None:
+                logger.warning(
+                    "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
+                    sorted(self._step.pending),
+                )
+            self._step = self._opened(list(self._sampler.observed(forward_batch)))
+
+        return init_forward_metadata
+
+    def _after_forward(self, upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @wraps(upstream)
+        def forward(
+            q: torch.Tensor, k: Any, v: Any, layer: RadixAttention, *args: Any, **kwargs: Any
+        ) -> torch.Tensor:
+            output = upstream(q, k, v, layer, *args, **kwargs)
+            if self._step is not None and layer.layer_id in self._step.pending:
+                self._probe(self._step, q, layer)
+            return output
+
+        return forward
+
+    def _opened(self, observed: list[ObservedQueries]) -> _Step | None:
+        if not observed:
+            return None
+        max_pages = -(-max(queries.seq_len for queries in observed) // self.rows.page_size)
+        # Both heads' log-sums and one total per head and query.
+        per_query = 4 * len(self.layers) * self._num_heads * len(observed) * (max_pages + 8)
+        max_queries = max(1, min(MAX_LOG_SUMS_BYTES // per_query, max(q.num_q for q in observed)))
+        observed = [_last(queries, max_queries) for queries in observed]
+        log_sums = LogSums(
+            num_layers=len(self.layers),
+            max_requests=len(observed),
+            max_queries=max_queries,
+            num_heads=self._num_heads,
+            max_pages=max_pages,
+            device=self.rows.stacked(observed[0].phase).device,
+        )
+        step = _Step(observed, self._on_device(observed), log_sums)
+        step.pending = set(self.layers)
+        return step
+
+    def _on_device(self, observed: list[ObservedQueries]) -> PagedQueries:
+        numbers = [
+            [queries.slot * self._table.stride(0) for queries in observed],
+            [queries.seq_len for queries in observed],
+            [queries.rows.start for queries in observed],
+            [queries.num_q for queries in observed],
+            [queries.slot for queries in observed],
+        ]
+        # One transfer; offsets into the request table do not fit 32 bits.
+        starts, *others = torch.tensor(numbers, dtype=torch.int64).to(self._gate.device, non_blocking=True)
+        seq_lens, first_rows, num_queries, slots = (values.to(torch.int32) for values in others)
+        return PagedQueries(
+            locations=self._table.view(-1),
+            location_starts=starts.contiguous(),
+            seq_lens=seq_lens,
+            first_query_rows=first_rows,
+            num_queries=num_queries,
+            slots=slots,
+            max_queries=max(queries.num_q for queries in observed),
+            max_seq_len=max(queries.seq_len for queries in observed),
+        )
+
+    def _probe(self, step: _Step, q: torch.Tensor, layer: RadixAttention) -> None:
+        keys = self._pool.get_key_buffer(layer.layer_id)
+        key_scale = (getattr(layer, "k_scale_float", None) or 1.0) if keys.dtype in FLOAT8 else 1.0
+        settings = {
+            "gate": self._gate,
+            "page_size": self.rows.page_size,
+            "sink_tokens": self.options.sink_tokens,
+            "local_tokens": self.options.local_tokens,
+        }
+        probe_layer(
+            q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            keys,
+            step.batch,
+            step.log_sums,
+            self._index[layer.layer_id],
+            scale=layer.scaling * key_scale,
+            logit_cap=layer.logit_cap,
+            **settings,
+        )
+        step.pending.remove(layer.layer_id)
+        if step.pending:
+            return
+        self._step = None
+        for queries in step.queries:
+            num_pages = -(-queries.seq_len // self.rows.page_size)
+            self.rows.claim(queries.slot, queries.phase, queries.owner, num_pages, queries.num_q)
+        reduce_log_sums(step.log_sums, step.batch, self.rows.stacked(step.queries[0].phase), **settings)
+        self.rows.written()
+
+
+def _last(queries: ObservedQueries, count: int) -> ObservedQueries:
+    first = max(queries.rows.start, queries.rows.stop - count)
+    return ObservedQueries(
+        queries.slot, queries.owner, queries.phase, slice(first, queries.rows.stop), queries.seq_len
+    )
+
+
+def _attention_layers(model: torch.nn.Module, layers: Iterable[int]) -> list[RadixAttention]:
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    wanted = set(layers)
+    return [m for m in model.modules() if isinstance(m, RadixAttention) and m.layer_id in wanted]
+
+
+def _query_heads(model: torch.nn.Module, layers: Iterable[int]) -> int:
+    heads = {layer.tp_q_head_num for layer in _attention_layers(model, layers)}
+    if len(heads) != 1:
+        raise ValueError(
+            f"qk-probe needs the same number of query heads in every sampled layer, not {sorted(heads)}: "
+            "choose layers that agree with --kv-importance-layers"
+        )
+    return int(heads.pop())
+
+
+def _refuse_unsupported(model_runner: ModelRunner) -> None:
+    """Raises where the probe would score something else than what attention attends to."""
+    cure = "start with --kv-policy default"
+    if model_runner.model_config.is_encoder_decoder:
+        raise ValueError(f"page scores of encoder-decoder models are not supported: {cure}")
+    if model_runner.use_mla_backend:
+        raise ValueError(f"page scores of multi-head latent attention are not supported yet: {cure}")
+    recorder = active_recorder()
+    if recorder is not None and recorder.wants_steps:
+        raise ValueError("qk-probe keeps no scores of single steps: use --kv-importance-trace-detail folds")
+    if _captures_decode(model_runner):
+        raise ValueError(
+            "qk-probe observes eager passes only: start with --cuda-graph-backend-decode disabled "
+            "--cuda-graph-backend-prefill disabled, or use another --kv-importance-source"
+        )
+    key_dtype = model_runner.token_to_kv_pool.dtype
+    available = full_attention_layers(model_runner.model)
+    for layer in _attention_layers(model_runner.model, available):
+        why = refusal(
+            key_dtype=key_dtype,
+            # Stored keys never are wider than the queries that the model makes.
+            query_dtype=torch.bfloat16 if key_dtype in FLOAT8 else key_dtype,
+            head_dim=layer.qk_head_dim,
+            value_head_dim=layer.v_head_dim,
+            num_heads=layer.tp_q_head_num,
+            num_kv_heads=layer.tp_k_head_num,
+        )
+        if why is not None:
+            raise ValueError(f"qk-probe cannot score layer {layer.layer_id}, which has {why}: {cure}")
+
+
+def _captures_decode(model_runner: ModelRunner) -> bool:
+    if torch.device(model_runner.device).type != "cuda":
+        return False
+    from sglang.srt.model_executor.cuda_graph_config import cuda_graph_fully_disabled
+
+    return not cuda_graph_fully_disabled()

@@ -1,0 +1,107 @@
+"""The producer around an unmodified backend of sglang, against the definition."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
+pytest.importorskip("sglang")
+
+from attention_driver import AttentionDriver, Layers, Sequence, model_runner
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+import sglang_importance.attention.qk_probe as producer
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.qk_probe import QkProbe
+from sglang_importance.attention.rows import Phase, active_rows
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the driver's pools are on the CPU"),
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
+]
+
+
+def options(**changes: Any) -> ImportanceOptions:
+    defaults = {"policy": "importance", "interval": 1, "window": 4, "sink_tokens": 2, "local_tokens": 3}
+    return ImportanceOptions(**{**defaults, **changes})
+
+
+class ProbedDriver(AttentionDriver):
+    """The driver of the eager producer's tests, over upstream's own backend with the probe attached."""
+
+    def __init__(self, chosen: ImportanceOptions, **kwargs: Any) -> None:
+        super().__init__(chosen, **kwargs)
+        self.backend = TorchNativeAttnBackend(self.runner)
+        self.rows = QkProbe(self.backend, self.runner, chosen).rows
+
+
+def test_prefill_and_decode_of_a_ragged_batch() -> None:
+    driver = ProbedDriver(options(interval=2), page_size=4)
+    short, long = Sequence("a", 1), Sequence("b", 3)
+    driver.extend((short, 3), (long, 41))
+    for _ in range(3):
+        driver.decode(short, long)
+    driver.check_row(short, Phase.PREFILL, [0, 1, 2])
+    driver.check_row(long, Phase.PREFILL, [37, 38, 39, 40])
+    driver.check_row(short, Phase.DECODE, [3, 5])
+    driver.check_row(long, Phase.DECODE, [41, 43])
+    assert active_rows() is driver.rows
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_cached_prefix_and_bfloat16(page_size: int) -> None:
+    driver = ProbedDriver(options(layers=(0, 2)), page_size=page_size, dtype=torch.bfloat16)
+    first, second = Sequence("a", 1), Sequence("b", 2)
+    driver.extend((first, 32))
+    driver.adopt_prefix(second, first, 16)
+    driver.extend((second, 5))
+    driver.check_row(second, Phase.PREFILL, [17, 18, 19, 20], layers=(0, 2))
+
+
+def test_soft_cap_and_dummy_batches() -> None:
+    driver = ProbedDriver(options(), logit_cap=1.5)
+    sequence = Sequence("a", 1)
+    driver.extend((sequence, 9))
+    driver.decode(sequence, dummy=True)
+    driver.check_row(sequence, Phase.PREFILL, [5, 6, 7, 8])
+    assert driver.rows.consume(1, Phase.DECODE) is None
+
+
+def test_slot_reuse_after_an_abort_that_nobody_consumed() -> None:
+    driver = ProbedDriver(options())
+    aborted, successor = Sequence("a", 1), Sequence("b", 1)
+    driver.extend((aborted, 30))
+    driver.decode(aborted)
+    driver.extend((successor, 5))
+    driver.decode(successor)
+    driver.check_row(successor, Phase.PREFILL, [1, 2, 3, 4])
+    driver.check_row(successor, Phase.DECODE, [5])
+
+
+def test_a_window_that_does_not_fit_shrinks_to_its_last_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = ProbedDriver(options(window=8))
+    sequence = Sequence("a", 1)
+    per_query = 4 * 3 * 4 * 1 * (5 + 8)
+    monkeypatch.setattr(producer, "MAX_LOG_SUMS_BYTES", 2 * per_query + 1)
+    driver.extend((sequence, 20))
+    driver.check_row(sequence, Phase.PREFILL, [18, 19])
+
+
+@pytest.mark.parametrize(
+    ("runner", "words"),
+    [
+        ({"use_mla_backend": True}, "multi-head latent attention"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model": Layers(v_head_dim=4)}, "cannot score layer 0"),
+    ],
+)
+def test_what_cannot_be_probed_is_refused(runner: dict[str, Any], words: str) -> None:
+    refused = model_runner(**runner)
+    with pytest.raises(ValueError, match=words):
+        QkProbe(TorchNativeAttnBackend(refused), refused, options())
