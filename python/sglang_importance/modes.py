@@ -198,9 +198,8 @@ def _attention_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
 def _unproven_refusals(args: Any, options: ImportanceOptions, in_use: set[str]) -> Iterator[str]:
     backends = UNPROVEN[options.source]
     if getattr(args, "device", None) == "cpu":
-        yield _line(
-            options.policy, f"{flag('source')} {options.source} on a CPU", f"use {flag('source')} auto"
-        )
+        what = f"{flag('source')} {options.source} on a CPU"
+        yield _line(options.policy, what, f"use {flag('source')} auto")
     for backend in sorted(in_use - set(backends)):
         what = f"{flag('source')} {options.source} beside attention backend {backend}"
         yield _line(options.policy, what, f"use --attention-backend {' or '.join(backends)}")

@@ -42,8 +42,8 @@ def _attach_probe(options: ImportanceOptions) -> None:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
     logger.warning(
-        "--kv-importance-source %s HAS NOT RUN ON ANY GPU: its numbers are tested in Triton's interpreter only, "
-        "its speed and its behaviour on a device are unknown. Do not serve users with it.",
+        "--kv-importance-source %s HAS NOT RUN ON ANY GPU: its numbers are tested in Triton's interpreter "
+        "only, its speed and its behaviour on a device are unknown. Do not serve users with it.",
         options.source,
     )
     for name in UNPROVEN[options.source]:

@@ -44,7 +44,8 @@ class _Step:
 class QkProbe:
     """Observes the attention backend that it is attached to.
 
-    The backend's forward runs first and with its own arguments, so outputs are stock's. Works on eager passes only: a captured decode step would replay the probe with the queries of the capture.
+    The backend's forward runs first and with its own arguments, so outputs are stock's. For eager passes
+    only: a captured decode step would replay the probe with the requests of its capture.
 
     Args:
         backend: upstream's, of any class; its methods are wrapped on this instance.
