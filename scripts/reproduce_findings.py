@@ -92,12 +92,16 @@ TAKES: dict[str, Take] = {
     "server-g-auto": Take((MIXED,), {**ARM, "--kv-importance-g": "auto"}),
     "server-g-off": Take((MIXED,), {**ARM, "--kv-importance-g": "off"}),
 }
+# Folder below the results -> study and recordings, of which the first is the base.
 STUDIES: dict[str, Sequence[str]] = {
-    "h1": ("mixed", "skewed", "uniform", "lengths"),
-    "h2": ("mixed", "skewed", "uniform", *(f"layer-{i}" for i in range(4)), "window-1", "window-8"),
-    "g": ("mixed", "skewed", "uniform", "server-g-auto", "server-g-off"),
+    "h1": ("h1", "mixed", "skewed", "uniform", "lengths"),
+    "h2": ("h2", "mixed", "skewed", "uniform", *(f"layer-{i}" for i in range(4)), "window-1", "window-8"),
+    "g": ("g", "mixed", "skewed", "uniform", "server-g-auto", "server-g-off"),
+    # From the layer, and from the token, that find the answer; asked for after the first results.
+    "g-answering": ("g", "layer-1", "window-1"),
     # The last one has long answers, for the interval.
     "sensitivity": (
+        "sensitivity",
         "skewed",
         *(f"layer-{i}" for i in range(4)),
         *("window-1", "window-8", "page-1", "mixed"),
@@ -148,9 +152,11 @@ def main(
     rows = [done[name] for name in TAKES]
     (out / "workloads.json").write_text(json.dumps(rows, indent=1) + "\n")
     command = Path(sys.executable).parent / "sgl-importance"
-    for study, names in STUDIES.items():
+    for part, (study, *names) in STUDIES.items():
         directories = [str(folder / name) for name in names]
-        options = ["--out", str(out)]
+        results = out / part
+        results.mkdir(exist_ok=True)
+        options = ["--out", str(results)]
         if study == "sensitivity":
             write_requests(SKEWED.requests(), folder / "skewed.jsonl")
             options += ["--workload", str(folder / "skewed.jsonl")]
