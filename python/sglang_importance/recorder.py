@@ -93,11 +93,6 @@ class Recorder:
         )
         atexit.register(self.close)
 
-    @property
-    def dropped(self) -> int:
-        """Records that the writer could not keep up with."""
-        return self._writer.dropped
-
     def close(self) -> None:
         """Writes what waits. A scheduler that is killed loses what its writer had not written yet."""
         atexit.unregister(self.close)

@@ -41,7 +41,6 @@ class TraceReader:
         digests: digest of each page number seen so far.
         torn_bytes: bytes of cut or damaged tails that were left out.
         dropped: records that the server could not write.
-        missing_segments: segments deleted between those that are left.
 
     Raises:
         TraceError: there is no recording.

@@ -44,7 +44,6 @@ class SegmentStore:
         self._file: BinaryIO | None = None
         self._written = 0
         self.number = -1
-        self.deleted = 0
 
     @property
     def is_full(self) -> bool:
@@ -82,7 +81,6 @@ class SegmentStore:
                 break
             file.unlink()
             total -= size
-            self.deleted += 1
 
     def close(self) -> None:
         if self._file is not None:
