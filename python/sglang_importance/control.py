@@ -17,6 +17,7 @@ from sglang.srt.managers.io_struct import BaseReq
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_importance.snapshot import DEFAULT_LIMIT, InvalidCursor, run_slice, snapshot
+from sglang_importance.storage.weights import WATCH
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -74,6 +75,9 @@ class SnapshotDesk:
         except InvalidCursor as error:
             return KvImportanceReqOutput(error=str(error))
         if document is not None:
+            if counts := WATCH.counters.values():
+                names = {key: f"{key[0]}.{key[1]}" if key[1] else key[0] for key in counts}
+                document["store"] = {names[key]: count for key, count in counts.items()}
             return KvImportanceReqOutput(document=json.dumps(document))
         self._jobs[job] = snapshot_job
         return KvImportanceReqOutput(job=job)

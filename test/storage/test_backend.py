@@ -1,0 +1,274 @@
+"""The HiCache backend on real host pools, without a server: ranks, weights, other backends under it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sglang  # noqa: F401  # first: with it come the shims
+import torch
+from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.storage.counters import StoreCounters
+from sglang_importance.refusal import LaunchRefused
+from sglang_importance.storage import install
+from sglang_importance.storage.backend import VerifiedStorage
+from sglang_importance.storage.guards import _around_reduce_ack
+from sglang_importance.storage.weights import WATCH, Weights, fingerprint
+
+PAGE_TOKENS, PAGES = 4, 8
+KEYS = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(PAGES)]
+WEIGHTS = Weights("w", "1", "c", pages_match=True)
+
+
+def make_pool(layout: str, seed: int = 0) -> MHATokenToKVPoolHost:
+    device = MHATokenToKVPool(
+        size=PAGE_TOKENS,
+        page_size=PAGE_TOKENS,
+        dtype=torch.bfloat16,
+        head_num=2,
+        head_dim=8,
+        layer_num=3,
+        device="cpu",
+        enable_memory_saver=False,
+        enable_alt_stream=False,
+    )
+    pool = MHATokenToKVPoolHost(device, 2.0 * PAGES, 0, PAGE_TOKENS, layout, pin_memory=False, device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    pool.kv_buffer.copy_(torch.rand(pool.kv_buffer.shape, generator=generator).to(torch.bfloat16))
+    return pool
+
+
+def make_backend(pool: MHATokenToKVPoolHost, folder: Path, **changes: Any) -> VerifiedStorage:
+    wrapped = changes.pop("wrapped", None)
+    settings = {
+        "directory": str(folder),
+        "budget_bytes": 1 << 30,
+        "fetch_timeout_ms": 5000,
+        "wrapped": wrapped,
+    }
+    config = {
+        "tp_rank": 0,
+        "tp_size": 1,
+        "pp_rank": 0,
+        "pp_size": 1,
+        "attn_cp_rank": 0,
+        "attn_cp_size": 1,
+        "is_mla_model": False,
+        "enable_storage_metrics": False,
+        "is_page_first_layout": True,
+        "model_name": "m",
+    }
+    backend = VerifiedStorage(HiCacheStorageConfig(**{**config, **changes}, extra_config=settings), {})
+    backend.register_mem_pool_host(pool)
+    return backend
+
+
+def slots(first: int, pages: int = PAGES) -> torch.Tensor:
+    return torch.arange(first * PAGE_TOKENS, (first + pages) * PAGE_TOKENS)
+
+
+def pages_of(pool: MHATokenToKVPoolHost, first: int, pages: int = PAGES) -> list[torch.Tensor]:
+    return [pool.get_data_page((first + page) * PAGE_TOKENS).clone() for page in range(pages)]
+
+
+@pytest.fixture(autouse=True)
+def watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WATCH, "current", WEIGHTS)
+    monkeypatch.setattr(WATCH, "counters", StoreCounters())
+
+
+@pytest.mark.parametrize("wrapped", [None, "file"])
+@pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])
+def test_pages_come_back_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, wrapped: str | None
+) -> None:
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "upstream"))
+    pool = make_pool(layout)
+    backend = make_backend(pool, tmp_path / "store", wrapped=wrapped)
+    assert backend.batch_exists(KEYS) == 0
+    assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+    assert backend.batch_exists(KEYS) == PAGES
+    assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES
+    for stored, fetched in zip(pages_of(pool, 0), pages_of(pool, PAGES), strict=True):
+        assert torch.equal(stored, fetched)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_record_in_another_backend_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "upstream"))
+    pool = make_pool("page_first")
+    backend = make_backend(pool, tmp_path / "store", wrapped="file")
+    for number, key in enumerate(KEYS):
+        before = set((tmp_path / "upstream").iterdir())
+        backend.batch_set_v1([key], slots(number, 1))
+        if number == 3:
+            (file,) = set((tmp_path / "upstream").iterdir()) - before
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] if cut else data[:-1] + bytes([data[-1] ^ 1]))
+    assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * 3 + [False] * 5
+    reason = "truncated" if cut else "body"
+    assert WATCH.counters.values()["missed_pages", reason] == 1
+    assert len(list((tmp_path / "store" / "quarantine").iterdir())) == 1
+    assert backend.batch_exists(KEYS) == 3
+    assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+    assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES
+    assert torch.equal(pages_of(pool, 0)[3], pages_of(pool, PAGES)[3])
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "weights": {"weights": Weights("other", "1", "c", pages_match=True)},
+    "version": {"weights": Weights("w", "2", "c", pages_match=True)},
+    "configuration": {"weights": Weights("w", "1", "other", pages_match=True)},
+    "rank": {"tp_rank": 1, "tp_size": 2},
+    "number of ranks": {"tp_size": 2},
+    "pipeline rank": {"pp_rank": 1, "pp_size": 2},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_pages_of_another_identity_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    pool = make_pool("page_first")
+    make_backend(pool, tmp_path).batch_set_v1(KEYS, slots(0))
+    changes = dict(OTHERS[other])
+    if weights := changes.pop("weights", None):
+        monkeypatch.setattr(WATCH, "current", weights)
+    stranger = make_backend(pool, tmp_path, **changes)
+    assert stranger.batch_exists(KEYS) == 0
+    assert stranger.batch_get_v1(KEYS, slots(PAGES)) == [False] * PAGES
+
+
+def test_pages_of_another_layout_are_not_there(tmp_path: Path) -> None:
+    make_backend(make_pool("page_first"), tmp_path).batch_set_v1(KEYS, slots(0))
+    assert make_backend(make_pool("layer_first"), tmp_path).batch_exists(KEYS) == 0
+
+
+def test_nothing_moves_while_weights_change_and_nothing_of_old_weights_is_stored(tmp_path: Path) -> None:
+    backend = make_backend(make_pool("page_first"), tmp_path)
+    backend.batch_set_v1(KEYS[:4], slots(0, 4))
+    WATCH.changing()
+    assert backend.batch_exists(KEYS) == 0
+    assert backend.batch_get_v1(KEYS[:4], slots(PAGES, 4)) == [False] * 4
+    assert backend.batch_set_v1(KEYS[4:], slots(4, 4)) == [False] * 4
+    WATCH.current = Weights("w", "1", "c", pages_match=False)
+    assert backend.batch_exists(KEYS) == 4
+    assert backend.batch_set_v1(KEYS[4:], slots(4, 4)) == [False] * 4
+    WATCH.cache_was_reset()
+    assert backend.batch_set_v1(KEYS[4:], slots(4, 4)) == [True] * 4
+    assert WATCH.counters.values()["unwritten_pages", "weights"] == 8
+
+
+def test_the_fingerprint_sees_every_single_change() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5)).to(torch.bfloat16)
+    seen = {fingerprint(model)}
+    assert fingerprint(model) in seen
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]:
+            for index in range(tensor.numel()):
+                before = tensor.view(-1)[index].clone()
+                tensor.view(-1)[index] = before + 1
+                seen.add(fingerprint(model))
+                tensor.view(-1)[index] = before
+        weight = model[0].weight
+        weight[[0, 1]] = weight[[1, 0]]
+        seen.add(fingerprint(model))
+    assert len(seen) == 1 + 7 * 5 + 5 + 4 * 5 + 1
+
+
+# ---- several ranks ----
+
+BAD_PAGE = {0: 5, 1: 3}
+
+
+def run_rank(rank: int, folder: Path, rendezvous: str, results: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    WATCH.current = WEIGHTS
+    pool = make_pool("page_first", seed=rank)
+    backend = make_backend(pool, folder, tp_rank=rank, tp_size=2)
+    backend.batch_set_v1(KEYS, slots(0))
+    torch.distributed.barrier()
+    identity = backend._current_identity(to_write=False)
+    path = backend._pages.path(identity, KEYS[BAD_PAGE[rank]])
+    path.write_bytes(path.read_bytes()[:-1])
+    got = backend.batch_get_v1(KEYS, slots(PAGES))
+    own = all(map(torch.equal, pages_of(pool, 0, got.count(True)), pages_of(pool, PAGES, got.count(True))))
+    controller = SimpleNamespace(prefetch_completion_sync_groups=[torch.distributed.group.WORLD])
+    controller._all_reduce = lambda *arguments: HiCacheController._all_reduce(controller, *arguments)
+    ack = PrefetchAck("r", completed_tokens=got.count(True) * PAGE_TOKENS, operation=SimpleNamespace())
+    _around_reduce_ack(HiCacheController._reduce_prefetch_ack, controller, ack)
+    results.put((rank, got.count(True), ack.completed_tokens, own))
+    torch.distributed.destroy_process_group()
+
+
+def test_a_page_that_fails_on_one_rank_is_a_miss_on_all(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")  # spawned ones would spend 10 s importing sglang
+    results = context.SimpleQueue()
+    arguments = (tmp_path / "store", str(tmp_path / "rendezvous"), results)
+    ranks = [context.Process(target=run_rank, args=(rank, *arguments)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    got = sorted(results.get() for _ in range(2))
+    # Each rank served its own pages up to its own bad one; both use what both have.
+    assert got == [(0, 5, 3 * PAGE_TOKENS, True), (1, 3, 3 * PAGE_TOKENS, True)]
+
+
+# ---- launch ----
+
+
+def test_mounting_keeps_the_operators_settings(tmp_path: Path) -> None:
+    args = argparse.Namespace(hicache_storage_backend_extra_config='{"prefetch_threshold": 32}')
+    install.mount(args, ImportanceOptions(store=str(tmp_path / "new"), store_bytes=5))
+    config = json.loads(args.hicache_storage_backend_extra_config)
+    assert args.enable_hierarchical_cache
+    assert args.hicache_storage_backend == "dynamic"
+    assert (config["prefetch_threshold"], config["budget_bytes"], config["wrapped"]) == (32, 5, None)
+    assert config["directory"] == str(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        ({"hicache_storage_backend": "mooncake"}, "use file"),
+        ({"hicache_storage_backend": "dynamic"}, "drop --hicache-storage-backend dynamic"),
+        ({"speculative_algorithm": "EAGLE"}, "drop --speculative-algorithm"),
+        ({"enable_lora": True}, "drop --enable-lora"),
+        ({"pp_size": 2}, "use --pp-size 1"),
+        ({"hicache_storage_backend_extra_config": "[1]"}, "correct it"),
+        ({"hicache_storage_backend_extra_config": "{"}, "correct it"),
+    ],
+)
+def test_what_cannot_run_is_one_line(tmp_path: Path, arguments: dict[str, Any], cure: str) -> None:
+    with pytest.raises(LaunchRefused) as refused:
+        install.mount(argparse.Namespace(**arguments), ImportanceOptions(store=str(tmp_path)))
+    (line,) = refused.value.reasons
+    assert cure in line
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchRefused, match="cannot be written"):
+        install.mount(argparse.Namespace(), ImportanceOptions(store=str(tmp_path / "file")))
+    if os.geteuid() != 0:
+        tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+        with pytest.raises(LaunchRefused, match="cannot be written"):
+            install.mount(argparse.Namespace(), ImportanceOptions(store=str(tmp_path / "store")))
