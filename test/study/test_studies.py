@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from sgl_importance.cost import CostModel
 from sgl_importance.node import NodeMetadata
 from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.study.anticipation import histories, merged, recall, step_scores
 from sgl_importance.study.cli import app
 from sgl_importance.study.documents import shared_contexts
 from sgl_importance.study.g import Replayed, conclude, paired_blocks, rate_difference, server_notes
@@ -22,7 +23,7 @@ from sgl_importance.study.h1 import context_band
 from sgl_importance.study.h2 import agreements, study_h2
 from sgl_importance.study.recording import Recording, load_recording
 from sgl_importance.study.report import StudyError
-from sgl_importance.study.sensitivity import histories, merged, recall, step_scores, study_sensitivity
+from sgl_importance.study.sensitivity import study_sensitivity
 from sgl_importance.study.shuffle import ShuffledImportancePolicy
 from sgl_importance.study.statistics import jaccard, top_pages
 from sgl_importance.trace.records import Detail
