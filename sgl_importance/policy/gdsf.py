@@ -12,8 +12,8 @@ class GdsfPolicy(EvictionPolicy):
     """Cherkasova: Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy, 1998.
 
     Priority is inflation + uses x cost / size, and inflation is the priority of the last victim. Blocks are
-    equal in size and cost 1, so this is LFU with dynamic ageing. A held block keeps the priority of its last
-    use, which may be below the inflation by the time it can go: inflation itself never falls.
+    equal in size and cost 1, so this is LFU with dynamic ageing. A prefix is used whenever what follows it
+    is, so its priority is no lower, and no held block falls below the inflation.
     """
 
     name: ClassVar[str] = "gdsf"
@@ -48,5 +48,5 @@ class GdsfPolicy(EvictionPolicy):
     def victim(self) -> int:
         block = self._order.pop()
         del self._uses[block]
-        self._inflation = max(self._inflation, self._ranks.pop(block)[0])
+        self._inflation = self._ranks.pop(block)[0]
         return block

@@ -33,7 +33,8 @@ class HitDensity:
 
     Attributes:
         shift: an age is a number of accesses divided by 2 to this power.
-        densities: hit density by class and age, as lists, which are read block by block.
+        densities: hit density by class and age, as lists, which are read block by block; minus infinity at
+            the greatest age, which stands for all that are not resolved: such blocks go first.
         reconfigurations: how often the densities were computed anew.
     """
 
@@ -46,7 +47,9 @@ class HitDensity:
         self._evictions: FloatArray = np.zeros((CLASSES, MAX_AGE))
         # A prior of recency: density falls with age, and is higher where hits came soon.
         prior = np.arange(CLASSES, 2 * CLASSES)[:, None] + 1.0
-        self.densities: list[list[float]] = (prior / np.arange(1, MAX_AGE + 1)).tolist()
+        densities = prior / np.arange(1, MAX_AGE + 1)
+        densities[:, -1] = -np.inf
+        self.densities: list[list[float]] = densities.tolist()
         self._blocks = 0.0  # decayed sum of resident blocks, and of its weights
         self._weight = 0.0
 
@@ -78,7 +81,7 @@ class HitDensity:
         events = _sums_from_age(self._hits + self._evictions)
         lifetime = _sums_from_age(events)
         densities = np.divide(hits, lifetime, out=np.zeros_like(hits), where=events > 1e-5)
-        densities[:, -1] = -np.inf  # ages that the distributions do not resolve: such blocks go first
+        densities[:, -1] = -np.inf
         self.densities = densities.tolist()
 
     def _adapt_age_unit(self, resident: int) -> None:
