@@ -84,7 +84,7 @@ def _content(path: Path) -> bytes:
         return raw
     if find_spec("zstandard") is None:
         raise TraceError(f"{path}: compressed with zstd: pip install zstandard, or decompress it first")
-    import zstandard  # type: ignore[import-not-found]
+    import zstandard
 
     try:
         with zstandard.ZstdDecompressor().stream_reader(raw) as stream:
