@@ -20,6 +20,15 @@
 #ifndef SGL_IMPORTANCE_EMIT_LOGITS_CUH_
 #define SGL_IMPORTANCE_EMIT_LOGITS_CUH_
 
+#include <type_traits>
+#include <utility>
+
+// FlashInfer instantiates the tensor-core variant for ragged prefill too, which has no page table.
+template <typename Params, typename = void>
+struct HasPageTable : std::false_type {};
+template <typename Params>
+struct HasPageTable<Params, std::void_t<decltype(std::declval<Params>().paged_kv)>> : std::true_type {};
+
 template <bool kTensorCores, bool kSoftCap>
 struct EmitLogits : AttentionVariantBase {
   static constexpr bool use_softmax = true;
@@ -46,14 +55,17 @@ struct EmitLogits : AttentionVariantBase {
       sm_scale_log2 = params.sm_scale * math::log2e;
     }
 #if defined(__CUDA_ARCH__) || defined(SGL_IMPORTANCE_HOST_TEST)
-    emits = *params.emit_gate != 0;
-    chunk_end = kv_len;
-    if (params.partition_kv) {
-      const uint32_t next = params.kv_tile_indices[blockIdx.x] + 1;
-      chunk_end = min(next * static_cast<uint32_t>(*params.kv_chunk_size_ptr), kv_len);
+    emits = false;
+    if constexpr (HasPageTable<Params>::value) {
+      emits = *params.emit_gate != 0;
+      chunk_end = kv_len;
+      if (params.partition_kv) {
+        const uint32_t next = params.kv_tile_indices[blockIdx.x] + 1;
+        chunk_end = min(next * static_cast<uint32_t>(*params.kv_chunk_size_ptr), kv_len);
+      }
+      group = params.num_qo_heads / params.paged_kv.num_heads;
+      first_token = params.paged_kv.indptr[batch_idx] * static_cast<uint32_t>(params.paged_kv.page_size);
     }
-    group = params.num_qo_heads / params.paged_kv.num_heads;
-    first_token = params.paged_kv.indptr[batch_idx] * static_cast<uint32_t>(params.paged_kv.page_size);
 #endif
   }
 

@@ -59,7 +59,12 @@ struct DecodeParams {
   }
 };
 
+}  // namespace flashinfer
+
+using namespace flashinfer;
 #include "emit_logits.cuh"
+
+namespace flashinfer {
 
 #if EMIT_STOCK
 using Variant = DefaultAttention<false, false, EMIT_SOFT_CAP, false>;

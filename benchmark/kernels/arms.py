@@ -1,0 +1,227 @@
+"""What is timed: stock attention, the emitting variant in its states, the reduction and qk-probe."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from decode_shape import LAYERS, Inputs
+from timing import Step
+
+from sgl_importance_kernels.flashinfer import EmittingDecode
+from sgl_importance_kernels.reference import combine_layers, layer_page_scores
+from sgl_importance_kernels.triton.log_sums import LogSums
+from sgl_importance_kernels.triton.logit_reduction import DecodeLogits, reduce_logits
+from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
+from sgl_importance_kernels.triton.qk_probe import probe_layer
+
+BODY = {"sink_tokens": 4, "local_tokens": 16}
+WORKSPACE_BYTES = 256 << 20
+HAS_FLASHINFER = importlib.util.find_spec("flashinfer") is not None
+
+
+def expected_rows(inputs: Inputs) -> torch.Tensor:
+    """Rows of the step by the definition."""
+    shape, rows = inputs.shape, inputs.rows().cpu()
+    for request in range(shape.batch):
+        locations = inputs.indices[int(inputs.indptr[request]) : int(inputs.indptr[request + 1])].long()
+        scores = combine_layers(
+            [
+                layer_page_scores(
+                    inputs.q[layer][request : request + 1].cpu(),
+                    inputs.k[layer][locations].cpu(),
+                    torch.tensor([shape.context - 1]),
+                    scale=shape.scale,
+                    page_size=shape.page_size,
+                    **BODY,
+                )
+                for layer in range(LAYERS)
+            ]
+        )
+        rows[:, request] = torch.stack((scores.mass[0], scores.body[0], scores.peak[0]))
+    return rows
+
+
+class ProbeArm:
+    """qk-probe over every layer and its reduction."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self._queries = inputs.queries()
+        self.rows = inputs.rows()
+        self._log_sums = LogSums(
+            num_layers=LAYERS,
+            max_requests=inputs.shape.batch,
+            max_queries=1,
+            num_heads=inputs.shape.heads,
+            max_pages=inputs.max_pages,
+            device=inputs.device,
+        )
+
+    def step(self) -> None:
+        inputs = self._inputs
+        settings: dict[str, Any] = {"gate": inputs.gate, "page_size": inputs.shape.page_size, **BODY}
+        for layer in range(LAYERS):
+            probe_layer(
+                inputs.q[layer],
+                inputs.k[layer],
+                self._queries,
+                self._log_sums,
+                layer,
+                scale=inputs.shape.scale,
+                **settings,
+            )
+        reduce_log_sums(self._log_sums, self._queries, self.rows, **settings)
+
+
+class FlashInferArms:
+    """FlashInfer's paged decode, stock and with our variant, over the same inputs."""
+
+    def __init__(self, inputs: Inputs, *, tensor_cores: bool) -> None:
+        shape = inputs.shape
+        self._inputs = inputs
+        self.gate = torch.ones(1, dtype=torch.int32, device=inputs.device)
+        self.emitted = DecodeLogits(
+            num_layers=LAYERS,
+            num_kv_heads=shape.kv_heads,
+            group=shape.group,
+            max_tokens=shape.tokens,
+            max_requests=shape.batch,
+            max_pages=inputs.max_pages,
+            device=inputs.device,
+        )
+        self.rows = inputs.rows()
+        form = EmittingDecode(
+            head_dim=shape.head_dim, dtype=shape.dtype, kv_dtype=shape.dtype, tensor_cores=tensor_cores
+        )
+        self._stock = self._planned(tensor_cores, None)
+        self._ours = self._planned(tensor_cores, form.jit_args())
+        self.stock_outputs = [torch.empty_like(q) for q in inputs.q]
+        self.outputs = [torch.empty_like(q) for q in inputs.q]
+
+    def _planned(self, tensor_cores: bool, jit_args: list[Any] | None) -> Any:
+        import flashinfer
+
+        inputs, shape = self._inputs, self._inputs.shape
+        last_page = torch.ones(shape.batch, dtype=torch.int32, device=inputs.device)
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device),
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=tensor_cores,
+            paged_kv_indptr_buffer=inputs.indptr.clone(),
+            paged_kv_indices_buffer=inputs.indices.clone(),
+            paged_kv_last_page_len_buffer=last_page.clone(),
+            backend="fa2",
+            **({} if jit_args is None else {"jit_args": jit_args}),
+        )
+        wrapper.plan(
+            inputs.indptr,
+            inputs.indices,
+            last_page,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            1,
+            q_data_type=shape.dtype,
+            kv_data_type=shape.dtype,
+        )
+        return wrapper
+
+    def _cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        # Pages of one token, as SGLang plans them.
+        return self._inputs.k[layer].unsqueeze(1), self._inputs.v[layer].unsqueeze(1)
+
+    def stock(self) -> None:
+        for layer in range(LAYERS):
+            self._stock.run(self._inputs.q[layer], self._cache(layer), out=self.stock_outputs[layer])
+
+    def emitting(self) -> None:
+        """One step through the variant: emits or not, as the gate says."""
+        for layer in range(LAYERS):
+            logits = self.emitted.logits[layer]
+            self._ours.run(
+                self._inputs.q[layer],
+                self._cache(layer),
+                logits,
+                self.gate,
+                self._inputs.shape.scale,
+                0.0,
+                logits.stride(0),
+                out=self.outputs[layer],
+                lse=self.emitted.log_sums[layer],
+                return_lse=True,
+            )
+
+    def reduce(self) -> None:
+        reduce_logits(
+            self.emitted,
+            self._inputs.indptr,
+            self._inputs.slots(),
+            self.rows,
+            gate=self.gate,
+            max_seq_len=self._inputs.shape.context,
+            page_size=self._inputs.shape.page_size,
+            log_sums_in_base_2=True,
+            **BODY,
+        )
+
+    def emitting_and_reduction(self) -> None:
+        self.emitting()
+        self.reduce()
+
+
+class TorchArms:
+    """Stands in for FlashInfer in a dry run: plain torch attention that keeps its logits."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        shape = inputs.shape
+        self._inputs = inputs
+        self.emitted = DecodeLogits(
+            num_layers=LAYERS,
+            num_kv_heads=shape.kv_heads,
+            group=shape.group,
+            max_tokens=shape.tokens,
+            max_requests=shape.batch,
+            max_pages=inputs.max_pages,
+            dtype=torch.float32,
+            device=inputs.device,
+        )
+        self.rows = inputs.rows()
+
+    def _attend(self, layer: int, *, emit: bool) -> None:
+        inputs, shape = self._inputs, self._inputs.shape
+        keys = inputs.k[layer][inputs.indices.long()].view(shape.batch, shape.context, shape.kv_heads, -1)
+        values = inputs.v[layer][inputs.indices.long()].view_as(keys)
+        q = inputs.q[layer].view(shape.batch, shape.kv_heads, shape.group, -1)
+        logits = shape.scale * torch.einsum("bhgd,bkhd->bhgk", q, keys)
+        torch.einsum("bhgk,bkhd->bhgd", torch.softmax(logits, dim=-1), values)
+        if emit:
+            flat = logits.permute(1, 0, 3, 2).reshape(shape.kv_heads, -1, shape.group)
+            self.emitted.logits[layer].copy_(flat)
+            self.emitted.log_sums[layer].copy_(torch.logsumexp(logits, dim=-1).flatten(1))
+
+    def stock(self) -> None:
+        for layer in range(LAYERS):
+            self._attend(layer, emit=False)
+
+    def emitting_and_reduction(self) -> None:
+        for layer in range(LAYERS):
+            self._attend(layer, emit=True)
+        inputs = self._inputs
+        reduce_logits(
+            self.emitted,
+            inputs.indptr,
+            inputs.slots(),
+            self.rows,
+            gate=inputs.gate,
+            max_seq_len=inputs.shape.context,
+            page_size=inputs.shape.page_size,
+            log_sums_in_base_2=False,
+            **BODY,
+        )
+
+
+def flashinfer_arms(arms: FlashInferArms) -> dict[str, Step]:
+    return {"stock": arms.stock, "emitting": arms.emitting, "emitting+reduction": arms.emitting_and_reduction}

@@ -1,0 +1,178 @@
+"""Builds, checks and times the emitting decode attention on a GPU, as ratios to stock in one run.
+
+Needs torch, triton, flashinfer and nvcc; under eight minutes on an H100. Without a GPU, --dry-run takes the same
+way through tiny shapes in Triton's interpreter, with torch in FlashInfer's place: it proves the script, and its
+times mean nothing.
+
+    python benchmark/kernels/run.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+if "--dry-run" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"  # Before triton is imported.
+
+import torch
+import typer
+from arms import HAS_FLASHINFER, FlashInferArms, ProbeArm, TorchArms, expected_rows, flashinfer_arms
+from decode_shape import LAYERS, SHAPES, TINY, DecodeShape, Inputs
+from results import print_rows, write_results
+from rich.console import Console
+from timing import interleaved, read_bandwidth
+
+CONTRACT = 1.05  # Of an emitting layer, at batch >= 8 and context >= 8k.
+CHECKED = DecodeShape(3, 1000, 4)
+HALF_LOGIT_TOLERANCE = 2e-2
+EXACT_TOLERANCE = 1e-4
+POISON = 6e4
+
+
+def check_probe(inputs: Inputs) -> float:
+    """Largest error of the probe's rows; raises where it is not rounding."""
+    arm = ProbeArm(inputs)
+    arm.step()
+    error = float((arm.rows.cpu() - expected_rows(inputs)).abs().max())
+    if error > EXACT_TOLERANCE:
+        raise SystemExit(
+            f"qk-probe is wrong by {error:.2g} on {inputs.shape.name}: do not use it on this machine"
+        )
+    return error
+
+
+def check_logits(arms: FlashInferArms, inputs: Inputs, path: str) -> float:
+    """The variant against stock's outputs, its gate, and the rows of the definition."""
+    arms.emitted.logits.fill_(POISON)
+    arms.gate.zero_()
+    arms.stock()
+    arms.emitting_and_reduction()
+    if not bool((arms.emitted.logits == POISON).all()):
+        raise SystemExit(f"{path}: the variant emits behind a closed gate")
+    if arms.rows.any():
+        raise SystemExit(f"{path}: the reduction writes behind a closed gate")
+    arms.gate.fill_(1)
+    arms.emitting_and_reduction()
+    for ours, stock in zip(arms.outputs, arms.stock_outputs, strict=True):
+        if not torch.equal(ours, stock):
+            raise SystemExit(f"{path}: the variant changed the output of attention")
+    if bool((arms.emitted.logits == POISON).any()):
+        raise SystemExit(f"{path}: some logits were not emitted")
+    error = float((arms.rows.cpu() - expected_rows(inputs)).abs().max())
+    if error > HALF_LOGIT_TOLERANCE:
+        raise SystemExit(f"{path}: page scores are wrong by {error:.2g}")
+    return error
+
+
+def row(
+    shape: DecodeShape, path: str, arm: str, seconds: float, stock: float, floor: float
+) -> dict[str, Any]:
+    return {
+        "shape": shape.name,
+        "path": path,
+        "arm": arm,
+        "microseconds": seconds * 1e6 / LAYERS,
+        "to_stock": seconds / stock,
+        "to_floor": seconds / floor,
+    }
+
+
+def timed(shape: DecodeShape, device: str, bandwidth: float) -> list[dict[str, Any]]:
+    """Rows of one shape: per path, every arm beside stock; the probe beside the first path's stock."""
+    inputs = Inputs(shape, device)
+    probe = ProbeArm(inputs)
+    on_device = device != "cpu"
+    floor = LAYERS * shape.kv_bytes / bandwidth
+    rows = []
+    if not on_device:
+        stand_in = TorchArms(inputs)
+        steps = {"stock": stand_in.stock, "emitting+reduction": stand_in.emitting_and_reduction}
+        times = interleaved({**steps, "qk-probe alone": probe.step}, on_device=False)
+        return [row(shape, "torch", arm, value, times["stock"], floor) for arm, value in times.items()]
+    for tensor_cores in (False, True):
+        path = "tensor cores" if tensor_cores else "CUDA cores"
+        arms = FlashInferArms(inputs, tensor_cores=tensor_cores)
+        steps = flashinfer_arms(arms)
+        if not tensor_cores:
+            steps["qk-probe alone"] = probe.step
+        arms.gate.zero_()
+        gated = interleaved({"stock": arms.stock, "gated off": arms.emitting}, on_device=True)
+        rows.append(row(shape, path, "gated off", gated["gated off"], gated["stock"], floor))
+        arms.gate.fill_(1)
+        times = interleaved(steps, on_device=True)
+        rows += [row(shape, path, arm, value, times["stock"], floor) for arm, value in times.items()]
+    return rows
+
+
+def broken_contracts(rows: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{entry['shape']}, {entry['path']}: {entry['to_stock']:.3f}"
+        for entry in rows
+        if entry["arm"] == "emitting" and entry["to_stock"] > CONTRACT and in_contract(entry["shape"])
+    ]
+
+
+def in_contract(name: str) -> bool:
+    return any(shape.name == name and shape.batch >= 8 and shape.context >= 8192 for shape in SHAPES)
+
+
+def main(
+    dry_run: Annotated[bool, typer.Option(help="tiny shapes in Triton's interpreter, no GPU")] = False,
+    minutes: Annotated[float, typer.Option(help="shapes that would begin later are left out")] = 6.5,
+    out: Annotated[Path | None, typer.Option(help="file to write instead of the one in results/")] = None,
+) -> None:
+    console = Console()
+    if not dry_run and not torch.cuda.is_available():
+        raise SystemExit("no CUDA device: run it on a GPU, or with --dry-run")
+    if not dry_run and not HAS_FLASHINFER:
+        raise SystemExit("flashinfer is not installed: pip install flashinfer-python==0.6.18")
+    device = "cpu" if dry_run else "cuda"
+    start = time.perf_counter()
+    checks: dict[str, float] = {}
+    checked = Inputs(TINY[0] if dry_run else CHECKED, device)
+    checks["qk-probe"] = check_probe(checked)
+    if not dry_run:
+        for tensor_cores in (False, True):
+            path = "tensor cores" if tensor_cores else "CUDA cores"
+            checks[path] = check_logits(FlashInferArms(checked, tensor_cores=tensor_cores), checked, path)
+    built = time.perf_counter() - start
+    console.print(f"built and checked in {built:.0f} s; largest errors {checks}")
+
+    bandwidth = read_bandwidth(device, megabytes=16 if dry_run else 4096)
+    rows: list[dict[str, Any]] = []
+    left_out: list[str] = []
+    for shape in TINY if dry_run else SHAPES:
+        late = time.perf_counter() - start > 60 * minutes
+        if late or (not dry_run and shape.total_bytes > 0.8 * torch.cuda.mem_get_info()[0]):
+            left_out.append(shape.name)
+            continue
+        console.print(f"timing {shape.name}")
+        rows += timed(shape, device, bandwidth)
+    rows or sys.exit("no shape was timed: raise --minutes")
+    print_rows("decode attention of one layer, and its page scores", rows)
+    console.print(f"read bandwidth {bandwidth / 1e12:.2f} TB/s; left out: {', '.join(left_out) or 'nothing'}")
+    facts = {
+        "fact": "run",
+        "device": "interpreter" if dry_run else torch.cuda.get_device_name(),
+        "bandwidth_bytes_per_second": bandwidth,
+        "build_and_check_seconds": built,
+        "errors": checks,
+        "left_out": left_out,
+        "fa3": "present, not timed" if importlib.util.find_spec("sgl_kernel") else "absent",
+    }
+    if dry_run and out is None:
+        console.print("dry run: nothing written")
+        return
+    console.print(f"written to {write_results('kernels', [facts, *rows], out=out)}")
+    if broken := broken_contracts(rows):
+        raise SystemExit(f"above {CONTRACT} of stock: " + "; ".join(broken))
+
+
+if __name__ == "__main__":
+    typer.run(main)
