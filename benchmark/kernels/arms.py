@@ -92,6 +92,7 @@ class FlashInferArms:
             device=inputs.device,
         )
         self.rows = inputs.rows()
+        self._slots = inputs.slots()
         form = EmittingDecode(
             head_dim=shape.head_dim, dtype=shape.dtype, kv_dtype=shape.dtype, tensor_cores=tensor_cores
         )
@@ -158,7 +159,7 @@ class FlashInferArms:
         reduce_logits(
             self.emitted,
             self._inputs.indptr,
-            self._inputs.slots(),
+            self._slots,
             self.rows,
             gate=self.gate,
             max_seq_len=self._inputs.shape.context,
@@ -189,12 +190,17 @@ class TorchArms:
             device=inputs.device,
         )
         self.rows = inputs.rows()
+        self._slots = inputs.slots()
 
     def _attend(self, layer: int, *, emit: bool) -> None:
         inputs, shape = self._inputs, self._inputs.shape
-        keys = inputs.k[layer][inputs.indices.long()].view(shape.batch, shape.context, shape.kv_heads, -1)
-        values = inputs.v[layer][inputs.indices.long()].view_as(keys)
-        q = inputs.q[layer].view(shape.batch, shape.kv_heads, shape.group, -1)
+        keys = (
+            inputs.k[layer][inputs.indices.long()]
+            .float()
+            .view(shape.batch, shape.context, shape.kv_heads, -1)
+        )
+        values = inputs.v[layer][inputs.indices.long()].float().view_as(keys)
+        q = inputs.q[layer].float().view(shape.batch, shape.kv_heads, shape.group, -1)
         logits = shape.scale * torch.einsum("bhgd,bkhd->bhgk", q, keys)
         torch.einsum("bhgk,bkhd->bhgd", torch.softmax(logits, dim=-1), values)
         if emit:
@@ -213,7 +219,7 @@ class TorchArms:
         reduce_logits(
             self.emitted,
             inputs.indptr,
-            inputs.slots(),
+            self._slots,
             self.rows,
             gate=inputs.gate,
             max_seq_len=inputs.shape.context,

@@ -76,7 +76,7 @@ TINY = tuple(
 
 @dataclass
 class Inputs:
-    """Random queries, keys and values of every layer; the tokens of a sequence lie scattered over the pool."""
+    """Random queries, keys and values of every layer; a sequence's tokens lie scattered over the pool."""
 
     shape: DecodeShape
     device: str
@@ -92,9 +92,7 @@ class Inputs:
         random = torch.Generator(device=self.device).manual_seed(0)
 
         def normal(*size: int) -> torch.Tensor:
-            return torch.randn(size, generator=random, device=self.device, dtype=torch.float32).to(
-                shape.dtype
-            )
+            return torch.randn(size, generator=random, device=self.device).to(shape.dtype)
 
         self.q = [2 * normal(shape.batch, shape.heads, shape.head_dim) for _ in range(LAYERS)]
         pool = (shape.tokens, shape.kv_heads, shape.head_dim)

@@ -1,8 +1,8 @@
 """Builds, checks and times the emitting decode attention on a GPU, as ratios to stock in one run.
 
-Needs torch, triton, flashinfer and nvcc; under eight minutes on an H100. Without a GPU, --dry-run takes the same
-way through tiny shapes in Triton's interpreter, with torch in FlashInfer's place: it proves the script, and its
-times mean nothing.
+Needs torch, triton, flashinfer and nvcc, and is made to end within eight minutes on an H100. Without a GPU,
+--dry-run takes the same way through tiny shapes in Triton's interpreter, with torch in FlashInfer's place: it
+proves the script, and its times mean nothing.
 
     python benchmark/kernels/run.py
 """
@@ -39,11 +39,20 @@ def check_probe(inputs: Inputs) -> float:
     """Largest error of the probe's rows; raises where it is not rounding."""
     arm = ProbeArm(inputs)
     arm.step()
-    error = float((arm.rows.cpu() - expected_rows(inputs)).abs().max())
-    if error > EXACT_TOLERANCE:
-        raise SystemExit(
-            f"qk-probe is wrong by {error:.2g} on {inputs.shape.name}: do not use it on this machine"
-        )
+    return checked_error("qk-probe", arm.rows, inputs, EXACT_TOLERANCE)
+
+
+def check_reduction(inputs: Inputs) -> float:
+    """Largest error of the reduction of torch's own logits."""
+    arms = TorchArms(inputs)
+    arms.emitting_and_reduction()
+    return checked_error("the reduction", arms.rows, inputs, EXACT_TOLERANCE)
+
+
+def checked_error(name: str, rows: torch.Tensor, inputs: Inputs, tolerance: float) -> float:
+    error = float((rows.cpu() - expected_rows(inputs)).abs().max())
+    if not error <= tolerance:
+        raise SystemExit(f"{name} is wrong by {error:.2g} on {inputs.shape.name}: not fit for this machine")
     return error
 
 
@@ -64,10 +73,7 @@ def check_logits(arms: FlashInferArms, inputs: Inputs, path: str) -> float:
             raise SystemExit(f"{path}: the variant changed the output of attention")
     if bool((arms.emitted.logits == POISON).any()):
         raise SystemExit(f"{path}: some logits were not emitted")
-    error = float((arms.rows.cpu() - expected_rows(inputs)).abs().max())
-    if error > HALF_LOGIT_TOLERANCE:
-        raise SystemExit(f"{path}: page scores are wrong by {error:.2g}")
-    return error
+    return checked_error(path, arms.rows, inputs, HALF_LOGIT_TOLERANCE)
 
 
 def row(
@@ -137,6 +143,7 @@ def main(
     checks: dict[str, float] = {}
     checked = Inputs(TINY[0] if dry_run else CHECKED, device)
     checks["qk-probe"] = check_probe(checked)
+    checks["reduction"] = check_reduction(checked)
     if not dry_run:
         for tensor_cores in (False, True):
             path = "tensor cores" if tensor_cores else "CUDA cores"

@@ -53,7 +53,7 @@ def interleaved(arms: Mapping[str, Step], *, on_device: bool) -> dict[str, float
 
 
 def read_bandwidth(device: str, *, megabytes: int) -> float:
-    """Bytes per second of reading memory once, by the same clock: the floor of everything that reads K and V."""
+    """Bytes per second of reading memory once, by the same clock: the floor of what reads K and V."""
     data = torch.ones(megabytes * (1 << 20) // 4, device=device)
     result = torch.empty((), device=device)
 
