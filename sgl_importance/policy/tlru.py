@@ -41,18 +41,21 @@ class TlruPolicy(EvictionPolicy):
         self._order = RankedBlocks()
 
     def begin_request(self, request: int) -> None:
-        for block in self._path:  # ranked in object-level replay before the path was complete
+        for block in self._path[-max(self._spare, 1) :]:
             if block in self._order:
                 self._order.add(block, self._rank(block))
         self._path = []
         self._length = [0]
 
+    def miss(self, block: int) -> None:
+        self._keep_running_path()
+
     def insert(self, block: int) -> None:
-        self._depth[block] = len(self._path)
         self._earlier[block] = 0
         self._use(block)
 
     def access(self, block: int) -> None:
+        self._keep_running_path()
         self._earlier[block] = max(self._earlier[block], self._last_path[block][0])
         self._use(block)
         if block in self._order:
@@ -60,10 +63,16 @@ class TlruPolicy(EvictionPolicy):
 
     def _use(self, block: int) -> None:
         self._time += 1
+        self._depth[block] = len(self._path)
         self._path.append(block)
         self._length[0] += 1
         self._last_path[block] = self._length
         self._last_access[block] = self._time
+
+    def _keep_running_path(self) -> None:
+        """In object-level replay nothing is held: a path that goes on must not be taken for a tail."""
+        if self._path and self._path[-1] in self._order:
+            self._order.add(self._path[-1], (1, self._last_access[self._path[-1]]))
 
     def evictable(self, block: int) -> None:
         self._order.add(block, self._rank(block))

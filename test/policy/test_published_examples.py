@@ -79,13 +79,14 @@ def test_random_reaches_every_candidate_and_no_other() -> None:
     assert victims == {0, 1, 3}
 
 
-def test_tlru_ranks_objects_by_the_whole_request() -> None:
+def test_tlru_spares_no_object_of_the_running_request() -> None:
     builder = TraceBuilder("objects", 1, prefix_tree=False)
-    for request in ("abc", "d"):
+    for request in ("abc", "de"):
         builder.add(request, input_tokens=len(request))
     watched = Watched(TlruPolicy(3, threshold=1))
     replay_objects(builder.build(), watched)
-    assert watched.victims == [2]  # c, the last of three, although a is older
+    # c, the last of three, although a is older; then not d, whose request goes on, but a by recency.
+    assert watched.victims == [2, 0]
 
 
 def tree_victims(policy: EvictionPolicy, paths: list[list[int]]) -> list[int]:
