@@ -65,7 +65,8 @@ def read_traces(
         bad: list[BadRecord] = []
         on_bad_record = bad.append if skip_bad else refuse_bad_record
         try:
-            trace = read_trace(path, options, format_name=format_name, on_bad_record=on_bad_record)
+            with Console(stderr=True).status(f"reading {path.name}"):
+                trace = read_trace(path, options, format_name=format_name, on_bad_record=on_bad_record)
         except TraceError as error:
             fail(str(error))
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -124,7 +124,7 @@ def run_jobs(
     traces: Sequence[Trace],
     jobs: Sequence[JobT],
     processes: int,
-) -> Iterator[tuple[int, RowT]]:
+) -> Generator[tuple[int, RowT]]:
     """Runs all jobs; yields (index of the job, row) as they finish.
 
     Leaving the iterator early, Ctrl-C included, ends the processes that it started.

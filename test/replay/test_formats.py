@@ -184,6 +184,13 @@ def test_records_without_one_prompt_are_bad(tmp_path: Path, record: dict[str, An
         read_trace(path)
 
 
+@pytest.mark.parametrize("units_per_second", [1, 1e3, 1e6])
+def test_unix_times_are_told_apart_by_size(tmp_path: Path, units_per_second: float) -> None:
+    times = (1_760_000_000, 1_760_000_090)
+    records = ({"prompt": "p" * 16, "timestamp": time * units_per_second} for time in times)
+    assert read_trace(_write(tmp_path / "chat.jsonl", *records)).seconds.tolist() == [0.0, 90.0]
+
+
 def test_a_folder_of_sessions_is_merged_by_time(tmp_path: Path) -> None:
     _write(tmp_path / "one.jsonl", {"input": "a" * 16, "timestamp": 3}, {"input": "a" * 32, "timestamp": 7})
     _write(tmp_path / "two.jsonl", {"input": "b" * 16, "timestamp": 5})

@@ -259,6 +259,19 @@ def test_a_dead_process_is_an_error_and_no_hang(trace_file: Path) -> None:
         list(run_jobs(_die, [read_trace(trace_file)], jobs, 2))
 
 
+def _sleep(traces: Sequence[Trace], job: Job) -> int:
+    time.sleep(job.capacity)
+    return job.capacity
+
+
+def test_leaving_early_does_not_wait_for_the_processes(trace_file: Path) -> None:
+    results = run_jobs(_sleep, [read_trace(trace_file)], [Job(0, "", 0), Job(0, "", 60), Job(0, "", 60)], 2)
+    assert next(results) == (0, 0)
+    start = time.monotonic()
+    results.close()
+    assert time.monotonic() - start < 20
+
+
 def _running_in_group(group: int) -> list[int]:
     """Processes of the group that are not just waiting to be reaped."""
     running = []
