@@ -155,7 +155,9 @@ def measure(pages: int, page_tokens: int, directory: Path | None, progress: Prog
         bare, verified = rates[f"bare {way}"], rates[f"verified {way}"]
         row[f"bare {way} GB/s"] = statistics.median(bare)
         row[f"verified {way} GB/s"] = statistics.median(verified)
-        row[f"{way} ratio"] = statistics.median(v / b for v, b in zip(verified, bare, strict=True))
+        low, middle, high = statistics.quantiles((v / b for v, b in zip(verified, bare, strict=True)), n=4)
+        row[f"{way} ratio"] = middle
+        row[f"{way} ratio quartiles"] = f"{low:.2f} - {high:.2f}"
     row["checksum GB/s"] = checksum_rate(page_bytes, pages)
     return row
 

@@ -46,6 +46,7 @@ class PageStore:
     def __init__(self, directory: Path, *, budget_bytes: int, counters: StoreCounters) -> None:
         self.directory = directory
         self.pages = directory / "pages"
+        self._root = str(self.pages)
         self.quarantine = directory / "quarantine"
         self._budget = Budget(self.pages, budget_bytes)
         self.counters = counters
@@ -60,7 +61,7 @@ class PageStore:
 
     def exists(self, identity: bytes, key: str) -> bool:
         """Whether there is a page, which ``read`` may still find damaged."""
-        return self.path(identity, key).exists()
+        return os.path.exists(self._path(identity, page_digest(key)))
 
     def read(self, identity: bytes, key: str, body: NDArray[np.uint8]) -> None:
         """Reads a page into ``body`` [page bytes], which holds garbage where this raises.
@@ -69,18 +70,19 @@ class PageStore:
             PageMiss: the page is absent, or cannot be read.
             PageDamaged: it failed a check and has been set aside.
         """
-        path = self.path(identity, key)
+        page = page_digest(key)
+        path = self._path(identity, page)
         try:
-            self._read(path, identity, key, body)
+            self._read(path, identity, page, body)
         except FileNotFoundError as error:
             raise PageMiss(MissReason.ABSENT) from error
         except OSError as error:
             raise PageMiss(MissReason.IO) from error
         except PageDamaged as damaged:
-            self._set_aside(path, damaged.reason)
+            self._set_aside(Path(path), damaged.reason)
             raise
 
-    def _read(self, path: Path, identity: bytes, key: str, body: NDArray[np.uint8]) -> None:
+    def _read(self, path: str, identity: bytes, page: bytes, body: NDArray[np.uint8]) -> None:
         header, behind = bytearray(HEADER_BYTES), bytearray(1)
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -98,7 +100,7 @@ class PageStore:
             raise PageDamaged(MissReason.TRUNCATED)
         if count > HEADER_BYTES + body.nbytes:
             raise PageDamaged(MissReason.LENGTH)
-        check_page(bytes(header), body, page=page_digest(key), identity=identity)
+        check_page(bytes(header), body, page=page, identity=identity)
 
     def write(self, identity: bytes, key: str, body: NDArray[np.uint8], *, depth: int, moment: int) -> bool:
         """Publishes a page; False where it was there already.
@@ -162,8 +164,12 @@ class PageStore:
             os.utime(path, ns=(mtime_ns, mtime_ns))
 
     def path(self, identity: bytes, key: str) -> Path:
-        name = page_digest(key).hex()
-        return self._folder(identity) / name[:2] / (name + PAGE_SUFFIX)
+        return Path(self._path(identity, page_digest(key)))
+
+    def _path(self, identity: bytes, page: bytes) -> str:
+        # A string: making a Path of several parts takes as long as reading a small page.
+        name = page.hex()
+        return f"{self._root}/{identity.hex()}/{name[:2]}/{name}{PAGE_SUFFIX}"
 
     def _folder(self, identity: bytes) -> Path:
         return self.pages / identity.hex()

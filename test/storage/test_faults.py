@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FETCH_TIMEOUT_SECONDS, PAGE_TOKENS, PROMPT_PAGES, Bench, report, update_weights
 
 from sgl_importance.storage.record import HEADER_BYTES, MissReason, decode_header, encode_header
+
+from store_bench import FETCH_TIMEOUT_SECONDS, PAGE_TOKENS, PROMPT_PAGES, Bench, report, update_weights
 
 pytestmark = pytest.mark.server
 

@@ -1,0 +1,165 @@
+"""A server with a store that tests break: its disk, its prompts, and the answers that must come."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sgl_importance.storage.budget import scan
+from sgl_importance.storage.record import decode_header
+
+from serving import ServerProcess
+
+FAULTS = Path(__file__).parent / "faults"
+PAGE_TOKENS = 16
+PROMPT_TOKENS = 165
+PROMPT_PAGES = PROMPT_TOKENS // PAGE_TOKENS
+ANSWER_TOKENS = 6
+PROMPTS = 80
+FETCH_TIMEOUT_SECONDS = 0.5
+STORE = "sglang:kv_importance_store_"
+REPORT = "SGL_IMPORTANCE_FAULT_REPORT"
+
+COMMON_FLAGS = ("--skip-tokenizer-init", "--max-total-tokens", "4096", "--page-size", str(PAGE_TOKENS))
+
+
+def store_flags(directory: Path) -> tuple[str, ...]:
+    return (
+        *COMMON_FLAGS,
+        *("--kv-importance-store", str(directory), "--hicache-ratio", "2"),
+        *("--kv-importance-fetch-timeout-ms", str(int(FETCH_TIMEOUT_SECONDS * 1000))),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--hicache-storage-backend-extra-config", '{"prefetch_threshold": 16}'),
+    )
+
+
+def prompt(index: int) -> list[int]:
+    return random.Random(index).choices(range(10, 1000), k=PROMPT_TOKENS)
+
+
+def make_model(folder: Path, seed: int) -> Path:
+    """A small Llama with random weights: its next token hangs on every token of the context."""
+    import sglang  # noqa: F401  # first: with it come the shims, and transformers needs one of them
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.15,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    torch.manual_seed(seed)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def answer(server: ServerProcess, index: int) -> dict:
+    return server.generate(prompt(index), max_new_tokens=ANSWER_TOKENS, ignore_eos=True)
+
+
+def update_weights(server: ServerProcess, model: Path, *, flush_cache: bool) -> None:
+    reply = server.post("/update_weights_from_disk", {"model_path": str(model), "flush_cache": flush_cache})
+    assert reply["success"], reply
+
+
+@dataclass
+class Disk:
+    """Where the store lies, and how it fills up and becomes read-only."""
+
+    mount: Path
+    is_real: bool
+    control: Path
+    _filler: list[Path] = field(default_factory=list)
+
+    @property
+    def store(self) -> Path:
+        return self.mount / "store"
+
+    def break_(self, fault: str) -> None:
+        if self.is_real and fault == "disk_full":
+            filler = self.mount / "filler"
+            with filler.open("wb", buffering=0) as file:
+                for size in (1 << 20, 4096):
+                    try:
+                        while True:
+                            file.write(bytes(size))
+                    except OSError:
+                        continue
+        elif self.is_real and fault == "read_only":
+            subprocess.run(["mount", "-o", "remount,ro", self.mount], check=True)
+        else:
+            self.control.write_text(fault)
+
+    def mend(self) -> None:
+        self.control.unlink(missing_ok=True)
+        if self.is_real:
+            subprocess.run(["mount", "-o", "remount,rw", self.mount], check=True)
+            (self.mount / "filler").unlink(missing_ok=True)
+
+
+def fault_env(control: Path) -> dict[str, str]:
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(FAULTS), *([inherited] if inherited else [])])
+    return {"PYTHONPATH": path, "KV_STORE_FAULT_FILE": str(control)}
+
+
+class Bench:
+    """One server with a store, the expected answers, and a fresh prompt for every test."""
+
+    def __init__(self, server: ServerProcess, disk: Disk, references: list[list[list[int]]]) -> None:
+        self.server = server
+        self.disk = disk
+        self.references = references
+        self.model = 0
+        self._next = 0
+
+    def fresh(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def ask(self, index: int) -> int:
+        """Asks a prompt, demands the right tokens; the prompt tokens that came from storage."""
+        reply = answer(self.server, index)
+        assert reply["output_ids"] == self.references[self.model][index], f"wrong tokens for prompt {index}"
+        return (reply["meta_info"]["cached_tokens_details"] or {}).get("storage", 0)
+
+    def count(self, name: str, **labels: str) -> float:
+        try:
+            return self.server.metric(f"{STORE}{name}_total", **labels)
+        except KeyError:
+            return 0
+
+    def wait_for(self, name: str, value: float, **labels: str) -> float:
+        deadline = time.monotonic() + 10
+        while (found := self.count(name, **labels)) < value and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert found >= value, f"{name} {labels} stayed at {found}, not {value}"
+        return found
+
+    def store_prompt(self, index: int) -> list[Path]:
+        """Asks a new prompt and waits for its pages; their files, from the first page on."""
+        before = self.count("written_pages")
+        known = {file.path for file in scan(self.disk.store / "pages")}
+        self.ask(index)
+        self.wait_for("written_pages", before + PROMPT_PAGES)
+        files = [file.path for file in scan(self.disk.store / "pages") if file.path not in known]
+        return sorted(files, key=lambda file: decode_header(file.read_bytes()[:100]).depth)[:PROMPT_PAGES]
+
+
+def report(fault: str, outcome: str, counter: str) -> None:
+    """Adds a row to the report that ``scripts/reliability_report.py`` makes."""
+    if path := os.environ.get(REPORT):
+        with open(path, "a") as file:
+            file.write(json.dumps({"fault": fault, "outcome": outcome, "counter": counter}) + "\n")
