@@ -12,7 +12,7 @@
 // What the hook must know about its callers (FlashInfer 0.6.18):
 //  - the variant is passed by value: no state survives a call, so each call stores its own number;
 //  - CUDA-core decode calls the hook before it masks, for whole tiles: behind the end of a KV chunk the tile
-//    holds stale keys while the token index is still one of the sequence, another block's. Hence chunk_end;
+//    holds stale keys while the token index is still one of the sequence, another block's. Hence stored_end;
 //  - CUDA-core decode calls it from all lanes of a query head with one value: lane 0 stores;
 //  - the tensor-core path packs (query, head of the group) into 16 rows and calls it for padded rows too, which
 //    have a query index of 1 and more; lanes behind the chunk skip the hook, so it may not shuffle.
@@ -34,13 +34,13 @@ struct EmitLogits : AttentionVariantBase {
   static constexpr bool use_softmax = true;
   static constexpr float kLargestHalf = 65504.f;
 
+  // FlashInfer reads these of a variant; kept few, since every one lives in registers through the main loop.
   uint32_t qo_len, kv_len, window_left;
   float sm_scale_log2;
   float pre_tanh_scale;
-  uint32_t chunk_end;
+  uint32_t stored_end;  // First token that is not stored; 0 behind a closed gate.
   uint32_t group;
   uint32_t first_token;
-  bool emits;
 
   template <typename Params>
   __device__ __host__ EmitLogits(const Params& params, uint32_t batch_idx, uint8_t* smem) {
@@ -55,13 +55,14 @@ struct EmitLogits : AttentionVariantBase {
       sm_scale_log2 = params.sm_scale * math::log2e;
     }
 #if defined(__CUDA_ARCH__) || defined(SGL_IMPORTANCE_HOST_TEST)
-    emits = false;
+    stored_end = 0;
     if constexpr (HasPageTable<Params>::value) {
-      emits = *params.emit_gate != 0;
-      chunk_end = kv_len;
-      if (params.partition_kv) {
-        const uint32_t next = params.kv_tile_indices[blockIdx.x] + 1;
-        chunk_end = min(next * static_cast<uint32_t>(*params.kv_chunk_size_ptr), kv_len);
+      if (*params.emit_gate != 0) {
+        stored_end = kv_len;
+        if (!kTensorCores && params.partition_kv) {
+          const uint32_t next = params.kv_tile_indices[blockIdx.x] + 1;
+          stored_end = min(next * static_cast<uint32_t>(*params.kv_chunk_size_ptr), kv_len);
+        }
       }
       group = params.num_qo_heads / params.paged_kv.num_heads;
       first_token = params.paged_kv.indptr[batch_idx] * static_cast<uint32_t>(params.paged_kv.page_size);
@@ -77,32 +78,34 @@ struct EmitLogits : AttentionVariantBase {
     if constexpr (kSoftCap) {
       transformed = float(math::tanh(logits * pre_tanh_scale));
     }
-    if (emits && Stores(qo_idx, kv_idx)) {
+    if (Stores(qo_idx, kv_idx)) {
       float logit;
       if constexpr (kSoftCap) {
-        logit = transformed * params.logits_soft_cap;
+        logit = transformed * static_cast<float>(params.logits_soft_cap);
       } else {
-        logit = transformed * params.sm_scale;
+        logit = transformed * static_cast<float>(params.sm_scale);
       }
-      params.emit_logits[Index(params.emit_kv_head_stride, kv_idx, qo_head_idx, kv_head_idx)] =
-          Narrowed(logit, params.emit_logits);
+      const uint32_t g = qo_head_idx - kv_head_idx * group;
+      const int64_t of_head = params.emit_kv_head_stride * kv_head_idx;
+      if constexpr (kTensorCores) {
+        // Unrolled over many tokens: what they share is computed once, what differs fits 32 bits.
+        auto* first = params.emit_logits + (of_head + static_cast<int64_t>(first_token) * group);
+        first[kv_idx * group + g] = Narrowed(logit, params.emit_logits);
+      } else {
+        // A pointer kept through the main loop costs blocks per multiprocessor here.
+        const uint64_t token = static_cast<uint64_t>(first_token) + kv_idx;
+        params.emit_logits[of_head + token * group + g] = Narrowed(logit, params.emit_logits);
+      }
     }
     return transformed;
   }
 
   __device__ __forceinline__ bool Stores(uint32_t qo_idx, uint32_t kv_idx) const {
     if constexpr (kTensorCores) {
-      return qo_idx < qo_len && kv_idx < chunk_end;
+      return qo_idx == 0 && kv_idx < stored_end;
     } else {
-      return threadIdx.x == 0 && kv_idx < chunk_end;
+      return threadIdx.x == 0 && kv_idx < stored_end;
     }
-  }
-
-  __device__ __forceinline__ uint64_t Index(int64_t kv_head_stride, uint32_t kv_idx, uint32_t qo_head_idx,
-                                            uint32_t kv_head_idx) const {
-    const uint64_t token = static_cast<uint64_t>(first_token) + kv_idx;
-    return static_cast<uint64_t>(kv_head_stride) * kv_head_idx + token * group +
-           (qo_head_idx - kv_head_idx * group);
   }
 
   __device__ __forceinline__ static half Narrowed(float logit, const half*) {

@@ -103,8 +103,10 @@ def compiled(unit: Unit, folder: Path) -> dict[tuple[str, ...], Usage]:
     return usage
 
 
-MORE_REGISTERS = 16
-MORE_SPILLED_BYTES = 16
+# On sm_100a the tile of 128 keys takes 54 more, which costs one block of three: docs/kernels.md.
+MORE_REGISTERS = {"80": 32, "90a": 32, "100a": 64}
+SPILLED_TO_STOCK = 1.2
+FEW_BYTES = 16
 
 
 def check(unit: Unit, folder: Path) -> None:
@@ -112,9 +114,11 @@ def check(unit: Unit, folder: Path) -> None:
     ours, stock = compiled(unit, folder), compiled(replace(unit, stock=True), folder)
     assert ours.keys() == stock.keys()
     for kernel, used in ours.items():
-        assert used.registers <= stock[kernel].registers + MORE_REGISTERS, (kernel, used, stock[kernel])
-        assert used.spilled <= stock[kernel].spilled + MORE_SPILLED_BYTES, (kernel, used, stock[kernel])
-        assert used.stack <= stock[kernel].stack + MORE_SPILLED_BYTES, (kernel, used, stock[kernel])
+        beside = stock[kernel]
+        assert used.registers <= beside.registers + MORE_REGISTERS[unit.arch], (kernel, used, beside)
+        assert used.spilled <= SPILLED_TO_STOCK * beside.spilled + FEW_BYTES, (kernel, used, beside)
+        assert used.stack <= SPILLED_TO_STOCK * beside.stack + FEW_BYTES, (kernel, used, beside)
+        assert used.spilled == 0 or unit.tensor_cores, (kernel, used)
 
 
 @pytest.mark.parametrize("unit", [Unit(False), Unit(True)], ids=str)

@@ -108,23 +108,14 @@ CUDA_CORES = Launch(
 TENSOR_CORES = replace(CUDA_CORES, tensor_cores=True)
 
 TWINS = [
-    (CUDA_CORES, Mutation("stale_split", "if (params.partition_kv)", "if (false)")),
-    (TENSOR_CORES, Mutation("padded_rows", "qo_idx < qo_len && kv_idx < chunk_end", "kv_idx < chunk_end")),
-    (
-        CUDA_CORES,
-        Mutation(
-            "one_head_swapped",
-            "kv_idx, qo_head_idx, kv_head_idx)] =",
-            "kv_idx, qo_head_idx ^ 1, kv_head_idx)] =",
-        ),
-    ),
+    (CUDA_CORES, Mutation("stale_split", "params.partition_kv)", "false)")),
+    (TENSOR_CORES, Mutation("padded_rows", "qo_idx == 0 &&", "true &&")),
+    (CUDA_CORES, Mutation("one_head_swapped", "g = qo_head_idx - kv", "g = (qo_head_idx ^ 1) - kv")),
     (CUDA_CORES, Mutation("one_page_off", "static_cast<uint32_t>(params.paged_kv.page_size)", "1u")),
-    (CUDA_CORES, Mutation("gate_ignored", "if (emits &&", "if (")),
-    (CUDA_CORES, Mutation("no_scale", "logit = transformed * params.sm_scale;", "logit = transformed;")),
-    (
-        replace(CUDA_CORES, lengths=(37, 37, 37)),
-        Mutation("no_saturation", "kLargestHalf = 65504.f", "kLargestHalf = 1e9f"),
-    ),
+    (CUDA_CORES, Mutation("gate_ignored", "if (*params.emit_gate != 0)", "if (true)")),
+    (CUDA_CORES, Mutation("no_scale", "static_cast<float>(params.sm_scale);", "1.f;")),
+    (CUDA_CORES, Mutation("first_kv_head_only", "params.emit_kv_head_stride * kv_head_idx", "0")),
+    (replace(CUDA_CORES, lengths=(37, 37, 37)), Mutation("no_saturation", "65504.f", "1e9f")),
 ]
 
 
