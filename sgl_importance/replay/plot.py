@@ -39,7 +39,7 @@ def plot_rows(rows: Sequence[Row], unique_blocks: dict[str, int], path: Path) ->
     from matplotlib.figure import Figure  # not pyplot, which would look for a display
 
     traces = list(dict.fromkeys(row.trace for row in rows))
-    figure = Figure(figsize=(6.4 * len(traces), 4.8), layout="constrained")
+    figure = Figure(figsize=(7.2 * len(traces), 4.8), layout="constrained")
     panels = figure.subplots(1, len(traces), squeeze=False)[0]
     for panel, trace in zip(panels, traces, strict=True):
         for policy in dict.fromkeys(row.policy for row in rows):
@@ -64,6 +64,7 @@ def plot_rows(rows: Sequence[Row], unique_blocks: dict[str, int], path: Path) ->
             xscale="log",
             ylim=(0, min(1.0, 1.15 * highest) or 1.0),
         )
+        panel.xaxis.set_major_formatter("{x:g}")
         panel.grid(alpha=0.3)
-        panel.legend(fontsize="small")
+        panel.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=150)
