@@ -50,9 +50,9 @@ def _qk_probe_kernel(
     scale,
     sink_tokens,
     local_tokens,
+    query_blocks,
     LOGIT_CAP: tl.constexpr,
     GROUP: tl.constexpr,
-    QUERY_BLOCKS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -62,8 +62,8 @@ def _qk_probe_kernel(
     DOT_DTYPE: tl.constexpr,
 ):
     split = tl.program_id(0)
-    kv_head = tl.program_id(1) // QUERY_BLOCKS
-    query_block = tl.program_id(1) % QUERY_BLOCKS
+    kv_head = tl.program_id(1) // query_blocks
+    query_block = tl.program_id(1) % query_blocks
     request = tl.program_id(2)
     if tl.load(Gate) == 0:
         return
@@ -262,9 +262,9 @@ def probe_layer(
         scale,
         sink_tokens,
         local_tokens,
+        query_blocks,
         LOGIT_CAP=logit_cap,
         GROUP=group,
-        QUERY_BLOCKS=query_blocks,
         HEAD_DIM=head_dim,
         BLOCK_D=max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
         BLOCK_M=block_m,

@@ -97,7 +97,7 @@ class LogitCase:
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 @given(data=st.data())
 def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> None:

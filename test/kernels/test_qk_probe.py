@@ -35,7 +35,7 @@ def check(case: ProbeCase) -> None:
 
 
 @settings(
-    max_examples=18, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 @given(data=st.data())
 def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> None:
@@ -136,7 +136,7 @@ def test_layers_that_cannot_be_probed_are_named(layer: dict[str, Any], words: st
     assert words in why
 
 
-FIXED = ProbeCase([(100, 3), (300, 1)], page_size=8, sink_tokens=5, local_tokens=6, logit_cap=8.0)
+FIXED = ProbeCase([(60, 3), (200, 1)], page_size=8, sink_tokens=5, local_tokens=6, logit_cap=8.0)
 """Several blocks, heads, layers, window tokens and partial borders: no mutation below can hide in it."""
 
 PROBE_TWINS = [

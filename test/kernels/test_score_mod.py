@@ -82,7 +82,7 @@ def emitted(case: ProbeCase, *, splits: int = 4, gate: bool = True, mods: Any = 
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 @given(data=st.data())
 def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> None:

@@ -1,0 +1,85 @@
+"""One run of the probe and its reduction per shape of tile, so that Triton has compiled them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sgl_importance_kernels.triton.log_sums import LogSums
+from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
+from sgl_importance_kernels.triton.paged_queries import PagedQueries
+from sgl_importance_kernels.triton.qk_probe import MAX_TILE_ROWS, probe_layer
+
+TOKENS = 64
+BODY = {"sink_tokens": 4, "local_tokens": 16}
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The sizes of a model that kernels are specialised to."""
+
+    head_dim: int
+    heads: int
+    kv_heads: int
+    page_size: int
+    layers: int
+    dtype: torch.dtype
+    device: str
+
+    def windows(self, longest: int) -> list[int]:
+        """Query tokens per request that between them need every kernel up to ``longest``.
+
+        Tiles have a power of two of rows; longer windows only use more of the largest.
+        """
+        group = self.heads // self.kv_heads
+        windows, num_q = [1], 2
+        while num_q < longest:
+            windows.append(num_q)
+            num_q *= 2
+        largest = next((w for w in windows if w * group >= MAX_TILE_ROWS), longest)
+        return sorted({w for w in windows if w <= largest} | {max(1, longest)})
+
+    def run(self, num_q: int) -> None:
+        """Scores ``num_q`` last tokens of one random sequence."""
+        tokens = max(TOKENS, num_q)
+        int32 = {"dtype": torch.int32, "device": self.device}
+        queries = PagedQueries(
+            locations=torch.arange(tokens, **int32),
+            location_starts=torch.zeros(1, dtype=torch.int64, device=self.device),
+            seq_lens=torch.full((1,), tokens, **int32),
+            first_query_rows=torch.zeros(1, **int32),
+            num_queries=torch.full((1,), num_q, **int32),
+            slots=torch.zeros(1, **int32),
+            max_queries=num_q,
+            max_seq_len=tokens,
+        )
+        max_pages = -(-tokens // self.page_size)
+        log_sums = LogSums(
+            num_layers=self.layers,
+            max_requests=1,
+            max_queries=num_q,
+            num_heads=self.heads,
+            max_pages=max_pages,
+            device=self.device,
+        )
+        real = {"dtype": self.dtype, "device": self.device}
+        q = torch.randn(num_q, self.heads, self.head_dim, **real)
+        k = torch.randn(tokens, self.kv_heads, self.head_dim, **real)
+        rows = torch.zeros(3, 1, max_pages, device=self.device)
+        gate = torch.ones(1, **int32)
+        for layer in range(self.layers):
+            probe_layer(
+                q,
+                k,
+                queries,
+                log_sums,
+                layer,
+                gate=gate,
+                scale=self.head_dim**-0.5,
+                page_size=self.page_size,
+                **BODY,
+            )
+        reduce_log_sums(log_sums, queries, rows, gate=gate, page_size=self.page_size, **BODY)
+        mass = float(rows[0].sum())
+        assert abs(mass - num_q) < 1e-2 * num_q, f"a kernel just built gives mass {mass}, not {num_q}"
