@@ -72,7 +72,7 @@ PRIOR_STRENGTH = 4.0
 """Watches that the prior hazard of all classes together is worth, per bucket."""
 CLASS_RATIO_STRENGTH = 2.0
 """Expected hits that the belief "this class is like all others" is worth."""
-CLASS_STRENGTH = 2.0
+CLASS_STRENGTH = 0.5
 """Watches that a class's proportional hazard is worth, per bucket."""
 
 

@@ -7,28 +7,47 @@ class and age bucket is the first set bit of a range: no heap, and memory linear
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 import numpy.typing as npt
 
+from sgl_importance import reuse
 from sgl_importance.replay.cache import ReplayCounts
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
-from sgl_importance.reuse import (
-    BUCKET_STARTS,
-    BUCKET_WIDTHS,
-    CLASS_RATIO_STRENGTH,
-    CLASS_STRENGTH,
-    HALF_LIFE,
-    MAX_AGE,
-    PRIOR_HAZARD,
-    PRIOR_STRENGTH,
-    REFRESH_INTERVAL,
-    FloatArray,
-)
+from sgl_importance.reuse import FloatArray
 
-_DECAY = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
 _BitArray = npt.NDArray[np.uint64]
+
+
+class _Rules(NamedTuple):
+    """Constants of ``sgl_importance.reuse``, as an argument: numba would freeze globals into its cache."""
+
+    bucket_starts: IntArray
+    bucket_widths: FloatArray
+    prior_hazard: float
+    prior_strength: float
+    class_ratio_strength: float
+    class_strength: float
+    decay: float
+    refresh_interval: int
+    max_age: int
+
+
+def _rules() -> _Rules:
+    return _Rules(
+        bucket_starts=reuse.BUCKET_STARTS,
+        bucket_widths=reuse.BUCKET_WIDTHS,
+        prior_hazard=reuse.PRIOR_HAZARD,
+        prior_strength=reuse.PRIOR_STRENGTH,
+        class_ratio_strength=reuse.CLASS_RATIO_STRENGTH,
+        class_strength=reuse.CLASS_STRENGTH,
+        decay=0.5 ** (reuse.REFRESH_INTERVAL / reuse.HALF_LIFE),
+        refresh_interval=reuse.REFRESH_INTERVAL,
+        max_age=reuse.MAX_AGE,
+    )
 
 
 def replay_importance(trace: Trace, capacity: int, facts: BlockFacts | None = None) -> ReplayCounts:
@@ -53,12 +72,13 @@ def replay_importance(trace: Trace, capacity: int, facts: BlockFacts | None = No
         trace.input_tokens,
         trace.block_tokens,
         capacity,
+        _rules(),
     )
     return ReplayCounts(hit_blocks, hit_tokens, full_hits, evicted, rejected)
 
 
 @numba.njit(cache=True)
-def _update_index(hits: FloatArray, reached: FloatArray, index: FloatArray) -> None:
+def _update_index(hits: FloatArray, reached: FloatArray, index: FloatArray, rules: _Rules) -> None:
     """``hazards`` and ``retention_index`` of ``sgl_importance.reuse``, to the last bit."""
     num_classes, num_buckets = hits.shape
     pooled = np.empty(num_buckets)
@@ -68,7 +88,9 @@ def _update_index(hits: FloatArray, reached: FloatArray, index: FloatArray) -> N
         for row in range(num_classes):
             hit_sum += hits[row, bucket]
             reached_sum += reached[row, bucket]
-        pooled[bucket] = (hit_sum + PRIOR_STRENGTH * PRIOR_HAZARD) / (reached_sum + PRIOR_STRENGTH)
+        pooled[bucket] = (hit_sum + rules.prior_strength * rules.prior_hazard) / (
+            reached_sum + rules.prior_strength
+        )
     hazard = np.empty(num_buckets)
     for row in range(num_classes):
         observed = 0.0
@@ -78,10 +100,10 @@ def _update_index(hits: FloatArray, reached: FloatArray, index: FloatArray) -> N
             observed += hits[row, bucket]
             expected += reached[row, bucket] * pooled[bucket]
             active = active or hits[row, bucket] != 0.0 or reached[row, bucket] != 0.0
-        ratio = (observed + CLASS_RATIO_STRENGTH) / (expected + CLASS_RATIO_STRENGTH)
+        ratio = (observed + rules.class_ratio_strength) / (expected + rules.class_ratio_strength)
         for bucket in range(num_buckets):
-            prior = CLASS_STRENGTH * ratio * pooled[bucket]
-            posterior = (hits[row, bucket] + prior) / (reached[row, bucket] + CLASS_STRENGTH)
+            prior = rules.class_strength * ratio * pooled[bucket]
+            posterior = (hits[row, bucket] + prior) / (reached[row, bucket] + rules.class_strength)
             hazard[bucket] = min(posterior if active else pooled[bucket], 1.0)
         for first in range(num_buckets):
             best = 0.0
@@ -90,14 +112,14 @@ def _update_index(hits: FloatArray, reached: FloatArray, index: FloatArray) -> N
             for bucket in range(first, num_buckets):
                 visit = survival * hazard[bucket]
                 survival = survival - visit
-                kept += (survival + 0.5 * visit) * BUCKET_WIDTHS[bucket]
+                kept += (survival + 0.5 * visit) * rules.bucket_widths[bucket]
                 best = max(best, (1.0 - survival) / kept)
             index[row, first] = best
 
 
 @numba.njit(cache=True)
-def _age_bucket(age: int) -> int:
-    return int(np.searchsorted(BUCKET_STARTS, max(age, 1), side="right")) - 1
+def _age_bucket(bucket_starts: IntArray, age: int) -> int:
+    return int(np.searchsorted(bucket_starts, max(age, 1), side="right")) - 1
 
 
 @numba.njit(cache=True)
@@ -152,6 +174,7 @@ def _cheapest(
     order: IntArray,
     start: int,
     index: FloatArray,
+    bucket_starts: IntArray,
     bits: _BitArray,
     lowest: IntArray,
 ) -> tuple[int, int]:
@@ -171,8 +194,8 @@ def _cheapest(
         loss = index[row, bucket]
         if loss > best_loss:
             break
-        high = clock if bucket == 0 else clock - BUCKET_STARTS[bucket]
-        low = 1 if bucket == num_buckets - 1 else clock - BUCKET_STARTS[bucket + 1] + 1
+        high = clock if bucket == 0 else clock - bucket_starts[bucket]
+        low = 1 if bucket == num_buckets - 1 else clock - bucket_starts[bucket + 1] + 1
         low = max(low, lowest[row])
         if low > high:
             continue
@@ -200,8 +223,10 @@ def _replay(
     input_tokens: IntArray,
     block_tokens: int,
     capacity: int,
+    rules: _Rules,
 ) -> tuple[int, int, int, int, int]:
-    num_requests, num_blocks, num_buckets = len(offsets) - 1, len(parents), len(BUCKET_STARTS)
+    bucket_starts, max_age = rules.bucket_starts, rules.max_age
+    num_requests, num_blocks, num_buckets = len(offsets) - 1, len(parents), len(bucket_starts)
     resident = np.zeros(num_blocks, dtype=np.bool_)
     children = np.zeros(num_blocks, dtype=np.int32)
     visited = np.zeros(num_blocks, dtype=np.int64)  # clock of the last visit, 0 before the first
@@ -210,12 +235,12 @@ def _replay(
     candidate = np.zeros(num_requests + 1, dtype=np.int64)
     bits = np.zeros((num_classes, (num_requests >> 6) + 1), dtype=np.uint64)
     lowest = np.full(num_classes, num_requests + 1, dtype=np.int64)
-    ring = min(MAX_AGE, num_requests + 1)
+    ring = min(max_age, num_requests + 1)
     open_watches = np.zeros((ring, num_classes), dtype=np.int32)
     hits = np.zeros((num_classes, num_buckets))
     reached = np.zeros((num_classes, num_buckets))
     index = np.zeros((num_classes, num_buckets))
-    _update_index(hits, reached, index)
+    _update_index(hits, reached, index, rules)
     rank = np.empty(index.shape, dtype=np.int64)
     order = _rank_cells(index, rank)
     used, hit_blocks, hit_tokens, full_hits, evicted, rejected = 0, 0, 0, 0, 0, 0
@@ -223,15 +248,15 @@ def _replay(
         clock = request + 1
         open_watches[clock % ring] = 0
         for bucket in range(num_buckets):
-            start = clock - BUCKET_STARTS[bucket]
+            start = clock - bucket_starts[bucket]
             if start <= 0:
                 break
             for row in range(num_classes):
                 reached[row, bucket] += open_watches[start % ring, row]
-        if clock % REFRESH_INTERVAL == 0:
-            hits *= _DECAY
-            reached *= _DECAY
-            _update_index(hits, reached, index)
+        if clock % rules.refresh_interval == 0:
+            hits *= rules.decay
+            reached *= rules.decay
+            _update_index(hits, reached, index, rules)
             order = _rank_cells(index, rank)
 
         first, length = offsets[request], offsets[request + 1] - offsets[request]
@@ -253,8 +278,8 @@ def _replay(
                     children[blocks[first + position - 1]] += 1
             if is_watched[block]:
                 age = clock - visited[block]
-                hits[classes[block], _age_bucket(age)] += 1.0
-                if age < MAX_AGE:
+                hits[classes[block], _age_bucket(bucket_starts, age)] += 1.0
+                if age < max_age:
                     open_watches[visited[block] % ring, classes[block]] -= 1
             visited[block] = clock
             classes[block] = access_classes[first + position]
@@ -267,7 +292,9 @@ def _replay(
         remaining = length  # of the path, while the request's own blocks are given up from its end
         position_of_victim = 0
         while used > capacity:
-            oldest, position_of_victim = _cheapest(clock, order, position_of_victim, index, bits, lowest)
+            oldest, position_of_victim = _cheapest(
+                clock, order, position_of_victim, index, bucket_starts, bits, lowest
+            )
             victim = candidate[oldest]
             _clear_candidate(victim, bits, classes, visited)
             resident[victim] = False
@@ -283,6 +310,6 @@ def _replay(
                 children[parent] -= 1
                 if children[parent] == 0:
                     _set_candidate(parent, bits, lowest, candidate, classes, visited)
-                    bucket = _age_bucket(clock - visited[parent])
+                    bucket = _age_bucket(bucket_starts, clock - visited[parent])
                     position_of_victim = min(position_of_victim, rank[classes[parent], bucket])
     return hit_blocks, hit_tokens, full_hits, evicted, rejected

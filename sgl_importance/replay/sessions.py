@@ -7,6 +7,7 @@ read off the whole trace, each from nothing but what came before it. They do not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -15,19 +16,18 @@ import numpy.typing as npt
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
 from sgl_importance.reuse import MAX_VISITS, BlockType, Transition
 
-_USER, _SHARED, _GENERATED, _PARTIAL = (
-    int(BlockType.USER),
-    int(BlockType.SHARED_PREFIX),
-    int(BlockType.GENERATED),
-    int(BlockType.PARTIAL),
-)
-_COLD, _NEW_SESSION, _BRANCH, _NEXT_TURN = (
-    int(Transition.COLD),
-    int(Transition.NEW_SESSION),
-    int(Transition.BRANCH),
-    int(Transition.NEXT_TURN),
-)
-_NUM_TRANSITIONS = len(Transition)
+
+class _Codes(NamedTuple):
+    """The enumerations as an argument: numba would freeze globals into its cache."""
+
+    user: int = int(BlockType.USER)
+    shared_prefix: int = int(BlockType.SHARED_PREFIX)
+    generated: int = int(BlockType.GENERATED)
+    partial: int = int(BlockType.PARTIAL)
+    cold: int = int(Transition.COLD)
+    new_session: int = int(Transition.NEW_SESSION)
+    branch: int = int(Transition.BRANCH)
+    next_turn: int = int(Transition.NEXT_TURN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,9 @@ def block_facts(trace: Trace) -> BlockFacts:
             transitions,
             accesses,
             previous,
+            _Codes(),
         )
-    pairs = block_types.astype(np.int64) * _NUM_TRANSITIONS + transitions
+    pairs = block_types.astype(np.int64) * len(Transition) + transitions
     classes = pairs * MAX_VISITS + np.minimum(accesses, MAX_VISITS - 1)
     return BlockFacts(block_types, transitions, accesses, classes, _ends_of_runs(trace, classes, previous))
 
@@ -106,6 +107,7 @@ def _read_paths(
     transitions: npt.NDArray[np.int8],
     accesses: IntArray,
     previous: IntArray,
+    codes: _Codes,
 ) -> None:
     visits = np.zeros(num_blocks, dtype=np.int64)
     visited_by = np.full(num_blocks, NO_PARENT, dtype=np.int64)
@@ -119,20 +121,20 @@ def _read_paths(
         known = 0
         while known < length and visits[blocks[start + known]] > 0:
             known += 1
-        transition = _COLD
+        transition = codes.cold
         if known > 0:
             last = blocks[start + known - 1]
             earlier = ended_here[last]
             if continuations[last] >= 2:
-                transition = _NEW_SESSION
+                transition = codes.new_session
             elif earlier >= 0:
-                transition = _NEXT_TURN
+                transition = codes.next_turn
                 first = input_tokens[earlier] // block_tokens
                 end = (input_tokens[earlier] + output_tokens[earlier]) // block_tokens
                 for position in range(max(known, first), min(end, length)):
                     generated[blocks[start + position]] = True
             else:
-                transition = _NEXT_TURN if generated[last] else _BRANCH
+                transition = codes.next_turn if generated[last] else codes.branch
             if known < length:
                 continuations[last] += 1
         for position in range(known, length - 1):
@@ -146,12 +148,12 @@ def _read_paths(
             visited_by[block] = request
             transitions[start + position] = transition
             if position >= full:
-                block_types[start + position] = _PARTIAL
+                block_types[start + position] = codes.partial
             elif continuations[block] >= 2:
-                block_types[start + position] = _SHARED
+                block_types[start + position] = codes.shared_prefix
             elif generated[block]:
-                block_types[start + position] = _GENERATED
+                block_types[start + position] = codes.generated
             else:
-                block_types[start + position] = _USER
+                block_types[start + position] = codes.user
         if full > 0:
             ended_here[blocks[start + full - 1]] = request
