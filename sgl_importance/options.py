@@ -50,7 +50,7 @@ class ImportanceOptions:
 
     @property
     def is_stock(self) -> bool:
-        """Whether sglang runs as if this package were not installed."""
+        """Whether sglang runs as if this package were not installed, but for a store where one is named."""
         return self.policy == "default"
 
 

@@ -136,6 +136,8 @@ class PageStore:
         try:
             file = os.open(unfinished, flags, 0o644)
         except FileNotFoundError:
+            if not self.pages.exists():
+                self.counters.add("lost_directories")
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(unfinished, flags, 0o644)
         try:

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+
 from sgl_importance.storage.budget import scan
 from sgl_importance.storage.record import decode_header
 
@@ -134,6 +136,17 @@ class Bench:
         reply = answer(self.server, index)
         assert reply["output_ids"] == self.references[self.model][index], f"wrong tokens for prompt {index}"
         return (reply["meta_info"]["cached_tokens_details"] or {}).get("storage", 0)
+
+    def flush(self) -> None:
+        """Empties memory; sglang refuses while a page is still being stored."""
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                return self.server.flush_cache()
+            except httpx.HTTPStatusError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     def count(self, name: str, **labels: str) -> float:
         try:

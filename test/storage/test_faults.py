@@ -83,17 +83,17 @@ def test_a_damaged_page_is_computed_again_and_set_aside(bench: Bench, fault: str
     files = bench.store_prompt(index)
     damage(files)
     missed, aside = bench.count("missed_pages", reason=reason.value), bench.count("quarantined_pages")
-    bench.server.flush_cache()
+    bench.flush()
     assert bench.ask(index) == DAMAGED_PAGE * PAGE_TOKENS
     assert bench.wait_for("missed_pages", missed + 1, reason=reason.value) == missed + 1
     assert bench.wait_for("quarantined_pages", aside + 1) >= aside + 1
     assert any(reason.value in file.name for file in (bench.disk.store / "quarantine").iterdir())
     if fault == "two pages swapped":
         # The other one of the two is found, or has been replaced, at the next visit.
-        bench.server.flush_cache()
+        bench.flush()
         bench.ask(index)
     bench.wait_for("written_pages", bench.count("written_pages"))
-    bench.server.flush_cache()
+    bench.flush()
     assert bench.ask(index) >= DAMAGED_PAGE * PAGE_TOKENS
     report(fault, "page set aside and computed again", f'missed_pages{{reason="{reason.value}"}}')
 
@@ -102,7 +102,7 @@ def test_an_undamaged_page_is_served(bench: Bench) -> None:
     index = bench.fresh()
     bench.store_prompt(index)
     missed, read = bench.count("missed_pages"), bench.count("read_pages")
-    bench.server.flush_cache()
+    bench.flush()
     assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS
     assert bench.wait_for("read_pages", read + PROMPT_PAGES) == read + PROMPT_PAGES
     assert bench.count("missed_pages") == missed
@@ -117,7 +117,7 @@ def timed_ask(bench: Bench, index: int) -> tuple[int, float]:
 def test_slow_disk(bench: Bench) -> None:
     index = bench.fresh()
     bench.store_prompt(index)
-    bench.server.flush_cache()
+    bench.flush()
     late = bench.count("missed_pages", reason="timeout")
     bench.disk.break_("slow")
     try:
@@ -129,7 +129,7 @@ def test_slow_disk(bench: Bench) -> None:
     bench.wait_for("missed_pages", late + 1, reason="timeout")
     report("reads take 3 s", "computed after the fetch timeout", 'missed_pages{reason="timeout"}')
     time.sleep(3.5)
-    bench.server.flush_cache()
+    bench.flush()
     assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS
 
 
@@ -148,7 +148,7 @@ def test_a_fault_in_a_prefetch_thread_hangs_no_request(bench: Bench, fault: str)
     counter, labels = THREAD_FAULTS[fault]
     index = bench.fresh()
     bench.store_prompt(index)
-    bench.server.flush_cache()
+    bench.flush()
     before = bench.count(counter, **labels)
     bench.disk.break_(fault)
     try:
@@ -157,7 +157,7 @@ def test_a_fault_in_a_prefetch_thread_hangs_no_request(bench: Bench, fault: str)
         bench.disk.mend()
     assert seconds < SECONDS_PER_ANSWER
     bench.wait_for(counter, before + 1, **labels)
-    bench.server.flush_cache()
+    bench.flush()
     assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS, "the thread did not recover"
     label = ", ".join(f'{key}="{value}"' for key, value in labels.items())
     report(f"thread fault: {fault}", "request computed; the next one is served", f"{counter}{{{label}}}")
@@ -180,15 +180,15 @@ def test_a_fault_in_writing_costs_the_page_only(bench: Bench, fault: str) -> Non
         index = bench.fresh()
         _, seconds = timed_ask(bench, index)
         bench.wait_for(counter, before + 1, **labels)
-        bench.server.flush_cache()
+        bench.flush()
         bench.ask(index)
     finally:
         bench.disk.mend()
     assert seconds < SECONDS_PER_ANSWER
     after = bench.fresh()
-    bench.server.flush_cache()
+    bench.flush()
     bench.store_prompt(after)
-    bench.server.flush_cache()
+    bench.flush()
     assert bench.ask(after) == PROMPT_PAGES * PAGE_TOKENS
     kind = " (real)" if bench.disk.is_real and fault in ("disk_full", "read_only") else ""
     label = ", ".join(f'{key}="{value}"' for key, value in labels.items())
@@ -198,16 +198,18 @@ def test_a_fault_in_writing_costs_the_page_only(bench: Bench, fault: str) -> Non
 def test_directory_removed_while_serving(bench: Bench) -> None:
     index = bench.fresh()
     bench.store_prompt(index)
-    bench.server.flush_cache()
+    bench.flush()
+    lost = bench.count("lost_directories")
     shutil.rmtree(bench.disk.store)
     assert bench.ask(index) == 0
+    bench.wait_for("lost_directories", lost + 1)
     after = bench.fresh()
     written = bench.count("written_pages")
     bench.ask(after)
     bench.wait_for("written_pages", written + PROMPT_PAGES)
-    bench.server.flush_cache()
+    bench.flush()
     assert bench.ask(after) == PROMPT_PAGES * PAGE_TOKENS
-    report("directory removed while serving", "computed; directory made again", "written_pages")
+    report("directory removed while serving", "computed; directory made again", "lost_directories")
 
 
 def test_pages_of_other_weights_are_never_served(bench: Bench, models: list[Path]) -> None:
@@ -222,14 +224,15 @@ def test_pages_of_other_weights_are_never_served(bench: Bench, models: list[Path
         # Nothing in memory can be trusted to be of the new weights: nothing of it is stored.
         bench.ask(during)
         bench.wait_for("unwritten_pages", unwritten + 1, reason="weights")
-        bench.server.flush_cache()
+        bench.flush()
         assert bench.ask(index) == 0, "a page of the old weights was served"
         assert bench.ask(during) == 0
-        bench.server.flush_cache()
+        bench.flush()
         assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS
         assert bench.count("weight_updates") == updates + 1
         report("weights updated, cache not flushed", "old pages unreachable", "weight_updates")
     finally:
+        bench.flush()  # an update that cannot flush ends the server
         update_weights(bench.server, models[0], flush_cache=True)
         bench.model = 0
     assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS, "the first weights have their pages still"

@@ -50,6 +50,11 @@ class VerifiedStorage(HiCacheStorage):
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
+        if self._config.is_mla_model and self._config.tp_size > 1:
+            # All ranks would have to agree on one fingerprint: each holds another part of the weights.
+            raise LaunchRefused(
+                ["--kv-importance-store does not support MLA on several ranks: use --tp-size 1 or drop it"]
+            )
         self._page_size: int = mem_pool_host.page_size
         self._page_bytes: int = mem_pool_host.get_dummy_flat_data_page().nbytes
         self._pages = self._open_pages()
