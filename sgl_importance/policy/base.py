@@ -41,6 +41,11 @@ class EvictionPolicy(ABC):
     def insert(self, block: int) -> None:
         """The block was computed and is in the cache now, held."""
 
+    def split(self, upper: int, lower: int) -> None:
+        """A node, known by its block ``lower``, was cut by a request that uses its first part only, known as
+        ``upper`` from now on and held. To most policies the part is new."""
+        self.insert(upper)
+
     @abstractmethod
     def access(self, block: int) -> None:
         """The block was in the cache and a request uses it; it is held at that moment, or in object-level

@@ -53,8 +53,14 @@ def load_policy(name: str) -> type[EvictionPolicy]:
     return cast(type[EvictionPolicy], getattr(import_module(f"sgl_importance.policy.{module}"), class_name))
 
 
-def create_policy(name: str, capacity: int, trace: Trace) -> EvictionPolicy:
+def create_policy(name: str, capacity: int, trace: Trace, *, whole_nodes: bool = False) -> EvictionPolicy:
     """A policy in its initial state, told what it may know of the trace: only the optimum sees the future.
+
+    Args:
+        name: one of POLICY_NAMES.
+        capacity: blocks, or nodes, that the cache can hold.
+        trace: what is replayed.
+        whole_nodes: whether the policy will rank radix nodes instead of blocks.
 
     Raises:
         UnknownPolicyError: there is no such policy.
@@ -66,5 +72,5 @@ def create_policy(name: str, capacity: int, trace: Trace) -> EvictionPolicy:
     if name == IMPORTANCE:
         from sgl_importance.replay.importance import ImportanceReplayPolicy
 
-        return ImportanceReplayPolicy(capacity, trace)
+        return ImportanceReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
     return load_policy(name)(capacity)

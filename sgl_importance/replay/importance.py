@@ -30,6 +30,7 @@ class ImportanceReplayPolicy(EvictionPolicy):
         trace: what is replayed; only its past is used at any moment.
         facts: ``block_facts(trace)``, where the caller has them.
         cost: what restoring costs.
+        whole_nodes: whether the cache evicts whole nodes, each of which then counts as evidence once.
     """
 
     name: ClassVar[str] = "importance"
@@ -41,13 +42,17 @@ class ImportanceReplayPolicy(EvictionPolicy):
         *,
         facts: BlockFacts | None = None,
         cost: CostModel = UNIFORM_COST,
+        whole_nodes: bool = False,
     ) -> None:
         super().__init__(capacity)
         self.policy = ImportancePolicy(cost, use_importance=False)
         self._trace = trace
         self._facts = facts if facts is not None else block_facts(trace)
+        self._whole_nodes = whole_nodes
         self._nodes: dict[int, NodeMetadata] = {}
-        self._ghosts: dict[int, NodeMetadata] = {}
+        # As on the server, a node that returns is recognised from its beginning on.
+        self._first_blocks: dict[int, int] = {}
+        self._ghosts: dict[int, NodeMetadata] = {}  # by first block
         self._candidates: set[int] = set()
         self._start = 0
         self._position = 0
@@ -61,14 +66,27 @@ class ImportanceReplayPolicy(EvictionPolicy):
         self._position = position
 
     def insert(self, block: int) -> None:
-        node = NodeMetadata(
+        node = self._add(block)
+        self._visit(node, self._ghosts.pop(self._first_blocks[block], None))
+
+    def split(self, upper: int, lower: int) -> None:
+        whole, part = self._nodes[lower], self._add(upper)
+        part.watched_as, part.last_access = whole.watched_as, whole.last_access
+        if whole.watched_as is not None:
+            self.policy.reuse.resumed(whole.watched_as, whole.last_access)
+        # The trace has no name for where the rest begins: a return of the rest alone is not recognised.
+        self._first_blocks[lower] = lower
+        self._visit(part, part)
+
+    def _add(self, block: int) -> NodeMetadata:
+        self._first_blocks[block] = int(self._trace.blocks[self._start + self._position])
+        node = self._nodes[block] = NodeMetadata(
             tokens=self._trace.block_tokens,
             depth=self._position * self._trace.block_tokens,
             page_size=self._trace.block_tokens,
             clock=self.policy.clock,
         )
-        self._nodes[block] = node
-        self._visit(node, self._ghosts.pop(block, None))
+        return node
 
     def access(self, block: int) -> None:
         node = self._nodes[block]
@@ -83,9 +101,8 @@ class ImportanceReplayPolicy(EvictionPolicy):
         access = self._start + self._position
         node.block_type = BlockType(int(self._facts.block_types[access]))
         node.accesses = int(self._facts.accesses[access])
-        self.policy.created(
-            node, Transition(int(self._facts.transitions[access])), watch=bool(self._facts.watched[access])
-        )
+        watch = self._whole_nodes or bool(self._facts.watched[access])
+        self.policy.created(node, Transition(int(self._facts.transitions[access])), watch=watch)
         self._position += 1
 
     def evictable(self, block: int) -> None:
@@ -100,5 +117,5 @@ class ImportanceReplayPolicy(EvictionPolicy):
         block = self.policy.victim(Tier.DEVICE)
         assert block is not None
         self._candidates.discard(block)
-        self._ghosts[block] = self._nodes.pop(block)
+        self._ghosts[self._first_blocks.pop(block)] = self._nodes.pop(block)
         return block

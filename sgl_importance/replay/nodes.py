@@ -81,7 +81,7 @@ class RadixTree:
         upper.children[node.blocks[0]] = node
         self._nodes[upper.tip] = upper
         self._policy.at(start)
-        self._policy.insert(upper.tip)
+        self._policy.split(upper.tip, node.tip)
         return upper
 
     def extend(self, node: RadixNode, path: Sequence[int], matched: int) -> RadixNode:

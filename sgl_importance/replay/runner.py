@@ -91,11 +91,14 @@ def choose_replay(policy: str, mode: ReplayMode) -> Replay:
         return replay_importance
     load_policy(policy)
     if mode is ReplayMode.NODES and policy != OPTIMUM:
-        return lambda trace, capacity: replay_nodes(
-            trace, create_policy(policy, max(1, int(capacity / mean_node_blocks(trace))), trace), capacity
-        )
+        return partial(_replay_nodes, policy)
     cache = replay_objects if mode is ReplayMode.OBJECTS else replay_tree
     return lambda trace, capacity: cache(trace, create_policy(policy, capacity, trace))
+
+
+def _replay_nodes(policy: str, trace: Trace, capacity: int) -> ReplayCounts:
+    nodes = max(1, int(capacity / mean_node_blocks(trace)))
+    return replay_nodes(trace, create_policy(policy, nodes, trace, whole_nodes=True), capacity)
 
 
 def run_job(traces: Sequence[Trace], job: Job) -> Row:

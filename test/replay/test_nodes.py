@@ -11,7 +11,7 @@ from sgl_importance.policy.registry import POLICY_NAMES, create_policy
 from sgl_importance.replay.cache import replay_tree
 from sgl_importance.replay.nodes import RadixTree, mean_node_blocks, replay_nodes
 from sgl_importance.replay.runner import ReplayMode, choose_replay
-from sgl_importance.replay.trace import Trace
+from sgl_importance.replay.trace import Trace, TraceBuilder
 
 from replay_traces import build_trace, tree_traces
 
@@ -81,3 +81,24 @@ def test_mean_node_length_counts_the_nodes_of_an_endless_cache(trace: Trace) -> 
         node, matched = tree.match(path)
         tree.release(tree.extend(node, path, matched))
     assert mean_node_blocks(trace) == max(trace.num_blocks, 1) / max(tree.num_nodes, 1)
+
+
+def test_importance_learns_from_turns_that_split_their_node() -> None:
+    """Each turn leaves out the last block of the turn before: every hit is on the upper part of a split."""
+    builder = TraceBuilder("turns", 4)
+    fresh = 1000
+    sessions: list[list[int]] = [[], [], []]
+    for step in range(600):
+        if step % 6:
+            path = list(range(fresh, fresh + 6))
+        else:
+            session = sessions[step // 6 % 3]
+            if len(session) == 10:
+                session.clear()
+            session.append(fresh)
+            path = [*session, fresh + 1]
+        fresh += 6
+        builder.add(path, input_tokens=4 * len(path))
+    trace = builder.build()
+    ours, recency = (choose_replay(name, ReplayMode.NODES)(trace, 60) for name in ("importance", "lru"))
+    assert ours.hit_blocks > 1.5 * recency.hit_blocks
