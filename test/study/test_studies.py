@@ -189,6 +189,7 @@ def test_one_setting_at_a_time(tmp_path: Path) -> None:
 # ---- g ----
 
 
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=70))
 def test_blocks_keep_every_request_once(hits: list[tuple[int, int]]) -> None:
     queries = [make_query([0, 1, 2]) for _ in hits]
