@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from sgl_importance.policy.lru import LruPolicy
 from sgl_importance.policy.registry import POLICY_NAMES, create_policy
 from sgl_importance.replay.cache import replay_tree
+from sgl_importance.replay.importance import ImportanceReplayPolicy
 from sgl_importance.replay.nodes import RadixTree, mean_node_blocks, replay_nodes
 from sgl_importance.replay.runner import ReplayMode, choose_replay
+from sgl_importance.replay.sessions import block_facts
 from sgl_importance.replay.trace import Trace, TraceBuilder
+from sgl_importance.reuse import BlockType
 
 from replay_traces import build_trace, tree_traces
 
@@ -83,6 +86,11 @@ def test_mean_node_length_counts_the_nodes_of_an_endless_cache(trace: Trace) -> 
     assert mean_node_blocks(trace) == max(trace.num_blocks, 1) / max(tree.num_nodes, 1)
 
 
+def _classes_of(trace: Trace, block_type: BlockType) -> set[int]:
+    facts = block_facts(trace)
+    return set(facts.reuse_classes[facts.block_types == block_type].tolist())
+
+
 def test_importance_learns_from_turns_that_split_their_node() -> None:
     """Each turn leaves out the last block of the turn before: every hit is on the upper part of a split."""
     builder = TraceBuilder("turns", 4)
@@ -100,5 +108,7 @@ def test_importance_learns_from_turns_that_split_their_node() -> None:
         fresh += 6
         builder.add(path, input_tokens=4 * len(path))
     trace = builder.build()
-    ours, recency = (choose_replay(name, ReplayMode.NODES)(trace, 60) for name in ("importance", "lru"))
-    assert ours.hit_blocks > 1.5 * recency.hit_blocks
+    policy = ImportanceReplayPolicy(10, trace, whole_nodes=True)
+    replay_nodes(trace, policy, 60)
+    learnt = [policy.policy.reuse.probability(class_, 1) for class_ in _classes_of(trace, BlockType.USER)]
+    assert max(learnt) > 0.5
