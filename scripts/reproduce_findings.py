@@ -89,14 +89,14 @@ TAKES: dict[str, Take] = {
     **{f"window-{n}": Take((SKEWED,), {**FOLDS, "--kv-importance-window": str(n)}) for n in (1, 8)},
     # Score rows of single tokens are long: fewer of them.
     "page-1": Take((SKEWED,), {**FOLDS, "--page-size": "1", "--max-running-requests": "8"}),
-    "server-g-auto": Take((MIXED,), {**ARM, "--kv-importance-g": "auto"}),
+    "server-g-on": Take((MIXED,), {**ARM, "--kv-importance-g": "on"}),
     "server-g-off": Take((MIXED,), {**ARM, "--kv-importance-g": "off"}),
 }
 # Folder below the results -> study and recordings, of which the first is the base.
 STUDIES: dict[str, Sequence[str]] = {
     "h1": ("h1", "mixed", "skewed", "uniform", "lengths"),
     "h2": ("h2", "mixed", "skewed", "uniform", *(f"layer-{i}" for i in range(4)), "window-1", "window-8"),
-    "g": ("g", "mixed", "skewed", "uniform", "server-g-auto", "server-g-off"),
+    "g": ("g", "mixed", "skewed", "uniform", "server-g-on", "server-g-off"),
     # From the layer, and from the token, that find the answer; asked for after the first results.
     "g-answering": ("g", "layer-1", "window-1"),
     # The last one has long answers, for the interval.

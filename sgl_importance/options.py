@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 KvPolicy = Literal["default", "observe", "importance"]
-ImportanceG = Literal["auto", "off"]
+ImportanceG = Literal["auto", "on", "off"]
 TraceDetail = Literal["folds", "steps"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
@@ -47,6 +47,11 @@ class ImportanceOptions:
         ]
         if problems:
             raise ValueError("; ".join(problems))
+
+    @property
+    def use_importance(self) -> bool:
+        """Whether g moves the ranking. ``auto`` follows the measurements: none showed a gain."""
+        return self.g == "on"
 
     @property
     def is_stock(self) -> bool:
@@ -129,7 +134,8 @@ SETTINGS: dict[str, Setting] = {
         whole=False,
     ),
     "g": Setting(
-        "'auto' lets importance move the ranking; 'off' fixes its factor at 1, as a control",
+        "'on' lets importance move the ranking; 'off' fixes its factor at 1; 'auto' is 'off' as long as no "
+        "measurement has shown that the factor helps (docs/findings.md)",
         choices=IMPORTANCE_G,
     ),
     "trace": Setting("directory to record requests, page scores and tree events in; read by 'study'"),

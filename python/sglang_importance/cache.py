@@ -59,7 +59,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     options: ImportanceOptions = ctx.server_args._sgl_importance
     allocator = ctx.params.token_to_kv_pool_allocator
     device_pages = allocator.size // ctx.params.page_size
-    policy = ImportancePolicy(cost_model(ctx.model_config, allocator), use_importance=options.g != "off")
+    policy = ImportancePolicy(cost_model(ctx.model_config, allocator), use_importance=options.use_importance)
     recorder = _create_recorder(ctx, options, policy) if options.trace else None
     activate(recorder)
     component = ObserverComponent if options.policy == "observe" else ImportanceComponent

@@ -92,7 +92,7 @@ def build_cache(
         ComponentType.FULL: partial(
             component,
             options=options,
-            policy=policy or ImportancePolicy(_COST, use_importance=options.g != "off"),
+            policy=policy or ImportancePolicy(_COST, use_importance=options.use_importance),
             ghost_pages=4 * tokens // page_size,
             recorder=recorder,
         )

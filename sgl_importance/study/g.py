@@ -92,7 +92,7 @@ def server_notes(recordings: Sequence[Recording]) -> list[str]:
         )
     for on in arms:
         for off in arms:
-            if (on.header.options["g"], off.header.options["g"]) == ("auto", "off"):
+            if (on.header.options["g"], off.header.options["g"]) == ("on", "off"):
                 notes += _paired(on, off)
     return notes
 

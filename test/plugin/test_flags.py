@@ -134,7 +134,7 @@ def test_config_file(plugin: None, tmp_path: Path, yaml: str, name: str, expecte
         ("--kv-importance-half-life-queries 0", "must be a number above 0 (queries), not 0.0"),
         ("--kv-importance-half-life-queries nan", "must be a number above 0 (queries), not nan"),
         ("--kv-importance-half-life-queries inf", "must be a number above 0 (queries), not inf"),
-        ("--kv-importance-g on", "argument --kv-importance-g: invalid choice: 'on'"),
+        ("--kv-importance-g maybe", "argument --kv-importance-g: invalid choice: 'maybe'"),
     ],
 )
 def test_a_bad_value_is_one_error(

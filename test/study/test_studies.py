@@ -219,9 +219,9 @@ def test_servers_are_compared_request_by_request() -> None:
         return make_recording(queries, g, options={"policy": "importance", "g": g})
 
     # The second server had one request more.
-    notes = server_notes([server("auto", [8, 4, 8]), server("off", [4, 4, 4, 8])])
-    assert "g auto, 64 device tokens, token hit rate 0.5556" in notes[0]
-    assert "3 requests that both had: auto minus off 0.222" in notes[2]
+    notes = server_notes([server("on", [8, 4, 8]), server("off", [4, 4, 4, 8])])
+    assert "g on, 64 device tokens, token hit rate 0.5556" in notes[0]
+    assert "3 requests that both had: on minus off 0.222" in notes[2]
     assert server_notes([make_recording([make_query([0])])]) == []
 
 

@@ -206,7 +206,7 @@ def important_and_recent(driver: TreeDriver) -> tuple[list[int], list[int]]:
     return important, recent
 
 
-@pytest.mark.parametrize(("g", "victim"), [("auto", "recent"), ("off", "important")])
+@pytest.mark.parametrize(("g", "victim"), [("on", "recent"), ("off", "important"), ("auto", "important")])
 def test_importance_decides_who_is_evicted_and_g_off_is_the_control(make_driver, g: str, victim: str):
     driver = make_driver(options=ImportanceOptions(policy="importance", g=g))
     important, recent = important_and_recent(driver)
