@@ -20,7 +20,8 @@ TIERS = ("device", "host", "storage")
 def importance_server(model: Path, *flags: str) -> ServerProcess:
     # Little room is kept for answers that are still to come, so that running requests are retracted.
     return ServerProcess(
-        *("--kv-policy", "importance", "--kv-importance-g", "on", *TIER_FLAGS, "--schedule-conservativeness", "0.05", *flags),
+        *("--kv-policy", "importance", "--kv-importance-g", "on", *TIER_FLAGS),
+        *("--schedule-conservativeness", "0.05", *flags),
         model=model,
     )
 
