@@ -21,7 +21,7 @@ from sglang_importance.selfcheck import SYMBOLS, check_sglang, parameters, symbo
 
 PACKAGE = Path(sglang_importance.__file__).parent
 CURE = "install sglang==0.5.21 or use --kv-policy default"
-# The CPU shims look for upstream's defects themselves; the standalone cache serves tests, studies, benchmarks.
+# CPU shims look for upstream's defects themselves; the standalone cache serves tests, studies, benchmarks.
 NOT_IN_A_SERVER = {"cpu", "standalone.py", "tree_replay.py"}
 
 
