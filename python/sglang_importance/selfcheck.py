@@ -59,6 +59,14 @@ SYMBOLS: dict[str, str | None] = {
     "sglang.utils.TypeBasedDispatcher": None,
     f"{_SRT}.utils.auth.AuthLevel.ADMIN_OPTIONAL": None,
     f"{_SRT}.utils.auth.auth_level": "level",
+    # the tokens of a prompt that a caller names
+    f"{_SRT}.entrypoints.openai.protocol.ChatCompletionRequest": None,
+    f"{_SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._validate_request": "self, request",
+    f"{_SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request": (
+        "self, request, raw_request"
+    ),
+    f"{_SRT}.managers.io_struct.GenerateReqInput.contains_mm_input": "self",
+    f"{_SRT}.managers.tokenizer_manager.TokenizerManager._tokenize_texts": "self, texts, is_cross_encoder",
     # the radix cache
     f"{_CACHE}.cache_init_params.CacheInitParams.component_registry_override": None,
     f"{_CACHE}.registry.TreeCacheBuildContext": None,
