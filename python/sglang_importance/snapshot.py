@@ -6,14 +6,16 @@ import base64
 import binascii
 import heapq
 import time
-from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.cost import Tier
 from sgl_importance.importance import Origin
 from sglang_importance.component import ImportanceComponent
+from sglang_importance.desk import Document, Job, RequestError
+from sglang_importance.storage.weights import WATCH
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
     from sglang_importance.cache import ImportanceRadixCache
@@ -28,7 +30,7 @@ CALLS_PER_LOOK = 16
 _SortKey = tuple[float, int]
 
 
-class InvalidCursor(ValueError):
+class InvalidCursor(RequestError):
     """The cursor did not come from this endpoint."""
 
 
@@ -48,7 +50,7 @@ def decode_cursor(cursor: str) -> _SortKey:
 
 def snapshot(
     cache: ImportanceRadixCache, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None, min_tokens: int = 0
-) -> Generator[None, None, dict[str, Any]]:
+) -> Job:
     """Nodes by loss, largest first, and the tiers that hold them.
 
     A generator, so that its caller decides how long the scheduler is held: each ``next`` runs for about
@@ -116,14 +118,12 @@ def snapshot(
     }
 
 
-def run_slice(job: Generator[None, None, dict[str, Any]]) -> dict[str, Any] | None:
-    """Runs a snapshot for one slice; its document once it is finished, else None."""
-    try:
-        next(job)
-    except StopIteration as finished:
-        document: dict[str, Any] = finished.value
-        return document
-    return None
+def describe_tree(scheduler: Scheduler, arguments: Document) -> Job:
+    """The operation behind ``GET /kv_importance``; its arguments are those of ``snapshot``."""
+    document = yield from snapshot(scheduler.tree_cache, **arguments)
+    if counts := WATCH.counters.values():
+        document["store"] = {".".join(filter(None, key)): count for key, count in counts.items()}
+    return document
 
 
 class _Slices:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from sglang_importance import snapshot as snapshot_module
-from sglang_importance.control import MAX_JOBS, KvImportanceReq, SnapshotDesk
-from sglang_importance.snapshot import InvalidCursor, decode_cursor, encode_cursor, run_slice, snapshot
+from sglang_importance.control import OPERATIONS
+from sglang_importance.desk import MAX_JOBS, Desk, NotFound, run_slice
+from sglang_importance.snapshot import InvalidCursor, decode_cursor, encode_cursor, snapshot
 
 from driver import PAGE
 from test_tree_events import prompt, serve
@@ -77,18 +80,36 @@ def test_a_slice_is_short(driver):
     assert longest < 10 * snapshot_module.SLICE_SECONDS
 
 
-def test_the_desk_drops_the_oldest_of_too_many_jobs(driver, every_node_is_a_slice):
-    desk = SnapshotDesk(driver.cache)
-    jobs = [desk.answer(KvImportanceReq()).job for _ in range(MAX_JOBS + 1)]
-    assert desk.answer(KvImportanceReq(job=jobs[0])).error == "too many snapshots at once: ask again"
-    reply = desk.answer(KvImportanceReq(job=jobs[1]))
+@pytest.fixture
+def desk(driver) -> Desk:
+    return Desk(SimpleNamespace(tree_cache=driver.cache), OPERATIONS)
+
+
+def test_the_desk_drops_the_oldest_of_too_many_jobs(desk, every_node_is_a_slice):
+    jobs = [desk.begin("snapshot", {}).job for _ in range(MAX_JOBS + 1)]
+    dropped = desk.resume(jobs[0])
+    assert (dropped.status, dropped.error) == (503, "too many requests of this kind at once: ask again")
+    reply = desk.resume(jobs[1])
     while reply.job is not None:
-        reply = desk.answer(KvImportanceReq(job=reply.job))
+        reply = desk.resume(reply.job)
     assert reply.document
 
 
-def test_cursors_round_trip_and_others_are_refused(driver):
+def test_cursors_round_trip_and_others_are_refused(driver, desk):
     assert decode_cursor(encode_cursor((0.1 + 0.2, 7))) == (0.1 + 0.2, 7)
     with pytest.raises(InvalidCursor, match="next_cursor"):
         run_slice(snapshot(driver.cache, cursor="bm90IG91cnM="))
-    assert "next_cursor" in SnapshotDesk(driver.cache).answer(KvImportanceReq(cursor="%%%")).error
+    refused = desk.begin("snapshot", {"cursor": "%%%"})
+    assert refused.status == 400
+    assert "next_cursor" in refused.error
+
+
+def test_an_operation_that_needs_no_slices_answers_at_once(driver):
+    def unknown(scheduler, arguments):
+        raise NotFound(f"nothing named {arguments['name']}")
+
+    operations = {"clock": lambda scheduler, _: {"clock": scheduler.tree_cache.importance.policy.clock}}
+    desk = Desk(SimpleNamespace(tree_cache=driver.cache), {**operations, "unknown": unknown})
+    assert json.loads(desk.begin("clock", {}).document)["clock"] == driver.component.policy.clock
+    reply = desk.begin("unknown", {"name": "x"})
+    assert (reply.status, reply.error, reply.document) == (404, "nothing named x", "")
