@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, FullComponent
 
 from sgl_importance.cost import Tier
-from sgl_importance.fold import Observation, QueryFolds, fold
+from sgl_importance.fold import QueryFolds
 from sgl_importance.node import NodeMetadata, transition_after
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import BlockType, Transition
 from sgl_importance.trace.records import EventKind
 from sglang_importance.annotated_tree import AnnotatedTree
-from sglang_importance.attention.rows import Phase, active_rows
 from sglang_importance.counters import Counters
+from sglang_importance.folding import Folding
 from sglang_importance.leaf_sets import WatchedLeaves
 from sglang_importance.metrics import MetricsPublisher
 from sglang_importance.recorder import Recorder
@@ -65,6 +65,7 @@ class ImportanceComponent(FullComponent):
         self._recorder = recorder
         self.tree = AnnotatedTree(params.page_size, policy, self.counters, ghost_pages=ghost_pages)
         self._popped: list[UnifiedTreeNode] = []
+        self._folding = Folding(options, policy, self.tree, self.counters, recorder)
         self._inserting: QueryFolds | None = None
         self._inserting_rid: str | None = None
 
@@ -229,7 +230,7 @@ class ImportanceComponent(FullComponent):
             self.tree.metadata(path[-1]).is_tip = True
         if is_finished:
             self._mark_generated(path, len(req.origin_input_ids), query.serial)
-        self._fold(req, query, path, is_finished=is_finished)
+        self._folding.fold(req, query, path, is_finished=is_finished)
         if is_finished and self._recorder is not None:
             self._recorder.finished(req, self.policy.clock)
         for node in path:
@@ -246,44 +247,6 @@ class ImportanceComponent(FullComponent):
             if metadata.depth < boundary or metadata.importance.creator != serial:
                 break
             self.policy.holds(metadata, BlockType.GENERATED)
-
-    def _fold(self, req: Req, query: QueryFolds, path: list[UnifiedTreeNode], *, is_finished: bool) -> None:
-        observations = self._take_observations(req, is_finished=is_finished)
-        for i, observation in enumerate(observations):
-            first = query.is_first
-            weight = query.take(last=is_finished and req.finished() and i == len(observations) - 1)
-            if weight <= 0:
-                break
-            fold(
-                [self.tree.metadata(node).importance for node in path],
-                observation,
-                query=query.serial,
-                weight=weight,
-                first=first,
-                half_life_queries=self.options.half_life_queries,
-            )
-            if self._recorder is not None:
-                self._recorder.folded(
-                    req, observation, query=query.serial, clock=self.policy.clock, weight=weight, first=first
-                )
-            self.counters.folds += 1
-
-    @staticmethod
-    def _take_observations(req: Req, *, is_finished: bool) -> list[Observation]:
-        """What the request's rows hold, prefill before decode; empties them."""
-        rows = active_rows()
-        if rows is None or req.kv.req_pool_idx is None:
-            return []
-        slot = req.kv.req_pool_idx
-        taken = [rows.consume(slot, Phase.PREFILL, owner=req.rid)]
-        if is_finished:
-            decode = rows.consume(slot, Phase.DECODE, owner=req.rid)
-            # Under overlap scheduling a step runs behind the last token; it is all that a request of one
-            # token has decoded, and nobody asked for it.
-            if len(req.output_ids) > 1:
-                taken.append(decode)
-        observations = (Observation.from_sums(scores.body, scores.peak) for scores in taken if scores)
-        return [observation for observation in observations if observation is not None]
 
     # ---- eviction ----
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import sglang_importance.component as component_module
+import sglang_importance.folding as folding_module
 
 from driver import TreeDriver
 
@@ -13,7 +13,7 @@ from driver import TreeDriver
 def make_driver(monkeypatch: pytest.MonkeyPatch):
     def make(*args, **kwargs) -> TreeDriver:
         driver = TreeDriver(*args, **kwargs)
-        monkeypatch.setattr(component_module, "active_rows", lambda: driver.rows)
+        monkeypatch.setattr(folding_module, "active_rows", lambda: driver.rows)
         return driver
 
     return make

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-import sglang_importance.component as component_module
+import sglang_importance.folding as folding_module
 from sgl_importance.fold import Observation, fold
 from sgl_importance.importance import NodeImportance, Origin
 from sgl_importance.options import ImportanceOptions
@@ -42,8 +42,8 @@ class History:
         self.running: list[Request] = []
         self.retracted: list[Request] = []
         self.happened: Counter[str] = Counter()
-        patch.setattr(component_module, "active_rows", lambda: self.driver.rows)
-        patch.setattr(component_module, "fold", self._checked_fold)
+        patch.setattr(folding_module, "active_rows", lambda: self.driver.rows)
+        patch.setattr(folding_module, "fold", self._checked_fold)
         patch.setattr(ImportanceComponent, "redistribute_on_node_split", self._checked_split())
 
     def _checked_fold(
