@@ -15,6 +15,8 @@ SERIES: dict[str, tuple[str, str | None]] = {
     "written_bytes": ("Bytes of pages written", None),
     "unwritten_pages": ("Pages that could not be written, by the reason", "reason"),
     "lost_directories": ("Times that the directory had vanished and was made again", None),
+    "neighbours": ("Other processes that began to use the directory", None),
+    "lost_neighbours": ("Of these, processes that ended without leaving it, as a killed one does", None),
     "evicted_pages": ("Pages deleted to keep the byte budget", None),
     "thread_faults": ("Exceptions contained in a storage thread, by the thread", "thread"),
     "overdue_prefetches": ("Requests that stopped waiting for a prefetch", None),

@@ -197,16 +197,17 @@ class PageTransfer:
         """Marks the start of a sequence as used, at the workers' leisure; the moment of it, in ns."""
         moment = time.time_ns()
         if keys:
-            self._writers.submit(_silent(lambda: self.pages.touch(identity, list(keys), moment)))
+            self.at_leisure(lambda: self.pages.touch(identity, list(keys), moment))
         return moment
 
+    def at_leisure(self, call: Callable[[], None]) -> None:
+        """Runs what nobody waits for, behind the writes."""
 
-def _silent(call: Callable[[], None]) -> Callable[[], None]:
-    def silent() -> None:
-        with suppress(Exception):
-            call()
+        def silent() -> None:
+            with suppress(Exception):
+                call()
 
-    return silent
+        self._writers.submit(silent)
 
 
 class _ReadRun:

@@ -71,6 +71,14 @@ def answer(server: ServerProcess, index: int) -> dict:
     return server.generate(prompt(index), max_new_tokens=ANSWER_TOKENS, ignore_eos=True)
 
 
+def count(server: ServerProcess, name: str, **labels: str) -> float:
+    """A counter of the store; 0 where nothing has been counted."""
+    try:
+        return server.metric(f"{STORE}{name}_total", **labels)
+    except KeyError:
+        return 0
+
+
 def update_weights(server: ServerProcess, model: Path, *, flush_cache: bool) -> None:
     reply = server.post("/update_weights_from_disk", {"model_path": str(model), "flush_cache": flush_cache})
     assert reply["success"], reply
@@ -149,10 +157,7 @@ class Bench:
                 time.sleep(0.05)
 
     def count(self, name: str, **labels: str) -> float:
-        try:
-            return self.server.metric(f"{STORE}{name}_total", **labels)
-        except KeyError:
-            return 0
+        return count(self.server, name, **labels)
 
     def wait_for(self, name: str, value: float, **labels: str) -> float:
         deadline = time.monotonic() + 10

@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageC
 
 from sgl_importance.storage.counters import StoreCounters
 from sgl_importance.storage.identity import ModelIdentity
+from sgl_importance.storage.presence import Presence
 from sgl_importance.storage.record import MissReason
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.transfer import Page, Pages, PageTransfer
@@ -61,6 +62,8 @@ class VerifiedStorage(HiCacheStorage):
         self._transfer = PageTransfer(
             self._pages, page_bytes=self._page_bytes, timeout=self._timeout, counters=self.counters
         )
+        self._presence = Presence(self._directory, self.counters)
+        self._presence.look()
 
     def _open_pages(self) -> Pages:
         store = PageStore(self._directory, budget_bytes=self._budget_bytes, counters=self.counters)
@@ -87,6 +90,7 @@ class VerifiedStorage(HiCacheStorage):
 
     def close(self) -> None:
         self._transfer.close()
+        self._presence.leave()
 
     # ---- what the storage threads call ----
 
@@ -192,6 +196,8 @@ class VerifiedStorage(HiCacheStorage):
         )
 
     def _published(self, result: Any) -> Any:
+        if self._presence.is_due():
+            self._transfer.at_leisure(self._presence.look)
         if self._publisher is not None:
             self._publisher.publish(self.counters)
         return result

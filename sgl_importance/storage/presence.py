@@ -1,0 +1,99 @@
+"""Which processes use a directory, and which of them ended without leaving it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from sgl_importance.storage.counters import StoreCounters
+
+MARK_SUFFIX = ".process"
+LOOK_SECONDS = 1.0
+LOST_MARK_SECONDS = 600.0
+
+
+class Presence:
+    """This process among all that use a directory.
+
+    Each keeps a locked file below ``DIR/processes``. The kernel drops the lock of a process that ends in
+    whatever way, and only one that leaves deletes its file: an unlocked file tells of a process that was
+    killed, or whose machine was. POSIX locks, which network file systems know and a forked child does not
+    inherit. Their owner is a process: one process has one ``Presence`` in a directory.
+
+    Args:
+        directory: of the store.
+        counters: counts what ``look`` finds.
+    """
+
+    def __init__(self, directory: Path, counters: StoreCounters) -> None:
+        self._folder = directory / "processes"
+        self._mark = self._folder / f"{uuid.uuid4().hex}{MARK_SUFFIX}"
+        self._counters = counters
+        self._file: int | None = None
+        self._alive: set[str] = set()
+        self._lost: set[str] = set()
+        self._next_look = 0.0
+
+    def is_due(self) -> bool:
+        """Whether the last look is a while ago."""
+        return time.monotonic() >= self._next_look
+
+    def look(self) -> None:
+        """Counts the processes that came or were lost since the last look. Never raises for a disk."""
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        with suppress(OSError):
+            self._enter()
+            for name in os.listdir(self._folder):
+                if name.endswith(MARK_SUFFIX) and name != self._mark.name and name not in self._lost:
+                    self._look_at(name)
+
+    def leave(self) -> None:
+        """Takes the mark away: this process is not lost."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._mark.unlink()
+            os.close(self._file)
+            self._file = None
+
+    def _enter(self) -> None:
+        if self._file is not None and self._mark.exists():
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._file is not None:
+            os.close(self._file)  # the directory was removed
+            self._file = None
+        # Locked before it has its name: a file without a lock is a lost process.
+        unnamed = self._mark.with_suffix(".tmp")
+        file = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(unnamed, self._mark)
+        except OSError:
+            os.close(file)
+            raise
+        self._file = file
+
+    def _look_at(self, name: str) -> None:
+        path = self._folder / name
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # it left
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if name not in self._alive:
+                self._alive.add(name)
+                self._counters.add("neighbours")
+            return
+        finally:
+            os.close(file)
+        self._lost.add(name)
+        self._counters.add("lost_neighbours")
+        # Kept a while, so that every process learns of it.
+        if time.time() - path.stat().st_mtime > LOST_MARK_SECONDS:
+            path.unlink(missing_ok=True)

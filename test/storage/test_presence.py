@@ -1,0 +1,89 @@
+"""Processes on one directory: who is there, and who was lost."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.presence import LOST_MARK_SECONDS, Presence
+
+
+def use(directory: Path, ready: Any, leave: Any) -> None:
+    presence = Presence(directory, StoreCounters())
+    presence.look()
+    ready.set()
+    leave.wait(30)
+    presence.leave()
+
+
+class Neighbour:
+    def __init__(self, directory: Path) -> None:
+        context = multiprocessing.get_context("fork")
+        ready, self._leave = context.Event(), context.Event()
+        self.process = context.Process(target=use, args=(directory, ready, self._leave))
+        self.process.start()
+        assert ready.wait(30)
+
+    def end(self, *, kill: bool) -> None:
+        if kill:
+            assert self.process.pid is not None
+            os.kill(self.process.pid, signal.SIGKILL)
+        else:
+            self._leave.set()
+        self.process.join(30)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_killed_process_is_counted_once_and_one_that_leaves_is_not(tmp_path: Path, kill: bool) -> None:
+    counters, others = StoreCounters(), StoreCounters()
+    presence, other = Presence(tmp_path, counters), Presence(tmp_path, others)
+    presence.look()
+    assert counters["neighbours"] == 0
+    neighbour = Neighbour(tmp_path)
+    presence.look()
+    presence.look()
+    assert (counters["neighbours"], counters["lost_neighbours"]) == (1, 0)
+    neighbour.end(kill=kill)
+    presence.look()
+    presence.look()
+    assert (counters["neighbours"], counters["lost_neighbours"]) == (1, int(kill))
+    presence.leave()
+    other.look()  # comes later, as a restarted server does
+    assert others["lost_neighbours"] == int(kill)
+    other.leave()
+
+
+def test_the_mark_of_a_lost_process_goes_in_the_end(tmp_path: Path) -> None:
+    Neighbour(tmp_path).end(kill=True)
+    (mark,) = (tmp_path / "processes").iterdir()
+    long_ago = mark.stat().st_mtime - LOST_MARK_SECONDS - 1
+    os.utime(mark, (long_ago, long_ago))
+    presence = Presence(tmp_path, StoreCounters())
+    presence.look()
+    assert not mark.exists()
+    presence.leave()
+    assert list((tmp_path / "processes").iterdir()) == []
+
+
+def test_a_removed_directory_is_entered_again_and_one_that_cannot_be_written_does_no_harm(
+    tmp_path: Path,
+) -> None:
+    counters = StoreCounters()
+    presence = Presence(tmp_path / "store", counters)
+    presence.look()
+    shutil.rmtree(tmp_path / "store")
+    presence.look()
+    neighbour = Neighbour(tmp_path / "store")
+    presence.look()
+    assert counters["neighbours"] == 1
+    neighbour.end(kill=True)
+    presence.leave()
+    (tmp_path / "file").touch()
+    Presence(tmp_path / "file", counters).look()
