@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.rows import Phase, RowScores
 from sglang_importance.cache import ImportanceRadixCache
+from sglang_importance.recorder import Recorder
 from sglang_importance.standalone import CacheKind, build_cache
 
 PAGE = 4
@@ -67,6 +68,10 @@ class Request:
     filled: int = 0
     slots_allocated: int = 0
     is_finished: bool = False
+    time_stats: None = None
+    finished_reason: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(to_json=lambda: {"type": "stop"})
+    )
 
     def get_fill_ids(self) -> array:
         return (self.origin_input_ids + self.output_ids)[: self.filled]
@@ -89,10 +94,17 @@ class TreeDriver:
         tokens: int = 256,
         page_size: int = PAGE,
         options: ImportanceOptions | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.page_size = page_size
         self.cache = build_cache(
-            kind, tokens=tokens, page_size=page_size, requests=8, max_context=512, options=options
+            kind,
+            tokens=tokens,
+            page_size=page_size,
+            requests=8,
+            max_context=512,
+            options=options,
+            recorder=recorder,
         )
         self.core = self.cache.tree_core
         self.core.set_hicache_enabled()
