@@ -20,6 +20,7 @@ class NodeMetadata:
         watched_as: class under which its reuse is watched since ``last_access``; None before that.
         accesses: admitted requests that found the node in the cache.
         last_access: clock of the last such request, or of the insertion; in admitted requests.
+        off_device: whether only lower tiers hold it.
         in_storage: whether a copy was handed to the storage tier.
         doomed: ``observe`` only: importance would have evicted the node, stock kept it.
         digest: chained hash of the tokens up to the node's end; None until somebody asks.
@@ -36,6 +37,7 @@ class NodeMetadata:
         "in_storage",
         "is_tip",
         "last_access",
+        "off_device",
         "tokens",
         "transition",
         "watched_as",
@@ -54,6 +56,7 @@ class NodeMetadata:
         self.watched_as: int | None = None
         self.accesses = 0
         self.last_access = clock
+        self.off_device = False
         self.in_storage = False
         self.doomed = False
         self.digest: bytes | None = None
@@ -73,6 +76,7 @@ class NodeMetadata:
         prefix.transition = self.transition
         prefix.continuations = 1
         prefix.accesses = self.accesses
+        prefix.off_device = self.off_device
         prefix.in_storage = self.in_storage
         prefix.doomed = self.doomed
         self.tokens -= prefix_tokens

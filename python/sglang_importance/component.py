@@ -147,13 +147,15 @@ class ImportanceComponent(FullComponent):
     def _record_transfer(
         self, node: UnifiedTreeNode, phase: CacheTransferPhase, transfers: Sequence[Any]
     ) -> None:
-        if self._recorder is None or not transfers:
+        if not transfers:
             return
         if phase is CacheTransferPhase.BACKUP_HOST:
             self._record(EventKind.BACK_UP, Tier.HOST, node)
         elif phase is CacheTransferPhase.LOAD_BACK and transfers[0].device_indices is not None:
             for node_id in transfers[0].nodes_to_load or ():
-                self._record(EventKind.LOAD_BACK, Tier.DEVICE, self.tree_core.node_by_id(node_id))
+                loaded = self.tree_core.node_by_id(node_id)
+                self.tree.metadata(loaded).off_device = False
+                self._record(EventKind.LOAD_BACK, Tier.DEVICE, loaded)
 
     # ---- requests ----
 
@@ -218,14 +220,18 @@ class ImportanceComponent(FullComponent):
         self._inserting_rid = None
         self.tree.transition = Transition.COLD
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
-        if query is None or (insert_params is not None and insert_params.chunked):
+        if query is None:
             return
-        start = time.perf_counter()
         # After an insert the path reaches further than the node that the request had locked.
         end = req.last_node
         if is_finished and insert_result is not None:
             end = insert_result.last_device_node
         path = self.tree.path(self.tree_core.node_by_id(end)) if end is not None else []
+        for node in path:
+            self._computed_again(node, query, req.rid)
+        if insert_params is not None and insert_params.chunked:
+            return
+        start = time.perf_counter()
         if path:
             self.tree.metadata(path[-1]).is_tip = True
         if is_finished:
@@ -238,6 +244,16 @@ class ImportanceComponent(FullComponent):
         self.counters.fold_seconds += time.perf_counter() - start
         if self._metrics is not None:
             self._metrics.publish(self.counters)
+
+    def _computed_again(self, node: UnifiedTreeNode, query: QueryFolds, rid: str) -> None:
+        """Upstream puts a request's own KV into a node that only lower tiers held and that was not loaded."""
+        metadata = self.tree.metadata(node)
+        if not metadata.off_device or node.evicted:
+            return
+        metadata.off_device = False
+        self.policy.accessed(metadata, query.transition)
+        self.refresh(node)
+        self._record(EventKind.INSERT, Tier.DEVICE, node, rid=rid)
 
     def _mark_generated(self, path: list[UnifiedTreeNode], prompt_tokens: int, serial: int) -> None:
         # Upstream splits a finished request at the page that holds the prompt's end.
@@ -282,6 +298,8 @@ class ImportanceComponent(FullComponent):
         device_tokens, host_tokens = super().evict_component(node, *args, **kwargs)
         self.counters.evicted(Tier.DEVICE, device_tokens)
         self.counters.evicted(Tier.HOST, host_tokens)
+        if device_tokens:
+            self.tree.metadata(node).off_device = True
         for tier, tokens in ((Tier.DEVICE, device_tokens), (Tier.HOST, host_tokens)):
             if tokens:
                 self._record(EventKind.EVICT, tier, node)

@@ -173,7 +173,8 @@ class TreeEvent(_Record, frozen=True):
 
     Attributes:
         kind: what happened. A split names the new parent, whose pages were cut off its child's; a removal
-            means that no tier holds the node any more.
+            means that no tier holds the node any more; an insert of a known node, which only lower tiers
+            held, that it was computed again.
         tier: tier that it happened on; where several could be meant, the upper one.
         clock: admitted requests so far.
         request: request that caused it; None where none did, or it is not known.

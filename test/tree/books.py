@@ -41,6 +41,9 @@ def check_books(driver: HostedDriver, live: list[Request]) -> None:
     )
     assert locked == cache.protected_size(), "protected size = tokens of locked device nodes"
 
+    for data, node in zip(known, nodes, strict=True):
+        assert data.off_device == node.evicted, (node.id, "whether the device holds it")
+
     counters = component.counters
     assert counters.admitted_requests == component.policy.clock
     assert counters.evicted_tokens[Tier.DEVICE] == driver.evicted, "evicted device tokens"

@@ -106,7 +106,7 @@ class HostedDriver(TreeDriver):
     def prefill(self, request: Request, up_to: int | None = None, body: np.ndarray | None = None) -> None:
         super().prefill(request, up_to, body)
         if request.rid not in self._counted:
-            # A request counts as admitted when its first chunk is cached; readmitted, it does not count again.
+            # Admitted when its first chunk is cached; readmitted, it does not count again.
             self._counted.add(request.rid)
             self.hits["device"] += request.cached_tokens_device
             self.hits["host"] += request.cached_tokens_host

@@ -1,4 +1,4 @@
-"""Prompts of mixed traffic: growing chats, shared prefixes under several salts, one-off scans, cut prompts."""
+"""Prompts of mixed traffic: growing chats, shared prefixes under salts, one-off scans, cut prompts."""
 
 from __future__ import annotations
 

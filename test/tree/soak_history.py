@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
 
-import sglang_importance.component as component_module
+import sglang_importance.folding as folding_module
 from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.recorder import Recorder
@@ -92,11 +91,19 @@ class Soak:
         self.recorder = None
         if self.record_to is not None:
             self.recorder = Recorder(
-                self.record_to, options, page_size=PAGE, model="none", layers=(), device_tokens=self.tokens,
+                self.record_to,
+                options,
+                page_size=PAGE,
+                model="none",
+                layers=(),
+                device_tokens=self.tokens,
                 cost=COST,
             )
         self.driver = HostedDriver(
-            self.kind, write_policy=self.write_policy, tokens=self.tokens, options=options,
+            self.kind,
+            write_policy=self.write_policy,
+            tokens=self.tokens,
+            options=options,
             recorder=self.recorder,
         )
         # Zeroed memory becomes resident when it is first touched: not a leak.
@@ -111,8 +118,8 @@ class Soak:
 
     def run(self, operations: int, *, check_every: int, idle_every: int) -> Iterator[int]:
         """Yields the number of operations done, after each stretch of ``idle_every``."""
-        before = component_module.active_rows
-        component_module.active_rows = lambda: self.driver.rows
+        before = folding_module.active_rows
+        folding_module.active_rows = lambda: self.driver.rows
         try:
             for number in range(1, operations + 1):
                 (operation,) = self._rng.choices(self._operations, self._weights)
@@ -125,7 +132,7 @@ class Soak:
                     self._idle(number)
                     yield number
         finally:
-            component_module.active_rows = before
+            folding_module.active_rows = before
 
     def close(self) -> dict[str, int]:
         """Ends the recording and adds it up; events by kind."""
@@ -265,6 +272,3 @@ class Soak:
             return
         self._live.remove(live)
         self.driver.abort(live.request)
-
-
-__all__ = ["Checkpoint", "SimpleNamespace", "Soak"]
