@@ -6,7 +6,6 @@ import torch
 
 SINK_BORDER, QUERY_BORDER = 0, 1
 BORDERS = 2
-CONTROLS = 3  # Gate, sink tokens and local tokens, for kernels that can be handed nothing but this buffer.
 
 
 class LogSums:
@@ -17,8 +16,7 @@ class LogSums:
     body covers only in part needs a second number, the log-sum over its body tokens. A query token has at
     most two such pages, the one where the sinks end and the one where its neighbourhood begins, so they lie
     behind the pages: entry ``max_pages + SINK_BORDER`` and ``max_pages + QUERY_BORDER``. What was not written
-    by the pass at hand is never read. The last entries of the first row of a layer tell a decode kernel of
-    upstream what it cannot be told otherwise (``score_mod`` takes one tensor): see ``set_controls``.
+    by the pass at hand is never read.
 
     Args:
         num_layers: sampled layers.
@@ -27,6 +25,7 @@ class LogSums:
         num_heads: query heads of this rank.
         max_pages: pages of the longest sequence.
         device: where attention runs.
+        header_floats: room before the first row of every layer, see ``DecodeLogSums``.
     """
 
     def __init__(
@@ -38,19 +37,19 @@ class LogSums:
         num_heads: int,
         max_pages: int,
         device: torch.device | str,
+        header_floats: int = 0,
     ) -> None:
         self.max_requests = max_requests
         self.max_queries = max_queries
         self.max_pages = max_pages
-        shape = (num_layers, max_requests * max_queries, num_heads, max_pages + BORDERS + CONTROLS)
-        self.values = torch.empty(shape, dtype=torch.float32, device=device)
+        width = max_pages + BORDERS
+        header_rows = -(-header_floats // (num_heads * width))
+        rows = max_requests * max_queries
+        float32 = {"dtype": torch.float32, "device": device}
+        self.storage = torch.empty((num_layers, header_rows + rows, num_heads, width), **float32)
+        self.values = self.storage[:, header_rows:]
         # Over all pages and over the body: what probabilities are divided by.
-        self.totals = torch.empty((*shape[:3], 2), dtype=torch.float32, device=device)
-
-    def set_controls(self, *, gate: bool, sink_tokens: int, local_tokens: int) -> None:
-        """Sets what ``score_mod`` reads from the buffer itself; before the step, outside a graph."""
-        controls = torch.tensor([float(gate), sink_tokens, local_tokens], dtype=torch.float32)
-        self.values[:, 0, 0, -CONTROLS:] = controls.to(self.values.device, non_blocking=True)
+        self.totals = torch.empty((num_layers, rows, num_heads, 2), **float32)
 
     @property
     def num_layers(self) -> int:
@@ -62,4 +61,66 @@ class LogSums:
 
     @property
     def num_bytes(self) -> int:
-        return 4 * (self.values.numel() + self.totals.numel())
+        return 4 * (self.storage.numel() + self.totals.numel())
+
+
+class DecodeLogSums(LogSums):
+    """Log-sums of one decode step, for a kernel that can be handed nothing but one tensor per layer.
+
+    A batch has many requests and a step observes few of them, so rows belong to the observed ones. The header
+    of each layer tells the kernel which: sink tokens, local tokens, and for every request of the batch its
+    row counted from the start of ``aux(layer)``, 0 where the request is not observed.
+
+    Args:
+        max_observed: requests that one step can observe.
+        max_batch: requests of a batch, padding included.
+        sink_tokens, local_tokens: as for the reduction.
+    """
+
+    SETTINGS = 2
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        max_observed: int,
+        max_batch: int,
+        num_heads: int,
+        max_pages: int,
+        sink_tokens: int,
+        local_tokens: int,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(
+            num_layers=num_layers,
+            max_requests=max_observed,
+            max_queries=1,
+            num_heads=num_heads,
+            max_pages=max_pages,
+            device=device,
+            header_floats=self.SETTINGS + max_batch,
+        )
+        self.first_row = self.storage.shape[1] - max_observed
+        assert self.storage.shape[1] < 1 << 24, "rows are float32 in the header"
+        header = self.storage[:, : self.first_row].flatten(1)[:, : self.SETTINGS + max_batch]
+        header.zero_()
+        header[:, 0] = sink_tokens
+        header[:, 1] = local_tokens
+        self._table = header[:, self.SETTINGS :]
+
+    @property
+    def max_batch(self) -> int:
+        return int(self._table.shape[1])
+
+    def aux(self, layer: int) -> torch.Tensor:
+        """What ``score_mod`` is handed for a layer, float32 [any, num_heads, max_pages + 2]."""
+        return self.storage[layer]
+
+    def observe(self, rows: torch.Tensor) -> None:
+        """Names the observed requests of the next step; on the stream that attention runs on.
+
+        Args:
+            rows: index of each request of the batch among the observed ones, -1 where it is not observed,
+                int32 [max_batch] on the device.
+        """
+        self._table.copy_(torch.where(rows >= 0, rows + self.first_row, 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -58,3 +58,15 @@ class PagedQueries:
     @property
     def num_requests(self) -> int:
         return int(self.seq_lens.shape[0])
+
+    def only(self, requests: list[int]) -> PagedQueries:
+        """Some of the requests, in that order."""
+        chosen = torch.tensor(requests, device=self.seq_lens.device)
+        return replace(
+            self,
+            location_starts=self.location_starts[chosen],
+            seq_lens=self.seq_lens[chosen],
+            first_query_rows=self.first_query_rows[chosen],
+            num_queries=self.num_queries[chosen],
+            slots=self.slots[chosen],
+        )

@@ -5,7 +5,8 @@ begin at multiples of 32 tokens, so a page of up to 32 tokens lies within one ti
 registers: 4 bytes per page and head are written instead of 4 per token and head. The logits are handed back
 as they came, so the attention's output is upstream's, bit for bit.
 
-The aux tensor is ``LogSums.values[layer]`` of a buffer with one query per request.
+The aux tensor is ``DecodeLogSums.aux(layer)``. Requests that the step does not observe pay one load and branch
+per tile, which also is what lets one CUDA graph serve steps that emit and steps that do not.
 """
 
 from __future__ import annotations
@@ -23,9 +24,16 @@ TILE_ALIGNMENT = 32  # Upstream's _MIN_BLOCK_KV.
 
 @triton.jit
 def _emit(qk, q_pos, kv_pos, q_idx, head, mask, Aux0, stride_t, stride_h, aux_len, PAGE_SIZE: tl.constexpr):
-    gate = tl.load(Aux0 + aux_len - 3)
-    sink_tokens = tl.load(Aux0 + aux_len - 2).to(tl.int32)
-    local_tokens = tl.load(Aux0 + aux_len - 1).to(tl.int32)
+    row = tl.load(Aux0 + 2 + q_idx).to(tl.int64)
+    if row > 0:  # Uniform over the program: what other requests and steps pay.
+        _emit_tile(qk, q_pos, kv_pos, head, mask, Aux0, row * stride_t, stride_h, aux_len, PAGE_SIZE)
+    return qk
+
+
+@triton.jit
+def _emit_tile(qk, q_pos, kv_pos, head, mask, Aux0, row, stride_h, aux_len, PAGE_SIZE: tl.constexpr):
+    sink_tokens = tl.load(Aux0).to(tl.int32)
+    local_tokens = tl.load(Aux0 + 1).to(tl.int32)
     if len(qk.shape) == 1:  # One query head per KV head.
         logits = qk[None, :]
         token = kv_pos[None, :]
@@ -42,17 +50,16 @@ def _emit(qk, q_pos, kv_pos, q_idx, head, mask, Aux0, stride_t, stride_h, aux_le
     logits = tl.where(visible, logits, float("-inf"))
     log_sums = log_sum(tl.reshape(logits, (HEADS, PAGES, PAGE_SIZE)), 2)
     page = tl.min(tl.reshape(token, (1, PAGES, PAGE_SIZE)), axis=2) // PAGE_SIZE
-    out = Aux0 + tl.cast(q_idx, tl.int64) * stride_t + head * stride_h
-    writes = (log_sums > float("-inf")) & (tl.full((HEADS, PAGES), 0.0, tl.float32) + gate > 0.5)
+    out = Aux0 + row + head * stride_h
+    writes = log_sums > float("-inf")
     tl.store(out + page, log_sums, mask=writes)
 
     body_end = tl.maximum(q_pos + 1 - local_tokens, 0)
     in_body = (token >= sink_tokens) & (token < body_end)
     body = log_sum(tl.reshape(tl.where(in_body, logits, float("-inf")), (HEADS, PAGES, PAGE_SIZE)), 2)
-    borders = out + aux_len - 5 + page * 0
+    borders = out + aux_len - 2 + page * 0
     tl.store(borders, body, mask=writes & (page == sink_tokens // PAGE_SIZE))
     tl.store(borders + 1, body, mask=writes & (page == body_end // PAGE_SIZE))
-    return qk
 
 
 # A score_mod takes no parameter of its own, and the page size must be known when it is compiled.

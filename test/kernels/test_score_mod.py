@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sgl_importance_kernels.triton.score_mod as score_mod
+from sgl_importance_kernels.triton.log_sums import DecodeLogSums
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 
 from probe_case import POISON, ProbeCase
@@ -56,24 +57,40 @@ def decode(case: ProbeCase, layer: int, splits: int, **emission: Any) -> torch.T
     return output
 
 
-def emitted(case: ProbeCase, *, splits: int = 4, gate: bool = True, mods: Any = score_mod) -> np.ndarray:
-    """Rows after one decode step of upstream's kernels with the score_mod."""
-    log_sums = case.log_sums()
-    log_sums.max_queries = 1
-    log_sums.set_controls(gate=gate, sink_tokens=case.sink_tokens, local_tokens=case.local_tokens)
+def emitted(
+    case: ProbeCase, *, splits: int = 4, observed: list[bool] | None = None, mods: Any = score_mod
+) -> np.ndarray:
+    """Rows after one decode step of upstream's kernels with the score_mod, over the observed requests."""
+    batch = len(case.sequences)
+    chosen = [i for i in range(batch) if observed is None or observed[i]]
+    log_sums = DecodeLogSums(
+        num_layers=case.num_layers,
+        max_observed=len(chosen) + 4,  # Twins may write behind their rows.
+        max_batch=batch + 3,
+        num_heads=case.num_kv_heads * case.group,
+        max_pages=case.max_pages + 2,
+        sink_tokens=case.sink_tokens,
+        local_tokens=case.local_tokens,
+        device=case.device,
+    )
+    log_sums.values.fill_(POISON)
+    rows_of_batch = torch.full((batch + 3,), -1, dtype=torch.int32)
+    # The last request first: a row is no index of the batch.
+    rows_of_batch[chosen] = torch.arange(len(chosen), dtype=torch.int32).flip(0)
+    log_sums.observe(rows_of_batch.to(case.device))
     for layer in range(case.num_layers):
         stock = decode(case, layer, splits)
-        aux = (log_sums.values[layer],)
+        aux = (log_sums.aux(layer),)
         output = decode(case, layer, splits, score_mod=mods.SCORE_MODS[case.page_size], aux_tensors=aux)
         assert torch.equal(output, stock), "the score_mod changed an output"
-    if not gate:
-        assert (log_sums.values[..., : log_sums.max_pages + 2] == POISON).all()
+    if not chosen:
+        assert (log_sums.values == POISON).all()
     rows = case.empty_rows()
     reduce_log_sums(
         log_sums,
-        case.queries,
+        case.queries.only(chosen[::-1]) if chosen else case.queries,
         rows,
-        gate=case.gate(int(gate)),
+        gate=case.gate(int(bool(chosen))),
         page_size=case.page_size,
         sink_tokens=case.sink_tokens,
         local_tokens=case.local_tokens,
@@ -108,15 +125,26 @@ FIXED = ProbeCase([(150, 1), (70, 1)], page_size=8, sink_tokens=5, local_tokens=
 
 
 @pytest.mark.parametrize("group", [1, 4])
-def test_a_closed_gate_writes_nothing(group: int, device: str) -> None:
-    assert not emitted(replace(FIXED, group=group, device=device), gate=False).any()
+def test_a_step_without_observed_requests_writes_nothing(group: int, device: str) -> None:
+    assert not emitted(replace(FIXED, group=group, device=device), observed=[False, False]).any()
+
+
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("observed", [[True, False], [False, True]])
+def test_only_observed_requests_emit(group: int, observed: list[bool], device: str) -> None:
+    case = replace(FIXED, group=group, device=device)
+    expected = case.expected().numpy()
+    other = int(case.queries.slots[observed.index(False)])
+    expected[:, other] = 0
+    np.testing.assert_allclose(emitted(case, observed=observed), expected, atol=2e-5)
 
 
 TWINS = [
     Mutation("one_page_off", "axis=2) // PAGE_SIZE", "axis=2) // PAGE_SIZE + 1"),
     Mutation("one_head_lost", "+ head * stride_h", "+ (head | 1) * stride_h"),
     Mutation("stale_tail", "tl.where(visible, logits, float", "tl.where(token >= 0, logits, float"),
-    Mutation("first_request_only", "tl.cast(q_idx, tl.int64) * stride_t", "tl.cast(q_idx * 0, tl.int64)"),
+    Mutation("first_request_only", "tl.load(Aux0 + 2 + q_idx)", "tl.load(Aux0 + 2 + q_idx * 0)"),
+    Mutation("batch_index_for_row", "row * stride_t,", "(q_idx + 1) * stride_t,"),
     Mutation("sinks_in_the_body", "(token >= sink_tokens)", "(token >= 0)"),
     Mutation("query_in_the_body", "tl.maximum(q_pos + 1 - local_tokens, 0)", "q_pos + 1"),
 ]

@@ -16,7 +16,7 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from sgl_importance_kernels.triton import logit_reduction, page_reduction, qk_probe  # noqa: E402
+from sgl_importance_kernels.triton import logit_reduction, page_reduction, qk_probe, score_mod  # noqa: E402
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -127,12 +127,62 @@ def test_kernels_compile_without_stack_or_spills(
     if arch < 89 and "fp8" in pointers.get("K", ""):
         pytest.skip("no fp8 conversion on this architecture in Triton")
     source = ASTSource(kernel, signature=signature(kernel, constants, pointers), constexprs=constants)
-    binary = triton.compile(source, target=GPUTarget("cuda", arch, 32))
-    cubin = tmp_path / "kernel.cubin"
+    registers, stack, local = resources(source, arch, tmp_path)
+    assert registers <= 255
+    assert (stack, local) == (0, 0)
+
+
+def resources(source: ASTSource, arch: int, folder: Path, **options: int) -> tuple[int, int, int]:
+    """Registers per thread, bytes of stack, bytes of local memory."""
+    binary = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    cubin = folder / "kernel.cubin"
     cubin.write_bytes(binary.asm["cubin"])
     report = subprocess.run(
         [str(CUOBJDUMP), "-res-usage", str(cubin)], capture_output=True, text=True, check=True
     ).stdout
-    registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)", report).groups())
-    assert registers <= 255
-    assert (stack, local) == (0, 0), report
+    return tuple(map(int, re.search(r"REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)", report).groups()))
+
+
+@pytest.mark.parametrize("page_size", [16, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("group", [4, pytest.param(8, marks=pytest.mark.nightly)])
+def test_the_score_mod_costs_upstream_s_kernel_no_registers(
+    page_size: int, group: int, tmp_path: Path
+) -> None:
+    upstream = pytest.importorskip("sglang.kernels.ops.attention.decode_attention")
+    kernel = upstream._fwd_grouped_kernel_stage1
+    constants = {
+        "kv_group_num": group,
+        "q_head_num": 32,
+        "BLOCK_DMODEL": 128,
+        "BLOCK_DPE": 0,
+        "BLOCK_DV": 128,
+        "BLOCK_N": 32,
+        "BLOCK_H": upstream._GROUPED_BLOCK_H,
+        "MIN_BLOCK_KV": upstream._MIN_BLOCK_KV,
+        "logit_cap": 0.0,
+        "xai_temperature_len": -1,
+        "Lk": 128,
+        "Lv": 128,
+        "HAS_MLA": False,
+        "USE_PDL": False,
+        "IS_GFX1250": False,
+        "PAGE_SIZE": page_size,
+        "USE_FORCED": False,
+        "forced_kv_splits": 0,
+    }
+    stock_constants = {"SCORE_MOD": None, "Aux0": None, "aux0_stride_t": 0, "aux0_stride_h": 0, "aux0_len": 0}
+    pointers = dict.fromkeys(("Q", "K_Buffer", "V_Buffer"), "*bf16") | dict.fromkeys(
+        ("kv_indptr", "num_kv_splits"), "*i32"
+    )
+    pointers |= {"kv_indices": "*i64", "sm_scale_withk": "fp32"}
+
+    def compiled(emission: dict[str, Any]) -> tuple[int, int, int]:
+        given = {name: value for name, value in (constants | emission).items() if name in kernel.arg_names}
+        types = signature(kernel, given, pointers) | {
+            name: kind for name, kind in pointers.items() if name in kernel.arg_names
+        }
+        return resources(ASTSource(kernel, signature=types, constexprs=given), 90, tmp_path, num_warps=4)
+
+    stock = compiled(stock_constants)
+    ours = compiled({"SCORE_MOD": score_mod.SCORE_MODS[page_size]})
+    assert all(our <= stock_s for our, stock_s in zip(ours, stock, strict=True)), (ours, stock)
