@@ -5,8 +5,8 @@ begin at multiples of 32 tokens, so a page of up to 32 tokens lies within one ti
 registers: 4 bytes per page and head are written instead of 4 per token and head. The logits are handed back
 as they came, so the attention's output is upstream's, bit for bit.
 
-The aux tensor is ``DecodeLogSums.aux(layer)``. Requests that the step does not observe pay one load and branch
-per tile, which also is what lets one CUDA graph serve steps that emit and steps that do not.
+The aux tensor is ``DecodeLogSums.aux(layer)``. Requests that the step does not observe pay one load and
+branch per tile, which also is what lets one CUDA graph serve steps that emit and steps that do not.
 """
 
 from __future__ import annotations

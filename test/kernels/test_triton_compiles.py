@@ -181,7 +181,9 @@ def test_the_score_mod_costs_upstream_s_kernel_no_registers(
         types = signature(kernel, given, pointers) | {
             name: kind for name, kind in pointers.items() if name in kernel.arg_names
         }
-        return resources(ASTSource(kernel, signature=types, constexprs=given), 90, tmp_path, num_warps=4)
+        return resources(
+            ASTSource(kernel, signature=types, constexprs=given), 90, tmp_path, num_warps=4, num_stages=2
+        )
 
     stock = compiled(stock_constants)
     ours = compiled({"SCORE_MOD": score_mod.SCORE_MODS[page_size]})
