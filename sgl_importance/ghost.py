@@ -104,6 +104,11 @@ class GhostTable:
             vectors=node.importance.page_vectors(),
             kept_by_importance=kept_by_importance,
         )
+        self.restore(digests, ghost)
+
+    def restore(self, digests: Sequence[bytes], ghost: GhostNode) -> None:
+        """Keeps the pages of a node that was removed earlier; what comes last is forgotten last."""
+        assert len(digests) == len(ghost.vectors)
         for page, digest in enumerate(digests):
             self._pages[digest] = (ghost, page)
             self._pages.move_to_end(digest)

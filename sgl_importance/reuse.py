@@ -66,6 +66,8 @@ REFRESH_INTERVAL = 16
 """Admitted requests between two computations of the index."""
 HALF_LIFE = 2**13
 """Admitted requests after which evidence counts half, so that the estimate follows the traffic."""
+DECAY = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
+"""Of the evidence at each of these computations."""
 PRIOR_HAZARD = 0.05
 """Of every bucket. Buckets widen with age, so without evidence the index ranks like LRU."""
 PRIOR_STRENGTH = 4.0
@@ -183,9 +185,8 @@ class ReuseEstimator:
         buckets = np.flatnonzero(starts > 0)
         self._reached[:, buckets] += self._open[starts[buckets] % MAX_AGE].T
         if self.clock % REFRESH_INTERVAL == 0:
-            decay = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
-            self._hits *= decay
-            self._reached *= decay
+            self._hits *= DECAY
+            self._reached *= DECAY
             self.refresh()
         return self.clock
 
@@ -217,6 +218,17 @@ class ReuseEstimator:
     def forget_open(self) -> None:
         """Every open watch ends without an outcome."""
         self._open[:] = 0
+
+    def counts(self) -> tuple[FloatArray, FloatArray]:
+        """Copies of what ``hazards`` takes; watches still open are no part of it."""
+        return self._hits.copy(), self._reached.copy()
+
+    def restore(self, hits: FloatArray, reached: FloatArray, clock: int) -> None:
+        """Goes on where an earlier estimator ended; ``resumed`` gives it the watches that were open."""
+        assert not self._open.any(), "restore an estimator that watches nothing"
+        self._hits[:], self._reached[:] = hits, reached
+        self.clock = clock
+        self.refresh()
 
     def refresh(self) -> None:
         """Computes hazards and index from what was counted so far."""

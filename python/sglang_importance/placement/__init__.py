@@ -1,0 +1,1 @@
+"""Placement on the server: moves what `sgl_importance.placement` decides."""

@@ -1,0 +1,1 @@
+"""What is kept, pinned and brought in ahead of requests: decided here, carried out by the server."""

@@ -1,0 +1,194 @@
+"""The ledger's file: opened, checked, shared, and set aside where it cannot be read.
+
+Every server holds a shared lock on ``<file>.lock`` while it has the file open. SQLite's own locks order what
+they write; ours keeps one server from renaming a file that another one is using.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+from sgl_importance.reuse import NUM_AGE_BUCKETS, NUM_CLASSES
+
+logger = logging.getLogger(__name__)
+
+APPLICATION_ID = 0x53474C49  # "SGLI"
+SCHEMA_VERSION = 1
+REUSE_LAYOUT = f"{NUM_CLASSES} classes x {NUM_AGE_BUCKETS} age buckets"
+BUSY_SECONDS = 5.0
+WAL_BYTES = 16 << 20
+_SIDE_FILES = ("", "-wal", "-shm")
+
+_SCHEMA = f"""
+CREATE TABLE format (reuse_layout TEXT NOT NULL);
+INSERT INTO format VALUES ('{REUSE_LAYOUT}');
+CREATE TABLE models (
+    id INTEGER PRIMARY KEY,
+    identity BLOB NOT NULL UNIQUE,
+    clock INTEGER NOT NULL DEFAULT 0,
+    used REAL NOT NULL DEFAULT 0,
+    evidence BLOB
+);
+CREATE TABLE namespaces (root BLOB PRIMARY KEY, names TEXT NOT NULL);
+CREATE TABLE prefixes (
+    model INTEGER NOT NULL REFERENCES models(id),
+    digest BLOB NOT NULL,
+    parent BLOB NOT NULL,
+    depth INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    queries INTEGER NOT NULL,
+    accesses INTEGER NOT NULL,
+    block_type INTEGER NOT NULL,
+    watched_as INTEGER,
+    clock INTEGER NOT NULL,
+    used REAL NOT NULL,
+    in_storage INTEGER NOT NULL,
+    has_token_ids INTEGER NOT NULL,
+    pages BLOB NOT NULL,
+    vectors BLOB NOT NULL,
+    checksum INTEGER NOT NULL,
+    PRIMARY KEY (model, digest)
+);
+CREATE INDEX prefixes_by_clock ON prefixes (model, clock);
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+
+class LedgerUnusable(Exception):
+    """There is no ledger to be had; the message says why."""
+
+
+class _Unreadable(Exception):
+    """The file must be set aside; the message says why."""
+
+
+class FileLock:
+    """Says that a file is in use, to the other processes that look after it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+
+    def is_alone(self) -> bool:
+        """Takes the file for this process only; False, and shared as before, where others use it."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # A failed conversion may have given the shared lock away.
+            fcntl.flock(self._file, fcntl.LOCK_SH)
+            return False
+        return True
+
+    def share(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+
+    def release(self) -> None:
+        os.close(self._file)
+
+
+def open_database(path: Path) -> tuple[sqlite3.Connection, FileLock]:
+    """Opens the ledger's file; makes it where it is missing.
+
+    A file that is damaged, of another program or of another schema is renamed aside and a new one begun.
+
+    Raises:
+        LedgerUnusable: the directory or the file cannot be written, or another server uses a file that
+            this one cannot read.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(path.name + ".lock"))
+    except OSError as error:
+        raise LedgerUnusable(f"{path.parent}: {error.strerror}") from error
+    try:
+        try:
+            return _connect(path), lock
+        except _Unreadable as reason:
+            if not lock.is_alone():
+                raise LedgerUnusable(f"{path} is in use by another server, and {reason}") from reason
+            aside = set_aside(path)
+            logger.warning("KV importance ledger: %s; it is kept as %s and a new one begins", reason, aside)
+        connection = _connect(path)
+        lock.share()
+        return connection, lock
+    except (sqlite3.Error, OSError, _Unreadable) as error:
+        lock.release()
+        raise LedgerUnusable(f"{path}: {error}") from error
+    except LedgerUnusable:
+        lock.release()
+        raise
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a ledger and its side files; returns the new name."""
+    aside = path.with_name(f"{path.name}.set-aside-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}")
+    for suffix in _SIDE_FILES:
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{aside}{suffix}")
+    return aside
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    if path.exists() and path.stat().st_size:
+        _check(path)
+    # Transactions are begun where they belong, not by the module.
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+        _create_schema(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _create_schema(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _check(path: Path) -> None:
+    """Raises:
+    _Unreadable: this is no ledger that we can read.
+    sqlite3.OperationalError: the file cannot be opened for writing just now.
+    """
+    try:
+        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
+            version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+            application: int = connection.execute("PRAGMA application_id").fetchone()[0]
+            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if not tables and not version:
+                return  # made by another server that has not written its schema yet
+            if application != APPLICATION_ID:
+                raise _Unreadable(f"{path} is the database of another program")
+            if version != SCHEMA_VERSION:
+                age = "newer" if version > SCHEMA_VERSION else "older"
+                raise _Unreadable(f"{path} has schema {version}, {age} than {SCHEMA_VERSION} of this version")
+            (layout,) = connection.execute("SELECT reuse_layout FROM format").fetchone()
+            if layout != REUSE_LAYOUT:
+                raise _Unreadable(f"{path} counts reuse by {layout}, not by {REUSE_LAYOUT}")
+            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise _Unreadable(f"{path} is damaged ({' '.join(verdict.split())})")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT):
+            raise _Unreadable(f"{path} is damaged ({error})") from error
+        raise
+    except (sqlite3.DatabaseError, TypeError, ValueError) as error:
+        raise _Unreadable(f"{path} is damaged ({error})") from error

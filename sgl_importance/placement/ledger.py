@@ -1,0 +1,247 @@
+"""The ledger: what a server learnt about prefixes and their reuse, kept from one start to the next.
+
+One SQLite file for any number of models, keyed by model identity. A row is a run of pages behind its parent
+row, named by its chained digest, so rows of servers that cut their trees elsewhere still agree. Several
+servers may write one file: a row is what its last writer knew, counts of reuse are added up.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from sgl_importance.ghost import root_digest
+from sgl_importance.placement.database import open_database
+from sgl_importance.placement.evidence import ReuseEvidence
+from sgl_importance.placement.record import COLUMNS, PrefixRecord, RowDamaged, decode_row, encode_row
+
+LEDGER_FILE = "ledger.sqlite"
+MODEL_HALF_LIFE_SECONDS = 30 * 86400.0
+"""After which rows of a model that nobody serves are worth half."""
+SLACK = 0.1
+"""Of the budget; freed at once, so that not every batch has to look for what is worth least."""
+_ROW_BYTES = 200  # of a row without its blobs, with its part of the indices
+
+Worth = Callable[[int | None, int, int, int], float]
+"""Seconds saved per KV byte, of (class, age in requests, tokens, tokens in front)."""
+
+_NAMES = ", ".join(COLUMNS)
+_UPSERT = (
+    f"INSERT INTO prefixes (model, {_NAMES}, checksum) VALUES ({', '.join('?' * (len(COLUMNS) + 2))}) "
+    "ON CONFLICT (model, digest) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in (*COLUMNS[1:], "checksum"))
+)
+
+
+class Ledger:
+    """The rows of one model in a ledger's file. Used by one thread at a time.
+
+    Args:
+        path: of the file.
+        model: digest of what the pages were computed with.
+        page_size: tokens per page.
+        keep_token_ids: False keeps only digests: pages are recognised when they come back, but nothing can
+            be computed ahead of requests.
+
+    Raises:
+        LedgerUnusable: there is no ledger to be had.
+    """
+
+    def __init__(self, path: Path, model: bytes, *, page_size: int, keep_token_ids: bool = True) -> None:
+        self.path = path
+        self.page_size = page_size
+        self.keep_token_ids = keep_token_ids
+        self.damaged_rows = 0
+        self._namespaces: set[tuple[str | None, ...]] = set()
+        self._connection, self._lock = open_database(path)
+        self._model = self._model_number(model)
+
+    def close(self) -> None:
+        """The last to close a file also takes what is in its log into it."""
+        self._connection.close()
+        self._lock.release()
+
+    # ---- writing ----
+
+    def write(
+        self,
+        records: Sequence[PrefixRecord],
+        *,
+        clock: int,
+        requests: int,
+        evidence: ReuseEvidence | None = None,
+        namespaces: Iterable[tuple[str | None, ...]] = (),
+    ) -> int:
+        """Keeps what is known of prefixes, in one transaction: all of it or nothing.
+
+        Args:
+            records: of different digests.
+            clock: of the server now; the records' ``last_access`` are dated by it.
+            requests: admitted since the last call.
+            evidence: counted since the last call.
+            namespaces: of the records' roots; kept where token ids are.
+
+        Returns:
+            The ledger's clock.
+
+        Raises:
+            sqlite3.Error: nothing was kept.
+        """
+        execute = self._connection.execute
+        execute("BEGIN IMMEDIATE")
+        try:
+            (now,) = execute(
+                "UPDATE models SET clock = clock + ?, used = ? WHERE id = ? RETURNING clock",
+                (requests, time.time(), self._model),
+            ).fetchone()
+            self._connection.executemany(
+                _UPSERT, (self._row(record, now - (clock - record.last_access)) for record in records)
+            )
+            if evidence is not None:
+                self._add_evidence(evidence)
+            new = [names for names in namespaces if names not in self._namespaces]
+            if self.keep_token_ids:
+                self._connection.executemany(
+                    "INSERT OR IGNORE INTO namespaces VALUES (?, ?)",
+                    ((root_digest(*names), json.dumps(names)) for names in new),
+                )
+            execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                execute("ROLLBACK")
+            raise
+        self._namespaces.update(new)
+        return int(now)
+
+    def _row(self, record: PrefixRecord, clock: int) -> tuple[object, ...]:
+        row = encode_row(record, page_size=self.page_size, clock=clock, keep_token_ids=self.keep_token_ids)
+        return (self._model, *row)
+
+    def _add_evidence(self, evidence: ReuseEvidence) -> None:
+        known = self.evidence()
+        merged = evidence if known is None else known.followed_by(evidence)
+        self._connection.execute(
+            "UPDATE models SET evidence = ? WHERE id = ?", (merged.to_bytes(), self._model)
+        )
+
+    # ---- reading ----
+
+    @property
+    def clock(self) -> int:
+        """Requests that all servers of this model have admitted."""
+        (clock,) = self._connection.execute(
+            "SELECT clock FROM models WHERE id = ?", (self._model,)
+        ).fetchone()
+        return int(clock)
+
+    def evidence(self) -> ReuseEvidence | None:
+        """What was learnt about reuse; None where nothing was, or it cannot be read."""
+        (data,) = self._connection.execute(
+            "SELECT evidence FROM models WHERE id = ?", (self._model,)
+        ).fetchone()
+        return None if data is None else ReuseEvidence.from_bytes(data)
+
+    def prefixes(self, max_pages: int | None = None) -> Iterator[PrefixRecord]:
+        """Rows of this model, last used first; damaged ones are left out and counted.
+
+        Args:
+            max_pages: stops before there are more.
+        """
+        rows = self._connection.execute(
+            f"SELECT {_NAMES}, checksum FROM prefixes WHERE model = ? ORDER BY clock DESC, depth",
+            (self._model,),
+        )
+        pages = 0
+        for row in rows:
+            try:
+                record = decode_row(row, page_size=self.page_size)
+            except RowDamaged:
+                self.damaged_rows += 1
+                continue
+            pages += record.tokens // self.page_size
+            if max_pages is not None and pages > max_pages:
+                return
+            yield record
+
+    def namespaces(self) -> dict[bytes, tuple[str | None, ...]]:
+        """Extra key and cache salt by root digest."""
+        rows = self._connection.execute("SELECT root, names FROM namespaces")
+        named = {root: tuple(json.loads(names)) for root, names in rows}
+        return {root: names for root, names in named.items() if root_digest(*names) == root}
+
+    def __len__(self) -> int:
+        (count,) = self._connection.execute(
+            "SELECT count(*) FROM prefixes WHERE model = ?", (self._model,)
+        ).fetchone()
+        return int(count)
+
+    # ---- the budget ----
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file that are in use."""
+        (size,) = self._connection.execute("PRAGMA page_size").fetchone()
+        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
+        (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        return int(size) * (int(pages) - int(free))
+
+    def forget(self, budget_bytes: int, worth: Worth) -> int:
+        """Brings the file under its budget; rows of least worth go first, and no row before what follows it.
+
+        Args:
+            budget_bytes: most bytes in use.
+            worth: ranks rows of every model, each by its own model's clock.
+
+        Returns:
+            Rows that were forgotten.
+        """
+        excess = self.num_bytes - budget_bytes
+        if excess <= 0:
+            return 0
+        excess += int(SLACK * budget_bytes)
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            doomed = []
+            for number, size in self._least_worth(worth):
+                doomed.append((number,))
+                excess -= size
+                if excess <= 0:
+                    break
+            self._connection.executemany("DELETE FROM prefixes WHERE rowid = ?", doomed)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        return len(doomed)
+
+    def _least_worth(self, worth: Worth) -> list[tuple[int, int]]:
+        """(row, bytes), least worth first: a prefix is worth at least what follows it."""
+        clocks = {
+            model: (clock, used)
+            for model, clock, used in self._connection.execute("SELECT id, clock, used FROM models")
+        }
+        now = time.time()
+        worths: dict[tuple[int, bytes], float] = {}
+        rows = self._connection.execute(
+            "SELECT rowid, model, digest, parent, depth, tokens, watched_as, clock, "
+            "length(pages) + length(vectors) FROM prefixes ORDER BY depth DESC"
+        ).fetchall()
+        ranked = []
+        for number, model, digest, parent, depth, tokens, watched_as, clock, size in rows:
+            model_clock, used = clocks[model]
+            fading = 0.5 ** (max(now - used, 0.0) / MODEL_HALF_LIFE_SECONDS)
+            own = fading * worth(watched_as, max(model_clock - clock, 0), tokens, depth)
+            whole = max(own, worths.get((model, digest), 0.0))
+            worths[model, parent] = max(whole, worths.get((model, parent), 0.0))
+            ranked.append((whole, -depth, number, size + _ROW_BYTES))
+        return [(number, size) for _, _, number, size in sorted(ranked)]
+
+    def _model_number(self, identity: bytes) -> int:
+        self._connection.execute("INSERT OR IGNORE INTO models (identity) VALUES (?)", (identity,))
+        (number,) = self._connection.execute(
+            "SELECT id FROM models WHERE identity = ?", (identity,)
+        ).fetchone()
+        return int(number)
