@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from sgl_importance.ghost import root_digest
 from sgl_importance.placement.database import open_database
@@ -57,6 +58,7 @@ class Ledger:
         self._namespaces: set[tuple[str | None, ...]] = set()
         self._connection, self._lock = open_database(path)
         self._model = self._model_number(model)
+        self._at_most_bytes = self.num_bytes
 
     def close(self) -> None:
         """The last to close a file also takes what is in its log into it."""
@@ -96,9 +98,8 @@ class Ledger:
                 "UPDATE models SET clock = clock + ?, used = ? WHERE id = ? RETURNING clock",
                 (requests, time.time(), self._model),
             ).fetchone()
-            self._connection.executemany(
-                _UPSERT, (self._row(record, now - (clock - record.last_access)) for record in records)
-            )
+            rows = [self._row(record, now - (clock - record.last_access)) for record in records]
+            self._connection.executemany(_UPSERT, rows)
             if evidence is not None:
                 self._add_evidence(evidence)
             new = [names for names in namespaces if names not in self._namespaces]
@@ -113,9 +114,10 @@ class Ledger:
                 execute("ROLLBACK")
             raise
         self._namespaces.update(new)
+        self._at_most_bytes += sum(len(row[-3]) + len(row[-2]) + _ROW_BYTES for row in rows)
         return int(now)
 
-    def _row(self, record: PrefixRecord, clock: int) -> tuple[object, ...]:
+    def _row(self, record: PrefixRecord, clock: int) -> tuple[Any, ...]:
         row = encode_row(record, page_size=self.page_size, clock=clock, keep_token_ids=self.keep_token_ids)
         return (self._model, *row)
 
@@ -181,32 +183,35 @@ class Ledger:
 
     @property
     def num_bytes(self) -> int:
-        """Of the file that are in use."""
-        (size,) = self._connection.execute("PRAGMA page_size").fetchone()
-        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
-        (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
-        return int(size) * (int(pages) - int(free))
+        """Of all rows. The file may be up to three times as large: SQLite leaves gaps between rows."""
+        (size,) = self._connection.execute(
+            f"SELECT sum(length(pages) + length(vectors) + {_ROW_BYTES}) FROM prefixes"
+        ).fetchone()
+        return int(size or 0)
 
     def forget(self, budget_bytes: int, worth: Worth) -> int:
-        """Brings the file under its budget; rows of least worth go first, and no row before what follows it.
+        """Brings the rows under their budget; those of least worth go first, and none before what follows it.
 
         Args:
-            budget_bytes: most bytes in use.
+            budget_bytes: most bytes of all rows.
             worth: ranks rows of every model, each by its own model's clock.
 
         Returns:
             Rows that were forgotten.
         """
-        excess = self.num_bytes - budget_bytes
-        if excess <= 0:
+        if self._at_most_bytes <= budget_bytes:
             return 0
-        excess += int(SLACK * budget_bytes)
+        self._at_most_bytes = self.num_bytes
+        if self._at_most_bytes <= budget_bytes:
+            return 0
+        excess = self._at_most_bytes - int((1 - SLACK) * budget_bytes)
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             doomed = []
             for number, size in self._least_worth(worth):
                 doomed.append((number,))
                 excess -= size
+                self._at_most_bytes -= size
                 if excess <= 0:
                     break
             self._connection.executemany("DELETE FROM prefixes WHERE rowid = ?", doomed)
