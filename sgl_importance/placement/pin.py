@@ -1,0 +1,62 @@
+"""One soft pin: a prefix that somebody wants kept, and how strongly it is kept by now."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from sgl_importance.cost import Tier
+
+# Retention index times value spans less than 2 ** 55: from a page just made popular to one that a hundred
+# thousand watches have given up, and from a page that is recomputed to one that is only copied back.
+PIN_OCTAVES = 64.0
+# Admitted requests without a use after which a pin without a lifetime has half its octaves left; it ends
+# after seven half-lives. Long against a scan of ten times the pool, short against a forgotten pin.
+HALF_LIFE_REQUESTS = 65_536
+
+
+class PinSource(IntEnum):
+    """Who asked for a pin; smaller is served first."""
+
+    REQUESTED = 0
+    AUTOMATIC = 1
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """One prefix that somebody wants kept.
+
+    Attributes:
+        pin_id: its name, the same on every rank.
+        tokens: the prefix, whole pages.
+        extra_key: namespace of its requests, beside the salt.
+        cache_salt: namespace of its requests, and the tenant whose budget it spends.
+        expires_at: Unix time at which it ends; None where only disuse ends it.
+        source: who asked for it.
+        last_used: clock of the last admitted request that found one of its pages in the cache.
+        digests: chained digest of each page.
+        octaves: log2 of its present bias.
+        granted: leading pages within the budget, by tier.
+    """
+
+    pin_id: str
+    tokens: array[int]
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    expires_at: float | None = None
+    source: PinSource = PinSource.REQUESTED
+    last_used: int = 0
+    digests: list[bytes] = field(default_factory=list)
+    octaves: float = PIN_OCTAVES
+    granted: dict[Tier, int] = field(default_factory=dict)
+
+    @property
+    def tenant(self) -> str | None:
+        return self.cache_salt
+
+
+def decayed_octaves(idle_requests: int) -> float:
+    """log2 of the bias of a pin that was not used for so many admitted requests; falls in steps to 0."""
+    octaves = PIN_OCTAVES * 0.5 ** (idle_requests // HALF_LIFE_REQUESTS)
+    return octaves if octaves >= 1 else 0.0
