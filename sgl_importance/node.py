@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from sgl_importance.cost import Tier
 from sgl_importance.importance import NodeImportance
 from sgl_importance.reuse import BlockType, Transition, reuse_class
+
+NOT_PINNED: Mapping[Tier, float] = MappingProxyType({})
 
 
 class NodeMetadata:
@@ -23,6 +29,7 @@ class NodeMetadata:
         off_device: whether only lower tiers hold it.
         in_storage: whether a copy was handed to the storage tier.
         doomed: ``observe`` only: importance would have evicted the node, stock kept it.
+        pin_octaves: log2 of the soft pin's bias, by the tiers where the whole node is pinned.
         digest: chained hash of the tokens up to the node's end; None until somebody asks.
     """
 
@@ -38,6 +45,7 @@ class NodeMetadata:
         "is_tip",
         "last_access",
         "off_device",
+        "pin_octaves",
         "tokens",
         "transition",
         "watched_as",
@@ -59,6 +67,7 @@ class NodeMetadata:
         self.off_device = False
         self.in_storage = False
         self.doomed = False
+        self.pin_octaves = NOT_PINNED
         self.digest: bytes | None = None
 
     @property
@@ -79,6 +88,7 @@ class NodeMetadata:
         prefix.off_device = self.off_device
         prefix.in_storage = self.in_storage
         prefix.doomed = self.doomed
+        prefix.pin_octaves = self.pin_octaves
         self.tokens -= prefix_tokens
         self.depth += prefix_tokens
         return prefix

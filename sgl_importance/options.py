@@ -8,10 +8,12 @@ from typing import Literal, get_args
 
 KvPolicy = Literal["default", "observe", "importance"]
 ImportanceG = Literal["auto", "on", "off"]
+AutoPins = Literal["off", "on"]
 TraceDetail = Literal["folds", "steps"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 IMPORTANCE_G: tuple[ImportanceG, ...] = get_args(ImportanceG)
+AUTO_PINS: tuple[AutoPins, ...] = get_args(AutoPins)
 TRACE_DETAILS: tuple[TraceDetail, ...] = get_args(TraceDetail)
 
 
@@ -32,6 +34,8 @@ class ImportanceOptions:
     local_tokens: int = 16
     half_life_queries: float = 32.0
     g: ImportanceG = "auto"
+    pin_budget: float = 0.2
+    auto_pins: AutoPins = "off"
     trace: str = ""
     trace_detail: TraceDetail = "folds"
     trace_megabytes: int = 1024
@@ -45,6 +49,10 @@ class ImportanceOptions:
             for name, setting in SETTINGS.items()
             if (problem := setting.problem(getattr(self, name)))
         ]
+        if self.auto_pins == "on" and not self.use_importance:
+            problems.append(
+                f"{keyword('auto_pins')} rests on what attention said: it needs {keyword('g')} to be 'on'"
+            )
         if problems:
             raise ValueError("; ".join(problems))
 
@@ -67,6 +75,7 @@ class Setting:
         help: what ``--help`` says, without unit and default.
         unit: unit of a number; None for a word.
         minimum: smallest number allowed.
+        maximum: largest number allowed.
         above_minimum: whether the minimum itself is already too small.
         whole: whether a number must be whole.
         choices: the words allowed; empty where they are not known here.
@@ -75,6 +84,7 @@ class Setting:
     help: str
     unit: str | None = None
     minimum: float = -math.inf
+    maximum: float = math.inf
     above_minimum: bool = False
     whole: bool = True
     choices: tuple[str, ...] = ()
@@ -92,12 +102,13 @@ class Setting:
             return None
         kind = "a whole number" if self.whole else "a number"
         bound = "above" if self.above_minimum else "of at least"
-        return f"must be {kind} {bound} {self.minimum:g} ({self.unit}), not {value!r}"
+        limit = f" and at most {self.maximum:g}" if math.isfinite(self.maximum) else ""
+        return f"must be {kind} {bound} {self.minimum:g}{limit} ({self.unit}), not {value!r}"
 
     def _allows(self, number: object) -> bool:
         if isinstance(number, bool) or not isinstance(number, int if self.whole else int | float):
             return False
-        if not math.isfinite(number):
+        if not math.isfinite(number) or number > self.maximum:
             return False
         return number > self.minimum if self.above_minimum else number >= self.minimum
 
@@ -137,6 +148,19 @@ SETTINGS: dict[str, Setting] = {
         "'on' lets importance move the ranking; 'off' fixes its factor at 1; 'auto' is 'off' as long as no "
         "measurement has shown that the factor helps (docs/findings.md)",
         choices=IMPORTANCE_G,
+    ),
+    "pin_budget": Setting(
+        "part of each tier's tokens that soft pins may hold, divided among the cache salts that pin; "
+        "0 holds none",
+        unit="share",
+        minimum=0,
+        maximum=1,
+        whole=False,
+    ),
+    "auto_pins": Setting(
+        "'on' pins what many distinct queries attended to, within what the budget has left; needs g; no "
+        "measurement has shown that it helps",
+        choices=AUTO_PINS,
     ),
     "trace": Setting("directory to record requests, page scores and tree events in; read by 'study'"),
     "trace_detail": Setting(

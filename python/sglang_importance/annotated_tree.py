@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from sgl_importance.ghost import GhostNode, GhostTable, chain_digests, iterate_chain, root_digest
@@ -37,6 +37,8 @@ class AnnotatedTree:
         self._core: UnifiedTreeCore | None = None
         self.transition = Transition.COLD
         """Of the request that is inserting."""
+        self.on_created: Callable[[UnifiedTreeNode, NodeMetadata], None] | None = None
+        """Told of each node's metadata when they are made."""
 
     @property
     def core(self) -> UnifiedTreeCore:
@@ -65,13 +67,12 @@ class AnnotatedTree:
         setattr(node, METADATA_ATTRIBUTE, created)
         revived = 0
         if len(self.ghosts):
-            start = self._end_digest(node.parent, node)
-            revived = self.ghosts.revive(
-                iterate_chain(start, node.key.raw_token_ids(), self.page_size), created
-            )
+            revived = self.ghosts.revive(self.iterate_pages(node), created)
         if not revived and node.parent.parent is not None:
             self._policy.continued(self.metadata(node.parent))
         self._policy.created(created, self.transition)
+        if self.on_created is not None:
+            self.on_created(node, created)
         return created
 
     @staticmethod
@@ -130,6 +131,12 @@ class AnnotatedTree:
         digests = chain_digests(self._end_digest(node.parent, node), node.key.raw_token_ids(), self.page_size)
         self.metadata(node).digest = digests[-1]
         return digests
+
+    def iterate_pages(self, node: UnifiedTreeNode) -> Iterator[bytes]:
+        """Chained digests of the node's pages, each computed when it is asked for."""
+        assert node.parent is not None
+        start = self._end_digest(node.parent, node)
+        return iterate_chain(start, node.key.raw_token_ids(), self.page_size)
 
     def end_digest(self, node: UnifiedTreeNode) -> bytes:
         """Chained digest of the node's last page: it names everything up to the node's end."""

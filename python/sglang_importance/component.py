@@ -20,6 +20,7 @@ from sglang_importance.counters import Counters
 from sglang_importance.folding import Folding
 from sglang_importance.leaf_sets import WatchedLeaves
 from sglang_importance.metrics import MetricsPublisher
+from sglang_importance.placement.pinning import Pinning
 from sglang_importance.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class ImportanceComponent(FullComponent):
         self._metrics = metrics
         self._recorder = recorder
         self.tree = AnnotatedTree(params.page_size, policy, self.counters, ghost_pages=ghost_pages)
+        self.pins = Pinning(self)
         self._popped: list[UnifiedTreeNode] = []
         self._folding = Folding(options, policy, self.tree, self.counters, recorder)
         self._inserting: QueryFolds | None = None
@@ -78,6 +80,7 @@ class ImportanceComponent(FullComponent):
         assert not core.evictable_host_leaves, "watch an empty tree"
         self.policy.reset()
         self.tree.watch(core)
+        self.pins.reset()
         if self._recorder is not None:
             self._recorder.reset(self.policy.clock)
         core.evictable_device_leaves = WatchedLeaves(self._enter_device, self._leave_device)
@@ -185,6 +188,7 @@ class ImportanceComponent(FullComponent):
                 metadata.doomed = False
             self.policy.accessed(metadata, transition)
             self._record(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
+        self.pins.admitted(hits)
         self.counters.admitted(req)
         return query
 
@@ -222,6 +226,7 @@ class ImportanceComponent(FullComponent):
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
         if query is None:
             return
+        self.pins.settle()
         # After an insert the path reaches further than the node that the request had locked.
         end = req.last_node
         if is_finished and insert_result is not None:
@@ -237,6 +242,7 @@ class ImportanceComponent(FullComponent):
         if is_finished:
             self._mark_generated(path, len(req.origin_input_ids), query.serial)
         self._folding.fold(req, query, path, is_finished=is_finished)
+        self.pins.folded(path)
         if is_finished and self._recorder is not None:
             self._recorder.finished(req, self.policy.clock)
         for node in path:
@@ -315,3 +321,4 @@ class ImportanceComponent(FullComponent):
         assert self.policy.evictable(Tier.DEVICE) == len(core.evictable_device_leaves)
         assert self.policy.evictable(Tier.HOST) == len(core.evictable_host_leaves)
         self.tree.check_integrity()
+        self.pins.check_integrity()

@@ -174,7 +174,7 @@ def _describe(
         "age": component.policy.clock - metadata.last_access,
         "p_reuse": p_reuse,
         "loss": loss,
-        "pinned": False,
+        "pinned": any(metadata.pin_octaves.values()),
     }
 
 

@@ -8,6 +8,8 @@ returns in a minute.
 
 Only leaves can be evicted and a prefix is useful only whole, so attention predicts reuse indirectly; g is
 bounded, monotone, and 1 without evidence, which makes "g = 1" the control arm of every claim about it.
+
+A soft pin (``sgl_importance.placement``) multiplies the loss of its nodes, so that they go last.
 """
 
 from __future__ import annotations
@@ -152,12 +154,13 @@ class ImportancePolicy:
         return importance_factor(node.importance) if self.use_importance else 1.0
 
     def value(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
-        """What a certain reuse would lose: seconds to restore per KV byte freed, times g."""
+        """What a certain reuse would lose: seconds to restore per KV byte freed, times g and pin."""
         seconds = self.cost.restore_seconds(node.tokens, node.depth, below) - self.cost.restore_seconds(
             node.tokens, node.depth, tier
         )
         seconds = max(seconds, MIN_SECONDS_PER_TOKEN * node.tokens)
-        return seconds * self.factor(node) / (node.tokens * self.cost.bytes_per_token)
+        bias: float = 2.0 ** node.pin_octaves.get(tier, 0.0)
+        return seconds * self.factor(node) * bias / (node.tokens * self.cost.bytes_per_token)
 
     def reuse_probability(self, node: NodeMetadata) -> float:
         """P(the node is asked for again while its class is watched)."""

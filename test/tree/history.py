@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 
 import sglang_importance.folding as folding_module
+from sgl_importance.cost import Tier
 from sgl_importance.fold import Observation, fold
 from sgl_importance.importance import NodeImportance, Origin
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.placement.pin import Pin
 from sglang_importance.component import ImportanceComponent
 from sglang_importance.standalone import CacheKind
 
@@ -38,6 +41,10 @@ class History:
             tokens=POOL_TOKENS,
             options=ImportanceOptions(policy="observe" if kind == "observe" else "importance"),
         )
+        pins = self.driver.component.pins
+        self.now = 0.0
+        pins._now = lambda: self.now
+        pins.capacity_tokens = lambda: {Tier.DEVICE: POOL_TOKENS, Tier.HOST: 2 * POOL_TOKENS}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.retracted: list[Request] = []
@@ -180,6 +187,37 @@ class History:
             return False
         self.driver.back_up(nodes[a % len(nodes)].id)
 
+    def _pin(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        pins = self.driver.component.pins
+        if len(pins.table) >= 8:
+            return False
+        document = list(range(1000 * (a % 6), 1000 * (a % 6) + 10 * PAGE))
+        pin = Pin(f"{a}-{b}", array("q", document[: PAGE + a // 6 % (9 * PAGE)]))
+        if b % 3 == 0:
+            pin.expires_at = self.now + 1 + b % 5
+        if pins.table.get(pin.pin_id) is None:
+            pins.pin(pin)
+        self._check_pins()
+
+    def _unpin(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        pins = self.driver.component.pins
+        if not len(pins.table):
+            return False
+        pins.unpin(pins.table.pins()[a % len(pins.table)].pin_id)
+        self._check_pins()
+
+    def _tick(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        self.now += 1
+        ended = len(self.driver.component.pins.table) > len(self.driver.component.pins.current())
+        self.happened["expire"] += ended
+
+    def _check_pins(self) -> None:
+        pins = self.driver.component.pins
+        for tier in (Tier.DEVICE, Tier.HOST):
+            metadata = [self.driver.component.tree.metadata(node) for node in self.driver.all_nodes()]
+            pinned = sum(each.tokens for each in metadata if each.pin_octaves.get(tier))
+            assert pinned <= pins.table.budget_tokens(tier)
+
 
 OPERATIONS = (
     "admit",
@@ -192,4 +230,7 @@ OPERATIONS = (
     "evict",
     "evict_host",
     "back_up",
+    "pin",
+    "unpin",
+    "tick",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from sglang_importance.http import snapshot
+from sglang_importance.http import pins, snapshot
 
 TAG = "importance"
 
@@ -12,3 +12,6 @@ TAG = "importance"
 def install_routes(app: FastAPI) -> None:
     """Adds the routes; the API key middleware of the server covers them."""
     app.get("/kv_importance", tags=[TAG])(snapshot.get_kv_importance)
+    app.post("/kv_importance/pin", tags=[TAG])(pins.post_pin)
+    app.post("/kv_importance/unpin", tags=[TAG])(pins.post_unpin)
+    app.get("/kv_importance/pins", tags=[TAG])(pins.get_pins)

@@ -1,0 +1,203 @@
+"""Soft pins on the radix tree: ranks the nodes that a pin covers, and cuts nodes where a pin ends."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from sgl_importance.cost import Tier
+from sgl_importance.node import NOT_PINNED, NodeMetadata
+from sgl_importance.placement.automatic import deserves_pin
+from sgl_importance.placement.pin import Pin, PinSource
+from sgl_importance.placement.pins import PinTable
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+    from sglang_importance.component import ImportanceComponent
+
+
+class Pinning:
+    """Applies the pin table to a tree, whatever order pins and text come in.
+
+    A node counts as pinned where its last page is: pages of a pin are a prefix, so all before it are too.
+    A node that goes on beyond a pin's end, or leaves its text, is cut there as soon as the request that
+    brought it is cached.
+
+    Args:
+        component: whose tree is followed.
+        now: Unix time at which pins expire. Read in each scheduler by itself: with more than one rank (no
+            such mode is allowed yet) it has to come from rank 0 with the requests.
+    """
+
+    def __init__(self, component: ImportanceComponent, *, now: Callable[[], float] = time.time) -> None:
+        self._component = component
+        self._tree = component.tree
+        self._now = now
+        self.table = PinTable(component.tree.page_size, component.options.pin_budget, {})
+        self._unsettled: dict[str, Pin] = {}
+        self._tree.on_created = self._attach
+
+    # ---- what callers want ----
+
+    def pin(self, pin: Pin) -> None:
+        """Takes a pin in, for text in the cache and for text that is still to come.
+
+        Raises:
+            PinRefused: the prefix fills no page, or there is no room for one more pin.
+        """
+        self._let_time_pass()
+        self._apply(self.table.add(pin))
+
+    def unpin(self, pin_id: str) -> None:
+        """Ends a pin; KeyError where there is none of that name."""
+        self._let_time_pass()
+        self._apply(self.table.remove(pin_id))
+
+    def current(self) -> list[Pin]:
+        """The pins that have not ended, oldest first."""
+        self._let_time_pass()
+        return self.table.pins()
+
+    def resident_tokens(self, pin: Pin) -> int:
+        """Leading tokens of the pin that lie on the device now; changes nothing."""
+        tokens, _, _ = self._component.tree_core.match_full_device_prefix(self._key(pin, len(pin.digests)))
+        return int(tokens)
+
+    # ---- what happens to the tree ----
+
+    def reset(self) -> None:
+        """The tree was emptied. Pins that were asked for stay, and hold again when their text returns."""
+        self._unsettled.clear()
+        self.table.remove_automatic()
+
+    def admitted(self, hits: Iterable[UnifiedTreeNode]) -> None:
+        """A request was admitted that found these nodes in the cache; takes effect with ``settle``."""
+        if not len(self.table):
+            return
+        changed = self._advance()
+        for node in hits:
+            if self._tree.metadata(node).pin_octaves:
+                changed += self.table.used(self._tree.end_digest(node), self._component.policy.clock)
+        self._unsettled.update((pin.pin_id, pin) for pin in changed)
+
+    def folded(self, path: Sequence[UnifiedTreeNode]) -> None:
+        """Attention was folded into these nodes: pins what deserves it, where automatic pins are on."""
+        if self._component.options.auto_pins == "off":
+            return
+        deserving = [deserves_pin(self._tree.metadata(node).importance) for node in path]
+        if not any(deserving):
+            return
+        covered = path[: len(path) - deserving[::-1].index(True)]
+        key = covered[-1].key
+        name = f"auto-{self._tree.end_digest(covered[-1]).hex()}"
+        if self.table.get(name) is not None:
+            return
+        self._let_time_pass()
+        tokens = array("q")
+        for node in covered:
+            tokens.extend(node.key.raw_token_ids())
+        self._apply(
+            self.table.add(Pin(name, tokens, key.extra_key, key.cache_salt, source=PinSource.AUTOMATIC))
+        )
+
+    def settle(self) -> None:
+        """Carries out what tree events left to do; call it where the tree may be changed."""
+        if self._unsettled:
+            pins = list(self._unsettled.values())
+            self._unsettled.clear()
+            self._apply(pins)
+
+    def _attach(self, node: UnifiedTreeNode, metadata: NodeMetadata) -> None:
+        """Ranks a new node. In the midst of upstream's work: what needs a cut waits for ``settle``."""
+        if not len(self.table):
+            return
+        first = last = None
+        known = 0
+        for digest in self._tree.iterate_pages(node):
+            if digest not in self.table:
+                break
+            first, last = first or digest, digest
+            known += 1
+        if first is None or last is None:
+            return
+        pages = metadata.importance.num_pages
+        if known == pages:
+            metadata.digest = last
+            metadata.pin_octaves = self._octaves(last)
+        for pin in self.table.holders(first):
+            if known < pages or self._ends_inside(pin, metadata):
+                self._unsettled[pin.pin_id] = pin
+
+    def _ends_inside(self, pin: Pin, metadata: NodeMetadata) -> bool:
+        """Whether the bias of a pin changes between two pages of the node."""
+        start = metadata.depth // self._tree.page_size
+        return any(0 < pages - start < metadata.importance.num_pages for pages in _boundaries(pin))
+
+    # ---- how ----
+
+    def _let_time_pass(self) -> None:
+        # The host pool is made after the component: sizes are known when the first pin comes.
+        self._apply(self.table.resize(self.capacity_tokens()) + self._advance())
+
+    def _advance(self) -> list[Pin]:
+        return self.table.advance(self._component.policy.clock, self._now())
+
+    def capacity_tokens(self) -> dict[Tier, int]:
+        """Size of the tiers that evict."""
+        cache = self._component.cache
+        tokens = {Tier.DEVICE: int(cache.token_to_kv_pool_allocator.size)}
+        if cache.cache_controller is not None:
+            tokens[Tier.HOST] = int(cache.cache_controller.mem_pool_host.size)
+        return tokens
+
+    def _apply(self, pins: Iterable[Pin]) -> None:
+        """Cuts the tree where the pins end, and ranks every node that they cover or covered."""
+        nodes = {node.id: node for pin in pins for node in self._path(pin)}
+        for node in nodes.values():
+            metadata = self._tree.metadata(node)
+            octaves = self._octaves(self._tree.end_digest(node))
+            if octaves != metadata.pin_octaves:
+                metadata.pin_octaves = octaves
+                self._component.refresh(node)
+
+    def _path(self, pin: Pin) -> list[UnifiedTreeNode]:
+        """Nodes that hold the pin's text, as far as it is in the tree; none reaches beyond a boundary."""
+        cache, core = self._component.cache, self._component.tree_core
+        end = core.root_node.id
+        for pages in sorted(_boundaries(pin)):
+            # Matching cuts the node where the match ends, as for any request that departs there.
+            end = cache.match_prefix(MatchPrefixParams(key=self._key(pin, pages))).best_match_node
+        return self._tree.path(core.node_by_id(end))
+
+    def _key(self, pin: Pin, pages: int) -> RadixKey:
+        return RadixKey(pin.tokens[: pages * self._tree.page_size], pin.extra_key, cache_salt=pin.cache_salt)
+
+    def _octaves(self, digest: bytes) -> Mapping[Tier, float]:
+        biases = {tier: self.table.octaves(digest, tier) for tier in self.table.tiers}
+        return {tier: octaves for tier, octaves in biases.items() if octaves} or NOT_PINNED
+
+    def check_integrity(self) -> None:
+        """Asserts that every node carries the bias of its last page, and that pins are cut out of nodes."""
+        self.table.check_integrity()
+        if self._unsettled:
+            return
+        for node in self._tree.nodes():
+            metadata = self._tree.known(node)
+            if metadata is None:
+                continue
+            pages = list(self._tree.iterate_pages(node))
+            assert metadata.pin_octaves == self._octaves(pages[-1]), node.id
+            for pin in self.table.holders(pages[0]):
+                assert pages[-1] in self.table, (node.id, pin.pin_id)
+                assert not self._ends_inside(pin, metadata), (node.id, pin.pin_id)
+
+
+def _boundaries(pin: Pin) -> set[int]:
+    """Pages after which the pin's bias changes: its end, and the end of its share on each tier."""
+    return {pages for pages in (len(pin.digests), *pin.granted.values()) if pages}
