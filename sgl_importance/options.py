@@ -10,11 +10,13 @@ KvPolicy = Literal["default", "observe", "importance"]
 ImportanceG = Literal["auto", "on", "off"]
 AutoPins = Literal["off", "on"]
 TraceDetail = Literal["folds", "steps"]
+StoreBackends = Literal["tested", "any"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 IMPORTANCE_G: tuple[ImportanceG, ...] = get_args(ImportanceG)
 AUTO_PINS: tuple[AutoPins, ...] = get_args(AutoPins)
 TRACE_DETAILS: tuple[TraceDetail, ...] = get_args(TraceDetail)
+STORE_BACKENDS: tuple[StoreBackends, ...] = get_args(StoreBackends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class ImportanceOptions:
     trace_megabytes: int = 1024
     store: str = ""
     store_bytes: int = 64 << 30
+    store_backends: StoreBackends = "tested"
     fetch_timeout_ms: int = 1000
 
     def __post_init__(self) -> None:
@@ -171,11 +174,16 @@ SETTINGS: dict[str, Setting] = {
         "size of a recording beyond which its oldest part is deleted", unit="MiB", minimum=1
     ),
     "store": Setting(
-        "directory of verified pages below the host tier, under any policy; with --hicache-storage-backend "
-        "file, the pages lie there and this directory takes what fails a check"
+        "directory of verified pages below the host tier, under any policy; with --hicache-storage-backend, "
+        "the pages lie there and this directory takes what fails a check"
     ),
     "store_bytes": Setting(
         "size of the store beyond which its least recently used pages are deleted", unit="bytes", minimum=1
+    ),
+    "store_backends": Setting(
+        "which --hicache-storage-backend a store may verify: 'tested' is file, 'any' takes those too that no "
+        "test has run for real (docs/reliability.md)",
+        choices=STORE_BACKENDS,
     ),
     "fetch_timeout_ms": Setting(
         "longest wait for the next page of the store; a slower one is computed", unit="ms", minimum=1

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sgl_importance.storage.budget import PAGE_SUFFIX, UNFINISHED_SUFFIX, Budget, use_time
 from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.pages import PageByPage
 from sgl_importance.storage.record import (
     HEADER_BYTES,
     MissReason,
@@ -31,7 +32,7 @@ IDENTITY_FILE = "identity.json"
 QUARANTINED_FILES = 64
 
 
-class PageStore:
+class PageStore(PageByPage):
     """Pages of any number of models, by model identity and key.
 
     Args:
@@ -60,16 +61,9 @@ class PageStore:
             (folder / IDENTITY_FILE).write_text(facts + "\n")
 
     def exists(self, identity: bytes, key: str) -> bool:
-        """Whether there is a page, which ``read`` may still find damaged."""
         return os.path.exists(self._path(identity, page_digest(key)))
 
     def read(self, identity: bytes, key: str, body: NDArray[np.uint8]) -> None:
-        """Reads a page into ``body`` [page bytes], which holds garbage where this raises.
-
-        Raises:
-            PageMiss: the page is absent, or cannot be read.
-            PageDamaged: it failed a check and has been set aside.
-        """
         page = page_digest(key)
         path = self._path(identity, page)
         try:
@@ -103,11 +97,7 @@ class PageStore:
         check_page(bytes(header), body, page=page, identity=identity)
 
     def write(self, identity: bytes, key: str, body: NDArray[np.uint8], *, depth: int, moment: int) -> bool:
-        """Publishes a page; False where it was there already.
-
-        Args:
-            depth: pages in front of this one in its sequence.
-            moment: when the sequence is used, in ns; one for all its pages.
+        """As ``PageByPage.write``.
 
         Raises:
             OSError: it could not be written; nothing of it is left.
@@ -157,7 +147,6 @@ class PageStore:
             raise
 
     def touch(self, identity: bytes, keys: list[str], moment: int) -> None:
-        """Marks the first pages of a sequence, in order from its start, as used at ``moment`` (ns)."""
         for depth, key in enumerate(keys):
             self._touch(self.path(identity, key), use_time(moment, depth))
 
@@ -186,14 +175,26 @@ def set_aside(path: Path, quarantine: Path, reason: MissReason) -> bool:
     try:
         quarantine.mkdir(parents=True, exist_ok=True)
         os.replace(path, quarantine / f"{reason.value}-{path.parents[1].name[:8]}-{path.name}")
-        files = sorted(quarantine.iterdir(), key=lambda file: file.stat().st_mtime_ns)
-        for file in files[:-QUARANTINED_FILES]:
-            file.unlink(missing_ok=True)
+        _bound(quarantine)
     except OSError:
         with suppress(OSError):
             path.unlink()
         return False
     return True
+
+
+def copy_aside(record: NDArray[np.uint8], name: str, quarantine: Path, reason: MissReason) -> None:
+    """As ``set_aside`` for a damaged record that is no file of ours; disk trouble is no trouble here."""
+    with suppress(OSError):
+        quarantine.mkdir(parents=True, exist_ok=True)
+        (quarantine / f"{reason.value}-{name}").write_bytes(record.tobytes())
+        _bound(quarantine)
+
+
+def _bound(quarantine: Path) -> None:
+    files = sorted(quarantine.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    for file in files[:-QUARANTINED_FILES]:
+        file.unlink(missing_ok=True)
 
 
 def check_writable(directory: Path) -> None:

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.pages import Page, Pages, write_reason
 from sgl_importance.storage.record import MissReason, PageMiss
 from sgl_importance.storage.workers import Workers
 
-Page = NDArray[np.uint8]
-
-RUN_BYTES = 1 << 20
-RUN_PAGES = 16
 STAGED_BYTES = 32 << 20
-READERS = 4
-WRITERS = 2
 WRITE_SECONDS = 10.0
-
-_WRITE_REASONS = {
-    errno.ENOSPC: "disk_full",
-    errno.EDQUOT: "disk_full",
-    errno.EFBIG: "budget",
-    errno.EROFS: "read_only",
-    errno.EACCES: "read_only",
-    errno.EPERM: "read_only",
-    errno.ENOENT: "directory_missing",
-    errno.ENOTDIR: "directory_missing",
-}
-
-
-class Pages(Protocol):
-    """What holds pages: a ``PageStore``, or records inside a backend of upstream."""
-
-    def exists(self, identity: bytes, key: str) -> bool: ...
-    def read(self, identity: bytes, key: str, body: Page) -> None: ...
-    def write(self, identity: bytes, key: str, body: Page, *, depth: int, moment: int) -> bool: ...
-    def touch(self, identity: bytes, keys: list[str], moment: int) -> None: ...
 
 
 class PageTransfer:
@@ -68,13 +39,19 @@ class PageTransfer:
         self._page_bytes = page_bytes
         self._timeout = timeout
         self.counters = counters
-        self._readers = Workers(READERS, "kv-importance-read")
-        self._writers = Workers(WRITERS, "kv-importance-write")
-        self._run_pages = max(1, min(RUN_PAGES, RUN_BYTES // page_bytes))
+        lanes = pages.lanes
+        self._lookers = Workers(lanes.look, "kv-importance-look")
+        self._readers = Workers(lanes.read, "kv-importance-read")
+        self._writers = Workers(lanes.write, "kv-importance-write")
+        self._run_pages = pages.run_pages(page_bytes)
+        runs = STAGED_BYTES // (self._run_pages * page_bytes)
+        self._reads_ahead = max(lanes.read, min(2 * lanes.read, runs))
+        self._writes_ahead = max(lanes.write, min(2 * lanes.write, runs))
         # Reused: a fresh buffer costs a page fault every 4 KiB.
-        self._staging: deque[Page] = deque(maxlen=max(2 * READERS, STAGED_BYTES // page_bytes))
+        self._staging: deque[Page] = deque(maxlen=max(2 * lanes.read, STAGED_BYTES // page_bytes))
 
     def close(self) -> None:
+        self._lookers.close()
         self._readers.close()
         self._writers.close()
 
@@ -86,12 +63,11 @@ class PageTransfer:
 
         def look() -> None:
             try:
-                missing = (i for i, key in enumerate(keys) if not self.pages.exists(identity, key))
-                answer.put(next(missing, len(keys)))
+                answer.put(self.pages.count_present(identity, keys))
             except Exception:
                 answer.put(PageMiss(MissReason.IO))
 
-        self._readers.submit(look)
+        self._lookers.submit(look)
         try:
             found = answer.get(timeout=self._timeout)
         except queue.Empty:
@@ -108,10 +84,9 @@ class PageTransfer:
         """
         runs: deque[_ReadRun] = deque()
         starts = iter(range(0, len(keys), self._run_pages))
-        ahead = max(2, min(2 * READERS, STAGED_BYTES // (self._run_pages * self._page_bytes)))
 
         def start_runs() -> None:
-            while len(runs) < ahead and (start := next(starts, None)) is not None:
+            while len(runs) < self._reads_ahead and (start := next(starts, None)) is not None:
                 run = _ReadRun(self, identity, keys[start : start + self._run_pages])
                 runs.append(run)
                 self._readers.submit(run)
@@ -161,7 +136,6 @@ class PageTransfer:
         done = [False] * len(keys)
         moment = self.touch(identity, prefix)
         runs: deque[_WriteRun] = deque()
-        ahead = max(2, min(2 * WRITERS, STAGED_BYTES // (self._run_pages * self._page_bytes)))
 
         def finish_run() -> bool:
             run = runs.popleft()
@@ -187,7 +161,7 @@ class PageTransfer:
                 copy_page(start + index, body)
             runs.append(run)
             self._writers.submit(run)
-            if len(runs) >= ahead and not finish_run():
+            if len(runs) >= self._writes_ahead and not finish_run():
                 return done
         while runs and finish_run():
             pass
@@ -221,19 +195,18 @@ class _ReadRun:
         self._results: queue.SimpleQueue[Page | PageMiss] = queue.SimpleQueue()
 
     def __call__(self) -> None:
-        for key in self.keys:
-            if self.abandoned:
-                return
-            body = self._transfer.stage()
-            try:
-                self._transfer.pages.read(self._identity, key, body)
-            except PageMiss as miss:
-                self._results.put(miss)
-                return
-            except Exception:
-                self._results.put(PageMiss(MissReason.IO))
-                return
-            self._results.put(body)
+        if self.abandoned:
+            return
+        try:
+            pages = self._transfer.pages.read_run(self._identity, self.keys, self._transfer.stage)
+            for page in pages:
+                self._results.put(page)
+                if self.abandoned:
+                    return
+        except PageMiss as miss:
+            self._results.put(miss)
+        except Exception:
+            self._results.put(PageMiss(MissReason.IO))
 
     def take(self, timeout: float) -> Page:
         try:
@@ -269,23 +242,19 @@ class _WriteRun:
         self._moment = moment
 
     def __call__(self) -> None:
-        counters, pages = self._transfer.counters, self._transfer.pages
-        for index, (key, body) in enumerate(zip(self.keys, self.bodies, strict=True)):
-            depth = self._depth + index
-            try:
-                new = pages.write(self._identity, key, body, depth=depth, moment=self._moment)
-            except Exception as error:
-                counters.add("unwritten_pages", write_reason(error))
+        counters = self._transfer.counters
+        try:
+            outcomes = self._transfer.pages.write_run(
+                self._identity, self.keys, self.bodies, depth=self._depth, moment=self._moment
+            )
+        except Exception as error:
+            outcomes = [error] * len(self.keys)
+        for index, outcome in enumerate(outcomes):
+            if isinstance(outcome, Exception):
+                counters.add("unwritten_pages", write_reason(outcome))
                 continue
             self.stored[index] = True
-            if new:
+            if outcome:
                 counters.add("written_pages")
-                counters.add("written_bytes", amount=body.nbytes)
+                counters.add("written_bytes", amount=self.bodies[index].nbytes)
         self.finished.put(None)
-
-
-def write_reason(error: Exception) -> str:
-    """The label under which a failed write is counted."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return _WRITE_REASONS.get(error.errno, os.strerror(error.errno).lower().replace(" ", "_"))
-    return "error"

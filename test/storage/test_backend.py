@@ -248,8 +248,11 @@ def test_mounting_keeps_the_operators_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "cure"),
     [
-        ({"hicache_storage_backend": "mooncake"}, "use file"),
-        ({"hicache_storage_backend": "dynamic"}, "drop --hicache-storage-backend dynamic"),
+        ({"hicache_storage_backend": "mooncake"}, "add --kv-importance-store-backends any"),
+        ({"hicache_storage_backend": "sim"}, "keeps names and no bytes"),
+        ({"hicache_storage_backend": "shm"}, "stores nothing"),
+        ({"hicache_storage_backend": "unheard"}, "drop --hicache-storage-backend"),
+        ({"hicache_storage_backend": "dynamic"}, "needs backend_name, module_path, class_name"),
         ({"speculative_algorithm": "EAGLE"}, "drop --speculative-algorithm"),
         ({"enable_lora": True}, "drop --enable-lora"),
         ({"pp_size": 2}, "use --pp-size 1"),

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from sgl_importance.storage import budget
 from sgl_importance.storage.budget import scan
 from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.pages import PageByPage
 from sgl_importance.storage.record import HEADER_BYTES, MissReason, PageDamaged, PageMiss, decode_header
 from sgl_importance.storage.store import QUARANTINED_FILES, PageStore, set_aside
 from sgl_importance.storage.transfer import PageTransfer
@@ -167,7 +168,7 @@ def test_a_batch_ends_at_the_first_miss(tmp_path: Path, missing: int) -> None:
     assert store.counters.values()["missed_pages", "absent"] == 1
 
 
-class StuckPages:
+class StuckPages(PageByPage):
     """Pages on a disk that answers when it is told to."""
 
     def __init__(self) -> None:

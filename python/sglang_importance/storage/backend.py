@@ -11,14 +11,18 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageC
 
 from sgl_importance.storage.counters import StoreCounters
 from sgl_importance.storage.identity import ModelIdentity
+from sgl_importance.storage.pages import Page, Pages
 from sgl_importance.storage.presence import Presence
 from sgl_importance.storage.record import MissReason
 from sgl_importance.storage.store import PageStore
-from sgl_importance.storage.transfer import Page, Pages, PageTransfer
+from sgl_importance.storage.transfer import PageTransfer
 from sglang_importance.refusal import LaunchRefused
 from sglang_importance.selfcheck import SUPPORTED_VERSIONS
+from sglang_importance.storage.interfaces import Interface, interface_of
 from sglang_importance.storage.metrics import StorePublisher
+from sglang_importance.storage.staging import StagingPool, create_backend
 from sglang_importance.storage.weights import WATCH, Weights
+from sglang_importance.storage.wrapped import Names, ValuePages, ZeroCopyPages
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +73,23 @@ class VerifiedStorage(HiCacheStorage):
         store = PageStore(self._directory, budget_bytes=self._budget_bytes, counters=self.counters)
         if self._wrapped is None:
             return store
-        from sglang_importance.storage.wrapped import WrappedPages
+        return self._wrap(self._wrapped, Names(store.quarantine, self.counters))
 
-        return WrappedPages.create(self._wrapped, self._config, self.mem_pool_host, store, self.counters)
+    def _wrap(self, name: str, names: Names) -> Pages:
+        settings: dict[str, Any] = (self._config.extra_config or {}).get("wrapped_config") or {}
+        interface = interface_of(name, settings)
+        is_zero_copy = interface is Interface.ZERO_COPY
+        staging = StagingPool(
+            ZeroCopyPages.slots_for(self._page_bytes) if is_zero_copy else 1,
+            self._page_bytes,
+            allocator=name,
+            pin_memory=self.mem_pool_host.pin_memory,
+        )
+        backend = create_backend(name, self._config, settings, staging)
+        if is_zero_copy:
+            return ZeroCopyPages(backend, names, staging)
+        fixed = interface is Interface.BLOCKS
+        return ValuePages(backend, names, staging.record_bytes if fixed else None)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Accepts the pool of the KV cache only: pages of others would need the same care.

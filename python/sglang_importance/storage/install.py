@@ -12,15 +12,15 @@ from sgl_importance.options import ImportanceOptions, flag
 from sgl_importance.storage.checksum import checksum_problem
 from sgl_importance.storage.store import check_writable
 from sglang_importance.refusal import LaunchRefused
+from sglang_importance.storage.interfaces import DYNAMIC, INTERFACES, TESTED, UNUSABLE
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
-DYNAMIC = "dynamic"
 BACKEND_MODULE = "sglang_importance.storage.backend"
 BACKEND_CLASS = "VerifiedStorage"
-# Backends of upstream that tests have run under the wrapper.
-WRAPPABLE = ("file",)
+# Settings of a dynamic backend of the operator's own: ours take their place.
+_DYNAMIC_SETTINGS = ("backend_name", "module_path", "class_name", "interface_v1")
 
 # Field of sglang's arguments -> what it switches on, whether a value does, and the cure.
 _UNTESTED: dict[str, tuple[str, Callable[[Any], bool], str]] = {
@@ -49,12 +49,6 @@ def store_refusals(args: Any, options: ImportanceOptions) -> list[str]:
     for field, (mode, refuses, cure) in _UNTESTED.items():
         if refuses(getattr(args, field, None)):
             lines.append(f"{flag('store')} does not support {mode}: {cure}, or drop {flag('store')}")
-    backend = getattr(args, "hicache_storage_backend", None)
-    if backend not in (None, DYNAMIC, *WRAPPABLE):
-        lines.append(
-            f"{flag('store')} has not been tested over the storage backend {backend}: "
-            f"use {' or '.join(WRAPPABLE)}, or drop --hicache-storage-backend"
-        )
     return lines
 
 
@@ -70,8 +64,6 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
     """
     backend = getattr(args, "hicache_storage_backend", None)
     lines = store_refusals(args, options)
-    if backend == DYNAMIC:
-        lines.append(f"{flag('store')} is a dynamic backend itself: drop --hicache-storage-backend dynamic")
     if problem := checksum_problem():
         lines.append(problem)
     directory = Path(options.store).expanduser().absolute()
@@ -87,13 +79,15 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
     except ValueError as error:
         lines.append(f"--hicache-storage-backend-extra-config is no JSON object ({error}): correct it")
         given = {}
+    if backend is not None and (line := _backend_refusal(backend, given, options)):
+        lines.append(line)
     if lines:
         raise LaunchRefused(lines)
     args.enable_hierarchical_cache = True
     args.hicache_storage_backend = DYNAMIC
     args.hicache_storage_backend_extra_config = json.dumps(
         {
-            **given,
+            **{name: value for name, value in given.items() if name not in _DYNAMIC_SETTINGS},
             "backend_name": "kv_importance_store",
             "module_path": BACKEND_MODULE,
             "class_name": BACKEND_CLASS,
@@ -103,8 +97,29 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
             "budget_bytes": options.store_bytes,
             "fetch_timeout_ms": options.fetch_timeout_ms,
             "wrapped": backend,
+            "wrapped_config": given,
         }
     )
+
+
+def _backend_refusal(backend: str, settings: dict[str, Any], options: ImportanceOptions) -> str | None:
+    if reason := UNUSABLE.get(backend):
+        return f"{flag('store')} cannot use the storage backend {backend}: {reason}; use file or none"
+    if backend == DYNAMIC:
+        if missing := [name for name in _DYNAMIC_SETTINGS[:3] if name not in settings]:
+            return (
+                f"--hicache-storage-backend dynamic needs {', '.join(missing)}: "
+                "give them in --hicache-storage-backend-extra-config"
+            )
+    elif backend not in INTERFACES:
+        return f"{flag('store')} does not know the storage backend {backend}: drop --hicache-storage-backend"
+    if backend not in TESTED and options.store_backends == "tested":
+        return (
+            f"{flag('store')} has not been tested over a real {backend}: "
+            f"add {flag('store_backends')} any to verify its pages all the same, "
+            f"use {' or '.join(TESTED)}, or drop --hicache-storage-backend"
+        )
+    return None
 
 
 def _extra_config(text: str | None) -> dict[str, Any]:

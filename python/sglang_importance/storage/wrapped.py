@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import errno
+import queue
 import threading
 from collections import Counter
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
-from sglang.srt.mem_cache.storage import StorageBackendFactory
+from numpy.typing import NDArray
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.pages import Lanes, Page, PageByPage
 from sgl_importance.storage.record import (
+    DIGEST_BYTES,
     HEADER_BYTES,
     MissReason,
     PageDamaged,
@@ -24,104 +29,197 @@ from sgl_importance.storage.record import (
     encode_header,
     page_digest,
 )
-from sgl_importance.storage.store import PageStore
-from sgl_importance.storage.transfer import Page
+from sgl_importance.storage.store import copy_aside
+from sglang_importance.storage.staging import StagingPool
 
-OUR_SETTINGS = frozenset(
-    {
-        "backend_name",
-        "module_path",
-        "class_name",
-        "interface_v1",
-        "directory",
-        "budget_bytes",
-        "fetch_timeout_ms",
-        "wrapped",
-    }
-)
+BATCH_BYTES = 16 << 20
+BATCH_PAGES = 128  # as upstream
 
 
-class WrappedPages:
-    """Records under names of our own in a backend that stores tensors by name.
+class Names:
+    """The names of records: a digest of model and page, in hexadecimal like upstream's own keys.
 
     Upstream's interface cannot delete: the name of a damaged record is given up, and its page gets another.
 
     Args:
-        backend: of upstream, with ``get``, ``set`` and ``exists``.
-        store: whose quarantine takes damaged records.
+        quarantine: folder that takes copies of damaged records.
         counters: counts them.
     """
 
-    def __init__(self, backend: HiCacheStorage, store: PageStore, counters: StoreCounters) -> None:
-        self._backend = backend
-        self._quarantine = store.quarantine
+    def __init__(self, quarantine: Path, counters: StoreCounters) -> None:
+        self._quarantine = quarantine
         self._counters = counters
         self._lock = threading.Lock()
         self._given_up: Counter[tuple[bytes, str]] = Counter()
 
-    @classmethod
-    def create(
-        cls,
-        name: str,
-        config: HiCacheStorageConfig,
-        host_pool: Any,
-        store: PageStore,
-        counters: StoreCounters,
-    ) -> WrappedPages:
-        """Builds the backend that upstream knows as ``name``, with the operator's own settings for it."""
-        settings = {
-            key: value for key, value in (config.extra_config or {}).items() if key not in OUR_SETTINGS
-        }
-        backend = StorageBackendFactory.create_backend(
-            name, replace(config, extra_config=settings), host_pool
-        )
-        return cls(backend, store, counters)
+    def of(self, identity: bytes, key: str) -> str:
+        with self._lock:
+            attempt = self._given_up[identity, key]
+        parts = identity + page_digest(key) + attempt.to_bytes(4, "little")
+        return blake2b(parts, digest_size=DIGEST_BYTES).hexdigest()
+
+    def give_up(self, identity: bytes, key: str, record: NDArray[np.uint8], reason: MissReason) -> None:
+        copy_aside(record, self.of(identity, key), self._quarantine, reason)
+        with self._lock:
+            self._given_up[identity, key] += 1
+        self._counters.add("quarantined_pages")
+
+
+class ValuePages(PageByPage):
+    """Records in a backend that stores tensors by name.
+
+    Args:
+        backend: of upstream, with ``get``, ``set`` and ``exists``.
+        record_bytes: of every tensor, where the backend wants one size; it may be longer than a record.
+    """
+
+    def __init__(self, backend: HiCacheStorage, names: Names, record_bytes: int | None = None) -> None:
+        self._backend = backend
+        self._names = names
+        self._record_bytes = record_bytes
 
     def exists(self, identity: bytes, key: str) -> bool:
-        return bool(self._backend.exists(self._name(identity, key)))
+        return bool(self._backend.exists(self._names.of(identity, key)))
 
     def read(self, identity: bytes, key: str, body: Page) -> None:
-        """As ``PageStore.read``."""
-        record = torch.empty(HEADER_BYTES + body.nbytes, dtype=torch.uint8)
+        record = torch.zeros(self._record_bytes or HEADER_BYTES + body.nbytes, dtype=torch.uint8)
+        data = record.numpy()
         try:
-            found = self._backend.get(self._name(identity, key), record)
+            found = self._backend.get(self._names.of(identity, key), record)
         except OSError as error:
-            self._give_up(identity, key, record, MissReason.TRUNCATED)
+            self._names.give_up(identity, key, data, MissReason.TRUNCATED)
             raise PageDamaged(MissReason.TRUNCATED) from error
         if found is None:
             raise PageMiss(MissReason.ABSENT)
-        data = record.numpy()
-        body[:] = data[HEADER_BYTES:]
+        if found is not record and torch.is_tensor(found):
+            data = found.flatten().view(torch.uint8).numpy()
+            if data.nbytes != record.nbytes:
+                self._names.give_up(identity, key, data, MissReason.LENGTH)
+                raise PageDamaged(MissReason.LENGTH)
+        body[:] = data[HEADER_BYTES : HEADER_BYTES + body.nbytes]
         try:
             check_page(data[:HEADER_BYTES].tobytes(), body, page=page_digest(key), identity=identity)
         except PageDamaged as damaged:
-            self._give_up(identity, key, record, damaged.reason)
+            self._names.give_up(identity, key, data, damaged.reason)
             raise
 
     def write(self, identity: bytes, key: str, body: Page, *, depth: int, moment: int) -> bool:
-        """As ``PageStore.write``."""
         if self.exists(identity, key):
             return False
         header = encode_header(page=page_digest(key), identity=identity, depth=depth, body=body)
-        record = torch.from_numpy(np.concatenate([np.frombuffer(header, np.uint8), body]))
-        if not self._backend.set(self._name(identity, key), record):
+        record = np.zeros(self._record_bytes or HEADER_BYTES + body.nbytes, np.uint8)
+        record[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
+        record[HEADER_BYTES : HEADER_BYTES + body.nbytes] = body
+        if not self._backend.set(self._names.of(identity, key), torch.from_numpy(record)):
             raise OSError(errno.EIO, "the backend stored nothing")
         return True
 
     def touch(self, identity: bytes, keys: list[str], moment: int) -> None:
         """Nothing: the backend keeps its own recency."""
 
-    def _name(self, identity: bytes, key: str) -> str:
-        name = f"{identity.hex()[:32]}{page_digest(key).hex()}"
-        with self._lock:
-            attempt = self._given_up[identity, key]
-        return f"{name}-{attempt}" if attempt else name
 
-    def _give_up(self, identity: bytes, key: str, record: torch.Tensor, reason: MissReason) -> None:
-        name = self._name(identity, key)
-        with self._lock:
-            self._given_up[identity, key] += 1
-        self._counters.add("quarantined_pages")
-        with suppress(OSError):
-            self._quarantine.mkdir(parents=True, exist_ok=True)
-            (self._quarantine / f"{reason.value}-{name}").write_bytes(record.numpy().tobytes())
+class ZeroCopyPages:
+    """Records in a backend that moves whole pages of a host pool: here, of a ``StagingPool``.
+
+    Upstream calls each method of a backend from one thread. So does this: while one thread is inside the
+    backend, the next verifies and copies what the backend has brought before.
+
+    Args:
+        backend: of upstream, with ``batch_exists``, ``batch_get_v1`` and ``batch_set_v1``, over ``staging``.
+        staging: of ``slots_for`` slots.
+    """
+
+    lanes = Lanes(look=1, read=2, write=2)
+
+    def __init__(self, backend: HiCacheStorage, names: Names, staging: StagingPool) -> None:
+        self._backend = backend
+        self._names = names
+        self._staging = staging
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._batch = self.run_pages(staging.page_bytes)
+        starts = iter(range(0, self.slots_for(staging.page_bytes), self._batch))
+        self._free_reads = _slots(starts, self.lanes.read)
+        self._free_writes = _slots(starts, self.lanes.write)
+
+    @classmethod
+    def slots_for(cls, page_bytes: int) -> int:
+        """Slots with which no lane ever waits for another's."""
+        return (cls.lanes.read + cls.lanes.write) * cls.run_pages(page_bytes)
+
+    @staticmethod
+    def run_pages(page_bytes: int) -> int:
+        return max(1, min(BATCH_PAGES, BATCH_BYTES // page_bytes))
+
+    def count_present(self, identity: bytes, keys: Sequence[str]) -> int:
+        return int(self._backend.batch_exists([self._names.of(identity, key) for key in keys]))
+
+    def read_run(self, identity: bytes, keys: Sequence[str], stage: Callable[[], Page]) -> Iterator[Page]:
+        with _taken(self._free_reads) as start:
+            slots = torch.arange(start, start + len(keys))
+            with self._reading:
+                answer = self._backend.batch_get_v1([self._names.of(identity, key) for key in keys], slots)
+            for index, (key, found) in enumerate(zip(keys, _flags(answer, len(keys)), strict=True)):
+                if not found:
+                    raise PageMiss(MissReason.ABSENT)
+                body = stage()
+                header = self._staging.take(start + index, body)
+                try:
+                    check_page(header, body, page=page_digest(key), identity=identity)
+                except PageDamaged as damaged:
+                    self._names.give_up(identity, key, self._staging.record(start + index), damaged.reason)
+                    raise
+                yield body
+
+    def write_run(
+        self, identity: bytes, keys: Sequence[str], bodies: Sequence[Page], *, depth: int, moment: int
+    ) -> list[bool | Exception]:
+        names = [self._names.of(identity, key) for key in keys]
+        with _taken(self._free_writes) as start:
+            for index, (key, body) in enumerate(zip(keys, bodies, strict=True)):
+                header = encode_header(
+                    page=page_digest(key), identity=identity, depth=depth + index, body=body
+                )
+                self._staging.put(start + index, header, body)
+            with self._writing:
+                there = int(self._backend.batch_exists(names))
+                outcomes: list[bool | Exception] = [False] * there
+                if there < len(names):
+                    slots = torch.arange(start + there, start + len(names))
+                    answer = self._backend.batch_set_v1(names[there:], slots)
+                    nothing = OSError(errno.EIO, "the backend stored nothing")
+                    outcomes += [stored or nothing for stored in _flags(answer, len(names) - there)]
+        return outcomes
+
+    def touch(self, identity: bytes, keys: list[str], moment: int) -> None:
+        """Nothing: the backend keeps its own recency."""
+
+
+def _slots(starts: Iterator[int], count: int) -> queue.SimpleQueue[int]:
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for _ in range(count):
+        free.put(next(starts))
+    return free
+
+
+@contextmanager
+def _taken(free: queue.SimpleQueue[int]) -> Iterator[int]:
+    """The first slot of a batch, which nobody else uses until the backend is done with it."""
+    start = free.get_nowait()  # there is one for each lane
+    try:
+        yield start
+    finally:
+        free.put(start)
+
+
+def _flags(answer: Any, count: int) -> list[bool]:
+    """What backends return for a batch: one flag for each page, one for all, or nothing.
+
+    Raises:
+        OSError: another number of flags.
+    """
+    if answer is None or isinstance(answer, bool):
+        return [bool(answer)] * count
+    flags = [bool(flag) for flag in answer]
+    if len(flags) != count:
+        raise OSError(errno.EIO, f"the backend answered for {len(flags)} pages instead of {count}")
+    return flags
