@@ -119,7 +119,19 @@ SYMBOLS: dict[str, str | None] = {
     f"{_CACHE}.hicache_storage.HiCacheStorage.batch_exists": "self, keys, extra_info",
     f"{_CACHE}.hicache_storage.HiCacheStorage.batch_get_v1": "self, keys, host_indices, extra_info",
     f"{_CACHE}.hicache_storage.HiCacheStorage.batch_set_v1": "self, keys, host_indices, extra_info",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.get": "self, key, target_location, target_sizes",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.set": "self, key, value, target_location, target_sizes",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.exists": "self, key",
     f"{_CACHE}.hicache_storage.HiCacheStorageConfig.extra_config": None,
+    f"{_CACHE}.hicache_storage.HiCacheStorageConfig.is_mla_model": None,
+    f"{_CACHE}.hicache_storage.HiCacheStorageConfig.is_page_first_layout": None,
+    f"{_CACHE}.hicache_storage.HiCacheStorageConfig.should_split_heads": None,
+    f"{_CACHE}.hicache_storage.HiCacheStorageConfig.tp_lcm_size": None,
+    f"{_CACHE}.memory_pool.MHATokenToKVPool": None,
+    f"{_CACHE}.pool_host.mha.MHATokenToKVPoolHost.__init__": (
+        "self, device_pool, host_to_device_ratio, host_size, page_size, layout, pin_memory, device, "
+        "allocator_type, *, mtp_draft_device_pools, pool_label"
+    ),
     f"{_CACHE}.hicache_storage.HiCacheStorageExtraInfo.prefix_keys": None,
     f"{_CACHE}.storage.StorageBackendFactory.create_backend": (
         "backend_name, storage_config, mem_pool_host, **kwargs"

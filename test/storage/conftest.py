@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from host_pools import WEIGHTS
+
+from sgl_importance.storage.counters import StoreCounters
+from sglang_importance.storage.weights import WATCH, WeightsWatch
 
 from serving import ServerProcess
 from store_bench import (
@@ -20,6 +24,14 @@ from store_bench import (
     store_flags,
     update_weights,
 )
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> WeightsWatch:
+    """Weights as a scheduler has loaded them, in this process, and counters at zero."""
+    monkeypatch.setattr(WATCH, "current", WEIGHTS)
+    monkeypatch.setattr(WATCH, "counters", StoreCounters())
+    return WATCH
 
 
 @pytest.fixture(scope="package")

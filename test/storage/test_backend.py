@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import os
@@ -15,79 +14,25 @@ from typing import Any
 import pytest
 import sglang  # noqa: F401  # first: with it come the shims
 import torch
+from host_pools import (
+    KEYS,
+    PAGE_TOKENS,
+    PAGES,
+    WEIGHTS,
+    make_backend,
+    make_pool,
+    pages_of,
+    slots,
+)
 from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.storage.counters import StoreCounters
 from sglang_importance.refusal import LaunchRefused
 from sglang_importance.storage import install
-from sglang_importance.storage.backend import VerifiedStorage
 from sglang_importance.storage.guards import _around_reduce_ack
 from sglang_importance.storage.weights import WATCH, Weights, fingerprint
 
-PAGE_TOKENS, PAGES = 4, 8
-KEYS = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(PAGES)]
-WEIGHTS = Weights("w", "1", "c", pages_match=True)
-
-
-def make_pool(layout: str, seed: int = 0) -> MHATokenToKVPoolHost:
-    device = MHATokenToKVPool(
-        size=PAGE_TOKENS,
-        page_size=PAGE_TOKENS,
-        dtype=torch.bfloat16,
-        head_num=2,
-        head_dim=8,
-        layer_num=3,
-        device="cpu",
-        enable_memory_saver=False,
-        enable_alt_stream=False,
-    )
-    pool = MHATokenToKVPoolHost(device, 2.0 * PAGES, 0, PAGE_TOKENS, layout, pin_memory=False, device="cpu")
-    generator = torch.Generator().manual_seed(seed)
-    pool.kv_buffer.copy_(torch.rand(pool.kv_buffer.shape, generator=generator).to(torch.bfloat16))
-    return pool
-
-
-def make_backend(pool: MHATokenToKVPoolHost, folder: Path, **changes: Any) -> VerifiedStorage:
-    wrapped = changes.pop("wrapped", None)
-    settings = {
-        "directory": str(folder),
-        "budget_bytes": 1 << 30,
-        "fetch_timeout_ms": 5000,
-        "wrapped": wrapped,
-    }
-    config = {
-        "tp_rank": 0,
-        "tp_size": 1,
-        "pp_rank": 0,
-        "pp_size": 1,
-        "attn_cp_rank": 0,
-        "attn_cp_size": 1,
-        "is_mla_model": False,
-        "enable_storage_metrics": False,
-        "is_page_first_layout": True,
-        "model_name": "m",
-    }
-    backend = VerifiedStorage(HiCacheStorageConfig(**{**config, **changes}, extra_config=settings), {})
-    backend.register_mem_pool_host(pool)
-    return backend
-
-
-def slots(first: int, pages: int = PAGES) -> torch.Tensor:
-    return torch.arange(first * PAGE_TOKENS, (first + pages) * PAGE_TOKENS)
-
-
-def pages_of(pool: MHATokenToKVPoolHost, first: int, pages: int = PAGES) -> list[torch.Tensor]:
-    return [pool.get_data_page((first + page) * PAGE_TOKENS).clone() for page in range(pages)]
-
-
-@pytest.fixture(autouse=True)
-def watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WATCH, "current", WEIGHTS)
-    monkeypatch.setattr(WATCH, "counters", StoreCounters())
+pytestmark = pytest.mark.usefixtures("watch")
 
 
 @pytest.mark.parametrize("wrapped", [None, "file"])

@@ -212,7 +212,7 @@ def _taken(free: queue.SimpleQueue[int]) -> Iterator[int]:
 
 
 def _flags(answer: Any, count: int) -> list[bool]:
-    """What backends return for a batch: one flag for each page, one for all, or nothing.
+    """What backends return for ``count`` records: a flag for each, for each half, or one for all.
 
     Raises:
         OSError: another number of flags.
@@ -220,6 +220,7 @@ def _flags(answer: Any, count: int) -> list[bool]:
     if answer is None or isinstance(answer, bool):
         return [bool(answer)] * count
     flags = [bool(flag) for flag in answer]
-    if len(flags) != count:
+    halves = 2 if len(flags) == 2 * count else 1
+    if len(flags) != halves * count:
         raise OSError(errno.EIO, f"the backend answered for {len(flags)} pages instead of {count}")
-    return flags
+    return [all(flags[index * halves : (index + 1) * halves]) for index in range(count)]
