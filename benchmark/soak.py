@@ -3,102 +3,139 @@
     python benchmark/soak.py                                      # 100,000 operations on the real tree
     python benchmark/soak.py --operations 0 --requests 2000       # a real server under mixed HTTP load
 
-Tree: every operation is followed by what a scheduler does between batches; every ``check_every`` operations
-all accounts are compared (`test/tree/books.py`), every ``idle_every`` upstream's own check runs on the idle
+Tree: every operation is followed by what a scheduler does between batches; every 100 operations
+all accounts are compared (`test/tree/books.py`), every 500 upstream's own check runs on the idle
 tree and memory is measured. The run ends at the first disagreement.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import tempfile
 import time
-from itertools import cycle
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from results import print_rows, write_results
-from rich.progress import Progress
+from rich.progress import track
 
 TEST = Path(__file__).parents[1] / "test"
 sys.path[:0] = [str(TEST), str(TEST / "tree")]
 
+CHECK_EVERY, IDLE_EVERY = 100, 500  # operations
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What one process soaks.
+
+    Attributes:
+        recorded: whether a recording is written beside, and added up at the end. Its table of page numbers
+            grows until a segment is full, so memory is judged where nothing is recorded.
+    """
+
+    kind: str
+    write_policy: str
+    share: float
+    recorded: bool = False
+
+
 ARMS = (
-    ("importance", "write_through"),
-    ("importance", "write_through_selective"),
-    ("importance", "write_back"),
-    ("observe", "write_through"),
+    Arm("importance", "write_through", 0.3),
+    Arm("importance", "write_through_selective", 0.2),
+    Arm("importance", "write_back", 0.2),
+    Arm("observe", "write_through", 0.2),
+    Arm("importance", "write_through", 0.1, recorded=True),
 )
 
 
-def slope(operations: list[int], values: list[float]) -> tuple[float, float]:
-    """Least-squares growth per 1,000 operations over the second half, and its standard error."""
-    x = np.array(operations[len(operations) // 2 :], dtype=float) / 1000
-    y = np.array(values[len(values) // 2 :], dtype=float)
-    x -= x.mean()
-    growth = float(x @ y / (x @ x))
-    rest = y - y.mean() - growth * x
-    return growth, float(np.sqrt(rest @ rest / max(len(x) - 2, 1) / (x @ x)))
+def slope(
+    operations: Sequence[float], values: Sequence[float], *controls: Sequence[float]
+) -> tuple[float, float]:
+    """Least-squares growth per 1,000 operations over the second half, and its standard error.
+
+    Args:
+        controls: what else moves the values up and down, such as the size of the tree.
+    """
+    half = len(operations) // 2
+    columns = [np.ones(len(operations) - half), np.array(operations[half:], dtype=float) / 1000]
+    columns += [np.array(control[half:], dtype=float) for control in controls]
+    design = np.stack(columns, axis=1)
+    y = np.array(values[half:], dtype=float)
+    fitted, *_ = np.linalg.lstsq(design, y, rcond=None)
+    rest = y - design @ fitted
+    variance = rest @ rest / max(len(y) - design.shape[1], 1)
+    return float(fitted[1]), float(np.sqrt(variance * np.linalg.pinv(design.T @ design)[1, 1]))
 
 
-def soak_tree(kind: str, write_policy: str, operations: int, seed: int, bar: Any) -> dict[str, Any]:
+def soak_tree(arm: Arm, operations: int, seed: int) -> dict[str, Any]:
     """One arm; raises AssertionError where two accounts disagree."""
     from soak_history import Soak
 
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        soak = Soak(kind, write_policy, seed=seed, record_to=Path(folder))
-        for done in soak.run(operations, check_every=100, idle_every=500):
-            bar(done)
+        record_to = Path(folder) if arm.recorded else None
+        soak = Soak(arm.kind, arm.write_policy, seed=seed, record_to=record_to)
+        for _ in soak.run(operations, check_every=CHECK_EVERY, idle_every=IDLE_EVERY):
+            pass
         events = soak.close()
     points = soak.checkpoints
     steps = [point.operations for point in points]
-    growth, error = slope(steps, [point.rss / 2**20 for point in points])
-    objects, objects_error = slope(steps, [point.objects["all"] for point in points])
+    growth, error = slope(steps, [point.rss / 1024 for point in points])
+    objects, objects_error = slope(
+        steps,
+        [point.objects["all"] for point in points],
+        [point.nodes for point in points],
+        [point.ghosts for point in points],
+    )
     return {
         "mode": "tree",
-        "policy": kind,
-        "write_policy": write_policy,
+        "policy": arm.kind,
+        "write_policy": arm.write_policy,
+        "recorded": arm.recorded,
         "operations": operations,
         "seconds": round(time.perf_counter() - start, 1),
         "requests": soak.happened["admit"],
         "kv_tokens_checked": soak.driver.checked_tokens,
+        "book_checks": operations // CHECK_EVERY + len(points),
+        "sanity_checks": len(points),
         "rss_mib": round(points[-1].rss / 2**20, 1),
-        "rss_kib_per_1000_operations": round(1024 * growth, 2),
-        "rss_standard_error": round(1024 * error, 2),
+        "rss_kib_per_1000_operations": round(growth, 2),
+        "rss_standard_error": round(error, 2),
         "objects_per_1000_operations": round(objects, 2),
         "objects_standard_error": round(objects_error, 2),
         "happened": dict(soak.happened),
         "prompts": dict(soak.traffic.drawn),
         "events": events,
-        "book_checks": operations // 100 + len(points),
-        "sanity_checks": len(points),
     }
 
 
 def main(
     operations: Annotated[int, typer.Option(min=0, help="tree operations, over all arms")] = 100_000,
     requests: Annotated[int, typer.Option(min=0, help="requests to a real server; 0 starts none")] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="arms at once")] = 2,
     max_seconds: Annotated[float, typer.Option(help="of the server's load")] = 600.0,
     seed: Annotated[int, typer.Option(help="decides every operation")] = 0,
     out: Annotated[Path | None, typer.Option(help="JSON file")] = None,
 ) -> None:
     rows: list[dict[str, Any]] = []
-    with Progress() as progress:
-        share = operations // len(ARMS)
-        for number, (kind, write_policy) in zip(range(len(ARMS) if share else 0), cycle(ARMS), strict=False):
-            task = progress.add_task(f"{kind}, {write_policy}", total=share)
-            rows.append(
-                soak_tree(
-                    kind,
-                    write_policy,
-                    share,
-                    seed + number,
-                    lambda done, task=task: progress.update(task, completed=done),
-                )
-            )
+    if operations:
+        # A process each: what one arm gives back must not hide what the next one takes.
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(processes, mp_context=spawn, max_tasks_per_child=1) as pool:
+            work = [
+                pool.submit(soak_tree, arm, round(operations * arm.share), seed + number)
+                for number, arm in enumerate(ARMS)
+            ]
+            for _ in track(as_completed(work), "tree", total=len(work)):
+                pass
+        rows += [each.result() for each in work]
     if requests:
         from soak_server import soak_server
 

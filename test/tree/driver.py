@@ -68,6 +68,7 @@ class Request:
     filled: int = 0
     slots_allocated: int = 0
     is_finished: bool = False
+    is_counted: bool = False
     time_stats: None = None
     finished_reason: SimpleNamespace = field(
         default_factory=lambda: SimpleNamespace(to_json=lambda: {"type": "stop"})

@@ -56,7 +56,6 @@ class HostedDriver(TreeDriver):
         self.evicted = 0
         self._count_evictions()
         self.hits = {"device": 0, "host": 0}
-        self._counted: set[str] = set()
         self.checked_tokens = 0
 
     def _count_evictions(self) -> None:
@@ -105,9 +104,9 @@ class HostedDriver(TreeDriver):
 
     def prefill(self, request: Request, up_to: int | None = None, body: np.ndarray | None = None) -> None:
         super().prefill(request, up_to, body)
-        if request.rid not in self._counted:
+        if not request.is_counted:
             # Admitted when its first chunk is cached; readmitted, it does not count again.
-            self._counted.add(request.rid)
+            request.is_counted = True
             self.hits["device"] += request.cached_tokens_device
             self.hits["host"] += request.cached_tokens_host
 
