@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 KvPolicy = Literal["default", "observe", "importance"]
-ImportanceG = Literal["auto", "on", "off"]
+ImportanceG = Literal["auto", "on", "off", "shuffled"]
 AutoPins = Literal["off", "on"]
 TraceDetail = Literal["folds", "steps"]
 StoreBackends = Literal["tested", "any"]
@@ -62,7 +62,7 @@ class ImportanceOptions:
     @property
     def use_importance(self) -> bool:
         """Whether g moves the ranking. ``auto`` follows the measurements: none showed a gain."""
-        return self.g == "on"
+        return self.g in ("on", "shuffled")
 
     @property
     def is_stock(self) -> bool:
@@ -149,7 +149,8 @@ SETTINGS: dict[str, Setting] = {
     ),
     "g": Setting(
         "'on' lets importance move the ranking; 'off' fixes its factor at 1; 'auto' is 'off' as long as no "
-        "measurement has shown that the factor helps (docs/findings.md)",
+        "measurement has shown that the factor helps (docs/findings.md); 'shuffled' gives each node "
+        "the factor of another, the control arm of experiments",
         choices=IMPORTANCE_G,
     ),
     "pin_budget": Setting(

@@ -122,6 +122,12 @@ class ServerProcess:
             )
         return self._process
 
+    @property
+    def pid(self) -> int:
+        """Of the launcher, the ancestor of all processes of the server."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
     def wait_ready(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + START_SECONDS

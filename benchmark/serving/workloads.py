@@ -3,7 +3,7 @@
 ``conversations`` (agents, chat) grow turn by turn. Each live session takes its next turn a log-normal gap
 after its last one, in virtual time that no server influences, and one that ends makes room for a new one.
 The first sessions are met in their midst, as by a server that joins running traffic. ``questions``
-(documents, scans) are independent requests about popular documents, or about one that nobody asks about again.
+(documents, scans) are independent: about a popular document, or about one that nobody asks about again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import msgspec
 
 from sgl_importance.probe.document import Record, lay_out
 from sgl_importance.probe.tasks import ProbeDocument, make_document, question_text, system_message
@@ -68,16 +70,16 @@ def make_workload(name: str, parameters: dict[str, Any]) -> Workload:
     )
 
 
+def at(request: WorkloadRequest, seconds: float) -> WorkloadRequest:
+    """The same request at another time of arrival."""
+    return msgspec.structs.replace(request, seconds=round(seconds, 4))
+
+
 def _at_rate(requests: list[WorkloadRequest], rate: float) -> list[WorkloadRequest]:
     """Virtual time stretched so that ``rate`` requests arrive per second on average."""
     first, last = requests[0].seconds, requests[-1].seconds
     scale = (len(requests) - 1) / rate / (last - first) if last > first else 0.0
-    return [_replace(request, seconds=round((request.seconds - first) * scale, 4)) for request in requests]
-
-
-def _replace(request: WorkloadRequest, **changes: Any) -> WorkloadRequest:
-    fields = {name: getattr(request, name) for name in request.__struct_fields__}
-    return WorkloadRequest(**{**fields, **changes})
+    return [at(request, (request.seconds - first) * scale) for request in requests]
 
 
 # ---- conversations ----
@@ -128,7 +130,7 @@ def _conversations(
 def _conversation(
     shape: dict[str, Any], system: ProbeDocument, turns: int, rng: Random
 ) -> Iterator[tuple[list[Message], str]]:
-    """Prompt and right answer of each turn; asks for what one of the turns so far said, the latest most often."""
+    """Prompt and right answer of each turn; asks for what one of the turns said, the latest most often."""
     messages = [{"role": "system", "content": f"{system_message()['content']} {system.text}"}]
     free = [name for name in NAMES if name not in system.records]
     rng.shuffle(free)
@@ -166,15 +168,17 @@ def _questions(
         for index in range(shape["documents"])
     ]
     popularity = Zipf(len(popular), shape["document_skew"])
-    once = (
-        next(documents(Shape(document_tokens=shape["one_off_tokens"]), seed, index))
-        for index in count(ONE_OFF)
-    )
+    one_offs = count(ONE_OFF)
     seconds = 0.0
     for number in count():
-        turn = next(once) if rng.random() < shape["one_off"] else next(popularity.choose(popular, rng))
+        if rng.random() < shape["one_off"]:
+            document = next(one_offs)
+            turn = next(documents(Shape(document_tokens=shape["one_off_tokens"]), seed, document))
+        else:
+            document = popularity.draw(rng)
+            turn = next(popular[document])
         yield WorkloadRequest(
-            id=f"{name}/{number}",
+            id=f"{name}/{document}/{number}",
             kind=name,
             session=f"{name}/{number}",
             seconds=seconds,
@@ -184,6 +188,11 @@ def _questions(
             ignore_eos=True,
         )
         seconds += rng.expovariate(1.0)
+
+
+def document_of(request: WorkloadRequest) -> int:
+    """Number of the document that a question is about; ``ONE_OFF`` and above are asked about once."""
+    return int(request.id.split("/")[-2])
 
 
 # ---- what was made ----
@@ -201,7 +210,7 @@ def distinct_tokens(requests: Sequence[WorkloadRequest], page_tokens: int) -> in
 
 
 def live_tokens(requests: Sequence[WorkloadRequest], page_tokens: int) -> float:
-    """Distinct prompt tokens of the sessions that are alive (asked before, will ask again), mean over time."""
+    """Distinct prompt tokens of the sessions that asked before and will ask again, mean over time."""
     last = {request.session: place for place, request in enumerate(requests)}
     latest: dict[str, set[int]] = {}
     holders: dict[int, int] = {}

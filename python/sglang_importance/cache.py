@@ -11,8 +11,10 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions, flag
 from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.study.shuffle import ShuffledImportancePolicy
 from sglang_importance.attention.rows import active_rows
 from sglang_importance.component import ImportanceComponent
 from sglang_importance.hardware import cost_model
@@ -59,7 +61,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     options: ImportanceOptions = ctx.server_args._sgl_importance
     allocator = ctx.params.token_to_kv_pool_allocator
     device_pages = allocator.size // ctx.params.page_size
-    policy = ImportancePolicy(cost_model(ctx.model_config, allocator), use_importance=options.use_importance)
+    policy = _create_policy(options, cost_model(ctx.model_config, allocator))
     recorder = _create_recorder(ctx, options, policy) if options.trace else None
     activate(recorder)
     component = ObserverComponent if options.policy == "observe" else ImportanceComponent
@@ -77,6 +79,12 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     cache = create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache)
     logger.info("KV policy %s: page size %d, %s", options.policy, ctx.params.page_size, policy.cost)
     return cache
+
+
+def _create_policy(options: ImportanceOptions, cost: CostModel) -> ImportancePolicy:
+    if options.g == "shuffled":
+        return ShuffledImportancePolicy(cost)
+    return ImportancePolicy(cost, use_importance=options.use_importance)
 
 
 def _create_recorder(

@@ -1,0 +1,77 @@
+"""The arms: what distinguishes one server from the next. Everything else is the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmark.serving.workloads import Workload
+
+PYTHON_CORE = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
+STOCK = "stock LRU"  # what every ratio is to
+OURS = "ours"
+# The goal compares with the best of these.
+PUBLISHED = ("LRU (Python core)", "slru", "tlru", "lfu")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One configuration of the server.
+
+    Attributes:
+        flags: added to those that all arms share.
+        env: added to the environment.
+        learns: whether ``/flush_cache`` leaves something behind, so that each workload needs a fresh server.
+        has_cache: whether tiers below the device can be attached.
+        same_as: arm whose flags resolve to the same server; its rows are copied, and say so.
+    """
+
+    flags: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    learns: bool = False
+    has_cache: bool = True
+    same_as: str | None = None
+
+
+def _published(policy: str) -> Arm:
+    return Arm(("--kv-policy", "default", "--radix-eviction-policy", policy), env=PYTHON_CORE)
+
+
+def _ours(*flags: str, **facts: Any) -> Arm:
+    return Arm(("--kv-policy", "importance", *flags), learns=True, **facts)
+
+
+ARMS: dict[str, Arm] = {
+    "no cache": Arm(("--kv-policy", "default", "--disable-radix-cache"), has_cache=False),
+    STOCK: Arm(("--kv-policy", "default")),
+    "LRU (Python core)": _published("lru"),
+    "slru": _published("slru"),
+    "tlru": _published("tlru"),
+    "lfu": _published("lfu"),
+    OURS: _ours(),
+    # --kv-importance-g auto, the default, is off.
+    "ours (g = 1)": _ours("--kv-importance-g", "off", same_as=OURS),
+    "ours (g on)": _ours("--kv-importance-g", "on"),
+    "ours (g shuffled)": _ours("--kv-importance-g", "shuffled"),
+}
+
+
+def server_flags(
+    arm: Arm, workload: Workload, parameters: Mapping[str, Any], device_tokens: int, store: str
+) -> tuple[str, ...]:
+    """All flags of the server that serves ``workload`` under ``arm``.
+
+    Args:
+        arm: of ``ARMS``.
+        workload: says which tiers there are.
+        parameters: what was committed.
+        device_tokens: size of the device pool.
+        store: directory of the storage tier.
+    """
+    flags = ["--page-size", str(parameters["page_tokens"]), "--max-total-tokens", str(device_tokens)]
+    if workload.tiers != "device" and arm.has_cache:
+        flags += ["--enable-hierarchical-cache", "--hicache-ratio", str(parameters["host_ratio"])]
+    if workload.tiers == "storage" and arm.has_cache:
+        flags += ["--kv-importance-store", store, "--hicache-storage-prefetch-policy", "wait_complete"]
+    return (*flags, *arm.flags)
