@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import TypeVar
 
 from sgl_importance.policy.registry import IMPORTANCE, OPTIMUM, create_policy, load_policy
@@ -153,7 +155,8 @@ def run_jobs(
     )
     finished = False
     try:
-        futures = {pool.submit(_work, run_one, job): index for index, job in enumerate(jobs)}
+        with _blocked_for_children(signal.SIGINT):
+            futures = {pool.submit(_work, run_one, job): index for index, job in enumerate(jobs)}
         for future in as_completed(futures):
             yield futures[future], future.result()
         finished = True
@@ -166,13 +169,26 @@ def run_jobs(
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _blocked_for_children(number: signal.Signals) -> Iterator[None]:
+    """Processes started inside never get the signal; the parent gets it at the end.
+
+    Ctrl-C reaches the whole group of processes, and a worker that is still importing would answer it with a
+    traceback; only the parent is to answer.
+    """
+    resource_tracker.ensure_running()  # its start unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 _traces: Sequence[Trace] = ()
 
 
 def _start_worker(traces: Sequence[Trace]) -> None:
-    """Ctrl-C reaches the whole group of processes; only the parent answers it."""
     global _traces
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _traces = traces
 
 

@@ -293,11 +293,20 @@ def test_the_command_and_ctrl_c(tmp_path: Path) -> None:
     trace.write_text("\n".join(_sessions(1500)) + "\n")
     capacities = ",".join(str(size) for size in range(2, 1200, 2))
     args = [str(trace), "--policies", "gdsf", "--capacity-blocks", capacities, "--jobs", "2"]
-    process = subprocess.Popen([*command, *args], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [*command, *args],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A test run in the background of a shell ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     try:
-        time.sleep(4)
-        assert process.poll() is None, "ended before it could be interrupted"
-        assert len(_running_in_group(process.pid)) > 1
+        deadline = time.monotonic() + 60
+        while len(_running_in_group(process.pid)) < len(["command", "resource tracker", "worker", "worker"]):
+            assert process.poll() is None, "ended before it could be interrupted"
+            assert time.monotonic() < deadline, "no workers"
+            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=20)
     finally:
