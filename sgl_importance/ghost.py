@@ -10,9 +10,11 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from xxhash import xxh3_128_digest
 
+from sgl_importance.cost import Tier
 from sgl_importance.importance import FloatArray
 from sgl_importance.node import NodeMetadata
 from sgl_importance.reuse import BlockType
@@ -40,6 +42,31 @@ def chain_digests(parent: bytes, tokens: Sequence[int], page_size: int) -> list[
     return list(iterate_chain(parent, tokens, page_size))
 
 
+class EvictionReason(StrEnum):
+    LEAST_LOSS = "least_loss"
+    """Room was needed and nothing else would have been missed less."""
+    DROPPED_AFTER_USE = "dropped_after_use"
+    """As ``LEAST_LOSS``; the request that brought it had called it expendable."""
+    STOCK_ORDER = "stock_order"
+    """``observe`` only: sglang chose it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """How a node was lost.
+
+    Attributes:
+        tier: where its last copy was.
+        clock: when, in admitted requests.
+        loss: what it was expected to cost, in seconds per KV byte freed and admitted request.
+    """
+
+    tier: Tier
+    clock: int
+    loss: float
+    reason: EvictionReason
+
+
 @dataclass(slots=True)
 class GhostNode:
     """The removed node that ghost pages belonged to.
@@ -47,6 +74,7 @@ class GhostNode:
     Attributes:
         vectors: what was known of its pages, float64 [num_pages, 8].
         kept_by_importance: ``observe`` only: stock evicted the node, importance would have kept it.
+        eviction: how it was lost; None where that is not known.
         resolved: whether its return or its end was already reported.
     """
 
@@ -57,6 +85,7 @@ class GhostNode:
     queries: int
     vectors: FloatArray
     kept_by_importance: bool = False
+    eviction: Eviction | None = None
     resolved: bool = False
 
 
@@ -91,7 +120,12 @@ class GhostTable:
         self._pages.clear()
 
     def remember(
-        self, digests: Sequence[bytes], node: NodeMetadata, *, kept_by_importance: bool = False
+        self,
+        digests: Sequence[bytes],
+        node: NodeMetadata,
+        *,
+        kept_by_importance: bool = False,
+        eviction: Eviction | None = None,
     ) -> None:
         """Keeps the pages of a node that is being removed."""
         assert len(digests) == node.importance.num_pages
@@ -103,6 +137,7 @@ class GhostTable:
             queries=node.importance.queries,
             vectors=node.importance.page_vectors(),
             kept_by_importance=kept_by_importance,
+            eviction=eviction,
         )
         self.restore(digests, ghost)
 

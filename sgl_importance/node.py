@@ -28,6 +28,7 @@ class NodeMetadata:
         last_access: clock of the last such request, or of the insertion; in admitted requests.
         off_device: whether only lower tiers hold it.
         in_storage: whether a copy was handed to the storage tier.
+        expendable: whether the request that brought it said that nobody will ask for it again.
         doomed: ``observe`` only: importance would have evicted the node, stock kept it.
         pin_octaves: log2 of the soft pin's bias, by the tiers where the whole node is pinned.
         digest: chained hash of the tokens up to the node's end; None until somebody asks.
@@ -40,6 +41,7 @@ class NodeMetadata:
         "depth",
         "digest",
         "doomed",
+        "expendable",
         "importance",
         "in_storage",
         "is_tip",
@@ -66,6 +68,7 @@ class NodeMetadata:
         self.last_access = clock
         self.off_device = False
         self.in_storage = False
+        self.expendable = False
         self.doomed = False
         self.pin_octaves = NOT_PINNED
         self.digest: bytes | None = None
@@ -87,6 +90,7 @@ class NodeMetadata:
         prefix.accesses = self.accesses
         prefix.off_device = self.off_device
         prefix.in_storage = self.in_storage
+        prefix.expendable = self.expendable
         prefix.doomed = self.doomed
         prefix.pin_octaves = self.pin_octaves
         self.tokens -= prefix_tokens

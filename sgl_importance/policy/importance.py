@@ -25,6 +25,7 @@ SHRINKAGE_QUERIES = 4.0  # weight, in queries, of the belief that a node is as i
 MAX_FACTOR = 2.0
 # A loss of exactly 0 would make nodes incomparable: as if restoring cost a nanosecond per token.
 MIN_SECONDS_PER_TOKEN = 1e-9
+EXPENDABLE_VALUE = 1e-60  # below what any other node can lose, whatever its reuse rate
 
 
 def importance_factor(importance: NodeImportance) -> float:
@@ -88,6 +89,7 @@ class ImportancePolicy:
         """An admitted request found the node in the cache."""
         if node.watched_as is not None:
             self.reuse.hit(node.watched_as, node.last_access)
+        node.expendable = False  # somebody did ask for it again
         node.accesses += 1
         self.created(node, transition)
 
@@ -155,6 +157,8 @@ class ImportancePolicy:
 
     def value(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
         """What a certain reuse would lose: seconds to restore per KV byte freed, times g and pin."""
+        if node.expendable:
+            return EXPENDABLE_VALUE
         seconds = self.cost.restore_seconds(node.tokens, node.depth, below) - self.cost.restore_seconds(
             node.tokens, node.depth, tier
         )
