@@ -27,6 +27,7 @@ class NodeMetadata:
         accesses: admitted requests that found the node in the cache.
         last_access: clock of the last such request, or of the insertion; in admitted requests.
         off_device: whether only lower tiers hold it.
+        evicted_from: the last tier that gave its copy up; None where none did.
         in_storage: whether a copy was handed to the storage tier.
         expendable: whether the request that brought it said that nobody will ask for it again.
         doomed: ``observe`` only: importance would have evicted the node, stock kept it.
@@ -41,6 +42,7 @@ class NodeMetadata:
         "depth",
         "digest",
         "doomed",
+        "evicted_from",
         "expendable",
         "importance",
         "in_storage",
@@ -67,6 +69,7 @@ class NodeMetadata:
         self.accesses = 0
         self.last_access = clock
         self.off_device = False
+        self.evicted_from: Tier | None = None
         self.in_storage = False
         self.expendable = False
         self.doomed = False

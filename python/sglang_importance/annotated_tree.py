@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from sgl_importance.ghost import GhostNode, GhostTable, chain_digests, iterate_chain, root_digest
+from sgl_importance.ghost import Eviction, GhostNode, GhostTable, chain_digests, iterate_chain, root_digest
 from sgl_importance.node import NodeMetadata
+from sgl_importance.placement.hinted import LostPages
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import Transition
 from sglang_importance.counters import Counters
@@ -39,6 +40,8 @@ class AnnotatedTree:
         """Of the request that is inserting."""
         self.on_created: Callable[[UnifiedTreeNode, NodeMetadata], None] | None = None
         """Told of each node's metadata when they are made."""
+        self.lost: list[LostPages] | None = None
+        """Takes what the request that is inserting had to compute again; None where nobody asks."""
 
     @property
     def core(self) -> UnifiedTreeCore:
@@ -117,10 +120,15 @@ class AnnotatedTree:
             prefix = self._policy.split(known, len(new_parent.key), self.page_size)
             setattr(new_parent, METADATA_ATTRIBUTE, prefix)
 
-    def removed(self, node: UnifiedTreeNode, *, kept_by_importance: bool) -> None:
+    def removed(
+        self, node: UnifiedTreeNode, *, kept_by_importance: bool, eviction: Eviction | None = None
+    ) -> None:
         """The node leaves the tree; its parent is still linked."""
         self.ghosts.remember(
-            self.page_digests(node), self.metadata(node), kept_by_importance=kept_by_importance
+            self.page_digests(node),
+            self.metadata(node),
+            kept_by_importance=kept_by_importance,
+            eviction=eviction,
         )
 
     # ---- ghosts ----
@@ -160,6 +168,8 @@ class AnnotatedTree:
     def _ghost_returned(self, ghost: GhostNode, node: NodeMetadata, pages: int) -> None:
         if ghost.kept_by_importance:
             self._counters.observed_saved_tokens += pages * self.page_size
+        if self.lost is not None and ghost.eviction is not None:
+            self.lost.append(LostPages(pages * self.page_size, ghost.eviction))
         node.accesses = max(node.accesses, ghost.accesses + 1)
         node.block_type = ghost.block_type
         if not ghost.resolved and ghost.watched_as is not None:

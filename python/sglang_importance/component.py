@@ -10,6 +10,7 @@ from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, Fu
 
 from sgl_importance.cost import Tier
 from sgl_importance.fold import QueryFolds
+from sgl_importance.ghost import Eviction, EvictionReason
 from sgl_importance.node import NodeMetadata, transition_after
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
@@ -20,6 +21,7 @@ from sglang_importance.counters import Counters
 from sglang_importance.folding import Folding
 from sglang_importance.leaf_sets import WatchedLeaves
 from sglang_importance.metrics import MetricsPublisher
+from sglang_importance.placement.hints import HintFollower
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.recorder import Recorder
 
@@ -70,6 +72,7 @@ class ImportanceComponent(FullComponent):
         self._folding = Folding(options, policy, self.tree, self.counters, recorder)
         self._inserting: QueryFolds | None = None
         self._inserting_rid: str | None = None
+        self._hints = HintFollower(self.tree, policy, self.pins, observe=options.policy == "observe")
 
     # ---- leaves ----
 
@@ -127,7 +130,9 @@ class ImportanceComponent(FullComponent):
         self.policy.leave(Tier.DEVICE, node.id)
         self.policy.leave(Tier.HOST, node.id)
         self._record(EventKind.REMOVE, Tier.DEVICE, node)
-        self.tree.removed(node, kept_by_importance=self._kept_by_importance(node))
+        self.tree.removed(
+            node, kept_by_importance=self._kept_by_importance(node), eviction=self._eviction_of(node)
+        )
 
     def commit_hicache_transfer(
         self, node: UnifiedTreeNode, phase: CacheTransferPhase, transfers: Sequence[Any] = (), **kwargs: Any
@@ -171,14 +176,17 @@ class ImportanceComponent(FullComponent):
             setattr(req, QUERY_ATTRIBUTE, query)
         self._inserting = query
         self._inserting_rid = req.rid
+        self._hints.inserting(req, is_finished=is_finished)
         self.tree.transition = query.transition
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
 
     def _admit(self, req: Req, cached_tokens: int) -> QueryFolds:
         """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
         hits = self._hit_nodes(req, cached_tokens)
-        transition = transition_after(self.tree.metadata(hits[-1]) if hits else None)
-        query = QueryFolds(self.policy.admit(), transition)
+        observed = transition_after(self.tree.metadata(hits[-1]) if hits else None)
+        serial = self.policy.admit()
+        transition = self._hints.admitted(req, cached_tokens, observed)
+        query = QueryFolds(serial, transition)
         if self._recorder is not None:
             self._recorder.admitted(req, query.serial)
         for node in hits:
@@ -209,6 +217,7 @@ class ImportanceComponent(FullComponent):
             metadata = self.tree.metadata(node)
             if not metadata.importance.weight().any():
                 metadata.importance.creator = self._inserting.serial
+            self._hints.created(metadata)
         if is_new_leaf:
             self._record(EventKind.INSERT, Tier.DEVICE, node, rid=self._inserting_rid)
 
@@ -222,11 +231,14 @@ class ImportanceComponent(FullComponent):
         super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
         self._inserting = None
         self._inserting_rid = None
+        self._hints.inserted()
         self.tree.transition = Transition.COLD
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
         if query is None:
             return
         self.pins.settle()
+        if is_finished:
+            self._hints.retain(req)
         # After an insert the path reaches further than the node that the request had locked.
         end = req.last_node
         if is_finished and insert_result is not None:
@@ -241,6 +253,7 @@ class ImportanceComponent(FullComponent):
             self.tree.metadata(path[-1]).is_tip = True
         if is_finished:
             self._mark_generated(path, len(req.origin_input_ids), query.serial)
+        self._hints.cached(req, path, is_finished=is_finished)
         self._folding.fold(req, query, path, is_finished=is_finished)
         self.pins.folded(path)
         if is_finished and self._recorder is not None:
@@ -309,7 +322,21 @@ class ImportanceComponent(FullComponent):
         for tier, tokens in ((Tier.DEVICE, device_tokens), (Tier.HOST, host_tokens)):
             if tokens:
                 self._record(EventKind.EVICT, tier, node)
+                self.tree.metadata(node).evicted_from = tier
         return device_tokens, host_tokens
+
+    def _eviction_of(self, node: UnifiedTreeNode) -> Eviction | None:
+        """How a node was lost that is leaving the tree."""
+        metadata = self.tree.metadata(node)
+        tier = metadata.evicted_from
+        if tier is None:
+            return None
+        below = self.tier_below_host(metadata) if tier is Tier.HOST else None
+        loss = self.policy.loss(tier, metadata, below=below)
+        return Eviction(tier, self.policy.clock, loss, self._eviction_reason(metadata))
+
+    def _eviction_reason(self, metadata: NodeMetadata) -> EvictionReason:
+        return EvictionReason.DROPPED_AFTER_USE if metadata.expendable else EvictionReason.LEAST_LOSS
 
     def _kept_by_importance(self, node: UnifiedTreeNode) -> bool:
         return False

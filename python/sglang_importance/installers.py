@@ -35,8 +35,22 @@ def _routes(_: object) -> None:
     if server is None:
         return
     from sglang_importance.http import install_routes
+    from sglang_importance.http.openai_hints import hook_openai
 
     install_routes(server.app)
+    hook_openai()
+
+
+def _hints(_: object) -> None:
+    from sglang_importance.placement.requests import hook_requests
+
+    hook_requests()
+
+
+def _reports(_: object) -> None:
+    from sglang_importance.placement.hints import hook_reports
+
+    hook_reports()
 
 
 def _radix_cache(_: object) -> None:
@@ -81,12 +95,14 @@ def _message_handlers(scheduler: Scheduler) -> None:
 IN_LAUNCHER: dict[str, Callable[[ImportanceOptions], None]] = {
     "control messages": _messages,
     "HTTP routes": _routes,
+    "hints": _hints,
 }
 # In each scheduler process, before the scheduler is built.
 BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
     "control messages": _messages,
     "radix cache": _radix_cache,
     "attention": _attention,
+    "reports": _reports,
 }
 # In each scheduler process, on the scheduler that has just been built.
 ON_SCHEDULER: dict[str, Callable[[Scheduler], None]] = {

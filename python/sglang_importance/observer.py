@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
 from sgl_importance.cost import Tier
+from sgl_importance.ghost import EvictionReason
+from sgl_importance.node import NodeMetadata
 from sglang_importance.component import ImportanceComponent
 
 if TYPE_CHECKING:
@@ -59,3 +61,6 @@ class ObserverComponent(ImportanceComponent):
 
     def _kept_by_importance(self, node: UnifiedTreeNode) -> bool:
         return self.is_evict_device_ongoing and node.id not in self._ours
+
+    def _eviction_reason(self, metadata: NodeMetadata) -> EvictionReason:
+        return EvictionReason.STOCK_ORDER

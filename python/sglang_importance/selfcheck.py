@@ -24,6 +24,7 @@ _TREE_CORE = f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeCore"
 _FULL = f"{_CACHE}.unified_cache.components.FullComponent"
 _RADIX_CACHE = f"{_CACHE}.unified_radix_cache.UnifiedRadixCache"
 _CONTROLLER = f"{_CACHE}.hybrid_cache.hybrid_cache_controller.HybridCacheController"
+_STREAMER = f"{_SRT}.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 _UPDATER = f"{_SRT}.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _TORCH_NATIVE = f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 
@@ -67,6 +68,18 @@ SYMBOLS: dict[str, str | None] = {
     ),
     f"{_SRT}.managers.io_struct.GenerateReqInput.contains_mm_input": "self",
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager._tokenize_texts": "self, texts, is_cross_encoder",
+    # hints and reports
+    f"{_SRT}.managers.io_struct.GenerateReqInput.kv_hints": None,
+    f"{_SRT}.managers.io_struct.TokenizedGenerateReqInput.kv_hints": None,
+    f"{_SRT}.managers.kv_hints.KvHintsEnvelope.actions": None,
+    f"{_SRT}.managers.kv_hints.KvHintAction.payload": None,
+    f"{_SRT}.managers.tokenizer_manager.TokenizerManager.generate_request": "self, obj, request",
+    f"{_STREAMER}.get_cached_tokens_details": "self, req",
+    f"{_SRT}.entrypoints.openai.protocol.CompletionRequest": None,
+    f"{_SRT}.entrypoints.openai.serving_base.OpenAIServingBase.handle_request": "self, request, raw_request",
+    f"{_SRT}.entrypoints.openai.serving_base.OpenAIServingBase.create_error_response": (
+        "self, message, err_type, status_code, param"
+    ),
     # the radix cache
     f"{_CACHE}.cache_init_params.CacheInitParams.component_registry_override": None,
     f"{_CACHE}.registry.TreeCacheBuildContext": None,

@@ -157,7 +157,7 @@ class ImportancePolicy:
 
     def value(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
         """What a certain reuse would lose: seconds to restore per KV byte freed, times g and pin."""
-        if node.expendable:
+        if node.expendable and tier not in node.pin_octaves:
             return EXPENDABLE_VALUE
         seconds = self.cost.restore_seconds(node.tokens, node.depth, below) - self.cost.restore_seconds(
             node.tokens, node.depth, tier

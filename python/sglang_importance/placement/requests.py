@@ -1,0 +1,186 @@
+"""Hints on their way to a scheduler and reports on their way back, where every request of a server passes.
+
+sglang carries ``kv_hints`` of ``/generate`` and ``Engine.generate`` as an envelope and drops those of its
+OpenAI routes; ``http/openai_hints.py`` hands us the latter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sgl_importance.placement.blocks import locate_messages
+from sgl_importance.placement.hints import FIELD, BadHint, Hints
+from sglang_importance.placement.hints import REPORT_KEY
+from sglang_importance.refusal import LaunchRefused
+from sglang_importance.server_args import importance_options
+
+if TYPE_CHECKING:
+    from fastapi import Request
+    from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+GENERATE_TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
+STATE_ATTRIBUTE = "kv_importance"
+
+
+@dataclass
+class OpenAIHints:
+    """Hints that an OpenAI request brought; kept in the state of its HTTP request.
+
+    Attributes:
+        value: the field as the client sent it.
+        hints: the same, read.
+        num_messages: of a chat request; 0 of a completion.
+        tokens_of: the prompt that the first n messages alone would make.
+        reports: filled when the request has ended, by index of its output.
+    """
+
+    value: object
+    hints: Hints
+    num_messages: int
+    tokens_of: Callable[[int], list[int]]
+    reports: dict[int, dict[str, Any]]
+
+    def located(self, prompt: list[int]) -> Hints:
+        """The hints with tokens for messages."""
+
+        def end_of(messages: int) -> int:
+            if messages in (0, self.num_messages):
+                return len(prompt) if messages else 0
+            # Templates open an answer behind the last message: what both prompts have is the messages' own.
+            return _common_prefix(self.tokens_of(messages), prompt)
+
+        return locate_messages(self.hints, self.num_messages, end_of)
+
+
+def _common_prefix(first: list[int], second: list[int]) -> int:
+    for index, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return index
+    return min(len(first), len(second))
+
+
+def _around_generate_request(
+    generate: Callable[..., AsyncGenerator[Any, None]],
+    manager: TokenizerManager,
+    obj: GenerateReqInput | EmbeddingReqInput,
+    request: Request | None = None,
+) -> AsyncGenerator[Any, None]:
+    openai: OpenAIHints | None = getattr(getattr(request, "state", None), STATE_ATTRIBUTE, None)
+    if openai is None and not getattr(obj, FIELD, None):
+        return generate(manager, obj, request)
+    if importance_options(manager.server_args) is None:
+        return generate(manager, obj, request)
+    return _generate_with_hints(generate, manager, obj, request, openai)
+
+
+async def _generate_with_hints(
+    generate: Callable[..., AsyncGenerator[Any, None]],
+    manager: TokenizerManager,
+    obj: GenerateReqInput,
+    request: Request | None,
+    openai: OpenAIHints | None,
+) -> AsyncGenerator[Any, None]:
+    if openai is None:
+        _attach_native(obj)
+    else:
+        hints = openai.located(obj.input_ids if openai.num_messages else [])
+        obj.kv_hints = hints.envelope(openai.value)
+        if hints.prefetch:
+            _generate_nothing(obj)
+    async with aclosing(generate(manager, obj, request)) as outputs:
+        async for output in outputs:
+            for position, each in enumerate(output if isinstance(output, list) else [output]):
+                report = _take_report(each["meta_info"])
+                if report is not None and openai is not None:
+                    openai.reports[each.get("index", position)] = report
+            yield output
+
+
+def _attach_native(obj: GenerateReqInput) -> None:
+    values = obj.kv_hints if isinstance(obj.kv_hints, list) else [obj.kv_hints]
+    parsed = [Hints.parse(_plain(value)) if value else Hints() for value in values]
+    parsed = [locate_messages(hints, 0, lambda messages: 0) for hints in parsed]
+    envelopes = [
+        hints.envelope(_plain(value)) if value else None for hints, value in zip(parsed, values, strict=True)
+    ]
+    obj.kv_hints = envelopes if isinstance(obj.kv_hints, list) else envelopes[0]
+    if any(hints.prefetch for hints in parsed):
+        if not all(hints.prefetch for hints in parsed):
+            raise BadHint(f"{FIELD}.prefetch", "give it to every prompt of the batch or to none")
+        _generate_nothing(obj)
+
+
+def _plain(value: Any) -> Any:
+    """An envelope that FastAPI has already read, as the JSON that it came from."""
+    if isinstance(value, dict):
+        return value
+    return {
+        "protocol_version": value.protocol_version,
+        "message_id": value.message_id,
+        "actions": [
+            {
+                "action_id": action.action_id,
+                "action_type": action.action_type,
+                "action_version": action.action_version,
+                "payload": action.payload,
+            }
+            for action in value.actions
+        ],
+    }
+
+
+def _generate_nothing(obj: GenerateReqInput) -> None:
+    """Ends the request with its prefill, as sglang does to cache a prompt that it will sample in parallel."""
+    nothing = {"max_new_tokens": 0, "min_new_tokens": 0}
+    if isinstance(obj.sampling_params, list):
+        obj.sampling_params = [{**params, **nothing} for params in obj.sampling_params]
+    else:
+        obj.sampling_params = {**(obj.sampling_params or {}), **nothing}
+
+
+def _take_report(meta_info: dict[str, Any]) -> dict[str, Any] | None:
+    """Moves the report out of sglang's details, which are then what they are without us."""
+    details = meta_info.get("cached_tokens_details")
+    if not details or REPORT_KEY not in details:
+        return None
+    stock = {key: value for key, value in details.items() if key != REPORT_KEY}
+    meta_info["cached_tokens_details"] = stock or None
+    report: dict[str, Any] = json.loads(details[REPORT_KEY])
+    meta_info[REPORT_KEY] = report
+    return report
+
+
+def hook_requests() -> None:
+    """Makes the tokenizer manager accept hints, in the launcher.
+
+    Raises:
+        LaunchRefused: sglang could not hook it.
+    """
+    hook(GENERATE_TARGET, _around_generate_request)
+
+
+def hook(target: str, around: Callable[..., Any]) -> None:
+    """Wraps a function of sglang once.
+
+    Raises:
+        LaunchRefused: sglang could not.
+    """
+    if not any(registered is around for _, registered, _ in HookRegistry._hooks.get(target, ())):
+        if target in HookRegistry._patched:
+            # sglang applies the hooks of a target once: ours would be left out without a word.
+            raise LaunchRefused(
+                [f"another plugin has hooked {target}: drop that plugin or use --kv-policy default"]
+            )
+        HookRegistry.register(target, around, HookType.AROUND)
+    HookRegistry.apply_hooks()
+    if target not in HookRegistry._patched:
+        raise LaunchRefused(
+            [f"sglang could not hook {target}: install sglang==0.5.21 or use --kv-policy default"]
+        )
