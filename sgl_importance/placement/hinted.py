@@ -54,6 +54,8 @@ class HintedRequest:
             for name in ("retain", "drop_after_use"):
                 if getattr(hints, name):
                     self.outcome[name] = {"applied": False, "reason": OBSERVED}
+        elif hints.retain is not None:
+            self.outcome["retain"] = {"applied": False, "reason": "this server pins nothing"}
 
     @property
     def drops(self) -> bool:
@@ -94,6 +96,8 @@ class HintedRequest:
             if block_type is not BlockType.USER or node.continuations < 2:
                 policy.holds(node, block_type)
         self.outcome["block_types"] = {"applied": tokens > 0, "tokens": tokens}
+        if not tokens:
+            self.outcome["block_types"]["reason"] = "no node of the tree lies mostly in a part that was named"
 
     def ended(self, path: Sequence[NodeMetadata], *, finished: bool) -> None:
         """The request gave its path up.

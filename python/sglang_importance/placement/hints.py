@@ -62,7 +62,7 @@ class HintFollower:
 
     def admitted(self, req: Req, cached_tokens: int, transition: Transition) -> Transition:
         """Reads the hints of a request; returns how it relates to what was known."""
-        hints = _hints_of(req.kv_hints)
+        hints = _hints_of(getattr(req, "kv_hints", None))
         if hints is None:
             return transition
         hinted = HintedRequest(
