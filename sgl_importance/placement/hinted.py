@@ -54,8 +54,6 @@ class HintedRequest:
             for name in ("retain", "drop_after_use"):
                 if getattr(hints, name):
                     self.outcome[name] = {"applied": False, "reason": OBSERVED}
-        elif hints.retain is not None:
-            self.outcome["retain"] = {"applied": False, "reason": "this server pins nothing"}
 
     @property
     def drops(self) -> bool:

@@ -19,6 +19,7 @@ def pin_of(
     extra_key: str | None,
     cache_salt: str | None,
     expires_at: float,
+    page_size: int,
 ) -> Pin:
     """The pin of a prompt, named after its text: asking again prolongs it.
 
@@ -28,14 +29,14 @@ def pin_of(
         extra_key: namespace of the request, beside the salt.
         cache_salt: namespace of the request, and the tenant whose budget is spent.
         expires_at: Unix time.
+        page_size: tokens per page.
     """
-    page_size = len(prompt) // len(digests)
     name = PREFIX + digests[-1].hex()
     return Pin(name, prompt[: len(digests) * page_size], extra_key, cache_salt, expires_at, digests=digests)
 
 
 def superseded(pins: Iterable[Pin], pin: Pin) -> list[str]:
-    """Pins of earlier hints that ``pin`` makes needless: on the same text or its beginning, and no longer.
+    """Pins of earlier hints that ``pin`` makes needless: on its text or the beginning of it, for no longer.
 
     Without this each turn of a long session would leave a pin of its own.
     """
@@ -46,7 +47,7 @@ def superseded(pins: Iterable[Pin], pin: Pin) -> list[str]:
         for other in pins
         if other.pin_id.startswith(PREFIX)
         and other.digests[-1] in pages
-        and (other.pin_id == pin.pin_id or (other.expires_at or 0.0) <= pin.expires_at)
+        and (other.expires_at is not None and other.expires_at <= pin.expires_at)
     ]
 
 

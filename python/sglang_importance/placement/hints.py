@@ -7,7 +7,7 @@ import logging
 import time
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -16,6 +16,7 @@ from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.hinted import HintedRequest
 from sgl_importance.placement.hints import BadHint, Hints
+from sgl_importance.placement.pin import Pin
 from sgl_importance.placement.pins import PinRefused
 from sgl_importance.placement.retained import not_retained, pin_of, retained, superseded
 from sgl_importance.policy.importance import ImportancePolicy
@@ -109,15 +110,21 @@ class HintFollower:
             extra_key=req.extra_key,
             cache_salt=req.cache_salt,
             expires_at=time.time() + hinted.hints.retain.ttl_seconds,
+            page_size=self._tree.page_size,
         )
-        try:
-            for name in superseded(self._pins.current(), pin):
-                self._pins.unpin(name)
-            self._pins.pin(pin)
-        except PinRefused as refused:
-            hinted.outcome["retain"] = not_retained(str(refused))
-        else:
-            hinted.outcome["retain"] = retained(pin, self._tree.page_size)
+        hinted.outcome["retain"] = self._retain(pin)
+
+    def _retain(self, pin: Pin) -> dict[str, Any]:
+        for name in superseded(self._pins.current(), pin):
+            self._pins.unpin(name)
+        held = self._pins.table.get(pin.pin_id)
+        if held is None:  # else it is held for longer
+            try:
+                self._pins.pin(pin)
+            except PinRefused as refused:
+                return not_retained(str(refused))
+            held = pin
+        return retained(held, self._tree.page_size)
 
     def cached(self, req: Req, path: Sequence[UnifiedTreeNode], *, is_finished: bool) -> None:
         """The request's tokens are in the tree, root side first; a last page that is not full is not."""
