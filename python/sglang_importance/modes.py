@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 PRODUCERS: dict[str, str] = {"torch_native": "torch_native"}
 # Producers that no GPU has run yet: only the operator can choose them, and is warned. With the attention
 # backends that they may be attached to.
-UNPROVEN: dict[str, tuple[str, ...]] = {"qk_probe": ("fa3", "flashinfer", "triton")}
+UNPROVEN: dict[str, tuple[str, ...]] = {
+    "qk_probe": ("fa3", "flashinfer", "triton"),
+    "triton": ("triton",),
+}
 SOURCES: tuple[str, ...] = ("auto", *PRODUCERS, *UNPROVEN)
 
 ENFORCED: tuple[KvPolicy, ...] = ("observe", "importance")
@@ -191,7 +194,8 @@ def _attention_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
         cure = f"use --attention-backend {' or '.join(sorted(emitting))}"
         attachable = [source for source, backends in UNPROVEN.items() if backend in backends]
         if options.source == "auto" and attachable:
-            cure += f", or at your own risk {flag('source')} {attachable[0]}, which no GPU has run yet"
+            sources = " or ".join(attachable)
+            cure += f", or at your own risk {flag('source')} {sources}, which no GPU has run yet"
         yield _line(options.policy, what, cure)
 
 

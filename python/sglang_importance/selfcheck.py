@@ -26,6 +26,7 @@ _RADIX_CACHE = f"{_CACHE}.unified_radix_cache.UnifiedRadixCache"
 _CONTROLLER = f"{_CACHE}.hybrid_cache.hybrid_cache_controller.HybridCacheController"
 _STREAMER = f"{_SRT}.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 _UPDATER = f"{_SRT}.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_TRITON = f"{_SRT}.layers.attention.triton_backend.TritonAttnBackend"
 _TORCH_NATIVE = f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 
 # Parameter names in order, as in a signature; None where only the existence counts.
@@ -177,9 +178,20 @@ SYMBOLS: dict[str, str | None] = {
     f"{_SRT}.layers.attention.attention_registry.register_attention_backend": "name",
     f"{_SRT}.layers.radix_attention.AttentionType.DECODER": None,
     f"{_SRT}.layers.radix_attention.RadixAttention": None,
-    f"{_SRT}.model_executor.cuda_graph_config.cuda_graph_fully_disabled": "",
+    f"{_SRT}.model_executor.cuda_graph_config.Backend.DISABLED": None,
+    f"{_SRT}.model_executor.cuda_graph_config.check_cuda_graph_backend": "phase, backend",
     f"{_SRT}.model_executor.forward_batch_info.ForwardMode.DECODE": None,
     f"{_SRT}.model_executor.forward_batch_info.ForwardMode.EXTEND": None,
+    f"{_SRT}.model_executor.model_runner.ModelRunner.forward": (
+        "self, forward_batch, skip_attn_backend_init, pp_proxy_tensors, reinit_attn_backend, "
+        "split_forward_count"
+    ),
+    f"{_SRT}.model_executor.model_runner.ModelRunnerOutput.can_run_graph": None,
+    f"{_TRITON}.__init__": "self, model_runner, skip_prefill, kv_indptr_buf",
+    f"{_TRITON}.needs_cpu_seq_lens": None,
+    f"{_TRITON}.forward_decode": (
+        "self, q, k, v, layer, forward_batch, save_kv_cache, sinks, score_mod, aux_tensors"
+    ),
     f"{_TORCH_NATIVE}.__init__": "self, model_runner",
     f"{_TORCH_NATIVE}.init_forward_metadata": "self, forward_batch",
     f"{_TORCH_NATIVE}.forward_extend": "self, q, k, v, layer, forward_batch, save_kv_cache",

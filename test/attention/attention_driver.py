@@ -13,7 +13,7 @@ import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.reference import combine_layers, layer_page_scores
@@ -95,6 +95,8 @@ class AttentionDriver:
         self.page_size = page_size
         self.dtype = dtype
         self.runner = model_runner(page_size=page_size, dtype=dtype, model=Layers(**attention))
+        self.run_model = self._run_model
+        self.runner.forward = lambda batch: self.run_model(batch)
         self.backend = EmittingTorchNativeBackend(self.runner, options)
         self.stock = TorchNativeAttnBackend(self.runner)
         self.rows = self.backend.rows
@@ -137,22 +139,33 @@ class AttentionDriver:
     ) -> None:
         locations = [location for sequence, tokens in chunks for location in self._grow(sequence, tokens)]
         lengths = [tokens for _, tokens in chunks]
-        batch = SimpleNamespace(
+        extends = mode == ForwardMode.EXTEND
+        seq_lens = torch.tensor([len(sequence) for sequence, _ in chunks])
+        batch = ForwardBatch(
             forward_mode=mode,
+            batch_size=len(chunks),
+            input_ids=torch.zeros(len(locations), dtype=torch.int64),
             rids=None if dummy else [sequence.rid for sequence, _ in chunks],
             req_pool_indices=torch.tensor([sequence.slot for sequence, _ in chunks]),
-            seq_lens=torch.tensor([len(sequence) for sequence, _ in chunks]),
-            extend_prefix_lens=torch.tensor(prefixes) if mode == ForwardMode.EXTEND else None,
-            extend_seq_lens=torch.tensor(lengths) if mode == ForwardMode.EXTEND else None,
+            seq_lens=seq_lens,
+            seq_lens_cpu=seq_lens.clone(),
+            seq_lens_sum=int(seq_lens.sum()),
             out_cache_loc=torch.tensor(locations),
-            encoder_lens=None,
-            encoder_out_cache_loc=None,
+            extend_prefix_lens=torch.tensor(prefixes) if extends else None,
+            extend_seq_lens=torch.tensor(lengths) if extends else None,
+            extend_prefix_lens_cpu=prefixes if extends else None,
+            extend_seq_lens_cpu=lengths if extends else None,
         )
+        self._chunks = chunks
+        self.runner.forward(batch)
+
+    def _run_model(self, batch: ForwardBatch) -> SimpleNamespace:
         self.backend.init_forward_metadata(batch)
         self.stock.init_forward_metadata(batch)
+        tokens = len(batch.out_cache_loc)
         for layer in self.layers:
             q, k, v = (
-                torch.randn(len(locations), heads * HEAD_DIM, generator=self.random).to(self.dtype)
+                torch.randn(tokens, heads * HEAD_DIM, generator=self.random).to(self.dtype)
                 for heads in (HEADS, KV_HEADS, KV_HEADS)
             )
             q *= 3
@@ -160,7 +173,8 @@ class AttentionDriver:
             output = self.backend.forward(q, *heads, layer, batch)
             stock_output = self.stock.forward(q, *heads, layer, batch)
             assert torch.equal(output, stock_output), "the emitting backend changed an output"
-            self._remember(chunks, layer.layer_id, q.view(-1, HEADS, HEAD_DIM), heads[0])
+            self._remember(self._chunks, layer.layer_id, q.view(-1, HEADS, HEAD_DIM), heads[0])
+        return SimpleNamespace(can_run_graph=False)
 
     @staticmethod
     def _remember(

@@ -216,6 +216,11 @@ def test_a_producer_that_no_gpu_has_run_is_never_chosen_by_auto() -> None:
     (line,) = refusals(gpu, ImportanceOptions(policy="importance"))
     assert "attention backend fa3, which emits no scores" in line
     assert "at your own risk --kv-importance-source qk_probe, which no GPU has run yet" in line
+    (line,) = refusals(
+        ServerArgs(model_path="dummy", attention_backend="triton", device="cuda"),
+        ImportanceOptions(policy="importance"),
+    )
+    assert "--kv-importance-source qk_probe or triton, which no GPU has run yet" in line
     assert set(UNPROVEN).isdisjoint(PRODUCERS)
 
 
@@ -226,6 +231,20 @@ def test_an_unproven_producer_wants_a_device_and_a_backend_that_it_fits() -> Non
     assert "qk_probe beside attention backend flex_attention: use --attention-backend fa3 or" in line
     on_cpu = refusals(ServerArgs(model_path="dummy", attention_backend="torch_native", device="cpu"), chosen)
     assert any("qk_probe on a CPU: use --kv-importance-source auto" in line for line in on_cpu)
+
+
+@pytest.mark.parametrize("source", sorted(set(UNPROVEN) - {"qk_probe"}))
+def test_a_backend_that_emits_serves_prefill_and_decode(source: str) -> None:
+    chosen = ImportanceOptions(policy="importance", source=source)
+    fits = ServerArgs(model_path="dummy", attention_backend=source, device="cuda")
+    assert refusals(fits, chosen) == []
+    mixed = ServerArgs(
+        model_path="dummy", attention_backend=source, prefill_attention_backend="fa3", device="cuda"
+    )
+    (line,) = refusals(mixed, chosen)
+    assert f"{source} beside attention backend fa3: use --attention-backend {source}" in line
+    (line,) = refusals(ServerArgs(model_path="dummy", attention_backend=source, device="cpu"), chosen)
+    assert f"{source} on a CPU: use --kv-importance-source auto" in line
 
 
 def test_choosing_an_unproven_producer_warns_loudly(caplog: pytest.LogCaptureFixture) -> None:

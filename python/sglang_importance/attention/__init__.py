@@ -35,17 +35,17 @@ def install(options: ImportanceOptions) -> None:
         return EmittingTorchNativeBackend(model_runner, options)
 
     if options.source in UNPROVEN:
-        _attach_probe(options)
+        logger.warning(
+            "--kv-importance-source %s HAS NOT RUN ON ANY GPU: its numbers are tested on CPUs only, its "
+            "speed and its behaviour on a device are unknown. Do not serve users with it.",
+            options.source,
+        )
+        _INSTALLERS[options.source](options)
 
 
 def _attach_probe(options: ImportanceOptions) -> None:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
-    logger.warning(
-        "--kv-importance-source %s HAS NOT RUN ON ANY GPU: its numbers are tested in Triton's interpreter "
-        "only, its speed and its behaviour on a device are unknown. Do not serve users with it.",
-        options.source,
-    )
     for name in UNPROVEN[options.source]:
         if name in ATTENTION_BACKENDS:
             ATTENTION_BACKENDS[name] = _probed(ATTENTION_BACKENDS[name], options)
@@ -63,3 +63,33 @@ def _probed(create: Callable[..., Any], options: ImportanceOptions) -> Callable[
         return backend
 
     return create_probed
+
+
+def _emit_from_triton(options: ImportanceOptions) -> None:
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    ATTENTION_BACKENDS["triton"] = _replaced(ATTENTION_BACKENDS["triton"], _triton_backend, options)
+
+
+def _triton_backend(model_runner: ModelRunner, options: ImportanceOptions) -> AttentionBackend:
+    from sglang_importance.attention.triton import EmittingTritonBackend
+
+    return EmittingTritonBackend(model_runner, options)
+
+
+def _replaced(
+    create: Callable[..., Any], emitting: Callable[..., Any], options: ImportanceOptions
+) -> Callable[..., Any]:
+    @wraps(create)
+    def create_emitting(model_runner: ModelRunner) -> AttentionBackend:
+        if model_runner.is_draft_worker:
+            return create(model_runner)
+        return emitting(model_runner, options)
+
+    return create_emitting
+
+
+_INSTALLERS: dict[str, Callable[[ImportanceOptions], None]] = {
+    "qk_probe": _attach_probe,
+    "triton": _emit_from_triton,
+}

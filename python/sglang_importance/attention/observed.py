@@ -82,6 +82,10 @@ class StepSampler:
                 if step % self._options.interval == 0:
                     yield ObservedQueries(slot, rid, Phase.DECODE, slice(row, row + 1), seq_len)
 
+    def postpone(self, slot: int) -> None:
+        """The decode step just observed of a request counts for its next one instead."""
+        self._decode_steps[slot] -= 1
+
     def _begin(self, slot: int, rid: str) -> None:
         self._rows.begin(slot, rid)
         self._decode_steps[slot] = 0

@@ -8,6 +8,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.model_executor.cuda_graph_config import Backend, check_cuda_graph_backend
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.triton.log_sums import LogSums
@@ -49,15 +51,23 @@ class QkProbe:
 
     Args:
         backend: upstream's, of any class; its methods are wrapped on this instance.
+        decode: whether decode passes are observed too; without, a backend that emits observes them with the
+            same ``rows`` and ``sampler``.
 
     Raises:
         ValueError: model, KV cache or CUDA graphs do not fit; the message names the cure.
     """
 
     def __init__(
-        self, backend: AttentionBackend, model_runner: ModelRunner, options: ImportanceOptions
+        self,
+        backend: AttentionBackend,
+        model_runner: ModelRunner,
+        options: ImportanceOptions,
+        *,
+        decode: bool = True,
     ) -> None:
         _refuse_unsupported(model_runner)
+        _refuse_captured(model_runner, decode=decode)
         self.options = options
         self.layers = sampled_layers(full_attention_layers(model_runner.model), options.layers)
         self._index = {layer: index for index, layer in enumerate(self.layers)}
@@ -71,16 +81,18 @@ class QkProbe:
             device=model_runner.device,
             layers=self.layers,
         )
-        self._num_heads = _query_heads(model_runner.model, self.layers)
+        self.num_heads = query_heads(model_runner.model, self.layers)
+        self._decode = decode
         self._gate = torch.ones(1, dtype=torch.int32, device=model_runner.device)
-        self._sampler = StepSampler(self.rows, options)
+        self.sampler = StepSampler(self.rows, options)
         self._step: _Step | None = None
         backend.init_forward_metadata = self._after_metadata(backend.init_forward_metadata)
-        backend.forward_decode = self._after_forward(backend.forward_decode)
+        if decode:
+            backend.forward_decode = self._after_forward(backend.forward_decode)
         backend.forward_extend = self._after_forward(backend.forward_extend)
         activate(self.rows)
         logger.info(
-            "Page scores by qk-probe from layers %s, every %d decode steps and the last %d prompt tokens",
+            "Page scores from layers %s, every %d decode steps and the last %d prompt tokens",
             list(self.layers),
             options.interval,
             options.window,
@@ -95,7 +107,9 @@ class QkProbe:
                     "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
                     sorted(self._step.pending),
                 )
-            self._step = self._opened(list(self._sampler.observed(forward_batch)))
+            self._step = None
+            if self._decode or forward_batch.forward_mode == ForwardMode.EXTEND:
+                self._step = self._opened(list(self.sampler.observed(forward_batch)))
 
         return init_forward_metadata
 
@@ -116,14 +130,14 @@ class QkProbe:
             return None
         max_pages = -(-max(queries.seq_len for queries in observed) // self.rows.page_size)
         # Both heads' log-sums and one total per head and query.
-        per_query = 4 * len(self.layers) * self._num_heads * len(observed) * (max_pages + 8)
+        per_query = 4 * len(self.layers) * self.num_heads * len(observed) * (max_pages + 8)
         max_queries = max(1, min(MAX_LOG_SUMS_BYTES // per_query, max(q.num_q for q in observed)))
         observed = [_last(queries, max_queries) for queries in observed]
         log_sums = LogSums(
             num_layers=len(self.layers),
             max_requests=len(observed),
             max_queries=max_queries,
-            num_heads=self._num_heads,
+            num_heads=self.num_heads,
             max_pages=max_pages,
             device=self.rows.stacked(observed[0].phase).device,
         )
@@ -197,7 +211,7 @@ def _attention_layers(model: torch.nn.Module, layers: Iterable[int]) -> list[Rad
     return [m for m in model.modules() if isinstance(m, RadixAttention) and m.layer_id in wanted]
 
 
-def _query_heads(model: torch.nn.Module, layers: Iterable[int]) -> int:
+def query_heads(model: torch.nn.Module, layers: Iterable[int]) -> int:
     heads = {layer.tp_q_head_num for layer in _attention_layers(model, layers)}
     if len(heads) != 1:
         raise ValueError(
@@ -217,11 +231,6 @@ def _refuse_unsupported(model_runner: ModelRunner) -> None:
     recorder = active_recorder()
     if recorder is not None and recorder.wants_steps:
         raise ValueError("qk-probe keeps no scores of single steps: use --kv-importance-trace-detail folds")
-    if _captures_decode(model_runner):
-        raise ValueError(
-            "qk-probe observes eager passes only: start with --cuda-graph-backend-decode disabled "
-            "--cuda-graph-backend-prefill disabled, or use another --kv-importance-source"
-        )
     key_dtype = model_runner.token_to_kv_pool.dtype
     available = full_attention_layers(model_runner.model)
     for layer in _attention_layers(model_runner.model, available):
@@ -238,9 +247,11 @@ def _refuse_unsupported(model_runner: ModelRunner) -> None:
             raise ValueError(f"qk-probe cannot score layer {layer.layer_id}, which has {why}: {cure}")
 
 
-def _captures_decode(model_runner: ModelRunner) -> bool:
+def _refuse_captured(model_runner: ModelRunner, *, decode: bool) -> None:
+    """Raises where passes that the probe observes would be replays of a graph."""
     if torch.device(model_runner.device).type != "cuda":
-        return False
-    from sglang.srt.model_executor.cuda_graph_config import cuda_graph_fully_disabled
-
-    return not cuda_graph_fully_disabled()
+        return
+    phases = ("decode", "prefill") if decode else ("prefill",)
+    if captured := [phase for phase in phases if not check_cuda_graph_backend(phase, Backend.DISABLED)]:
+        flags = " ".join(f"--cuda-graph-backend-{phase} disabled" for phase in captured)
+        raise ValueError(f"the qk-probe observes eager passes only: start with {flags}")

@@ -1,0 +1,158 @@
+"""Decode attention that emits: whom a step observes, and what follows the step."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from sglang_importance.attention.observed import ObservedQueries, StepSampler
+from sglang_importance.attention.rows import ScoreRows
+from sglang_importance.attention.staging import StagedNumbers
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+MAX_EMITTED_BYTES = 1 << 29
+"""Of the buffers that attention emits into. Requests that do not fit a step are observed in the next."""
+
+
+class DecodeEmission(ABC):
+    """Observes decode steps of an attention backend whose kernels emit.
+
+    The kernels run in every decode step, captured in a CUDA graph or not, and read from the device whom to
+    observe: one graph serves all steps. ``model_runner.forward`` is wrapped: before a pass the observed
+    requests are named, after it the reduction is launched behind it on the same stream and outside the graph,
+    so a step that observes nobody launches nothing.
+
+    Args:
+        model_runner: its ``forward`` is wrapped on this instance.
+        rows, sampler: shared with the producer of the prefill's scores.
+        layers: the sampled layers.
+        max_batch: requests of a batch, padding included.
+    """
+
+    def __init__(
+        self,
+        model_runner: ModelRunner,
+        rows: ScoreRows,
+        sampler: StepSampler,
+        *,
+        layers: Sequence[int],
+        max_batch: int,
+    ) -> None:
+        self.rows = rows
+        self.layers = tuple(layers)
+        self.max_batch = max_batch
+        self._index = {layer: index for index, layer in enumerate(self.layers)}
+        self._sampler = sampler
+        # Rows whose starts stay aligned: Triton compiles for the alignment of what it is called with.
+        self._staged = StagedNumbers((4, -(-max_batch // 4) * 4), model_runner.device)
+        self._numbers = torch.zeros_like(self._staged.device_values, device="cpu")
+        self._names_somebody = False
+        self._ran: set[int] = set()
+        self._ever_ran: set[int] = set()
+        self._clear_numbers()
+        self._staged.send(self._numbers)
+        model_runner.forward = self._around(model_runner.forward)
+
+    @abstractmethod
+    def admitted(self, observed: Sequence[ObservedQueries]) -> int:
+        """How many of the requests, from the first on, fit the buffers of one step."""
+
+    @abstractmethod
+    def opened(self) -> None:
+        """The numbers of the next pass were sent; on the stream that it will run on."""
+
+    @abstractmethod
+    def reduce(self, observed: Sequence[ObservedQueries]) -> None:
+        """Adds what the pass emitted for the observed requests to their rows, asynchronously."""
+
+    def index_of(self, layer_id: int) -> int | None:
+        """Index of a layer among the sampled ones, to be asked whenever it runs; None where not sampled."""
+        index = self._index.get(layer_id)
+        if index is not None:
+            self._ran.add(layer_id)
+            self._ever_ran.add(layer_id)
+        return index
+
+    @property
+    def observed_rows(self) -> torch.Tensor:
+        """Index of each request of the batch among the observed, -1 where not, int32 [max_batch]."""
+        return self._staged.device_values[0, : self.max_batch]
+
+    def observed_seq_lens(self, count: int) -> torch.Tensor:
+        return self._staged.device_values[1, :count]
+
+    def observed_slots(self, count: int) -> torch.Tensor:
+        return self._staged.device_values[2, :count]
+
+    def observed_starts(self) -> torch.Tensor:
+        """First entry of each request of the batch in a flat buffer, -1 where not observed, [max_batch]."""
+        return self._staged.device_values[3, : self.max_batch]
+
+    def _around(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(upstream)
+        def forward(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
+            observed = self._open(forward_batch)
+            output = upstream(forward_batch, *args, **kwargs)
+            if observed:
+                self._close(observed, replayed=output.can_run_graph)
+            return output
+
+        return forward
+
+    def _open(self, forward_batch: ForwardBatch) -> list[ObservedQueries]:
+        if forward_batch.forward_mode != ForwardMode.DECODE:
+            return []
+        wanted = list(self._sampler.observed(forward_batch))
+        count = self.admitted(wanted)
+        for queries in wanted[count:]:
+            self._sampler.postpone(queries.slot)
+        observed = wanted[:count]
+        self._ran.clear()
+        if observed or self._names_somebody:
+            self._name(observed)
+        return observed
+
+    def _name(self, observed: list[ObservedQueries]) -> None:
+        self._clear_numbers()
+        start = 0
+        for index, queries in enumerate(observed):
+            batch_index = queries.rows.start
+            assert batch_index < self.max_batch, (batch_index, self.max_batch)
+            self._numbers[0, batch_index] = index
+            self._numbers[1, index] = queries.seq_len
+            self._numbers[2, index] = queries.slot
+            self._numbers[3, batch_index] = start
+            start += queries.seq_len
+        self._staged.send(self._numbers)
+        self.opened()
+        self._names_somebody = bool(observed)
+
+    def _clear_numbers(self) -> None:
+        self._numbers[0] = -1
+        self._numbers[3] = -1
+
+    def _close(self, observed: list[ObservedQueries], *, replayed: bool) -> None:
+        ran = self._ever_ran if replayed else self._ran
+        if missing := set(self.layers) - ran:
+            logger.warning(
+                "Page scores of a decode step were dropped: layers %s did not emit; "
+                "check --kv-importance-layers",
+                sorted(missing),
+            )
+            return
+        for queries in observed:
+            num_pages = -(-queries.seq_len // self.rows.page_size)
+            self.rows.claim(queries.slot, queries.phase, queries.owner, num_pages, queries.num_q)
+        self.reduce(observed)
+        self.rows.written()
