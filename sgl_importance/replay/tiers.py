@@ -7,6 +7,8 @@ request has ended.
 
 How blocks come to the lower tiers is the write policy, as in sglang's ``--hicache-write-policy``:
     ``write_through``: every block of a request is copied to the lower tiers that lack it; evicting drops.
+    ``write_through_selective``: as ``write_through``, but from the second request on that asks for a block.
+        (sglang counts two already at the end of the first, so there it is ``write_through`` for prompts.)
     ``write_back``: an evicted block moves one tier down if it is not there yet; the last tier drops.
 """
 
@@ -27,6 +29,7 @@ from sgl_importance.replay.trace import NO_PARENT, Trace
 
 class WritePolicy(StrEnum):
     WRITE_THROUGH = "write_through"
+    WRITE_THROUGH_SELECTIVE = "write_through_selective"
     WRITE_BACK = "write_back"
 
 
@@ -67,7 +70,7 @@ class TieredSetup:
 
     def __post_init__(self) -> None:
         assert self.sizes[0].tier is Tier.DEVICE
-        if self.write_policy is WritePolicy.WRITE_BACK:
+        if not self.writes_through:
             for size in self.sizes[1:]:
                 if size.policy in TRACE_FOLLOWERS:
                     raise TierError(
@@ -77,7 +80,11 @@ class TieredSetup:
 
     @property
     def writes_through(self) -> bool:
-        return self.write_policy is WritePolicy.WRITE_THROUGH
+        return self.write_policy is not WritePolicy.WRITE_BACK
+
+    def copies(self, *, again: bool) -> bool:
+        """Whether a block is copied down when a request asks for it; ``again``: not for the first time."""
+        return self.writes_through and (again or self.write_policy is WritePolicy.WRITE_THROUGH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +122,13 @@ class TieredCounts:
     ttft_seconds: npt.NDArray[np.float64]
 
 
-class _TierCache:
+class TierCache:
     """Blocks of one tier. A block may be here without its parent, which a faster tier then holds."""
 
-    def __init__(self, size: TierSize, trace: Trace) -> None:
+    def __init__(self, size: TierSize, trace: Trace, policy: EvictionPolicy) -> None:
         assert trace.parents is not None
         self.size = size
-        self.policy: EvictionPolicy = create_policy(size.policy, size.capacity, trace)
+        self.policy = policy
         self.resident = bytearray(trace.num_blocks)
         self.hit_blocks = self.hit_tokens = self.loaded_tokens = self.written_tokens = 0
         self._parents: list[int] = trace.parents.tolist()
@@ -169,6 +176,9 @@ class _TierCache:
         self._used += 1
         self.policy.insert(block)
 
+    def has_children(self, block: int) -> bool:
+        return self._children[block] > 0
+
     def overfull(self) -> bool:
         return self._used > self.size.capacity
 
@@ -186,63 +196,104 @@ class _TierCache:
         return block
 
 
+class TieredReplay:
+    """One replay of all requests, one after the other."""
+
+    def __init__(self, trace: Trace, setup: TieredSetup) -> None:
+        assert trace.parents is not None, "independent objects have no prefix tree"
+        self.trace = trace
+        self.setup = setup
+        self.tiers = [
+            TierCache(size, trace, create_policy(size.policy, size.capacity, trace)) for size in setup.sizes
+        ]
+        self._requested = bytearray(trace.num_blocks)
+
+    def run(self) -> TieredCounts:
+        trace, setup, tiers = self.trace, self.setup, self.tiers
+        ttft = np.zeros(trace.num_requests)
+        recomputed = 0
+        for index in range(trace.num_requests):
+            path = trace.request(index).tolist()
+            for tier in tiers:
+                tier.begin(index, path)
+            found = _look_up(tiers, path)
+            seconds = 0.0
+            left = int(trace.input_tokens[index])
+            for level in found:
+                tokens = min(trace.block_tokens, left)
+                left -= tokens
+                tiers[level].hit_blocks += 1
+                tiers[level].hit_tokens += tokens
+                for crossed in tiers[1 : level + 1]:
+                    crossed.loaded_tokens += tokens
+                    seconds += tokens * setup.bytes_per_token / crossed.size.bytes_per_second
+            recomputed += left
+            ttft[index] = seconds + left / setup.prefill_tokens_per_second
+            self.admit(index, path, found)
+            for tier in tiers:
+                tier.end(path)
+            self.make_room()
+        return TieredCounts(
+            tuple(
+                TierCounts(
+                    tier.size.tier,
+                    tier.size.capacity,
+                    tier.size.policy,
+                    tier.hit_blocks,
+                    tier.hit_tokens,
+                    tier.loaded_tokens * setup.bytes_per_token,
+                    tier.written_tokens * setup.bytes_per_token,
+                )
+                for tier in tiers
+            ),
+            recomputed,
+            ttft,
+        )
+
+    def tokens_at(self, index: int, position: int) -> int:
+        """Prompt tokens in the block at a position of a request."""
+        tokens = self.trace.block_tokens
+        return min(tokens, int(self.trace.input_tokens[index]) - position * tokens)
+
+    def admit(self, index: int, path: Sequence[int], found: Sequence[int]) -> None:
+        """Uses the blocks of a request in every tier, or takes them in.
+
+        Args:
+            index: of the request.
+            path: its blocks.
+            found: the fastest tier of each block that is anywhere, up to the first that is not.
+        """
+        for position, block in enumerate(path):
+            source = found[position] if position < len(found) else 0  # computed on the device
+            copied = self.setup.copies(again=bool(self._requested[block]))
+            self._requested[block] = True
+            for level, tier in enumerate(self.tiers):
+                if tier.resident[block]:
+                    tier.use(block, position)
+                elif level <= source or copied:
+                    tier.admit(block, position)
+                    tier.written_tokens += self.tokens_at(index, position) if level > source else 0
+
+    def make_room(self) -> None:
+        """Evicts from the fastest tier on, so that demoted blocks are there when the next one makes room."""
+        for level, tier in enumerate(self.tiers):
+            below = self.tiers[level + 1] if level + 1 < len(self.tiers) else None
+            while tier.overfull():
+                block = tier.evict()
+                if below is not None and not self.setup.writes_through and not below.resident[block]:
+                    below.demote(block)
+                    below.written_tokens += self.trace.block_tokens
+
+
 def replay_tiers(trace: Trace, setup: TieredSetup) -> TieredCounts:
     """Replays all requests, one after the other.
 
     With one tier, hits equal those of ``replay_tree``.
     """
-    assert trace.parents is not None, "independent objects have no prefix tree"
-    tiers = [_TierCache(size, trace) for size in setup.sizes]
-    ttft = np.zeros(trace.num_requests)
-    recomputed = 0
-    for index in range(trace.num_requests):
-        path = trace.request(index).tolist()
-        for tier in tiers:
-            tier.begin(index, path)
-        found = _look_up(tiers, path)
-        seconds = 0.0
-        left = int(trace.input_tokens[index])
-        for level in found:
-            tokens = min(trace.block_tokens, left)
-            left -= tokens
-            tiers[level].hit_blocks += 1
-            tiers[level].hit_tokens += tokens
-            for crossed in tiers[1 : level + 1]:
-                crossed.loaded_tokens += tokens
-                seconds += tokens * setup.bytes_per_token / crossed.size.bytes_per_second
-        recomputed += left
-        ttft[index] = seconds + left / setup.prefill_tokens_per_second
-        for position, block in enumerate(path):
-            tokens = min(trace.block_tokens, int(trace.input_tokens[index]) - position * trace.block_tokens)
-            source = found[position] if position < len(found) else 0  # computed on the device
-            for level, tier in enumerate(tiers):
-                if tier.resident[block]:
-                    tier.use(block, position)
-                elif level <= source or setup.writes_through:
-                    tier.admit(block, position)
-                    tier.written_tokens += tokens if level > source else 0
-        for tier in tiers:
-            tier.end(path)
-        _make_room(tiers, setup, trace.block_tokens)
-    return TieredCounts(
-        tuple(
-            TierCounts(
-                tier.size.tier,
-                tier.size.capacity,
-                tier.size.policy,
-                tier.hit_blocks,
-                tier.hit_tokens,
-                tier.loaded_tokens * setup.bytes_per_token,
-                tier.written_tokens * setup.bytes_per_token,
-            )
-            for tier in tiers
-        ),
-        recomputed,
-        ttft,
-    )
+    return TieredReplay(trace, setup).run()
 
 
-def _look_up(tiers: Sequence[_TierCache], path: Sequence[int]) -> list[int]:
+def _look_up(tiers: Sequence[TierCache], path: Sequence[int]) -> list[int]:
     """Fastest tier of each block of the longest prefix that is anywhere."""
     found = []
     for block in path:
@@ -251,14 +302,3 @@ def _look_up(tiers: Sequence[_TierCache], path: Sequence[int]) -> list[int]:
             break
         found.append(level)
     return found
-
-
-def _make_room(tiers: Sequence[_TierCache], setup: TieredSetup, block_tokens: int) -> None:
-    """Evicts from the fastest tier on, so that demoted blocks are there when the next one makes room."""
-    for level, tier in enumerate(tiers):
-        below = tiers[level + 1] if level + 1 < len(tiers) else None
-        while tier.overfull():
-            block = tier.evict()
-            if below is not None and not setup.writes_through and not below.resident[block]:
-                below.demote(block)
-                below.written_tokens += block_tokens

@@ -1,0 +1,218 @@
+"""Tiers whose copies pass a gate: the server's own, or one of its control arms.
+
+The write policy says when a copy is offered, the gate whether it is made: under ``write_through`` at every
+request that asks for a block, under ``write_through_selective`` from the second request on, under
+``write_back`` when the tier above evicts it. What a gate lets pass is prefix-closed: a block is offered with
+all its ancestors that have no copy, and refused with them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from sgl_importance.cost import CostModel, Tier
+from sgl_importance.node import NodeMetadata
+from sgl_importance.placement.gate import GateSettings, WriteGate
+from sgl_importance.policy.registry import IMPORTANCE
+from sgl_importance.replay.block_nodes import BlockNodes, TierOrder
+from sgl_importance.replay.tiers import TierCache, TieredCounts, TieredReplay, TieredSetup
+from sgl_importance.replay.trace import NO_PARENT, Trace
+
+PAIR_SHARE = 1e-6  # attention's share of prefill per token of context, of an 8B model: 1 at a million tokens
+
+
+class GateKind(StrEnum):
+    """Who decides about copies."""
+
+    OPEN = "open"
+    """Nobody: everything that is offered is copied."""
+    LOSS = "loss"
+    """``WriteGate``, the server's."""
+    RANDOM = "random"
+    """A coin: the control arm at equal bytes."""
+
+
+class StorageOffer(StrEnum):
+    """When a block is offered to the storage tier."""
+
+    COPIED = "copied"
+    """When the host got its copy, as sglang does."""
+    EVICTED = "evicted"
+    """When the host gives it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """How copies are decided.
+
+    Attributes:
+        tiers: which tiers are gated; the others are open.
+        second_chance: whether a block without host copy is offered once more when the device evicts it.
+        shares: of ``RANDOM``, the share that passes, by tier.
+    """
+
+    kind: GateKind = GateKind.LOSS
+    settings: GateSettings = field(default_factory=GateSettings)
+    tiers: frozenset[Tier] = frozenset((Tier.HOST, Tier.STORAGE))
+    storage_offer: StorageOffer = StorageOffer.COPIED
+    second_chance: bool = False
+    shares: tuple[tuple[Tier, float], ...] = ()
+    seed: int = 0
+
+
+class Gate(Protocol):
+    def admits(self, tier: Tier, chain: Sequence[NodeMetadata]) -> bool: ...
+
+
+class OpenGate:
+    def admits(self, tier: Tier, chain: Sequence[NodeMetadata]) -> bool:
+        return True
+
+
+class RandomGate:
+    """One toss per node and visit, so that a block is not offered until the coin falls its way."""
+
+    def __init__(self, shares: dict[Tier, float], seed: int) -> None:
+        self._shares = shares
+        self._seed = seed
+
+    def admits(self, tier: Tier, chain: Sequence[NodeMetadata]) -> bool:
+        last = chain[-1]
+        toss = random.Random(f"{self._seed} {tier} {last.last_access}").random()
+        return toss < self._shares[tier]
+
+
+class GatedReplay(TieredReplay):
+    """A tiered replay with one ``ImportancePolicy`` over the tiers that name it, and a gate ahead of copies."""
+
+    def __init__(self, trace: Trace, setup: TieredSetup, gating: Gating) -> None:
+        assert trace.parents is not None
+        super().__init__(trace, setup)
+        self.gating = gating
+        token_seconds = 1 / setup.prefill_tokens_per_second
+        bandwidths = {size.tier: size.bytes_per_second for size in setup.sizes}
+        cost = CostModel(
+            prefill_seconds_per_token=token_seconds,
+            prefill_seconds_per_token_pair=token_seconds * PAIR_SHARE,
+            bytes_per_token=setup.bytes_per_token,
+            host_bytes_per_second=bandwidths.get(Tier.HOST, 1.0),
+            storage_bytes_per_second=bandwidths.get(Tier.STORAGE, 1.0),
+        )
+        self.nodes = BlockNodes(trace, cost)
+        self._parents: list[int] = trace.parents.tolist()
+        block_bytes = trace.block_tokens * setup.bytes_per_token
+        capacities = {size.tier: size.capacity * block_bytes for size in setup.sizes[1:]}
+        self.write_gate = WriteGate(self.nodes.policy, capacities, gating.settings)
+        gates: dict[GateKind, Gate] = {
+            GateKind.OPEN: OpenGate(),
+            GateKind.LOSS: self.write_gate,
+            GateKind.RANDOM: RandomGate(dict(gating.shares), gating.seed),
+        }
+        self._gates = {
+            size.tier: gates[gating.kind if size.tier in gating.tiers else GateKind.OPEN]
+            for size in setup.sizes
+        }
+        self.tiers = [
+            TierCache(size, trace, self._order(level)) if size.policy == IMPORTANCE else self.tiers[level]
+            for level, size in enumerate(setup.sizes)
+        ]
+        self.refused_tokens = dict.fromkeys(Tier, 0)
+
+    def _order(self, level: int) -> TierOrder:
+        size = self.setup.sizes[level]
+
+        def below(block: int) -> Tier | None:
+            if level + 1 == len(self.tiers):
+                return None
+            lower = self.tiers[level + 1]
+            demoted = level == 0 and not self.setup.writes_through
+            return lower.size.tier if demoted or lower.resident[block] else None
+
+        return TierOrder(size.capacity, size.tier, self.nodes, below)
+
+    # ---- copies ----
+
+    def admit(self, index: int, path: Sequence[int], found: Sequence[int]) -> None:
+        self.nodes.begin_request(index)
+        self.write_gate.tick()
+        for level, tier in enumerate(self.tiers):
+            missing: list[int] = []  # ancestors that have no copy here
+            for position, block in enumerate(path):
+                source = found[position] if position < len(found) else 0
+                if tier.resident[block]:
+                    tier.use(block, position)
+                elif level <= source:
+                    tier.admit(block, position)
+                else:
+                    missing.append(block)
+                    if self._offered(level, block) and self._admits(level, missing):
+                        for copied in missing:
+                            place = position - len(missing) + 1 + missing.index(copied)
+                            tier.admit(copied, place)
+                            tier.written_tokens += self.tokens_at(index, place)
+                        missing = []
+
+    def _offered(self, level: int, block: int) -> bool:
+        if not self.setup.copies(again=self.nodes[block].accesses > 0):
+            return False
+        if level < 2:
+            return True
+        on_host = bool(self.tiers[1].resident[block])
+        return on_host and self.gating.storage_offer is StorageOffer.COPIED
+
+    def _admits(self, level: int, chain: Sequence[int]) -> bool:
+        tier = self.tiers[level].size.tier
+        if self._gates[tier].admits(tier, [self.nodes[block] for block in chain]):
+            return True
+        self.refused_tokens[tier] += self.trace.block_tokens
+        return False
+
+    def make_room(self) -> None:
+        for level, tier in enumerate(self.tiers):
+            while tier.overfull():
+                block = tier.evict()
+                held = self._copy_below(level, block)
+                below = self.tiers[level + 1].size.tier if held else None
+                self.write_gate.gave_up(tier.size.tier, self.nodes[block], below=below)
+
+    def _copy_below(self, level: int, block: int) -> bool:
+        """Offers an evicted block to the next tier; whether it has a copy there now."""
+        if level + 1 == len(self.tiers):
+            return False
+        lower = self.tiers[level + 1]
+        if lower.resident[block]:
+            return True
+        if level == 0:
+            offered = not self.setup.writes_through or self.gating.second_chance
+        else:
+            offered = not self.setup.writes_through or self.gating.storage_offer is StorageOffer.EVICTED
+        if not offered:
+            return False
+        chain = self._chain(level, block)
+        # What lies behind a block in the lower tier could not be reached without it.
+        if not lower.has_children(block) and not self._admits(level + 1, chain):
+            return False
+        for copied in chain:
+            lower.demote(copied)
+            lower.written_tokens += self.trace.block_tokens
+        return True
+
+    def _chain(self, level: int, block: int) -> list[int]:
+        """The block and its ancestors without a copy in the tier below ``level``; under write_back the
+        ancestors, which are still in this tier or above, follow when it is their turn."""
+        chain = [block]
+        if self.setup.writes_through:
+            lower = self.tiers[level + 1]
+            while (parent := self._parents[chain[-1]]) != NO_PARENT and not lower.resident[parent]:
+                chain.append(parent)
+        return chain[::-1]
+
+
+def replay_gated(trace: Trace, setup: TieredSetup, gating: Gating) -> TieredCounts:
+    """``replay_tiers`` with a gate ahead of the lower tiers, and one policy object where tiers rank by
+    importance."""
+    return GatedReplay(trace, setup, gating).run()
