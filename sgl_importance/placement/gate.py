@@ -9,8 +9,8 @@ A copy is written if all of three hold:
   nothing is given up any more, and is not crossed back and forth by single victims.
 - *budget*: the tier's bucket, refilled by each admitted request, still holds bytes.
 
-All three are judged by the estimate of reuse that ranks evictions (``sgl_importance.reuse``). The clock counts
-admitted requests and nothing is random: the same requests lead to the same copies on every rank.
+All three are judged by the estimate of reuse that ranks evictions (``sgl_importance.reuse``). The clock
+counts admitted requests and nothing is random: the same requests lead to the same copies on every rank.
 
 The displacement rule is TinyLFU's admission (Einziger, Friedman, Manes, ACM ToS 2017), with marginal loss in
 place of frequency and the recent victims in place of the next one, which an asynchronous copy cannot know.
@@ -141,8 +141,8 @@ class WriteGate:
 
         Args:
             tier: where the copies would lie.
-            chain: the node that is offered and, ahead of it, its ancestors that have no copy there yet; at least
-                one. A copy behind a gap would be of no use.
+            chain: the node that is offered and, ahead of it, its ancestors that have no copy there yet: a copy
+                behind a gap would be of no use.
         """
         assert chain
         pressure = self.tiers[tier]

@@ -87,10 +87,11 @@ class RandomGate:
 
 
 class GatedReplay(TieredReplay):
-    """A tiered replay with one ``ImportancePolicy`` over the tiers that name it, and a gate ahead of copies."""
+    """A tiered replay with one policy object over the tiers that rank by importance, and gated copies."""
 
     def __init__(self, trace: Trace, setup: TieredSetup, gating: Gating) -> None:
         assert trace.parents is not None
+        assert setup.shared_order
         super().__init__(trace, setup)
         self.gating = gating
         token_seconds = 1 / setup.prefill_tokens_per_second
