@@ -8,12 +8,14 @@ from typing import Literal, get_args
 
 KvPolicy = Literal["default", "observe", "importance"]
 ImportanceG = Literal["auto", "on", "off", "shuffled"]
+ImportanceGate = Literal["auto", "on", "off"]
 AutoPins = Literal["off", "on"]
 TraceDetail = Literal["folds", "steps"]
 StoreBackends = Literal["tested", "any"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 IMPORTANCE_G: tuple[ImportanceG, ...] = get_args(ImportanceG)
+IMPORTANCE_GATE: tuple[ImportanceGate, ...] = get_args(ImportanceGate)
 AUTO_PINS: tuple[AutoPins, ...] = get_args(AutoPins)
 TRACE_DETAILS: tuple[TraceDetail, ...] = get_args(TraceDetail)
 STORE_BACKENDS: tuple[StoreBackends, ...] = get_args(StoreBackends)
@@ -36,6 +38,7 @@ class ImportanceOptions:
     local_tokens: int = 16
     half_life_queries: float = 32.0
     g: ImportanceG = "auto"
+    gate: ImportanceGate = "auto"
     pin_budget: float = 0.2
     auto_pins: AutoPins = "off"
     trace: str = ""
@@ -63,6 +66,11 @@ class ImportanceOptions:
     def use_importance(self) -> bool:
         """Whether g moves the ranking. ``auto`` follows the measurements: none showed a gain."""
         return self.g in ("on", "shuffled")
+
+    @property
+    def use_gate(self) -> bool:
+        """Whether copies to host and storage must be worth their bytes (docs/placement.md)."""
+        return self.policy == "importance" and self.gate != "off"
 
     @property
     def is_stock(self) -> bool:
@@ -152,6 +160,11 @@ SETTINGS: dict[str, Setting] = {
         "measurement has shown that the factor helps (docs/findings.md); 'shuffled' gives each node "
         "the factor of another, the control arm of experiments",
         choices=IMPORTANCE_G,
+    ),
+    "gate": Setting(
+        "'on' copies to host and storage only what is worth its bytes; 'off' copies what sglang's write policy "
+        "offers; 'auto' is 'on' under 'importance' (docs/placement.md)",
+        choices=IMPORTANCE_GATE,
     ),
     "pin_budget": Setting(
         "part of each tier's tokens that soft pins may hold, divided among the cache salts that pin; "

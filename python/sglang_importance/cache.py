@@ -20,6 +20,7 @@ from sglang_importance.component import ImportanceComponent
 from sglang_importance.hardware import cost_model
 from sglang_importance.metrics import MetricsPublisher
 from sglang_importance.observer import ObserverComponent
+from sglang_importance.placement.gating import open_gate
 from sglang_importance.recorder import Recorder, activate
 from sglang_importance.refusal import LaunchRefused
 
@@ -47,9 +48,11 @@ class ImportanceRadixCache(UnifiedRadixCache):
         self.importance.watch_leaves()
 
     def write_backup_storage(self, node_id: int) -> None:
-        super().write_backup_storage(node_id)
-        if self.enable_storage:
-            self.importance.stored(self.tree_core.node_by_id(node_id))
+        if not self.enable_storage:
+            return
+        for node in self.importance.worth_storing(self.tree_core.node_by_id(node_id)):
+            super().write_backup_storage(node.id)
+            self.importance.stored(node)
 
     def sanity_check(self) -> None:
         super().sanity_check()
@@ -77,6 +80,8 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         ),
     }
     cache = create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache)
+    if options.use_gate:
+        cache.importance.gating = open_gate(cache, options)
     logger.info("KV policy %s: page size %d, %s", options.policy, ctx.params.page_size, policy.cost)
     return cache
 

@@ -21,6 +21,7 @@ from sglang_importance.counters import Counters
 from sglang_importance.folding import Folding
 from sglang_importance.leaf_sets import WatchedLeaves
 from sglang_importance.metrics import MetricsPublisher
+from sglang_importance.placement.gating import Gating
 from sglang_importance.placement.hints import HintFollower
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.recorder import Recorder
@@ -68,6 +69,7 @@ class ImportanceComponent(FullComponent):
         self._recorder = recorder
         self.tree = AnnotatedTree(params.page_size, policy, self.counters, ghost_pages=ghost_pages)
         self.pins = Pinning(self)
+        self.gating: Gating | None = None
         self._popped: list[UnifiedTreeNode] = []
         self._folding = Folding(options, policy, self.tree, self.counters, recorder)
         self._inserting: QueryFolds | None = None
@@ -83,6 +85,8 @@ class ImportanceComponent(FullComponent):
         assert not core.evictable_host_leaves, "watch an empty tree"
         self.policy.reset()
         self.tree.watch(core)
+        if self.gating is not None:
+            self.gating.gate.reset()
         self.pins.reset()
         if self._recorder is not None:
             self._recorder.reset(self.policy.clock)
@@ -96,7 +100,9 @@ class ImportanceComponent(FullComponent):
         self.policy.leave(Tier.DEVICE, node.id)
 
     def _enter_host(self, node: UnifiedTreeNode) -> None:
+        is_prefetched = self.tree.known(node) is None  # nodes that a request computed are known before
         metadata = self.tree.metadata(node)
+        metadata.in_storage |= is_prefetched
         self.policy.enter(Tier.HOST, node.id, metadata, below=self.tier_below_host(metadata))
 
     def _leave_host(self, node: UnifiedTreeNode) -> None:
@@ -142,9 +148,14 @@ class ImportanceComponent(FullComponent):
         self.refresh(node)
         self._record_transfer(node, phase, transfers)
 
+    def worth_storing(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
+        """What to hand to the storage tier now that the node may be: ancestors first, or nothing."""
+        return [node] if self.gating is None else self.gating.storage_chain(node)
+
     def stored(self, node: UnifiedTreeNode) -> None:
         """The node's pages were handed to the storage tier."""
         self.tree.metadata(node).in_storage = True
+        self.counters.written_tokens[Tier.STORAGE] += len(node.key)
         self.refresh(node)
         self._record(EventKind.BACK_UP, Tier.STORAGE, node)
 
@@ -158,6 +169,7 @@ class ImportanceComponent(FullComponent):
         if not transfers:
             return
         if phase is CacheTransferPhase.BACKUP_HOST:
+            self.counters.written_tokens[Tier.HOST] += len(node.key)
             self._record(EventKind.BACK_UP, Tier.HOST, node)
         elif phase is CacheTransferPhase.LOAD_BACK and transfers[0].device_indices is not None:
             for node_id in transfers[0].nodes_to_load or ():
@@ -197,6 +209,8 @@ class ImportanceComponent(FullComponent):
             self.policy.accessed(metadata, transition)
             self._record(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
         self.pins.admitted(hits)
+        if self.gating is not None:
+            self.gating.gate.tick()
         self.counters.admitted(req)
         return query
 
@@ -256,6 +270,8 @@ class ImportanceComponent(FullComponent):
         self._hints.cached(req, path, is_finished=is_finished)
         self._folding.fold(req, query, path, is_finished=is_finished)
         self.pins.folded(path)
+        if is_finished and self.gating is not None:
+            self.gating.offer_again(path)
         if is_finished and self._recorder is not None:
             self._recorder.finished(req, self.policy.clock)
         for node in path:
@@ -311,7 +327,10 @@ class ImportanceComponent(FullComponent):
             node_id = self.policy.victim(Tier.HOST)
             if node_id is None:
                 break
-            self.tree_core._evict_host_leaf(self.tree_core.node_by_id(node_id), tracker, *collected)
+            node = self.tree_core.node_by_id(node_id)
+            if self.gating is not None:
+                self.gating.host_gives_up(node)
+            self.tree_core._evict_host_leaf(node, tracker, *collected)
 
     def evict_component(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> tuple[int, int]:
         device_tokens, host_tokens = super().evict_component(node, *args, **kwargs)

@@ -24,6 +24,9 @@ class Counters:
         hit_tokens: prompt tokens found in the cache, by the tier that held them.
         evicted_nodes: nodes evicted from each tier.
         evicted_tokens: tokens of those nodes.
+        offered_tokens: tokens whose copy to a tier was offered to the gate, by tier.
+        refused_tokens: those of them that the gate refused; offered again, they count again.
+        written_tokens: tokens copied into a tier from above.
         folds: observations handed to the tree.
         fold_seconds: scheduler time spent on folds.
         observed_saved_tokens: ``observe``: tokens that importance would have kept and stock recomputed.
@@ -35,6 +38,9 @@ class Counters:
     hit_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
     evicted_nodes: dict[Tier, int] = field(default_factory=_zero_by_tier)
     evicted_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    offered_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    refused_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    written_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
     folds: int = 0
     fold_seconds: float = 0.0
     observed_saved_tokens: int = 0
@@ -52,3 +58,8 @@ class Counters:
             return
         self.evicted_nodes[tier] += 1
         self.evicted_tokens[tier] += tokens
+
+    def offered(self, tier: Tier, tokens: int, *, admitted: bool) -> None:
+        self.offered_tokens[tier] += tokens
+        if not admitted:
+            self.refused_tokens[tier] += tokens

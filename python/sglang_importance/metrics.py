@@ -22,6 +22,9 @@ SERIES: dict[str, tuple[str, str | None]] = {
     "hit_tokens_total": ("Prompt tokens found in the cache, by the tier that held them", "tier"),
     "evicted_nodes_total": ("Radix tree nodes evicted, by the tier that they left", "tier"),
     "evicted_tokens_total": ("Tokens evicted, by the tier that they left", "tier"),
+    "offered_tokens_total": ("Tokens whose copy was offered to the gate, by the tier below", "tier"),
+    "refused_tokens_total": ("Tokens whose copy the gate refused, by the tier below", "tier"),
+    "written_tokens_total": ("Tokens copied into a tier from above", "tier"),
     "folds_total": ("Observations of attention folded into the tree", None),
     "fold_seconds_total": ("Scheduler time spent folding, in seconds", None),
     "observed_saved_tokens_total": ("observe: recomputed tokens that importance would have kept", None),
@@ -45,6 +48,10 @@ def current_values(counters: Counters) -> dict[tuple[str, str | None], float]:
         if tier is not Tier.STORAGE:
             values["evicted_nodes_total", tier.value] = counters.evicted_nodes[tier]
             values["evicted_tokens_total", tier.value] = counters.evicted_tokens[tier]
+        if tier is not Tier.DEVICE:
+            values["offered_tokens_total", tier.value] = counters.offered_tokens[tier]
+            values["refused_tokens_total", tier.value] = counters.refused_tokens[tier]
+            values["written_tokens_total", tier.value] = counters.written_tokens[tier]
     return values
 
 

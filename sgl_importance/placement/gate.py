@@ -131,18 +131,22 @@ class WriteGate:
         for tier in self.tiers.values():
             tier.tick()
 
-    def gave_up(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> None:
-        """The tier evicted the node, of which the tier ``below`` keeps a copy."""
+    def gave_up(self, tier: Tier, node: NodeMetadata) -> None:
+        """The tier evicted the node.
+
+        Its loss counts as if no lower tier had a copy, like that of the candidates, which have none: so nodes
+        are compared by how soon they are asked for, not by how far their copies have got.
+        """
         if tier in self.tiers:
-            self.tiers[tier].gave_up(self._bytes(node), self.policy.loss(tier, node, below=below))
+            self.tiers[tier].gave_up(self._bytes(node), self.policy.loss(tier, node, below=None))
 
     def admits(self, tier: Tier, chain: Sequence[NodeMetadata]) -> bool:
         """Whether to copy a whole chain to the tier; what is admitted counts as written.
 
         Args:
             tier: where the copies would lie.
-            chain: the node that is offered and, ahead of it, its ancestors that have no copy there yet: a copy
-                behind a gap would be of no use.
+            chain: the node that is offered and, ahead of it, its ancestors without a copy there, since a
+                copy behind a gap would be of no use.
         """
         assert chain
         pressure = self.tiers[tier]
@@ -158,7 +162,7 @@ class WriteGate:
         return True
 
     def payback(self, tier: Tier, node: NodeMetadata) -> float:
-        """P(the node is asked for while a copy that is made now stays in the tier)."""
+        """P(the node is asked for while a copy that is made now stays in the tier), raised by its pins."""
         reuse = self.policy.reuse
         if self._paybacks_of != reuse.version:
             self._paybacks.clear()
@@ -171,7 +175,8 @@ class WriteGate:
             horizon = int(BUCKET_STARTS[key[2]])
             known = reuse.probability_within(key[0], int(BUCKET_STARTS[key[1]]), horizon)
             self._paybacks[key] = known
-        return known
+        pinned: float = max(node.pin_octaves.values(), default=0.0)
+        return min(1.0, known * float(2.0**pinned))
 
     def _bytes(self, node: NodeMetadata) -> int:
         return node.tokens * self.policy.cost.bytes_per_token

@@ -176,31 +176,29 @@ class GatedReplay(TieredReplay):
         for level, tier in enumerate(self.tiers):
             while tier.overfull():
                 block = tier.evict()
-                held = self._copy_below(level, block)
-                below = self.tiers[level + 1].size.tier if held else None
-                self.write_gate.gave_up(tier.size.tier, self.nodes[block], below=below)
+                self.write_gate.gave_up(tier.size.tier, self.nodes[block])
+                self._copy_below(level, block)
 
-    def _copy_below(self, level: int, block: int) -> bool:
-        """Offers an evicted block to the next tier; whether it has a copy there now."""
+    def _copy_below(self, level: int, block: int) -> None:
+        """Offers an evicted block to the next tier, where the write policy says so."""
         if level + 1 == len(self.tiers):
-            return False
+            return
         lower = self.tiers[level + 1]
         if lower.resident[block]:
-            return True
+            return
         if level == 0:
             offered = not self.setup.writes_through or self.gating.second_chance
         else:
             offered = not self.setup.writes_through or self.gating.storage_offer is StorageOffer.EVICTED
         if not offered:
-            return False
+            return
         chain = self._chain(level, block)
         # What lies behind a block in the lower tier could not be reached without it.
         if not lower.has_children(block) and not self._admits(level + 1, chain):
-            return False
+            return
         for copied in chain:
             lower.demote(copied)
             lower.written_tokens += self.trace.block_tokens
-        return True
 
     def _chain(self, level: int, block: int) -> list[int]:
         """The block and its ancestors without a copy in the tier below ``level``; under write_back the
