@@ -70,7 +70,7 @@ class ImportanceOptions:
     @property
     def use_gate(self) -> bool:
         """Whether copies to host and storage must be worth their bytes (docs/placement.md)."""
-        return self.policy == "importance" and self.gate != "off"
+        return self.policy == "importance" and self.gate == "on"
 
     @property
     def is_stock(self) -> bool:
@@ -163,7 +163,7 @@ SETTINGS: dict[str, Setting] = {
     ),
     "gate": Setting(
         "'on' copies to host and storage only what is worth its bytes; 'off' copies what sglang's write policy "
-        "offers; 'auto' is 'on' under 'importance' (docs/placement.md)",
+        "offers; 'auto' is 'off'",
         choices=IMPORTANCE_GATE,
     ),
     "pin_budget": Setting(

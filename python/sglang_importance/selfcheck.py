@@ -127,6 +127,9 @@ SYMBOLS: dict[str, str | None] = {
     f"{_TREE_CORE}._remove_leaf_from_parent": "self, node",
     f"{_TREE_CORE}._update_evictable_leaf_sets": "self, node",
     f"{_TREE_CORE}._evict_host_leaf": "self, node, tracker, device_frees, host_frees",
+    # wrapped by the gate
+    f"{_TREE_CORE}._inc_hit_count_and_check": "self, node, chunked",
+    f"{_TREE_CORE}.evict_device_leaf": "self, node_id, is_write_back",
     # the store
     f"{_CACHE}.hicache_storage.HiCacheStorage.register_mem_pool_host": "self, mem_pool_host",
     f"{_CACHE}.hicache_storage.HiCacheStorage.register_mem_host_pool_v2": "self, host_pool, host_pool_name",

@@ -1,0 +1,102 @@
+"""A host and a storage tier under the real tree: no bytes move, the books are upstream's own."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.managers.cache_controller import HiCacheAck
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+
+class HostSlots:
+    """The host pool's books: which slots are free."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free = deque(range(size))
+        self.anchor_entry = SimpleNamespace(
+            host_pool=SimpleNamespace(shared_allocation_domain=None), host_evict_fn=None
+        )
+
+    def available_size(self) -> int:
+        return len(self._free)
+
+    def alloc(self, size: int) -> torch.Tensor | None:
+        if size > len(self._free):
+            return None
+        return torch.tensor([self._free.popleft() for _ in range(size)])
+
+    def free(self, slots: torch.Tensor, pool: object = None) -> None:
+        self._free.extend(slots.tolist())
+        assert len(set(self._free)) == len(self._free), "a slot was freed twice"
+
+    def clear(self) -> None:
+        self._free = deque(range(self.size))
+
+
+class LowerTiers:
+    """Stands in for HiCache's controller: copies are acknowledged when the test says so, in order.
+
+    Attributes:
+        stored: pages handed to storage, by their hash, in order.
+    """
+
+    def __init__(self, host_tokens: int, write_policy: str, *, storage: bool) -> None:
+        self.mem_pool_host = HostSlots(host_tokens)
+        self.write_policy = write_policy
+        self.enable_storage = storage
+        self.ack_write_queue: list[HiCacheAck] = []
+        self.stored: list[tuple[int, ...]] = []
+        self._writing: list[int] = []
+        self._storing: list[int] = []
+
+    def reset(self) -> None:
+        self.ack_write_queue.clear()
+        self._writing.clear()
+        self._storing.clear()
+
+    def write(
+        self, device_value: torch.Tensor, *, node_id: int, extra_pools: object, flush: bool
+    ) -> torch.Tensor | None:
+        slots = self.mem_pool_host.alloc(len(device_value))
+        if slots is not None:
+            self._writing.append(node_id)
+        return slots
+
+    def start_writing(self) -> None:
+        event = SimpleNamespace(synchronize=lambda: None)
+        self.ack_write_queue += [HiCacheAck(event, event, [node_id]) for node_id in self._writing]
+        self._writing.clear()
+
+    def write_storage(
+        self, host_value: torch.Tensor, token_ids: object, *_: object, extra_pools: object = None
+    ) -> int:
+        self.stored.append(tuple(token_ids))
+        self._storing.append(len(self.stored))
+        return len(self.stored)
+
+    @classmethod
+    def attach(
+        cls, cache: UnifiedRadixCache, *, host_tokens: int, write_policy: str, storage: bool = True
+    ) -> LowerTiers:
+        """Puts the tiers under a cache, as ``init_hicache`` does."""
+        tiers = cls(host_tokens, write_policy, storage=storage)
+        cache.cache_controller = tiers
+        cache.host_pool_group = tiers.mem_pool_host
+        cache.importance._full_kv_pool_host = tiers.mem_pool_host
+        cache.enable_storage = storage
+        cache.tree_core.set_hicache_enabled()
+        cache.write_through_threshold = 1 if write_policy == "write_through" else 2
+        cache.is_write_back = write_policy == "write_back"
+        return tiers
+
+    def settle(self, cache: UnifiedRadixCache) -> None:
+        """Every copy under way arrives."""
+        self.start_writing()
+        cache.writing_check(finish_count=len(self.ack_write_queue))
+        for operation in self._storing:
+            node_id, lock = cache.ongoing_backup.pop(operation)
+            cache.dec_host_lock_ref(node_id, lock)
+        self._storing.clear()

@@ -1,0 +1,219 @@
+"""The gate on the real tree: whole chains, no orphans, upstream's write policies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lower_tiers import LowerTiers
+
+from sgl_importance.cost import Tier
+from sgl_importance.node import NodeMetadata
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.placement.gating import Gating, open_gate
+
+from driver import PAGE, TreeDriver
+from test_tree_events import prompt, serve
+
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+POOL, HOST = 128, 192
+
+
+class ScriptedGate:
+    """Answers what it is told to; remembers what it was asked."""
+
+    def __init__(self, *answers: bool, otherwise: bool = True) -> None:
+        self.answers = list(answers)
+        self.otherwise = otherwise
+        self.asked: list[tuple[Tier, list[NodeMetadata], bool]] = []
+
+    def admits(self, tier: Tier, chain: Sequence[NodeMetadata]) -> bool:
+        answer = self.answers.pop(0) if self.answers else self.otherwise
+        self.asked.append((tier, list(chain), answer))
+        return answer
+
+    def tick(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def gave_up(self, tier: Tier, node: NodeMetadata) -> None: ...
+
+
+def gated(
+    write_policy: str, gate: ScriptedGate | None = None, *, storage: bool = True, pool: int = POOL
+) -> tuple[TreeDriver, LowerTiers]:
+    driver = TreeDriver(tokens=pool, options=ImportanceOptions(policy="importance"))
+    tiers = LowerTiers.attach(driver.cache, host_tokens=HOST, write_policy=write_policy, storage=storage)
+    if gate is not None:
+        driver.component.gating = Gating(driver.component, gate)
+    else:
+        driver.component.gating = open_gate(driver.cache, driver.component.options)
+    return driver, tiers
+
+
+def check(driver: TreeDriver) -> None:
+    """Upstream's books, and what it does not check under write_back: that nothing is out of reach."""
+    driver.cache.sanity_check()
+    for node in driver.all_nodes():
+        assert not node.evicted or node.backuped, "a node without any copy"
+        parent = node.parent
+        if parent is not driver.core.root_node:
+            assert parent.backuped or not parent.evicted, "an orphan on the host"
+            if not driver.core.is_write_back:
+                assert parent.backuped or not node.backuped
+
+
+def host_tokens(driver: TreeDriver) -> int:
+    return sum(len(node.key) for node in driver.all_nodes() if node.backuped)
+
+
+def test_write_through_offers_every_new_node_and_then_storage():
+    gate = ScriptedGate()
+    driver, tiers = gated("write_through", gate)
+    serve(driver, prompt(0, 4))
+    tiers.settle(driver.cache)
+    assert [(tier, len(chain)) for tier, chain, _ in gate.asked] == [(Tier.HOST, 1), (Tier.STORAGE, 1)]
+    assert host_tokens(driver) == 4 * PAGE
+    assert [len(tokens) for tokens in tiers.stored] == [4 * PAGE]
+    check(driver)
+
+
+def test_a_refused_node_is_offered_again_with_what_follows_it():
+    gate = ScriptedGate(False, False)  # at prefill end and at finish
+    driver, tiers = gated("write_through", gate, storage=False)
+    serve(driver, prompt(0, 4))
+    tiers.settle(driver.cache)
+    assert host_tokens(driver) == 0
+    gate.answers = [False, True]  # the known part alone, then the chain with the new part
+    serve(driver, prompt(0, 6))
+    tiers.settle(driver.cache)
+    assert [len(chain) for _, chain, admitted in gate.asked if admitted] == [2]
+    assert host_tokens(driver) == 6 * PAGE
+    check(driver)
+    counters = driver.component.counters
+    assert counters.written_tokens[Tier.HOST] == 6 * PAGE
+    assert counters.offered_tokens[Tier.HOST] > counters.refused_tokens[Tier.HOST] > 0
+
+
+def test_selective_waits_for_a_second_request():
+    gate = ScriptedGate()
+    driver, tiers = gated("write_through_selective", gate, storage=False)
+    serve(driver, prompt(0, 4))  # upstream's own count is at two now
+    tiers.settle(driver.cache)
+    assert not gate.asked
+    serve(driver, prompt(0, 4))
+    tiers.settle(driver.cache)
+    assert [tier for tier, _, _ in gate.asked] == [Tier.HOST]
+    check(driver)
+
+
+def test_write_back_drops_what_the_gate_refuses_unless_the_host_holds_what_follows():
+    gate = ScriptedGate(otherwise=False)
+    driver, tiers = gated("write_back", gate, storage=False)
+    serve(driver, prompt(0, 4))
+    driver.evict(4 * PAGE)
+    assert not list(driver.all_nodes())
+    serve(driver, prompt(0, 2))
+    serve(driver, prompt(0, 4))
+    gate.answers = [True]
+    driver.evict(2 * PAGE)
+    assert host_tokens(driver) == 2 * PAGE
+    asked = len(gate.asked)
+    driver.evict(2 * PAGE)
+    assert len(gate.asked) == asked, "its child on the host would be an orphan"
+    assert host_tokens(driver) == 4 * PAGE
+    check(driver)
+
+
+def test_a_child_goes_to_storage_with_its_ancestors_or_not_at_all():
+    gate = ScriptedGate(True, False)
+    driver, tiers = gated("write_through", gate)
+    serve(driver, prompt(0, 4))
+    tiers.settle(driver.cache)
+    assert not tiers.stored
+    gate.otherwise = True
+    gate.answers = [False, True, False]  # storage at finish, then the child's host copy, its storage
+    serve(driver, prompt(0, 6))
+    tiers.settle(driver.cache)
+    first, second = list(driver.all_nodes())
+    for node in (first, second):
+        known = driver.component.tree.metadata(node)
+        above = driver.component.tree.metadata(node.parent) if node.parent.parent is not None else None
+        assert not known.in_storage or above is None or above.in_storage
+
+
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(("serve", "serve", "serve", "settle", "evict", "evict_host", "reset")),
+        st.integers(0, 2**16),
+    ),
+    min_size=5,
+    max_size=60,
+)
+
+
+def apply(driver: TreeDriver, tiers: LowerTiers, op: str, value: int) -> None:
+    if op == "serve":
+        document, pages, tail = value % 4, 1 + value // 4 % 6, value // 24 % 5
+        tokens = prompt(1000 * document, pages) + [2 + value % 3] * (tail * PAGE)
+        if len(driver.cache.ongoing_write_through) > 1:  # what is being copied is locked
+            tiers.settle(driver.cache)
+        serve(driver, tokens + [1])
+    elif op == "settle":
+        tiers.settle(driver.cache)
+    elif op == "evict":
+        driver.evict(1 + value % POOL)
+    elif op == "evict_host":
+        driver.cache.evict_host(1 + value % HOST)
+    elif value % 5 == 0:
+        tiers.settle(driver.cache)
+        driver.cache.reset()
+        tiers.stored.clear()
+
+
+def check_prefix_closed(driver: TreeDriver) -> None:
+    tree = driver.component.tree
+    for node in driver.all_nodes():
+        if tree.metadata(node).in_storage and node.parent.parent is not None:
+            assert tree.metadata(node.parent).in_storage, "a storage hit would stop ahead of it"
+
+
+@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
+@settings(max_examples=40, deadline=None)
+@given(operations, st.integers(0, 2**32))
+def test_any_answers_leave_a_tree_without_orphans(
+    write_policy: str, history: list[tuple[str, int]], seed: int
+):
+    coin = random.Random(seed)
+    gate = ScriptedGate(*(coin.random() < 0.5 for _ in range(1000)))
+    driver, tiers = gated(write_policy, gate)
+    for op, value in history:
+        apply(driver, tiers, op, value)
+        check(driver)
+        check_prefix_closed(driver)
+    tiers.settle(driver.cache)
+    check(driver)
+    assert tiers.mem_pool_host.available_size() + host_tokens(driver) == HOST
+
+
+@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
+def test_the_real_gate_decides_alike_on_every_rank(write_policy: str):
+    rng = random.Random(3)
+    history = [(rng.choice(("serve", "serve", "settle", "evict")), rng.randrange(2**16)) for _ in range(400)]
+    runs = []
+    for _ in range(2):
+        driver, tiers = gated(write_policy)
+        for op, value in history:
+            apply(driver, tiers, op, value)
+        tiers.settle(driver.cache)
+        check(driver)
+        check_prefix_closed(driver)
+        counters = driver.component.counters
+        runs.append((tiers.stored, counters.offered_tokens, counters.refused_tokens, counters.written_tokens))
+    assert runs[0] == runs[1]
+    _, offered, refused, written = runs[0]
+    assert 0 < refused[Tier.HOST] < offered[Tier.HOST]
+    assert 0 < written[Tier.STORAGE] <= written[Tier.HOST]
