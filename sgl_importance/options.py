@@ -162,8 +162,8 @@ SETTINGS: dict[str, Setting] = {
         choices=IMPORTANCE_G,
     ),
     "gate": Setting(
-        "'on' copies to host and storage only what is worth its bytes; 'off' copies what sglang's write policy "
-        "offers; 'auto' is 'off'",
+        "'on' copies to host and storage only what is worth its bytes, 'off' copies what sglang's write "
+        "policy offers; 'auto' is 'off'",
         choices=IMPORTANCE_GATE,
     ),
     "pin_budget": Setting(

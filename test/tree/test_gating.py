@@ -112,7 +112,7 @@ def test_selective_waits_for_a_second_request():
 
 def test_write_back_drops_what_the_gate_refuses_unless_the_host_holds_what_follows():
     gate = ScriptedGate(otherwise=False)
-    driver, tiers = gated("write_back", gate, storage=False)
+    driver, _ = gated("write_back", gate, storage=False)
     serve(driver, prompt(0, 4))
     driver.evict(4 * PAGE)
     assert not list(driver.all_nodes())
@@ -161,7 +161,7 @@ def apply(driver: TreeDriver, tiers: LowerTiers, op: str, value: int) -> None:
         tokens = prompt(1000 * document, pages) + [2 + value % 3] * (tail * PAGE)
         if len(driver.cache.ongoing_write_through) > 1:  # what is being copied is locked
             tiers.settle(driver.cache)
-        serve(driver, tokens + [1])
+        serve(driver, [*tokens, 1])
     elif op == "settle":
         tiers.settle(driver.cache)
     elif op == "evict":
