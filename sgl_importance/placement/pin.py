@@ -17,10 +17,15 @@ HALF_LIFE_REQUESTS = 65_536
 
 
 class PinSource(IntEnum):
-    """Who asked for a pin; smaller is served first."""
+    """Who asked for a pin; smaller is served first.
 
-    REQUESTED = 0
-    AUTOMATIC = 1
+    Requests choose their own salts, so what their hints ask for must not divide the shares that the operator
+    has given away.
+    """
+
+    REQUESTED = 0  # by the operator's route
+    HINTED = 1  # by a hint of an ordinary request
+    AUTOMATIC = 2  # by nobody
 
 
 @dataclass(slots=True, eq=False)

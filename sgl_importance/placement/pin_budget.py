@@ -13,8 +13,9 @@ def divide(tier: Tier, pages: int, pins: Sequence[Pin]) -> None:
     """Sets each pin's ``granted`` pages of a tier.
 
     The budget is divided equally among the tenants (cache salts) that hold requested pins; what one leaves is
-    not lent to another, so nobody's pins can cost anybody else's a page. Automatic pins have no claim on it:
-    their tenants divide what is left. Within a share the oldest pins come first, each from its first page
+    not lent to another, so nobody's pins can cost anybody else's a page. Hinted pins have no claim on it:
+    their tenants divide what requested ones leave, and those of automatic pins what is left then. Within a
+    share the oldest pins come first, each from its first page
     on, so a later pin never weakens an earlier one of its tenant. Pages in common are paid for once.
 
     Args:

@@ -106,7 +106,7 @@ class PinTable:
         pin.tokens = pin.tokens[: len(pin.tokens) // self.page_size * self.page_size]
         if not pin.tokens:
             raise PinRefused(f"shorter than one page of {self.page_size} tokens: there is nothing to pin")
-        if pin.source is PinSource.REQUESTED:
+        if pin.source is not PinSource.AUTOMATIC:
             self._check_room(pin)
         assert pin.pin_id not in self._pins, pin.pin_id
         if not pin.digests:
@@ -235,12 +235,9 @@ class PinTable:
         return pin.last_used + steps * HALF_LIFE_REQUESTS
 
     def _check_room(self, pin: Pin) -> None:
-        theirs = [
-            other
-            for other in self._pins.values()
-            if other.tenant == pin.tenant and other.source is PinSource.REQUESTED
-        ]
-        tenants = {other.tenant for other in self._pins.values() if other.source is PinSource.REQUESTED}
+        rivals = [other for other in self._pins.values() if other.source is pin.source]
+        theirs = [other for other in rivals if other.tenant == pin.tenant]
+        tenants = {other.tenant for other in rivals}
         if not theirs and len(tenants) >= MAX_TENANTS:
             raise PinRefused(f"{MAX_TENANTS} cache salts hold pins already: unpin those of one")
         if len(theirs) >= MAX_PINS_PER_TENANT:

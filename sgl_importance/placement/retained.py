@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sgl_importance.cost import Tier
-from sgl_importance.placement.pin import Pin
+from sgl_importance.placement.pin import Pin, PinSource
 
 PREFIX = "hint-"
 
@@ -32,7 +32,15 @@ def pin_of(
         page_size: tokens per page.
     """
     name = PREFIX + digests[-1].hex()
-    return Pin(name, prompt[: len(digests) * page_size], extra_key, cache_salt, expires_at, digests=digests)
+    return Pin(
+        name,
+        prompt[: len(digests) * page_size],
+        extra_key,
+        cache_salt,
+        expires_at,
+        source=PinSource.HINTED,
+        digests=digests,
+    )
 
 
 def superseded(pins: Iterable[Pin], pin: Pin) -> list[str]:

@@ -130,10 +130,11 @@ def test_a_prefix_in_common_is_paid_for_once():
     assert [pin.granted[DEVICE] for pin in table.pins()] == [18, 10, 2]
 
 
-def test_automatic_pins_live_on_what_requested_ones_leave():
+@pytest.mark.parametrize("source", [PinSource.HINTED, PinSource.AUTOMATIC])
+def test_pins_that_nobody_of_authority_asked_for_live_on_what_requested_ones_leave(source: PinSource):
     table = make_table()  # 20 pages
     for salt in "bcd":
-        table.add(make_pin(f"auto {salt}", text(0, 20), salt, source=PinSource.AUTOMATIC))
+        table.add(make_pin(f"auto {salt}", text(0, 20), salt, source=source))
     assert table.granted_tokens(DEVICE) == 18 * PAGE
     table.add(make_pin("asked", text(0, 20), "a"))
     assert table.get("asked").granted[DEVICE] == 20

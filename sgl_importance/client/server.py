@@ -1,0 +1,97 @@
+"""A running server's ``/kv_importance`` routes, with failures as one line that says what to do."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+DEFAULT_URL = "http://127.0.0.1:30000"
+REQUEST_SECONDS = 60.0
+_NO_SUCH_ROUTE = "Not Found"  # what the server says of a path that nobody serves
+
+
+class ServerError(Exception):
+    """The server is not there, refused, or answered nonsense; the message is one line."""
+
+
+class Server:
+    """Asks one server.
+
+    Args:
+        url: its address, such as ``http://127.0.0.1:30000``.
+        api_key: its API key; None where it demands none.
+        transport: replaces the network, for tests.
+    """
+
+    def __init__(
+        self, url: str, api_key: str | None = None, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            timeout=REQUEST_SECONDS,
+            transport=transport,
+        )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def get(self, path: str, **params: Any) -> dict[str, Any]:
+        """The JSON answer of ``GET /kv_importance<path>``; parameters that are None are left out."""
+        given = {name: value for name, value in params.items() if value is not None}
+        return self._ask("GET", path, params=given)
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON answer of ``POST /kv_importance<path>``; fields that are None are left out."""
+        given = {name: value for name, value in body.items() if value is not None}
+        return self._ask("POST", path, json=given)
+
+    def delete(self, path: str) -> dict[str, Any]:
+        """The JSON answer of ``DELETE /kv_importance<path>``."""
+        return self._ask("DELETE", path)
+
+    def _ask(self, method: str, path: str, **request: Any) -> dict[str, Any]:
+        route = f"/kv_importance{path}"
+        try:
+            answer = self._client.request(method, self.url + route, **request)
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL):
+            raise ServerError(f"{self.url} is no address: give --url such as {DEFAULT_URL}") from None
+        except httpx.TimeoutException:
+            raise ServerError(
+                f"{self.url} did not answer in {REQUEST_SECONDS:.0f} s: look into its log"
+            ) from None
+        except httpx.TransportError as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ServerError(f"no server at {self.url} ({reason}): start one, or give --url") from None
+        if answer.status_code in (401, 403):
+            raise ServerError(f"{self.url} refuses the key: give --api-key or set SGLANG_API_KEY")
+        if answer.is_error:
+            raise ServerError(self._explain(route, answer))
+        document = _json_of(answer)
+        if not isinstance(document, dict):
+            raise ServerError(f"{self.url}{route} did not answer with our JSON: is it a server of sglang?")
+        return document
+
+    def _explain(self, route: str, answer: httpx.Response) -> str:
+        document = _json_of(answer)
+        said = document if isinstance(document, dict) else {}
+        message = said.get("message") or said.get("detail")
+        if answer.status_code == 404 and message in (None, _NO_SUCH_ROUTE):
+            return f"{self.url} has no {route}: start it with sgl-importance and --kv-policy importance"
+        if isinstance(message, str):
+            return " ".join(message.split())
+        return f"{self.url}{route} answered {answer.status_code}: look into its log"
+
+
+def _json_of(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        return None
