@@ -12,6 +12,7 @@ Rows are kept in the JSON by pass, workload and arm: a later run replaces what i
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -71,19 +72,24 @@ def _chosen(text: str, known: dict[str, Any], default: list[str], what: str) -> 
     return names
 
 
-def counts(servers: Servers, arms: list[str], workloads: list[Workload], progress: Progress) -> Iterator[Row]:
+def counts(
+    servers: Servers,
+    arms: list[str],
+    workloads: list[Workload],
+    done: set[tuple[str, str]],
+    progress: Progress,
+) -> Iterator[Row]:
     for name in arms:
-        if (twin := ARMS[name].same_as) is not None:
-            continue
         for workload in workloads:
+            if (workload.name, name) in done or ARMS[name].same_as is not None:
+                continue
             bar = progress.add_task(f"{workload.name}: {name}", total=len(workload.requests))
             start = time.perf_counter()
             row = count(servers, name, workload, lambda bar=bar: progress.advance(bar))
             progress.remove_task(bar)
             yield {"pass": "counts", **row, "took": round(time.perf_counter() - start, 1)}
-            for other in arms:
-                twin = ARMS[other].same_as
-                if twin == name:
+            for other, arm in ARMS.items():
+                if arm.same_as == name:
                     yield {"pass": "counts", **row, "arm": other, "copied_from": name}
 
 
@@ -134,11 +140,13 @@ def main(
     quick: Annotated[
         bool, typer.Option(help="An eighth of the requests: whether it runs, not what it says.")
     ] = False,
+    resume: Annotated[bool, typer.Option(help="Leave out counts that the JSON has.")] = False,
     out: Annotated[Path, typer.Option(help="JSON file.")] = RESULTS / "serving.json",
 ) -> None:
     """Measure, or report what was measured."""
     if only not in PASSES:
         raise typer.BadParameter(f"unknown pass {only}: choose from {', '.join(PASSES)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers end with us
     parameters = load_parameters()
     table = Table(out)
     settings = parameters.get({"times": "timed"}.get(only, only), {})
@@ -159,7 +167,8 @@ def main(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress, Servers(parameters) as servers:
         if only == "counts":
-            rows = counts(servers, chosen, made, progress)
+            done = {(row["workload"], row["arm"]) for row in table.rows.values() if row["pass"] == "counts"}
+            rows = counts(servers, chosen, made, done if resume else set(), progress)
         elif only == "capacity":
             rows = capacity(servers, chosen, made, settings["device_tokens"], progress)
         elif only == "times":
