@@ -56,8 +56,10 @@ class Transition(IntEnum):
     """As NEXT_TURN, with a tool's answer. Only hints say so."""
 
 
-MAX_VISITS = 8
-NUM_CLASSES = len(BlockType) * len(Transition) * MAX_VISITS
+NUM_VISIT_LEVELS = 12
+"""0, 1, 2, 3, 4-5, 6-9, 10-17, ..., 258 and more visits: one level per doubling. Nodes that are all visited
+often must stay apart, or recency alone decides between them."""
+NUM_CLASSES = len(BlockType) * len(Transition) * NUM_VISIT_LEVELS
 
 BUCKETS_PER_OCTAVE = 3
 MAX_AGE = 2**15
@@ -78,6 +80,17 @@ CLASS_STRENGTH = 0.5
 """Watches that a class's proportional hazard is worth, per bucket."""
 
 
+def visit_level(accesses: int) -> int:
+    """The level of a number of visits, in [0, NUM_VISIT_LEVELS)."""
+    return accesses if accesses < 2 else min(2 + (accesses - 2).bit_length(), NUM_VISIT_LEVELS - 1)
+
+
+def visit_levels(accesses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """``visit_level`` of each number."""
+    bit_lengths = np.frexp(np.maximum(accesses - 2, 0))[1]
+    return np.where(accesses < 2, accesses, np.minimum(2 + bit_lengths, NUM_VISIT_LEVELS - 1))
+
+
 def reuse_class(block_type: BlockType, transition: Transition, accesses: int) -> int:
     """Number of the class whose history predicts a node, in [0, NUM_CLASSES).
 
@@ -86,7 +99,7 @@ def reuse_class(block_type: BlockType, transition: Transition, accesses: int) ->
         transition: how the last request got to it.
         accesses: admitted requests that found it in the cache, or would have found it.
     """
-    return (block_type * len(Transition) + transition) * MAX_VISITS + min(accesses, MAX_VISITS - 1)
+    return (block_type * len(Transition) + transition) * NUM_VISIT_LEVELS + visit_level(accesses)
 
 
 def _bucket_starts() -> npt.NDArray[np.int64]:

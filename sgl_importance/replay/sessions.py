@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
-from sgl_importance.reuse import MAX_VISITS, BlockType, Transition
+from sgl_importance.reuse import NUM_VISIT_LEVELS, BlockType, Transition, visit_levels
 
 
 class _Codes(NamedTuple):
@@ -74,7 +74,7 @@ def block_facts(trace: Trace) -> BlockFacts:
             _Codes(),
         )
     pairs = block_types.astype(np.int64) * len(Transition) + transitions
-    classes = pairs * MAX_VISITS + np.minimum(accesses, MAX_VISITS - 1)
+    classes = pairs * NUM_VISIT_LEVELS + visit_levels(accesses)
     return BlockFacts(block_types, transitions, accesses, classes, _ends_of_runs(trace, classes, previous))
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import IntArray, Trace
-from sgl_importance.reuse import MAX_VISITS, BlockType, ReuseEstimator, Transition
+from sgl_importance.reuse import NUM_VISIT_LEVELS, BlockType, ReuseEstimator, Transition
 from sgl_importance.study.statistics import Estimate, bootstrap
 
 FloatArray = npt.NDArray[np.float64]
@@ -131,7 +131,7 @@ def study_reuse(trace: Trace, horizon: int, *, progress: bool = True) -> ReuseFi
     scored = (requests >= trace.num_requests // 2) & (requests < trace.num_requests - horizon)
     classes = {
         ONE_CLASS: np.zeros_like(facts.reuse_classes),
-        PAIRS: facts.reuse_classes // MAX_VISITS * MAX_VISITS,
+        PAIRS: facts.reuse_classes // NUM_VISIT_LEVELS * NUM_VISIT_LEVELS,
         CLASSES: facts.reuse_classes,
     }
     predicted = {CONSTANT: _running_rate(requests, outcomes, horizon)}

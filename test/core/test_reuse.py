@@ -15,6 +15,7 @@ from sgl_importance.reuse import (
     MAX_AGE,
     NUM_AGE_BUCKETS,
     NUM_CLASSES,
+    NUM_VISIT_LEVELS,
     REFRESH_INTERVAL,
     BlockType,
     ReuseEstimator,
@@ -23,14 +24,24 @@ from sgl_importance.reuse import (
     hazards,
     retention_index,
     reuse_class,
+    visit_level,
+    visit_levels,
 )
 
 _CLASS = reuse_class(BlockType.USER, Transition.COLD, 0)
 
 
 def test_class_numbers_are_distinct_and_dense():
-    numbers = {reuse_class(b, t, v) for b in BlockType for t in Transition for v in range(20)}
+    numbers = {reuse_class(b, t, v) for b in BlockType for t in Transition for v in range(300)}
     assert numbers == set(range(NUM_CLASSES))
+
+
+def test_a_level_of_visits_spans_a_doubling():
+    levels = [visit_level(accesses) for accesses in range(2000)]
+    assert levels[:11] == [0, 1, 2, 3, 4, 4, 5, 5, 5, 5, 6]
+    assert levels == sorted(levels)
+    assert set(levels) == set(range(NUM_VISIT_LEVELS))
+    assert visit_levels(np.arange(2000)).tolist() == levels
 
 
 @given(st.integers(0, 2 * MAX_AGE))
