@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +12,8 @@ from sgl_importance.replay.cache import replay_tree
 from sgl_importance.replay.fast_importance import replay_importance
 from sgl_importance.replay.importance import ImportanceReplayPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
+
+from replay_traces import build_trace
 
 BLOCK = 16
 
@@ -56,3 +60,13 @@ def test_documents_that_are_asked_again_survive_a_scan():
     recency = replay_tree(trace, LruPolicy(60)).hit_blocks
     assert recency < trace.num_requests + 100, "recency keeps the common first block, and no document"
     assert replay_importance(trace, 60).hit_blocks > trace.num_requests + 0.9 * 20 * trace.num_requests / 20
+
+
+def test_blocks_that_are_all_popular_are_told_apart():
+    """Steady popularity, as of shared documents: the best that can be done is to keep the most popular."""
+    rng, capacity, requests = random.Random(0), 8, 4000
+    popularity = [(rank + 1) ** -0.8 for rank in range(24)]
+    asked = rng.choices(range(len(popularity)), popularity, k=requests)
+    hits = replay_importance(build_trace([[document] for document in asked]), capacity).hit_blocks
+    best = sum(popularity[:capacity]) / sum(popularity)
+    assert hits / requests > 0.88 * best
