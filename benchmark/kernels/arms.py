@@ -82,6 +82,8 @@ class FlashInferArms:
         shape = inputs.shape
         self._inputs = inputs
         self.gate = torch.ones(1, dtype=torch.int32, device=inputs.device)
+        self._starts = torch.empty_like(inputs.indptr[:-1])
+        self.open(True)
         self.emitted = DecodeLogits(
             num_layers=LAYERS,
             num_kv_heads=shape.kv_heads,
@@ -92,7 +94,7 @@ class FlashInferArms:
             device=inputs.device,
         )
         self.rows = inputs.rows()
-        self._slots = inputs.slots()
+        self._observed = inputs.observed()
         form = EmittingDecode(
             head_dim=shape.head_dim, dtype=shape.dtype, kv_dtype=shape.dtype, tensor_cores=tensor_cores
         )
@@ -134,6 +136,11 @@ class FlashInferArms:
         # Pages of one token, as SGLang plans them.
         return self._inputs.k[layer].unsqueeze(1), self._inputs.v[layer].unsqueeze(1)
 
+    def open(self, is_open: bool) -> None:
+        """Whether the next steps, captured or not, observe every request or none."""
+        self.gate.fill_(int(is_open))
+        self._starts.copy_(self._inputs.indptr[:-1] if is_open else torch.full_like(self._starts, -1))
+
     def stock(self) -> None:
         for layer in range(LAYERS):
             self._stock.run(self._inputs.q[layer], self._cache(layer), out=self.stock_outputs[layer])
@@ -146,7 +153,7 @@ class FlashInferArms:
                 self._inputs.q[layer],
                 self._cache(layer),
                 logits,
-                self.gate,
+                self._starts,
                 self._inputs.shape.scale,
                 0.0,
                 logits.stride(0),
@@ -158,8 +165,7 @@ class FlashInferArms:
     def reduce(self) -> None:
         reduce_logits(
             self.emitted,
-            self._inputs.indptr,
-            self._slots,
+            self._observed,
             self.rows,
             gate=self.gate,
             max_seq_len=self._inputs.shape.context,
@@ -190,7 +196,7 @@ class TorchArms:
             device=inputs.device,
         )
         self.rows = inputs.rows()
-        self._slots = inputs.slots()
+        self._observed = inputs.observed()
 
     def _attend(self, layer: int, *, emit: bool) -> None:
         inputs, shape = self._inputs, self._inputs.shape
@@ -218,8 +224,7 @@ class TorchArms:
         inputs = self._inputs
         reduce_logits(
             self.emitted,
-            inputs.indptr,
-            self._slots,
+            self._observed,
             self.rows,
             gate=inputs.gate,
             max_seq_len=inputs.shape.context,

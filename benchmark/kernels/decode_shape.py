@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from sgl_importance_kernels.triton.logit_reduction import ObservedLogits
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
 
 LAYERS = 4
@@ -109,6 +110,15 @@ class Inputs:
 
     def rows(self) -> torch.Tensor:
         return torch.zeros(3, self.shape.batch, self.max_pages, device=self.device)
+
+    def observed(self) -> ObservedLogits:
+        """Every request of the batch."""
+        return ObservedLogits(
+            starts=self.indptr[:-1].contiguous(),
+            seq_lens=self.indptr.diff(),
+            batch_rows=self.slots(),
+            slots=self.slots(),
+        )
 
     def slots(self) -> torch.Tensor:
         return torch.arange(self.shape.batch, dtype=torch.int32, device=self.device)

@@ -59,14 +59,14 @@ def checked_error(name: str, rows: torch.Tensor, inputs: Inputs, tolerance: floa
 def check_logits(arms: FlashInferArms, inputs: Inputs, path: str) -> float:
     """The variant against stock's outputs, its gate, and the rows of the definition."""
     arms.emitted.logits.fill_(POISON)
-    arms.gate.zero_()
+    arms.open(False)
     arms.stock()
     arms.emitting_and_reduction()
     if not bool((arms.emitted.logits == POISON).all()):
         raise SystemExit(f"{path}: the variant emits behind a closed gate")
     if arms.rows.any():
         raise SystemExit(f"{path}: the reduction writes behind a closed gate")
-    arms.gate.fill_(1)
+    arms.open(True)
     arms.emitting_and_reduction()
     for ours, stock in zip(arms.outputs, arms.stock_outputs, strict=True):
         if not torch.equal(ours, stock):
@@ -107,10 +107,10 @@ def timed(shape: DecodeShape, device: str, bandwidth: float) -> list[dict[str, A
         steps = flashinfer_arms(arms)
         if not tensor_cores:
             steps["qk-probe alone"] = probe.step
-        arms.gate.zero_()
+        arms.open(False)
         gated = interleaved({"stock": arms.stock, "gated off": arms.emitting}, on_device=True)
         rows.append(row(shape, path, "gated off", gated["gated off"], gated["stock"], floor))
-        arms.gate.fill_(1)
+        arms.open(True)
         times = interleaved(steps, on_device=True)
         rows += [row(shape, path, arm, value, times["stock"], floor) for arm, value in times.items()]
     return rows

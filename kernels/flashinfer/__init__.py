@@ -14,7 +14,7 @@ QUERY_DTYPES = (torch.bfloat16, torch.float16)
 KV_DTYPES = (*QUERY_DTYPES, torch.float8_e4m3fn)
 HEAD_DIMS = (64, 128, 256)
 LOGIT_DTYPES = {torch.float16: "half", torch.float32: "float"}
-REVISION = 1  # Of the variant's arguments: compiled modules are cached under it.
+REVISION = 2  # Of the variant's arguments: compiled modules are cached under it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class EmittingDecode:
         """``jit_args`` of ``BatchDecodeWithPagedKVCacheWrapper``.
 
         ``run`` then takes, after q and the cache: the logits of this layer [num_kv_heads, tokens, group], the
-        gate int32 [1], and the scalars softmax scale, soft cap (0 for none) and the stride of a KV head in
-        the logits, in elements.
+        first token of each request there, negative where it is not observed, int32 [batch], and the scalars
+        softmax scale, soft cap (0 for none) and the stride of a KV head in the logits, in elements.
         """
         return [
             self.uri,
@@ -79,7 +79,7 @@ class EmittingDecode:
             torch.int32,
             self.head_dim,
             self.head_dim,
-            ["emit_logits", "emit_gate"],
+            ["emit_logits", "emit_starts"],
             [LOGIT_DTYPES[self.logit_dtype], "int32_t"],
             ["sm_scale", "logits_soft_cap", "emit_kv_head_stride"],
             ["double", "double", "int64_t"],

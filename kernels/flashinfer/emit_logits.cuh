@@ -5,9 +5,10 @@
 // for bit. Beside it, the logit (scaled, soft-capped, natural units) of query head kv_head * group + g and token
 // i of request b goes to
 //
-//     emit_logits[kv_head * emit_kv_head_stride + (first(b) + i) * group + g]
+//     emit_logits[kv_head * emit_kv_head_stride + (emit_starts[b] + i) * group + g]
 //
-// where first(b) counts the tokens of the requests before b, in the order of the wrapper's page table.
+// A request whose start is negative emits nothing: one uniform branch, so that one CUDA graph serves steps that
+// observe other requests, or none.
 //
 // What the hook must know about its callers (FlashInfer 0.6.18):
 //  - the variant is passed by value: no state survives a call, so each call stores its own number;
@@ -38,7 +39,7 @@ struct EmitLogits : AttentionVariantBase {
   uint32_t qo_len, kv_len, window_left;
   float sm_scale_log2;
   float pre_tanh_scale;
-  uint32_t stored_end;  // First token that is not stored; 0 behind a closed gate.
+  uint32_t stored_end;  // First token that is not stored; 0 where the request is not observed.
   uint32_t group;
   uint32_t first_token;
 
@@ -57,7 +58,9 @@ struct EmitLogits : AttentionVariantBase {
 #if defined(__CUDA_ARCH__) || defined(SGL_IMPORTANCE_HOST_TEST)
     stored_end = 0;
     if constexpr (HasPageTable<Params>::value) {
-      if (*params.emit_gate != 0) {
+      const int32_t start = params.emit_starts[batch_idx];
+      first_token = static_cast<uint32_t>(start);
+      if (start >= 0) {
         stored_end = kv_len;
         if (!kTensorCores && params.partition_kv) {
           const uint32_t next = params.kv_tile_indices[blockIdx.x] + 1;
@@ -65,7 +68,6 @@ struct EmitLogits : AttentionVariantBase {
         }
       }
       group = params.num_qo_heads / params.paged_kv.num_heads;
-      first_token = params.paged_kv.indptr[batch_idx] * static_cast<uint32_t>(params.paged_kv.page_size);
     }
 #endif
   }

@@ -28,7 +28,7 @@ struct DecodeParams {
   uint_fastdiv group_size;
 
   EMIT_LOGIT_DTYPE* emit_logits;
-  int32_t* emit_gate;
+  int32_t* emit_starts;
   double sm_scale;
   double logits_soft_cap;
   int64_t emit_kv_head_stride;

@@ -7,6 +7,7 @@ the body by its sum. No atomics: the same step gives the same bits.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -23,14 +24,14 @@ class DecodeLogits:
     """Static buffers of one emitting decode step: logits and log-sums of the sampled layers.
 
     ``logits[layer, kv_head, i, g]`` is the scaled, capped logit of query head ``kv_head * group + g`` at
-    entry i of the flat list of key locations: heads of a group lie side by side, as decode attention computes
-    them together. bfloat16 is not offered, it moves a page's mass by 1.6e-2.
+    entry i of the flat list of the observed requests' tokens: heads of a group lie side by side, as decode
+    attention computes them together. bfloat16 is not offered, it moves a page's mass by 1.6e-2.
 
     Args:
         num_layers: sampled layers.
         num_kv_heads, group: KV heads of this rank and query heads per KV head.
-        max_tokens: entries of the flat list, over all requests of a batch.
-        max_requests: requests of a batch.
+        max_tokens: entries of the flat list, over all observed requests of a step.
+        max_requests: requests of a batch, padding included.
         max_pages: pages of the longest sequence.
         dtype: float16, or float32 where its error bound is not enough.
     """
@@ -60,11 +61,35 @@ class DecodeLogits:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+@dataclass(frozen=True, slots=True)
+class ObservedLogits:
+    """The observed requests of a step, as index tensors on the device, int32 [num_requests] each.
+
+    Attributes:
+        starts: where each request's tokens begin in the flat list.
+        seq_lens: tokens of each sequence.
+        batch_rows: row of the batch, which is that of the log-sums, of each request.
+        slots: row of the score rows that each adds to, no two the same; -1 is padding.
+    """
+
+    starts: torch.Tensor
+    seq_lens: torch.Tensor
+    batch_rows: torch.Tensor
+    slots: torch.Tensor
+
+    def __post_init__(self) -> None:
+        tensors = (self.starts, self.seq_lens, self.batch_rows, self.slots)
+        assert len({tuple(tensor.shape) for tensor in tensors}) == 1, [tensor.shape for tensor in tensors]
+        assert all(tensor.dtype == torch.int32 for tensor in tensors)
+
+
 @triton.jit
 def _logit_rows_kernel(
     Logits,
     LogSums,
-    KvIndptr,
+    Starts,
+    SeqLens,
+    BatchRows,
     Slots,
     Gate,
     Rows,
@@ -91,8 +116,9 @@ def _logit_rows_kernel(
     if tl.load(Gate) == 0:
         return
     slot = tl.load(Slots + request).to(tl.int64)
-    first = tl.load(KvIndptr + request).to(tl.int64)
-    seq_len = (tl.load(KvIndptr + request + 1) - first).to(tl.int32)
+    first = tl.load(Starts + request).to(tl.int64)
+    seq_len = tl.load(SeqLens + request)
+    batch_row = tl.load(BatchRows + request)
     num_pages = tl.cdiv(seq_len, PAGE_SIZE)
     if (slot < 0) | (tl.program_id(0) * PAGES >= num_pages):
         return
@@ -107,7 +133,7 @@ def _logit_rows_kernel(
         for kv_head in range(NUM_KV_HEADS):
             of_layer = Logits + tl.cast(layer, tl.int64) * layer_stride
             of_head = of_layer + tl.cast(kv_head, tl.int64) * kv_head_stride + first * GROUP
-            head = request * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + g
+            head = batch_row * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + g
             log_sum = tl.load(LogSums + layer * log_sums_layer_stride + head, mask=g < GROUP, other=0.0)
             log_sum = log_sum * log_sums_scale
             on_page = tl.zeros((PAGES, BLOCK_G), tl.float32)
@@ -139,7 +165,7 @@ def _logit_rows_kernel(
 
 @triton.jit
 def _body_rows_kernel(
-    KvIndptr,
+    SeqLens,
     Slots,
     Gate,
     Rows,
@@ -157,7 +183,7 @@ def _body_rows_kernel(
     if tl.load(Gate) == 0:
         return
     slot = tl.load(Slots + request).to(tl.int64)
-    seq_len = tl.load(KvIndptr + request + 1) - tl.load(KvIndptr + request)
+    seq_len = tl.load(SeqLens + request)
     num_pages = tl.cdiv(seq_len, PAGE_SIZE)
     if (slot < 0) | (tl.program_id(0) * BLOCK >= num_pages):
         return
@@ -176,8 +202,7 @@ def _body_rows_kernel(
 
 def reduce_logits(
     step: DecodeLogits,
-    kv_indptr: torch.Tensor,
-    slots: torch.Tensor,
+    observed: ObservedLogits,
     rows: torch.Tensor,
     *,
     gate: torch.Tensor,
@@ -191,17 +216,15 @@ def reduce_logits(
 
     Args:
         step: logits and log-sums of every sampled layer.
-        kv_indptr: where each request's entries begin in the flat list, int32 [num_requests + 1].
-        slots: row of each request, int32 [num_requests]; -1 is padding.
+        observed: the requests whose logits the step holds.
         rows: mass, body mass and peak (sum, sum, maximum), float32 [3, slots, max_pages].
         gate: int32 [1] on the device; 0 makes the launches return at once.
         max_seq_len: upper bound of the sequences, on the host.
         log_sums_in_base_2: whether the log-sums are log2(sum(exp(logit))), as FlashInfer returns them.
     """
     num_layers, num_kv_heads, _, group = step.logits.shape
-    num_requests = slots.shape[0]
+    num_requests = observed.slots.shape[0]
     max_pages = triton.cdiv(max_seq_len, page_size)
-    assert kv_indptr.shape == (num_requests + 1,), (kv_indptr.shape, num_requests)
     assert num_requests <= step.body.shape[0], (num_requests, step.body.shape)
     assert max_pages <= min(step.body.shape[1], rows.shape[2]), (max_pages, step.body.shape, rows.shape)
     assert rows.dtype == torch.float32, rows.dtype
@@ -212,8 +235,10 @@ def reduce_logits(
     _logit_rows_kernel[(triton.cdiv(max_pages, pages), num_requests)](
         step.logits,
         step.log_sums,
-        kv_indptr,
-        slots,
+        observed.starts,
+        observed.seq_lens,
+        observed.batch_rows,
+        observed.slots,
         gate,
         *buffers,
         step.logits.stride(0),
@@ -234,8 +259,8 @@ def reduce_logits(
     )
     block = min(1024, triton.next_power_of_2(max_pages))
     _body_rows_kernel[(triton.cdiv(max_pages, block), num_requests)](
-        kv_indptr,
-        slots,
+        observed.seq_lens,
+        observed.slots,
         gate,
         *buffers,
         *rows.stride()[:2],

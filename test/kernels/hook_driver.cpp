@@ -4,7 +4,7 @@
 // whose tiles overrun the chunk with stale keys, and the fragments of a tensor-core tile with padded rows.
 // Logits are integers that name (request, KV head, head of the group, token), so a misplaced store shows.
 //
-// Arguments: tensor_cores soft_cap gate group kv_heads chunk tile page_size length...
+// Arguments: tensor_cores soft_cap group kv_heads chunk tile page_size, then length and start of each request
 
 #include <algorithm>
 #include <cmath>
@@ -48,7 +48,7 @@ struct PagedKv {
 struct Params {
   PagedKv paged_kv;
   uint32_t num_qo_heads;
-  int32_t* emit_gate;
+  int32_t* emit_starts;
   half* emit_logits;
   double sm_scale, logits_soft_cap;
   int64_t emit_kv_head_stride;
@@ -108,16 +108,20 @@ int main(int argc, char** argv) {
   std::vector<int> arguments;
   for (int i = 1; i < argc; ++i) arguments.push_back(std::atoi(argv[i]));
   const bool tensor_cores = arguments[0], soft_cap = arguments[1];
-  int32_t gate = arguments[2], chunk = arguments[5];
-  const uint32_t group = arguments[3], kv_heads = arguments[4], tile = arguments[6];
+  int32_t chunk = arguments[4];
+  const uint32_t group = arguments[2], kv_heads = arguments[3], tile = arguments[5];
   Params params;
   params.paged_kv.num_heads = kv_heads;
-  params.paged_kv.page_size = arguments[7];
-  params.paged_kv.lengths.assign(arguments.begin() + 8, arguments.end());
+  params.paged_kv.page_size = arguments[6];
+  std::vector<int32_t> starts;
+  for (size_t i = 7; i < arguments.size(); i += 2) {
+    params.paged_kv.lengths.push_back(arguments[i]);
+    starts.push_back(arguments[i + 1]);
+  }
   params.paged_kv.indptr = {0};
   params.partition_kv = chunk > 0;
   params.kv_chunk_size_ptr = &chunk;
-  params.emit_gate = &gate;
+  params.emit_starts = starts.data();
   params.num_qo_heads = group * kv_heads;
   params.sm_scale = 0.5;
   params.logits_soft_cap = soft_cap ? 1e6 : 0.0;
@@ -131,7 +135,10 @@ int main(int argc, char** argv) {
       params.kv_tile_indices.push_back(i);
     }
   }
-  const int64_t tokens = int64_t(params.paged_kv.indptr.back()) * params.paged_kv.page_size + 3;
+  int64_t tokens = 3;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    tokens = std::max(tokens, int64_t(starts[i]) + params.paged_kv.lengths[i] + 3);
+  }
   params.emit_kv_head_stride = tokens * group;
   std::vector<half> logits(kv_heads * params.emit_kv_head_stride, half{-1.f});
   params.emit_logits = logits.data();

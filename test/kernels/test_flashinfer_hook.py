@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import subprocess
 from dataclasses import astuple, dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -31,33 +30,34 @@ class Launch:
 
     tensor_cores: bool
     soft_cap: bool
-    gate: int
     group: int
     kv_heads: int
     chunk: int
     tile: int
     page_size: int
     lengths: tuple[int, ...]
+    starts: tuple[int, ...]
 
     def stored(self, program: Path) -> np.ndarray:
-        *numbers, lengths = astuple(self)
-        command = [str(program), *(str(int(number)) for number in (*numbers, *lengths))]
+        *numbers, lengths, starts = astuple(self)
+        numbers += chain.from_iterable(zip(lengths, starts, strict=True))
+        command = [str(program), *(str(int(number)) for number in numbers)]
         run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
         return np.array(run.stdout.split(), dtype=np.float64)
 
     def expected(self) -> np.ndarray:
-        firsts, first = [], 0
-        for length in self.lengths:
-            firsts.append(first)
-            first += math.ceil(length / self.page_size) * self.page_size
-        logits = np.full((self.kv_heads, first + 3, self.group), -1.0)
-        for request, length in enumerate(self.lengths if self.gate else ()):
+        requests = list(zip(self.lengths, self.starts, strict=True))
+        end = max(0, *(start + length for length, start in requests))
+        logits = np.full((self.kv_heads, end + 3, self.group), -1.0)
+        for request, (length, start) in enumerate(requests):
+            if start < 0:
+                continue
             head, token, g = np.ogrid[: self.kv_heads, :length, : self.group]
             names = 0.5 * (request * 100_000 + head * 10_000 + g * 1000 + token)
             if self.soft_cap:
                 names = 1e6 * np.tanh(names / 1e6)
             limit = 65504.0  # The largest half: the hook saturates.
-            logits[:, firsts[request] : firsts[request] + length] = np.clip(names, -limit, limit)
+            logits[:, start : start + length] = np.clip(names, -limit, limit)
         return logits.ravel()
 
 
@@ -81,48 +81,60 @@ def hook(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Launch,
         tensor_cores=st.booleans(),
         soft_cap=st.booleans(),
-        gate=st.sampled_from([1, 1, 1, 0]),
         group=st.integers(1, 8),
         kv_heads=st.integers(1, 3),
         chunk=st.sampled_from([0, 1, 5, 16, 40]),
         tile=st.sampled_from([4, 16, 24]),
         page_size=st.sampled_from([1, 4]),
         lengths=st.lists(st.integers(1, 90), min_size=1, max_size=3).map(tuple),
-    )
+        starts=st.just(()),
+    ),
+    observed=st.lists(st.booleans(), min_size=3, max_size=3),
+    gap=st.integers(0, 5),
 )
-def test_every_logit_lies_in_its_place_and_no_other(launch: Launch, hook: Path) -> None:
+def test_every_logit_lies_in_its_place_and_no_other(
+    launch: Launch, observed: list[bool], gap: int, hook: Path
+) -> None:
+    starts, end = [], gap
+    for length, is_observed in zip(launch.lengths, observed, strict=False):
+        starts.append(end if is_observed else -1)
+        end += length if is_observed else 0
+    launch = replace(launch, starts=tuple(starts))
     np.testing.assert_allclose(launch.stored(hook), launch.expected(), rtol=1e-6)
 
 
 CUDA_CORES = Launch(
     tensor_cores=False,
     soft_cap=False,
-    gate=1,
     group=4,
     kv_heads=2,
     chunk=10,
     tile=16,
     page_size=4,
     lengths=(37, 21),
+    starts=(21, 0),
 )
 TENSOR_CORES = replace(CUDA_CORES, tensor_cores=True)
+UNOBSERVED = replace(CUDA_CORES, starts=(0, -20))
+LARGE = replace(CUDA_CORES, lengths=(37, 37, 37), starts=(0, 37, 74))
 
+START = "params.emit_starts[batch_idx];"
 TWINS = [
     (CUDA_CORES, Mutation("stale_split", "params.partition_kv)", "false)")),
     (TENSOR_CORES, Mutation("padded_rows", "qo_idx == 0 &&", "true &&")),
     (CUDA_CORES, Mutation("one_head_swapped", "g = qo_head_idx - kv", "g = (qo_head_idx ^ 1) - kv")),
-    (CUDA_CORES, Mutation("one_page_off", "static_cast<uint32_t>(params.paged_kv.page_size)", "1u")),
-    (CUDA_CORES, Mutation("gate_ignored", "if (*params.emit_gate != 0)", "if (true)")),
+    (CUDA_CORES, Mutation("next_request", START, "params.emit_starts[1 - batch_idx];")),
+    (CUDA_CORES, Mutation("two_tokens_off", START, f"2 + {START}")),
+    (UNOBSERVED, Mutation("negative_is_zero", START, f"std::max(0, {START[:-1]});")),
     (CUDA_CORES, Mutation("no_scale", "static_cast<float>(params.sm_scale);", "1.f;")),
     (CUDA_CORES, Mutation("first_kv_head_only", "params.emit_kv_head_stride * kv_head_idx", "0")),
-    (replace(CUDA_CORES, lengths=(37, 37, 37)), Mutation("no_saturation", "65504.f", "1e9f")),
+    (LARGE, Mutation("no_saturation", "65504.f", "1e9f")),
 ]
 
 
 @needs_compiler
 @pytest.mark.parametrize(("launch", "mutation"), TWINS, ids=[mutation.name for _, mutation in TWINS])
 def test_broken_hooks_are_told_apart(launch: Launch, mutation: Mutation, tmp_path: Path, hook: Path) -> None:
-    launch = replace(launch, gate=0) if mutation.name == "gate_ignored" else launch
     np.testing.assert_allclose(launch.stored(hook), launch.expected(), rtol=1e-6)
     text = SOURCE.read_text()
     assert text.count(mutation.old) == 1, mutation.name

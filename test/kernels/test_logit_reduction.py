@@ -66,7 +66,9 @@ class LogitCase:
         for buffer in (step.log_sums, step.body, step.body_totals):
             buffer.fill_(POISON)
         step.logits.fill_(6e4)
-        indptr = [0, *np.cumsum(self.lengths).tolist()]
+        # The last request first, and the batch in another order than the observed.
+        starts = [sum(self.lengths[request + 1 :]) for request in range(requests)]
+        batch_rows = [(request + 1) % (requests + 1) for request in range(requests)]
         for layer in range(self.num_layers):
             for request, table in enumerate(probe.tables):
                 q = probe.q[layer][int(probe.queries.first_query_rows[request])]
@@ -75,16 +77,17 @@ class LogitCase:
                 if self.logit_cap:
                     logits = self.logit_cap * torch.tanh(logits / self.logit_cap)
                 self.largest_logit = max(self.largest_logit, float(logits.abs().max()))
-                step.logits[layer, :, indptr[request] : indptr[request + 1]] = logits.to(self.dtype)
+                entries = slice(starts[request], starts[request] + self.lengths[request])
+                step.logits[layer, :, entries] = logits.to(self.dtype)
                 log_sums = torch.logsumexp(logits, dim=1).flatten()
-                step.log_sums[layer, request] = log_sums / (math.log(2) if self.base_2 else 1.0)
+                step.log_sums[layer, batch_rows[request]] = log_sums / (math.log(2) if self.base_2 else 1.0)
         rows = torch.zeros(3, requests + 2, probe.max_pages + 1, device=self.device)
         # One row of padding behind the requests, as a captured batch has it.
-        slots = torch.cat([probe.queries.slots.cpu(), torch.tensor([-1], dtype=torch.int32)])
+        numbers = [[*starts, 0], [*self.lengths, 1], [*batch_rows, 0], [*probe.queries.slots.tolist(), -1]]
+        tensors = torch.tensor(numbers, dtype=torch.int32, device=self.device)
         module.reduce_logits(
             step,
-            torch.tensor([*indptr, indptr[-1]], dtype=torch.int32, device=self.device),
-            slots.to(self.device),
+            module.ObservedLogits(*tensors),
             rows,
             gate=torch.tensor([gate], dtype=torch.int32, device=self.device),
             max_seq_len=max(self.lengths),
@@ -149,6 +152,7 @@ TWINS = [
     Mutation("sinks_in_the_body", "(token >= sink_tokens)", "(token >= 0)"),
     Mutation("first_total_only", "num_totals = tl.cdiv(num_pages, PAGES)", "num_totals = 1"),
     Mutation("next_request", "+ first * GROUP", "+ first"),
+    Mutation("order_for_batch_row", "batch_row * (NUM_KV", "request * (NUM_KV"),
 ]
 
 
