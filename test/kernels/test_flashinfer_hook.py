@@ -115,7 +115,7 @@ CUDA_CORES = Launch(
     starts=(21, 0),
 )
 TENSOR_CORES = replace(CUDA_CORES, tensor_cores=True)
-UNOBSERVED = replace(CUDA_CORES, starts=(-20, 0))
+UNOBSERVED = replace(CUDA_CORES, lengths=(21, 37), starts=(-20, 0))
 LARGE = replace(CUDA_CORES, lengths=(37, 37, 37), starts=(0, 37, 74))
 
 START = "params.emit_starts[batch_idx];"
