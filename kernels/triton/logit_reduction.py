@@ -153,6 +153,7 @@ def _logit_rows_kernel(
             mass += tl.sum(on_page, axis=1)
             peak = tl.maximum(peak, tl.max(on_page, axis=1))
 
+    peak = tl.minimum(peak, 1.0)  # Rounded logits may add up to more.
     samples: tl.constexpr = NUM_LAYERS * NUM_KV_HEADS * GROUP
     mask = page < num_pages
     out = Rows + slot * row_slot_stride + page

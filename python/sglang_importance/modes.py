@@ -27,6 +27,7 @@ PRODUCERS: dict[str, str] = {"torch_native": "torch_native"}
 UNPROVEN: dict[str, tuple[str, ...]] = {
     "qk_probe": ("fa3", "flashinfer", "triton"),
     "triton": ("triton",),
+    "flashinfer": ("flashinfer",),
 }
 SOURCES: tuple[str, ...] = ("auto", *PRODUCERS, *UNPROVEN)
 

@@ -27,6 +27,7 @@ _CONTROLLER = f"{_CACHE}.hybrid_cache.hybrid_cache_controller.HybridCacheControl
 _STREAMER = f"{_SRT}.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 _UPDATER = f"{_SRT}.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _TRITON = f"{_SRT}.layers.attention.triton_backend.TritonAttnBackend"
+_FLASHINFER = f"{_SRT}.layers.attention.flashinfer_backend.FlashInferAttnBackend"
 _TORCH_NATIVE = f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 
 # Parameter names in order, as in a signature; None where only the existence counts.
@@ -190,6 +191,12 @@ SYMBOLS: dict[str, str | None] = {
         "split_forward_count"
     ),
     f"{_SRT}.model_executor.model_runner.ModelRunnerOutput.can_run_graph": None,
+    f"{_FLASHINFER}.__init__": (
+        "self, model_runner, skip_prefill, kv_indptr_buf, kv_last_page_len_buf, init_new_workspace"
+    ),
+    f"{_FLASHINFER}._check_kv_attention_access": "self, phase, access",
+    f"{_FLASHINFER}._create_decode_wrappers": "self, bs, num_tokens",
+    f"{_FLASHINFER}.forward_decode": "self, q, k, v, layer, forward_batch, save_kv_cache",
     f"{_TRITON}.__init__": "self, model_runner, skip_prefill, kv_indptr_buf",
     f"{_TRITON}.needs_cpu_seq_lens": None,
     f"{_TRITON}.forward_decode": (

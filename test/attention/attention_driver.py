@@ -83,6 +83,8 @@ class Sequence:
 class AttentionDriver:
     """Runs forward passes through the emitting backend and, beside it, through upstream's."""
 
+    atol = 1e-5
+
     def __init__(
         self,
         options: ImportanceOptions,
@@ -228,7 +230,7 @@ class AttentionDriver:
         assert row.query_tokens == len(positions)
         got = np.stack([row.mass, row.body, row.peak])
         assert got.dtype == np.float32
-        np.testing.assert_allclose(got, self.expected(sequence, positions, layers), atol=1e-5)
+        np.testing.assert_allclose(got, self.expected(sequence, positions, layers), atol=self.atol)
         self.rows.check_integrity()
         row.signal(self.page_size).check_integrity()
         return row

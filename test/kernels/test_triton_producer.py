@@ -68,11 +68,10 @@ def test_replays_of_one_graph_observe_and_do_not() -> None:
     driver.check_row(second, Phase.DECODE, [6, 8], layers=(0, 2))
 
 
-NUMBERS = "self._numbers"
 TWINS = [
-    Mutation("order_for_batch", f"{NUMBERS}[0, batch_index] = index", f"{NUMBERS}[0, index] = index"),
-    Mutation("stale_length", f"{NUMBERS}[1, index] = queries.seq_len", f"{NUMBERS}[1, index] = 5"),
-    Mutation("slot_by_order", f"{NUMBERS}[2, index] = queries.slot", f"{NUMBERS}[2, index] = index + 1"),
+    Mutation("order_for_batch", "_Number.ORDER, batch_row]", "_Number.ORDER, index]"),
+    Mutation("stale_length", "SEQ_LEN, index] = queries.seq_len", "SEQ_LEN, index] = 5"),
+    Mutation("slot_by_order", "SLOT, index] = queries.slot", "SLOT, index] = index + 1"),
     Mutation("never_named", "        self._staged.send(self._numbers)\n        self.opened()\n", ""),
 ]
 

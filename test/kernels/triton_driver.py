@@ -58,7 +58,9 @@ def complete(runner: SimpleNamespace) -> SimpleNamespace:
     config.kv_lora_rank = None
     config.linear_attn_registry_result = None
     config.context_len = MAX_CONTEXT
-    config.hf_config = LlamaConfig(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS)
+    config.hf_config = LlamaConfig(
+        architectures=["LlamaForCausalLM"], num_attention_heads=HEADS, num_key_value_heads=KV_HEADS
+    )
     return runner
 
 

@@ -77,6 +77,23 @@ def _triton_backend(model_runner: ModelRunner, options: ImportanceOptions) -> At
     return EmittingTritonBackend(model_runner, options)
 
 
+def _emit_from_flashinfer(options: ImportanceOptions) -> None:
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    stock = ATTENTION_BACKENDS["flashinfer"]
+    ATTENTION_BACKENDS["flashinfer"] = _replaced(stock, _flashinfer_backend, options)
+
+
+def _flashinfer_backend(model_runner: ModelRunner, options: ImportanceOptions) -> AttentionBackend:
+    if model_runner.use_mla_backend:
+        raise ValueError(
+            "page scores of multi-head latent attention are not supported yet: start with --kv-policy default"
+        )
+    from sglang_importance.attention.flashinfer import EmittingFlashInferBackend
+
+    return EmittingFlashInferBackend(model_runner, options)
+
+
 def _replaced(
     create: Callable[..., Any], emitting: Callable[..., Any], options: ImportanceOptions
 ) -> Callable[..., Any]:
@@ -92,4 +109,5 @@ def _replaced(
 _INSTALLERS: dict[str, Callable[[ImportanceOptions], None]] = {
     "qk_probe": _attach_probe,
     "triton": _emit_from_triton,
+    "flashinfer": _emit_from_flashinfer,
 }

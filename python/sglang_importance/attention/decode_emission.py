@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,17 @@ logger = logging.getLogger(__name__)
 
 MAX_EMITTED_BYTES = 1 << 29
 """Of the buffers that attention emits into. Requests that do not fit a step are observed in the next."""
+
+
+class _Number(IntEnum):
+    """Rows of the staged numbers: by request of the batch, then by observed request."""
+
+    ORDER = 0
+    BATCH_START = 1
+    START = 2
+    BATCH_ROW = 3
+    SEQ_LEN = 4
+    SLOT = 5
 
 
 class DecodeEmission(ABC):
@@ -55,7 +67,7 @@ class DecodeEmission(ABC):
         self._index = {layer: index for index, layer in enumerate(self.layers)}
         self._sampler = sampler
         # Rows whose starts stay aligned: Triton compiles for the alignment of what it is called with.
-        self._staged = StagedNumbers((4, -(-max_batch // 4) * 4), model_runner.device)
+        self._staged = StagedNumbers((len(_Number), -(-max_batch // 4) * 4), model_runner.device)
         self._numbers = torch.zeros_like(self._staged.device_values, device="cpu")
         self._names_somebody = False
         self._ran: set[int] = set()
@@ -85,19 +97,31 @@ class DecodeEmission(ABC):
         return index
 
     @property
-    def observed_rows(self) -> torch.Tensor:
+    def order(self) -> torch.Tensor:
         """Index of each request of the batch among the observed, -1 where not, int32 [max_batch]."""
-        return self._staged.device_values[0, : self.max_batch]
+        return self._staged.device_values[_Number.ORDER, : self.max_batch]
 
-    def observed_seq_lens(self, count: int) -> torch.Tensor:
-        return self._staged.device_values[1, :count]
+    @property
+    def batch_starts(self) -> torch.Tensor:
+        """First token of each request of the batch in a flat list of the observed requests' tokens, -1 where
+        not observed, int32 [max_batch]."""
+        return self._staged.device_values[_Number.BATCH_START, : self.max_batch]
 
-    def observed_slots(self, count: int) -> torch.Tensor:
-        return self._staged.device_values[2, :count]
+    def starts(self, count: int) -> torch.Tensor:
+        """The same of the first ``count`` observed requests, int32 [count]."""
+        return self._staged.device_values[_Number.START, :count]
 
-    def observed_starts(self) -> torch.Tensor:
-        """First entry of each request of the batch in a flat buffer, -1 where not observed, [max_batch]."""
-        return self._staged.device_values[3, : self.max_batch]
+    def batch_rows(self, count: int) -> torch.Tensor:
+        """Row of the batch of each observed request, int32 [count]."""
+        return self._staged.device_values[_Number.BATCH_ROW, :count]
+
+    def seq_lens(self, count: int) -> torch.Tensor:
+        """Tokens of each observed request, int32 [count]."""
+        return self._staged.device_values[_Number.SEQ_LEN, :count]
+
+    def slots(self, count: int) -> torch.Tensor:
+        """Row of the score rows of each observed request, int32 [count]."""
+        return self._staged.device_values[_Number.SLOT, :count]
 
     def _around(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(upstream)
@@ -127,20 +151,22 @@ class DecodeEmission(ABC):
         self._clear_numbers()
         start = 0
         for index, queries in enumerate(observed):
-            batch_index = queries.rows.start
-            assert batch_index < self.max_batch, (batch_index, self.max_batch)
-            self._numbers[0, batch_index] = index
-            self._numbers[1, index] = queries.seq_len
-            self._numbers[2, index] = queries.slot
-            self._numbers[3, batch_index] = start
+            batch_row = queries.rows.start
+            assert batch_row < self.max_batch, (batch_row, self.max_batch)
+            self._numbers[_Number.ORDER, batch_row] = index
+            self._numbers[_Number.BATCH_START, batch_row] = start
+            self._numbers[_Number.START, index] = start
+            self._numbers[_Number.BATCH_ROW, index] = batch_row
+            self._numbers[_Number.SEQ_LEN, index] = queries.seq_len
+            self._numbers[_Number.SLOT, index] = queries.slot
             start += queries.seq_len
         self._staged.send(self._numbers)
         self.opened()
         self._names_somebody = bool(observed)
 
     def _clear_numbers(self) -> None:
-        self._numbers[0] = -1
-        self._numbers[3] = -1
+        self._numbers[_Number.ORDER] = -1
+        self._numbers[_Number.BATCH_START] = -1
 
     def _close(self, observed: list[ObservedQueries], *, replayed: bool) -> None:
         ran = self._ever_ran if replayed else self._ran

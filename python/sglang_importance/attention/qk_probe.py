@@ -81,7 +81,7 @@ class QkProbe:
             device=model_runner.device,
             layers=self.layers,
         )
-        self.num_heads = query_heads(model_runner.model, self.layers)
+        self.num_heads = _query_heads(model_runner.model, self.layers)
         self._decode = decode
         self._gate = torch.ones(1, dtype=torch.int32, device=model_runner.device)
         self.sampler = StepSampler(self.rows, options)
@@ -204,15 +204,16 @@ def _last(queries: ObservedQueries, count: int) -> ObservedQueries:
     )
 
 
-def _attention_layers(model: torch.nn.Module, layers: Iterable[int]) -> list[RadixAttention]:
+def attention_layers(model: torch.nn.Module, layers: Iterable[int] | None = None) -> list[RadixAttention]:
+    """The attention layers of a model, or those of given indices."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
-    wanted = set(layers)
-    return [m for m in model.modules() if isinstance(m, RadixAttention) and m.layer_id in wanted]
+    found = [module for module in model.modules() if isinstance(module, RadixAttention)]
+    return found if layers is None else [layer for layer in found if layer.layer_id in set(layers)]
 
 
-def query_heads(model: torch.nn.Module, layers: Iterable[int]) -> int:
-    heads = {layer.tp_q_head_num for layer in _attention_layers(model, layers)}
+def _query_heads(model: torch.nn.Module, layers: Iterable[int]) -> int:
+    heads = {layer.tp_q_head_num for layer in attention_layers(model, layers)}
     if len(heads) != 1:
         raise ValueError(
             f"qk-probe needs the same number of query heads in every sampled layer, not {sorted(heads)}: "
@@ -233,7 +234,7 @@ def _refuse_unsupported(model_runner: ModelRunner) -> None:
         raise ValueError("qk-probe keeps no scores of single steps: use --kv-importance-trace-detail folds")
     key_dtype = model_runner.token_to_kv_pool.dtype
     available = full_attention_layers(model_runner.model)
-    for layer in _attention_layers(model_runner.model, available):
+    for layer in attention_layers(model_runner.model, available):
         why = refusal(
             key_dtype=key_dtype,
             # Stored keys never are wider than the queries that the model makes.

@@ -93,6 +93,7 @@ class ScoreRows:
         device: torch.device | str = "cpu",
         layers: Sequence[int] = (),
     ) -> None:
+        self.mass_tolerance = 1e-4
         self.page_size = page_size
         self.layers = tuple(layers)
         self.num_slots = num_slots
@@ -203,7 +204,8 @@ class ScoreRows:
             assert (num_pages == 0) == (query_tokens == 0), (phase, slot, num_pages, query_tokens)
             assert query_tokens == 0 or self._owners[slot] is not None, (phase, slot)
             mass = float(row[Quantity.MASS].sum(dtype=torch.float64))
-            assert abs(mass - query_tokens) <= 1e-4 * max(1, query_tokens), (phase, slot, mass, query_tokens)
+            error = abs(mass - query_tokens)
+            assert error <= self.mass_tolerance * max(1, query_tokens), (phase, slot, mass, query_tokens)
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

@@ -77,7 +77,7 @@ class TritonEmission(DecodeEmission):
         return min(len(observed), self._max_observed)
 
     def opened(self) -> None:
-        self.log_sums.observe(self.observed_rows)
+        self.log_sums.observe(self.order)
 
     def reduce(self, observed: Sequence[ObservedQueries]) -> None:
         max_seq_len = max(queries.seq_len for queries in observed)
@@ -88,10 +88,10 @@ class TritonEmission(DecodeEmission):
         batch = PagedQueries(
             locations=self._ones,  # The keys are not looked at again.
             location_starts=self._no_starts[:count],
-            seq_lens=self.observed_seq_lens(count),
+            seq_lens=self.seq_lens(count),
             first_query_rows=ones,
             num_queries=ones,
-            slots=self.observed_slots(count),
+            slots=self.slots(count),
             max_queries=1,
             max_seq_len=max_seq_len,
         )
