@@ -146,10 +146,10 @@ class PinTable:
 
         Args:
             clock: admitted requests.
-            now: Unix time. All ranks must be told the same one; a step back is ignored.
+            now: Unix time. All ranks must be told the same one.
         """
-        self._clock = max(self._clock, clock)
-        self._now = max(self._now, now)
+        self._clock = clock
+        self._now = now
         if self._clock < self._next_decay and self._now < self._next_expiry:
             return []
         ended = [

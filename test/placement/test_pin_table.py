@@ -204,17 +204,6 @@ def test_a_lifetime_counts_in_full_to_its_end():
     assert len(table) == 0
 
 
-def test_a_clock_that_is_set_back_revives_nothing():
-    table = make_table()
-    table.advance(0, 100.0)
-    table.add(make_pin("p", text(0, 2), expires_at=110.0))
-    table.advance(1, 50.0)
-    table.advance(2, 105.0)
-    assert len(table) == 1
-    table.advance(3, 110.0)
-    assert len(table) == 0
-
-
 # ---- limits ----
 
 
