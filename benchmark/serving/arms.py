@@ -24,7 +24,8 @@ class Arm:
         env: added to the environment.
         learns: whether ``/flush_cache`` leaves something behind, so that each workload needs a fresh server.
         has_cache: whether tiers below the device can be attached.
-        same_as: arm whose flags resolve to the same server; its rows are copied, and say so.
+        same_as: arm that makes the same decisions; its rows are copied, and say so.
+        same_on: servers, by their lowest tier, where ``same_as`` holds.
     """
 
     flags: tuple[str, ...]
@@ -32,6 +33,11 @@ class Arm:
     learns: bool = False
     has_cache: bool = True
     same_as: str | None = None
+    same_on: tuple[str, ...] = ("device", "host", "storage")
+
+    def is_copy(self, tiers: str) -> bool:
+        """Whether a server with these tiers need not be measured."""
+        return self.same_as is not None and tiers in self.same_on
 
 
 def _published(policy: str) -> Arm:
@@ -54,6 +60,9 @@ ARMS: dict[str, Arm] = {
     "ours (g = 1)": _ours("--kv-importance-g", "off", same_as=OURS),
     "ours (g on)": _ours("--kv-importance-g", "on"),
     "ours (g shuffled)": _ours("--kv-importance-g", "shuffled"),
+    "ours (g on, automatic pins)": _ours("--kv-importance-g", "on", "--kv-importance-auto-pins", "on"),
+    # --kv-importance-gate auto, the default, is off: "ours" is the arm without gating.
+    "ours (gate on)": _ours("--kv-importance-gate", "on", same_as=OURS, same_on=("device",)),
 }
 
 

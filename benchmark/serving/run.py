@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 # ruff: noqa: E402
 from benchmark.results import RESULTS, write_results
 from benchmark.serving.arms import ARMS
-from benchmark.serving.passes import Row, Servers, count, time_first_requests, time_open_loop
+from benchmark.serving.passes import Row, ServerFailed, Servers, count, time_first_requests, time_open_loop
 from benchmark.serving.report import write_report
 from benchmark.serving.workloads import Workload, load_parameters, make_workload
 
@@ -81,15 +81,20 @@ def counts(
 ) -> Iterator[Row]:
     for name in arms:
         for workload in workloads:
-            if (workload.name, name) in done or ARMS[name].same_as is not None:
+            if (workload.name, name) in done or ARMS[name].is_copy(workload.tiers):
                 continue
             bar = progress.add_task(f"{workload.name}: {name}", total=len(workload.requests))
             start = time.perf_counter()
-            row = count(servers, name, workload, lambda bar=bar: progress.advance(bar))
-            progress.remove_task(bar)
+            try:
+                row = count(servers, name, workload, lambda bar=bar: progress.advance(bar))
+            except ServerFailed as error:
+                progress.print(f"{name} on {workload.name}, left out (--resume): {error}", markup=False)
+                continue
+            finally:
+                progress.remove_task(bar)
             yield {"pass": "counts", **row, "took": round(time.perf_counter() - start, 1)}
             for other, arm in ARMS.items():
-                if arm.same_as == name:
+                if arm.same_as == name and arm.is_copy(workload.tiers):
                     yield {"pass": "counts", **row, "arm": other, "copied_from": name}
 
 
