@@ -60,7 +60,7 @@ ARMS: dict[str, Arm] = {
     "ours (g = 1)": _ours("--kv-importance-g", "off", same_as=OURS),
     "ours (g on)": _ours("--kv-importance-g", "on"),
     "ours (g shuffled)": _ours("--kv-importance-g", "shuffled"),
-    "ours (g on, automatic pins)": _ours("--kv-importance-g", "on", "--kv-importance-auto-pins", "on"),
+    "ours (g on + automatic pins)": _ours("--kv-importance-g", "on", "--kv-importance-auto-pins", "on"),
     # --kv-importance-gate auto, the default, is off: "ours" is the arm without gating.
     "ours (gate on)": _ours("--kv-importance-gate", "on", same_as=OURS, same_on=("device",)),
 }
