@@ -123,9 +123,10 @@ async def _send(client: httpx.AsyncClient, model: str, request: WorkloadRequest,
                     continue
                 chunk = json.loads(line.removeprefix("data: "))
                 usage = chunk.get("usage") or usage
-                text = chunk["choices"][0]["delta"].get("content") if chunk.get("choices") else None
-                if text:
-                    last = time.perf_counter()
+                if not chunk.get("choices"):
+                    continue
+                last = time.perf_counter()  # tokens that decode to no text count too
+                if text := chunk["choices"][0]["delta"].get("content"):
                     first = first or last
                     pieces.append(text)
     except httpx.HTTPError as error:
