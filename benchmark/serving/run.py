@@ -29,9 +29,10 @@ sys.path.insert(0, str(ROOT))
 # ruff: noqa: E402
 from benchmark.results import RESULTS, write_results
 from benchmark.serving.arms import ARMS
-from benchmark.serving.passes import Row, ServerFailed, Servers, count, time_first_requests, time_open_loop
+from benchmark.serving.passes import Row, Servers, count, time_first_requests, time_open_loop
 from benchmark.serving.report import write_report
 from benchmark.serving.workloads import Workload, load_parameters, make_workload
+from serving import ServerFailed
 
 PASSES = ("counts", "capacity", "times", "restart", "report")
 # Two rows with the same values of these are the same measurement.
