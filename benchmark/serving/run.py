@@ -32,6 +32,7 @@ from benchmark.serving.arms import ARMS
 from benchmark.serving.passes import Row, Servers, count, time_first_requests, time_open_loop
 from benchmark.serving.report import write_report
 from benchmark.serving.workloads import Workload, load_parameters, make_workload
+
 from serving import ServerFailed
 
 PASSES = ("counts", "capacity", "times", "restart", "report")
