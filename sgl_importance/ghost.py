@@ -107,7 +107,7 @@ class GhostTable:
         on_expire: Callable[[GhostNode], None],
     ) -> None:
         assert capacity_pages >= 0
-        self._capacity_pages = capacity_pages
+        self.capacity_pages = capacity_pages
         self._on_return = on_return
         self._on_expire = on_expire
         self._pages: OrderedDict[bytes, tuple[GhostNode, int]] = OrderedDict()
@@ -147,7 +147,7 @@ class GhostTable:
         for page, digest in enumerate(digests):
             self._pages[digest] = (ghost, page)
             self._pages.move_to_end(digest)
-        while len(self._pages) > self._capacity_pages:
+        while len(self._pages) > self.capacity_pages:
             _, (expired, _) = self._pages.popitem(last=False)
             if not expired.resolved:
                 expired.resolved = True

@@ -12,6 +12,8 @@ ImportanceGate = Literal["auto", "on", "off"]
 AutoPins = Literal["off", "on"]
 TraceDetail = Literal["folds", "steps"]
 StoreBackends = Literal["tested", "any"]
+Switch = Literal["on", "off"]
+Prewarm = Literal["off", "start", "idle"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 IMPORTANCE_G: tuple[ImportanceG, ...] = get_args(ImportanceG)
@@ -19,6 +21,8 @@ IMPORTANCE_GATE: tuple[ImportanceGate, ...] = get_args(ImportanceGate)
 AUTO_PINS: tuple[AutoPins, ...] = get_args(AutoPins)
 TRACE_DETAILS: tuple[TraceDetail, ...] = get_args(TraceDetail)
 STORE_BACKENDS: tuple[StoreBackends, ...] = get_args(StoreBackends)
+SWITCHES: tuple[Switch, ...] = get_args(Switch)
+PREWARM: tuple[Prewarm, ...] = get_args(Prewarm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,11 @@ class ImportanceOptions:
     store_bytes: int = 64 << 30
     store_backends: StoreBackends = "tested"
     fetch_timeout_ms: int = 1000
+    ledger: str = "auto"
+    ledger_token_ids: Switch = "on"
+    ledger_megabytes: int = 256
+    prewarm: Prewarm = "start"
+    prewarm_seconds: int = 60
 
     def __post_init__(self) -> None:
         problems = [
@@ -71,6 +80,13 @@ class ImportanceOptions:
     def use_gate(self) -> bool:
         """Whether copies to host and storage must be worth their bytes (docs/placement.md)."""
         return self.policy == "importance" and self.gate == "on"
+
+    @property
+    def ledger_directory(self) -> str:
+        """Where what is learnt is kept between starts; empty where it is not."""
+        if self.is_stock or self.ledger == "off":
+            return ""
+        return self.store if self.ledger == "auto" else self.ledger
 
     @property
     def is_stock(self) -> bool:
@@ -202,6 +218,25 @@ SETTINGS: dict[str, Setting] = {
     "fetch_timeout_ms": Setting(
         "longest wait for the next page of the store; a slower one is computed", unit="ms", minimum=1
     ),
+    "ledger": Setting(
+        "directory of the ledger, which keeps from one start to the next what was learnt about prefixes and "
+        "their reuse; 'auto' is that of the store, and none without a store; 'off' keeps nothing"
+    ),
+    "ledger_token_ids": Setting(
+        "'on' keeps the token ids of prompts and answers in the ledger; 'off' keeps only digests of their "
+        "pages: scores and reuse survive a restart, but nothing can be pre-warmed from the ledger",
+        choices=SWITCHES,
+    ),
+    "ledger_megabytes": Setting(
+        "size of the ledger beyond which what is worth least is forgotten", unit="MiB", minimum=1
+    ),
+    "prewarm": Setting(
+        "'start' brings the most valuable prefixes of the ledger into free device memory when the server has "
+        "started, 'idle' also whenever no request runs; 'off' leaves it to POST /kv_importance/prewarm. "
+        "Under --kv-policy observe nothing is brought in unasked",
+        choices=PREWARM,
+    ),
+    "prewarm_seconds": Setting("longest time that one pre-warming may take", unit="s", minimum=1),
 }
 
 

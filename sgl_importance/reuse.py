@@ -102,6 +102,11 @@ def reuse_class(block_type: BlockType, transition: Transition, accesses: int) ->
     return (block_type * len(Transition) + transition) * NUM_VISIT_LEVELS + visit_level(accesses)
 
 
+def transition_of(reuse_class: int) -> Transition:
+    """The transition that a class number was made of."""
+    return Transition(reuse_class // MAX_VISITS % len(Transition))
+
+
 def _bucket_starts() -> npt.NDArray[np.int64]:
     octaves = int(np.log2(MAX_AGE))
     starts = np.round(2.0 ** (np.arange(BUCKETS_PER_OCTAVE * octaves) / BUCKETS_PER_OCTAVE))

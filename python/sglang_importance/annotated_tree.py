@@ -42,6 +42,8 @@ class AnnotatedTree:
         """Told of each node's metadata when they are made."""
         self.lost: list[LostPages] | None = None
         """Takes what the request that is inserting had to compute again; None where nobody asks."""
+        self.warming = False
+        """Whether nodes are made because of a pre-warm, which says nothing about their reuse."""
 
     @property
     def core(self) -> UnifiedTreeCore:
@@ -73,7 +75,8 @@ class AnnotatedTree:
             revived = self.ghosts.revive(self.iterate_pages(node), created)
         if not revived and node.parent.parent is not None:
             self._policy.continued(self.metadata(node.parent))
-        self._policy.created(created, self.transition)
+        if not self.warming:
+            self._policy.created(created, self.transition)
         if self.on_created is not None:
             self.on_created(node, created)
         return created
@@ -166,6 +169,9 @@ class AnnotatedTree:
         return digest
 
     def _ghost_returned(self, ghost: GhostNode, node: NodeMetadata, pages: int) -> None:
+        if self.warming:
+            self._policy.inherited(node, ghost)
+            return
         if ghost.kept_by_importance:
             self._counters.observed_saved_tokens += pages * self.page_size
         if self.lost is not None and ghost.eviction is not None:

@@ -21,10 +21,12 @@ from sglang_importance.hardware import cost_model
 from sglang_importance.metrics import MetricsPublisher
 from sglang_importance.observer import ObserverComponent
 from sglang_importance.placement.gating import open_gate
+from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.recorder import Recorder, activate
 from sglang_importance.refusal import LaunchRefused
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.cache_controller import PrefetchOperation
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
@@ -53,6 +55,14 @@ class ImportanceRadixCache(UnifiedRadixCache):
         for node in self.importance.worth_storing(self.tree_core.node_by_id(node_id)):
             super().write_backup_storage(node.id)
             self.importance.stored(node)
+
+    def _handle_prefetch_result(self, operation: PrefetchOperation) -> None:
+        tree = self.importance.tree
+        tree.warming = is_prewarm(operation.handle.rid)
+        try:
+            super()._handle_prefetch_result(operation)
+        finally:
+            tree.warming = False
 
     def sanity_check(self) -> None:
         super().sanity_check()

@@ -23,7 +23,9 @@ from sglang_importance.leaf_sets import WatchedLeaves
 from sglang_importance.metrics import MetricsPublisher
 from sglang_importance.placement.gating import Gating
 from sglang_importance.placement.hints import HintFollower
+from sglang_importance.placement.ledger_feed import LedgerFeed
 from sglang_importance.placement.pinning import Pinning
+from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -75,6 +77,8 @@ class ImportanceComponent(FullComponent):
         self._inserting: QueryFolds | None = None
         self._inserting_rid: str | None = None
         self._hints = HintFollower(self.tree, policy, self.pins, observe=options.policy == "observe")
+        self.ledger: LedgerFeed | None = None
+        """What is told of finished requests, to outlive the server."""
 
     # ---- leaves ----
 
@@ -182,6 +186,9 @@ class ImportanceComponent(FullComponent):
     def prepare_for_caching_req(
         self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool
     ) -> int | None:
+        if is_prewarm(req.rid):
+            self.tree.warming = True
+            return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
         if query is None:
             query = self._admit(req, insert_params.prev_prefix_len)
@@ -247,6 +254,7 @@ class ImportanceComponent(FullComponent):
         self._inserting_rid = None
         self._hints.inserted()
         self.tree.transition = Transition.COLD
+        self.tree.warming = False
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
         if query is None:
             return
@@ -274,6 +282,8 @@ class ImportanceComponent(FullComponent):
             self.gating.offer_again(path)
         if is_finished and self._recorder is not None:
             self._recorder.finished(req, self.policy.clock)
+        if is_finished and self.ledger is not None:
+            self.ledger.visited(req, path)
         for node in path:
             self.refresh(node)
         self.counters.fold_seconds += time.perf_counter() - start

@@ -15,7 +15,7 @@ from sglang.srt.managers.io_struct import BaseReq
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_importance.desk import Desk, Operation
-from sglang_importance.placement import pin_operations
+from sglang_importance.placement import pin_operations, prewarm_facts
 from sglang_importance.snapshot import describe_tree
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 COMMUNICATOR = "kv_importance"
 
 OPERATIONS: dict[str, Operation] = {
+    "prewarm_facts": prewarm_facts.facts,
+    "prewarm_room": prewarm_facts.room,
     "snapshot": describe_tree,
     "pin": pin_operations.pin,
     "unpin": pin_operations.unpin,

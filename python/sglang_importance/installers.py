@@ -85,6 +85,21 @@ def _refusing(create: Callable[..., Any]) -> Callable[..., Any]:
     return create_or_refuse
 
 
+def _weight_watch(options: ImportanceOptions) -> None:
+    if options.ledger_directory and not options.store:
+        from sglang_importance.storage.guards import WEIGHT_HOOKS, install_guards
+
+        install_guards(WEIGHT_HOOKS)
+
+
+def _ledger(scheduler: Scheduler) -> None:
+    options = importance_options(scheduler.server_args)
+    if options is not None and options.ledger_directory:
+        from sglang_importance.placement.ledger_feed import attach_ledger
+
+        attach_ledger(scheduler, options)
+
+
 def _message_handlers(scheduler: Scheduler) -> None:
     from sglang_importance.control import handle_messages
 
@@ -103,10 +118,12 @@ BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
     "radix cache": _radix_cache,
     "attention": _attention,
     "reports": _reports,
+    "weight watch": _weight_watch,
 }
 # In each scheduler process, on the scheduler that has just been built.
 ON_SCHEDULER: dict[str, Callable[[Scheduler], None]] = {
     "message handlers": _message_handlers,
+    "ledger": _ledger,
 }
 
 

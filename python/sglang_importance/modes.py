@@ -244,6 +244,8 @@ def _stock_refusals(args: Any, options: ImportanceOptions) -> list[str]:
         )
     if options.trace:
         lines.append(f"{flag('trace')} has nothing to record under --kv-policy default: use observe")
+    if options.ledger not in ("auto", "off"):
+        lines.append(f"{flag('ledger')} has nothing to keep under --kv-policy default: use observe")
     return lines
 
 

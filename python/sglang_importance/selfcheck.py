@@ -167,6 +167,7 @@ SYMBOLS: dict[str, str | None] = {
     f"{_CONTROLLER}.backup_thread_func": "self",
     f"{_RADIX_CACHE}._can_terminate_prefetch": "self, operation",
     f"{_RADIX_CACHE}._all_reduce": "self, data, tp_reduce_op",
+    f"{_RADIX_CACHE}._handle_prefetch_result": "self, operation",
     f"{_RADIX_CACHE}.total_size": "self",
     f"{_SRT}.managers.scheduler.Scheduler.handle_update_weight_version": "self, recv_req",
     f"{_SRT}.managers.scheduler.Scheduler.is_fully_idle": "self, for_health_check, ignore_waiting",

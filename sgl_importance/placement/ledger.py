@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sgl_importance.ghost import root_digest
-from sgl_importance.placement.database import open_database
+from sgl_importance.placement.database import open_database, set_aside
 from sgl_importance.placement.evidence import ReuseEvidence
 from sgl_importance.placement.record import COLUMNS, PrefixRecord, RowDamaged, decode_row, encode_row
 
@@ -52,6 +52,7 @@ class Ledger:
 
     def __init__(self, path: Path, model: bytes, *, page_size: int, keep_token_ids: bool = True) -> None:
         self.path = path
+        self.model = model
         self.page_size = page_size
         self.keep_token_ids = keep_token_ids
         self.damaged_rows = 0
@@ -64,6 +65,18 @@ class Ledger:
         """The last to close a file also takes what is in its log into it."""
         self._connection.close()
         self._lock.release()
+
+    def give_up(self) -> str:
+        """Closes a file that turned out to be damaged and sets it aside; says what became of it."""
+        self._connection.close()
+        try:
+            if not self._lock.is_alone():
+                return "another server uses it, so it stays where it is"
+            return f"it is kept as {set_aside(self.path)}"
+        except OSError as error:
+            return f"it cannot be set aside ({error})"
+        finally:
+            self._lock.release()
 
     # ---- writing ----
 

@@ -15,10 +15,11 @@ A soft pin (``sgl_importance.placement``) multiplies the loss of its nodes, so t
 from __future__ import annotations
 
 from sgl_importance.cost import CostModel, Tier
+from sgl_importance.ghost import GhostNode
 from sgl_importance.importance import NodeImportance, Origin
 from sgl_importance.node import NodeMetadata
 from sgl_importance.policy.victims import VictimOrder
-from sgl_importance.reuse import BlockType, ReuseEstimator, Transition
+from sgl_importance.reuse import BlockType, ReuseEstimator, Transition, transition_of
 
 MIN_DISTINCT_QUERIES = 2  # one later query may be the same user repeating himself
 SHRINKAGE_QUERIES = 4.0  # weight, in queries, of the belief that a node is as important as any other
@@ -92,6 +93,19 @@ class ImportancePolicy:
         node.expendable = False  # somebody did ask for it again
         node.accesses += 1
         self.created(node, transition)
+
+    def inherited(self, node: NodeMetadata, ghost: GhostNode) -> None:
+        """An evicted node is made anew though nobody asked for it: it goes on being watched as it was."""
+        node.accesses = max(node.accesses, ghost.accesses)
+        node.block_type = ghost.block_type
+        if ghost.watched_as is None:
+            return
+        if ghost.resolved:
+            self.reuse.resumed(ghost.watched_as, ghost.last_access)
+        if node.watched_as is not None:
+            self.reuse.forgotten(node.watched_as, node.last_access)
+        node.transition = transition_of(ghost.watched_as)
+        node.watched_as, node.last_access = ghost.watched_as, ghost.last_access
 
     def returned(self, watched_as: int, last_access: int) -> None:
         """An evicted node is made anew before it was forgotten: it was asked for after all."""

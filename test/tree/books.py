@@ -51,7 +51,7 @@ def check_books(driver: HostedDriver, live: list[Request]) -> None:
     assert counters.hit_tokens[Tier.HOST] == driver.hits["host"]
 
     ghosts = component.tree.ghosts
-    assert len(ghosts) <= ghosts._capacity_pages
+    assert len(ghosts) <= ghosts.capacity_pages
     component.check_integrity()
     _check_sizes(driver)
 

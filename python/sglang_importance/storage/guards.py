@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -132,19 +132,7 @@ def _after_cache_reset(result: None, cache: Any) -> None:
     WATCH.cache_was_reset()
 
 
-# All on the class in use: what it overrides, a hook on its base would miss.
-HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
-    f"{_HYBRID}._storage_hit_query": (_contained("prefetch", lambda: ([], 0)), HookType.AROUND),
-    f"{_HYBRID}._page_transfer_kv_batch": (_contained("prefetch_io", lambda: 0), HookType.AROUND),
-    f"{_HYBRID}._page_transfer": (_contained("prefetch_io", lambda: None), HookType.AROUND),
-    f"{_HYBRID}._page_backup": (_around_page_backup, HookType.AROUND),
-    f"{_HYBRID}.prefetch_thread_func": (_supervised("prefetch"), HookType.AROUND),
-    f"{_HYBRID}.prefetch_io_aux_func": (_supervised("prefetch_io"), HookType.AROUND),
-    f"{_HYBRID}.prefetch_sync_thread_func": (_supervised("prefetch_sync"), HookType.AROUND),
-    f"{_HYBRID}.backup_thread_func": (_around_backup_loop, HookType.AROUND),
-    f"{_HYBRID}._reduce_prefetch_ack": (_around_reduce_ack, HookType.AROUND),
-    f"{_CACHE}._can_terminate_prefetch": (_around_can_terminate_prefetch, HookType.AROUND),
-    f"{_CACHE}.reset": (_after_cache_reset, HookType.AFTER),
+WEIGHT_HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
     **{
         f"{_UPDATER}.{method}": (_around_weight_change, HookType.AROUND)
         for method in (
@@ -159,14 +147,33 @@ HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
     f"{_SCHEDULER}.handle_update_weight_version": (_around_weight_change, HookType.AROUND),
 }
 
+# All on the class in use: what it overrides, a hook on its base would miss.
+HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
+    f"{_HYBRID}._storage_hit_query": (_contained("prefetch", lambda: ([], 0)), HookType.AROUND),
+    f"{_HYBRID}._page_transfer_kv_batch": (_contained("prefetch_io", lambda: 0), HookType.AROUND),
+    f"{_HYBRID}._page_transfer": (_contained("prefetch_io", lambda: None), HookType.AROUND),
+    f"{_HYBRID}._page_backup": (_around_page_backup, HookType.AROUND),
+    f"{_HYBRID}.prefetch_thread_func": (_supervised("prefetch"), HookType.AROUND),
+    f"{_HYBRID}.prefetch_io_aux_func": (_supervised("prefetch_io"), HookType.AROUND),
+    f"{_HYBRID}.prefetch_sync_thread_func": (_supervised("prefetch_sync"), HookType.AROUND),
+    f"{_HYBRID}.backup_thread_func": (_around_backup_loop, HookType.AROUND),
+    f"{_HYBRID}._reduce_prefetch_ack": (_around_reduce_ack, HookType.AROUND),
+    f"{_CACHE}._can_terminate_prefetch": (_around_can_terminate_prefetch, HookType.AROUND),
+    f"{_CACHE}.reset": (_after_cache_reset, HookType.AFTER),
+    **WEIGHT_HOOKS,
+}
 
-def install_guards() -> None:
+
+def install_guards(hooks: Mapping[str, tuple[Callable[..., Any], HookType]] = HOOKS) -> None:
     """Hooks the storage threads and everything that changes weights, in a scheduler process.
+
+    Args:
+        hooks: all, or those that are needed.
 
     Raises:
         LaunchRefused: sglang could not hook one of them.
     """
-    for target, (hook, kind) in HOOKS.items():
+    for target, (hook, kind) in hooks.items():
         if any(registered is hook for _, registered, _ in HookRegistry._hooks.get(target, ())):
             continue
         if target in HookRegistry._patched:
@@ -176,6 +183,6 @@ def install_guards() -> None:
             )
         HookRegistry.register(target, hook, kind)
     HookRegistry.apply_hooks()
-    if dead := [target for target in HOOKS if target not in HookRegistry._patched]:
+    if dead := [target for target in hooks if target not in HookRegistry._patched]:
         cure = "install sglang==0.5.21 or drop --kv-importance-store"
         raise LaunchRefused([f"sglang could not hook {target}: {cure}" for target in dead])

@@ -143,7 +143,8 @@ def install_on_scheduler(scheduler: Scheduler) -> None:
     """Tells the store which weights the scheduler has loaded; until then it serves nothing."""
     from sglang_importance.storage.weights import WATCH
 
-    WATCH.watch(scheduler)
+    if WATCH.current is None:
+        WATCH.watch(scheduler)
 
 
 def live_store(scheduler: Scheduler) -> dict[str, bool]:

@@ -1,0 +1,201 @@
+"""Between a scheduler and its ledger: what was known at the last stop comes back, what is learnt goes out."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sqlite3
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sgl_importance.ghost import GhostNode, root_digest
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.placement.database import LedgerUnusable
+from sgl_importance.placement.evidence import ReuseEvidence
+from sgl_importance.placement.ledger import LEDGER_FILE, Ledger
+from sgl_importance.placement.ledger_writer import LedgerWriter, Visit
+from sgl_importance.placement.record import PrefixRecord
+from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.reuse import REFRESH_INTERVAL
+from sglang_importance.storage.weights import WATCH, Weights
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+    from sglang_importance.annotated_tree import AnnotatedTree
+
+logger = logging.getLogger(__name__)
+
+
+class LedgerFeed:
+    """Tells the ledger of every finished request, and the tree's ghosts and the policy of what it kept.
+
+    Args:
+        ledger: of the model in memory.
+        tree: whose ghosts are fed.
+        policy: whose clock and reuse counts go on where the ledger's stand.
+        weights: that the ledger was opened for; while others are in memory, nothing is written.
+        budget_bytes: of the ledger.
+
+    Raises:
+        sqlite3.Error: the ledger cannot be read.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tree: AnnotatedTree,
+        policy: ImportancePolicy,
+        *,
+        weights: Weights,
+        budget_bytes: int,
+    ) -> None:
+        self.path = ledger.path
+        self.page_size = ledger.page_size
+        self.model = ledger.model
+        self.keeps_token_ids = ledger.keep_token_ids
+        self._tree = tree
+        self._policy = policy
+        self._fingerprint = weights.fingerprint
+        self.restored_pages = self._restore(ledger)
+        self._told_at = policy.clock // REFRESH_INTERVAL
+        self._writer = LedgerWriter(
+            ledger,
+            budget_bytes=budget_bytes,
+            worth=self._worth,
+            clock=policy.clock,
+            evidence=ReuseEvidence.of(policy.reuse),
+        )
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Writes what waits. A scheduler that is killed loses the last half second."""
+        atexit.unregister(self.close)
+        self._writer.close()
+
+    def _restore(self, ledger: Ledger) -> int:
+        """Feeds the ghosts; returns their pages."""
+        reuse = self._policy.reuse
+        evidence = ledger.evidence()
+        hits, reached = (evidence.hits, evidence.reached) if evidence else (0.0, 0.0)
+        reuse.restore(np.asarray(hits), np.asarray(reached), ledger.clock)
+        records = list(ledger.prefixes(max_pages=self._tree.ghosts.capacity_pages))
+        records.reverse()  # last used, and of these the topmost, is forgotten last
+        for record in records:
+            if record.watched_as is not None:
+                reuse.resumed(record.watched_as, record.last_access)
+            ghost = GhostNode(
+                watched_as=record.watched_as,
+                last_access=record.last_access,
+                accesses=record.accesses,
+                block_type=record.block_type,
+                queries=record.queries,
+                vectors=record.vectors,
+            )
+            self._tree.ghosts.restore(record.digests(self.page_size), ghost)
+        if ledger.damaged_rows:
+            logger.warning(
+                "KV importance ledger: %d damaged rows of %s are left out", ledger.damaged_rows, ledger.path
+            )
+        return len(self._tree.ghosts)
+
+    def visited(self, req: Req, path: Sequence[UnifiedTreeNode]) -> None:
+        """A request has finished on this path from the root."""
+        weights = WATCH.current
+        if weights is None or not weights.pages_match or weights.fingerprint != self._fingerprint:
+            return
+        now = time.time()
+        namespace = (req.extra_key, req.cache_salt)
+        parent = root_digest(*namespace)
+        records = []
+        for node in path:
+            records.append(self._record(node, parent, now))
+            parent = records[-1].digest
+        refreshes = self._policy.clock // REFRESH_INTERVAL
+        evidence = None
+        if refreshes != self._told_at:
+            evidence = ReuseEvidence.of(self._policy.reuse)
+            self._told_at = refreshes
+        self._writer.put(Visit(records, self._policy.clock, namespace, evidence))
+
+    def _record(self, node: UnifiedTreeNode, parent: bytes, now: float) -> PrefixRecord:
+        metadata = self._tree.metadata(node)
+        return PrefixRecord(
+            digest=self._tree.end_digest(node),
+            parent=parent,
+            depth=metadata.depth,
+            tokens=metadata.tokens,
+            token_ids=node.key.raw_token_ids(),
+            page_digests=None,
+            vectors=metadata.importance.page_vectors(),
+            queries=metadata.importance.queries,
+            accesses=metadata.accesses,
+            block_type=metadata.block_type,
+            watched_as=metadata.watched_as,
+            last_access=metadata.last_access,
+            used=now,
+            in_storage=metadata.in_storage,
+        )
+
+    def _worth(self, watched_as: int | None, age: int, tokens: int, depth: int) -> float:
+        # On the writer's thread: a reader of the index sees the whole of the old or of the new one.
+        if watched_as is None:
+            return 0.0
+        seconds = self._policy.cost.recompute_seconds(tokens, depth)
+        return self._policy.reuse.index(watched_as, age) * seconds / tokens
+
+
+def model_digest(weights: Weights, page_size: int) -> bytes:
+    """What the rows of a ledger depend on: token ids, digests and scores of one model."""
+    facts = f"{weights.fingerprint} {weights.config} {page_size}"
+    return blake2b(facts.encode(), digest_size=32).digest()
+
+
+def attach_ledger(scheduler: Scheduler, options: ImportanceOptions) -> None:
+    """Gives a scheduler that has just been built its ledger; without one it serves all the same."""
+    component = scheduler.tree_cache.importance
+    if WATCH.current is None:
+        WATCH.watch(scheduler)
+    weights = WATCH.current
+    assert weights is not None
+    path = Path(options.ledger_directory).expanduser().absolute() / LEDGER_FILE
+    for attempt in range(2):
+        try:
+            ledger = Ledger(
+                path,
+                model_digest(weights, component.tree.page_size),
+                page_size=component.tree.page_size,
+                keep_token_ids=options.ledger_token_ids == "on",
+            )
+        except LedgerUnusable as problem:
+            logger.warning("KV importance ledger: %s; the server goes on without", problem)
+            return
+        try:
+            component.ledger = LedgerFeed(
+                ledger,
+                component.tree,
+                component.policy,
+                weights=weights,
+                budget_bytes=options.ledger_megabytes << 20,
+            )
+            break
+        except sqlite3.Error as error:
+            component.tree.ghosts.clear()
+            component.policy.reset()
+            aside = ledger.give_up()
+            logger.warning("KV importance ledger: %s cannot be read (%s); %s", path, error, aside)
+            if attempt:
+                return
+    logger.info(
+        "KV importance ledger %s: %d pages known, %d requests",
+        path,
+        component.ledger.restored_pages if component.ledger else 0,
+        component.policy.clock,
+    )
