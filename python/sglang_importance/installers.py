@@ -29,7 +29,7 @@ def _messages(_: object) -> None:
     register_messages()
 
 
-def _routes(_: object) -> None:
+def _routes(options: ImportanceOptions) -> None:
     # An engine without an HTTP server never imports it.
     server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if server is None:
@@ -37,7 +37,7 @@ def _routes(_: object) -> None:
     from sglang_importance.http import install_routes
     from sglang_importance.http.openai_hints import hook_openai
 
-    install_routes(server.app)
+    install_routes(server.app, options)
     hook_openai()
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
+from sgl_importance.options import ImportanceOptions
 from sglang_importance.http import pins, snapshot
+from sglang_importance.http.prewarm import install_prewarm
 
 TAG = "importance"
 
 
-def install_routes(app: FastAPI) -> None:
+def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
     """Adds the routes; the API key middleware of the server covers them."""
     app.get("/kv_importance", tags=[TAG])(snapshot.get_kv_importance)
     app.post("/kv_importance/pin", tags=[TAG])(pins.post_pin)
     app.post("/kv_importance/unpin", tags=[TAG])(pins.post_unpin)
     app.get("/kv_importance/pins", tags=[TAG])(pins.get_pins)
+    install_prewarm(app, options)

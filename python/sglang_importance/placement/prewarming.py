@@ -56,6 +56,7 @@ class Job:
         done_tokens: of these, brought in or found.
         hit_tokens: of these, by the tier that held them; what was in none was computed.
         computed_tokens: that no tier held.
+        refused_tokens: of paths that the server does not take, too long ones say.
         seconds: since it began, or that it took.
     """
 
@@ -69,6 +70,7 @@ class Job:
     done_tokens: int = 0
     hit_tokens: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0, "storage": 0})
     computed_tokens: int = 0
+    refused_tokens: int = 0
     began: float = field(default_factory=time.monotonic)
     ended: float | None = None
     task: asyncio.Task[None] | None = None
@@ -84,6 +86,7 @@ class Job:
             "done_tokens": self.done_tokens,
             "hit_tokens": dict(self.hit_tokens),
             "computed_tokens": self.computed_tokens,
+            "refused_tokens": self.refused_tokens,
             "seconds": round((self.ended or time.monotonic()) - self.began, 3),
             "max_seconds": self.max_seconds,
         }
@@ -137,7 +140,11 @@ class Prewarmer:
         try:
             async with asyncio.timeout(job.max_seconds - (time.monotonic() - job.began)):
                 for path in paths:
-                    await self._warm(job, path)
+                    try:
+                        await self._warm(job, path)
+                    except ValueError as refused:  # too long for this server, say
+                        job.refused_tokens += len(path.token_ids) - path.start
+                        logger.info("KV importance pre-warm %s: %s", job.job_id, refused)
                     if job.detail:
                         break
             self._end(job, State.DONE)
@@ -191,14 +198,15 @@ class Prewarmer:
         )
         answer: dict[str, Any] = {}
         try:
-            async for answer in self._manager.generate_request(request, None):
-                pass
+            async for part in self._manager.generate_request(request, None):
+                answer = part
         except BaseException:
             self._manager.abort_request(str(request.rid))
             raise
-        return answer.get("meta_info", {}).get("cached_tokens_details") or {
-            "device": answer.get("meta_info", {}).get("cached_tokens", 0)
-        }
+        facts = answer["meta_info"]
+        if facts["finish_reason"]["type"] == "abort":
+            raise ValueError(facts["finish_reason"].get("message", "the server refused"))
+        return facts.get("cached_tokens_details") or {"device": facts.get("cached_tokens", 0)}
 
     def _account(self, job: Job, position: int, stop: int, found: dict[str, int]) -> None:
         rest = stop - position
