@@ -153,6 +153,11 @@ class AnnotatedTree:
         """Chained digest of the node's last page: it names everything up to the node's end."""
         return self._end_digest(node, node)
 
+    def start_digest(self, node: UnifiedTreeNode) -> bytes:
+        """Chained digest of what is in front of the node; the root's where nothing is."""
+        assert node.parent is not None
+        return self._end_digest(node.parent, node)
+
     def _end_digest(self, node: UnifiedTreeNode, below: UnifiedTreeNode) -> bytes:
         """Digest of everything up to the node's end, cached on it; the root's is ``below``'s namespace."""
         missing = []

@@ -132,6 +132,8 @@ class ImportanceComponent(FullComponent):
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         super().redistribute_on_node_split(new_parent, child)
         self.tree.split(new_parent, child)
+        if self.ledger is not None:
+            self.ledger.cut(child)
         self._record(EventKind.SPLIT, Tier.DEVICE, new_parent)
 
     def discard_deleted_session_leaf(self, node: UnifiedTreeNode) -> None:

@@ -187,7 +187,9 @@ def _check(path: Path) -> None:
             if verdict != "ok":
                 raise _Unreadable(f"{path} is damaged ({' '.join(verdict.split())})")
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT):
+        # Text that is no text comes without a code.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT):
             raise _Unreadable(f"{path} is damaged ({error})") from error
         raise
     except (sqlite3.DatabaseError, TypeError, ValueError) as error:

@@ -8,15 +8,19 @@ servers may write one file: a row is what its last writer knew, counts of reuse 
 from __future__ import annotations
 
 import json
+import logging
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sgl_importance.ghost import root_digest
-from sgl_importance.placement.database import open_database, set_aside
+from sgl_importance.placement.database import LedgerUnusable, open_database, set_aside
 from sgl_importance.placement.evidence import ReuseEvidence
 from sgl_importance.placement.record import COLUMNS, PrefixRecord, RowDamaged, decode_row, encode_row
+
+logger = logging.getLogger(__name__)
 
 LEDGER_FILE = "ledger.sqlite"
 MODEL_HALF_LIFE_SECONDS = 30 * 86400.0
@@ -57,9 +61,23 @@ class Ledger:
         self.keep_token_ids = keep_token_ids
         self.damaged_rows = 0
         self._namespaces: set[tuple[str | None, ...]] = set()
-        self._connection, self._lock = open_database(path)
-        self._model = self._model_number(model)
-        self._at_most_bytes = self.num_bytes
+        self._open()
+
+    def _open(self) -> None:
+        for attempt in range(2):
+            self._connection, self._lock = open_database(self.path)
+            try:
+                self._model = self._model_number(self.model)
+                self._counted_bytes, self._written_bytes = self.num_bytes, 0
+                return
+            except sqlite3.DatabaseError as error:
+                if attempt or isinstance(error, sqlite3.OperationalError):
+                    self.close()
+                    raise LedgerUnusable(f"{self.path}: {error}") from error
+                # The check at the opening does not look into every corner.
+                logger.warning(
+                    "KV importance ledger: %s is damaged (%s); %s", self.path, error, self.give_up()
+                )
 
     def close(self) -> None:
         """The last to close a file also takes what is in its log into it."""
@@ -127,7 +145,7 @@ class Ledger:
                 execute("ROLLBACK")
             raise
         self._namespaces.update(new)
-        self._at_most_bytes += sum(len(row[-3]) + len(row[-2]) + _ROW_BYTES for row in rows)
+        self._written_bytes += sum(len(row[-3]) + len(row[-2]) + _ROW_BYTES for row in rows)
         return int(now)
 
     def _row(self, record: PrefixRecord, clock: int) -> tuple[Any, ...]:
@@ -212,19 +230,22 @@ class Ledger:
         Returns:
             Rows that were forgotten.
         """
-        if self._at_most_bytes <= budget_bytes:
+        if self._counted_bytes + self._written_bytes <= budget_bytes and (
+            self._written_bytes <= SLACK * budget_bytes
+        ):
             return 0
-        self._at_most_bytes = self.num_bytes
-        if self._at_most_bytes <= budget_bytes:
+        # Rows that replaced others, and those of other servers, are seen only by counting.
+        self._counted_bytes, self._written_bytes = self.num_bytes, 0
+        if self._counted_bytes <= budget_bytes:
             return 0
-        excess = self._at_most_bytes - int((1 - SLACK) * budget_bytes)
+        excess = self._counted_bytes - int((1 - SLACK) * budget_bytes)
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             doomed = []
             for number, size in self._least_worth(worth):
                 doomed.append((number,))
                 excess -= size
-                self._at_most_bytes -= size
+                self._counted_bytes -= size
                 if excess <= 0:
                     break
             self._connection.executemany("DELETE FROM prefixes WHERE rowid = ?", doomed)

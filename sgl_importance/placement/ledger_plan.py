@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sgl_importance.cost import CostModel, Tier
@@ -23,11 +23,19 @@ class WarmPath:
         namespace: extra key and cache salt of their requests.
         token_ids: of the whole path, int64.
         start: tokens that are there already, or come with an earlier path.
+        ends: tokens up to the end of each node behind ``start``, ascending; the last is the whole path.
+            Brought in one after the other, nodes are the nodes that they were.
     """
 
     namespace: tuple[str | None, ...]
     token_ids: array[int]
-    start: int = 0
+    start: int
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of_prompt(cls, namespace: tuple[str | None, ...], token_ids: Sequence[int]) -> WarmPath:
+        """A prompt of which nothing is known."""
+        return cls(namespace, array("q", token_ids), 0, (len(token_ids),))
 
 
 def plan_from_ledger(
@@ -85,7 +93,9 @@ def plan_from_ledger(
     for path in paths:
         root, token_ids = _tokens_to(path.nodes[-1], records)
         if root in namespaces:  # else what is present reaches further up than what the ledger still knows
-            warm.append(WarmPath(namespaces[root], token_ids[: path.stop], path.start))
+            nodes = (records[digest] for digest in path.nodes)
+            ends = tuple(min(node.depth + node.tokens, path.stop) for node in nodes)
+            warm.append(WarmPath(namespaces[root], token_ids[: path.stop], path.start, ends))
     return warm
 
 

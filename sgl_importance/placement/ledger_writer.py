@@ -34,13 +34,13 @@ class Visit:
     Attributes:
         records: the nodes of its path.
         clock: requests admitted so far.
-        namespace: of its tokens, as for ``root_digest``.
+        namespace: of its tokens, as for ``root_digest``; None where there are no records.
         evidence: everything that was counted so far; None where nothing changed since the last visit.
     """
 
     records: Sequence[PrefixRecord]
     clock: int
-    namespace: tuple[str | None, ...]
+    namespace: tuple[str | None, ...] | None
     evidence: ReuseEvidence | None
 
 
@@ -146,7 +146,7 @@ class LedgerWriter:
             clock=clock,
             requests=clock - self._clock,
             evidence=None if evidence is None else evidence.since(self._evidence),
-            namespaces=dict.fromkeys(visit.namespace for visit in visits),
+            namespaces=dict.fromkeys(visit.namespace for visit in visits if visit.namespace is not None),
         )
         self._clock = clock
         self._evidence = evidence or self._evidence

@@ -202,7 +202,7 @@ def test_flipped_bits_are_never_taken_for_knowledge(tmp_path_factory: pytest.Tem
     try:
         rows = list(ledger.prefixes())
     except sqlite3.DatabaseError:
-        rows = []  # what the server does with it: see LedgerFeed
+        rows = []  # what a server does with it: test_ledger_feed.py
     for row in rows:
         known = truth[row.digest]
         assert (row.parent, tuple(row.token_ids), row.accesses) == (

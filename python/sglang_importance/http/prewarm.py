@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from array import array
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,7 +32,7 @@ MAX_SECONDS = 3600.0
 KEPT_JOBS = 64  # the oldest that have ended make room
 IDLE_SECONDS = 2.0
 """Without any request, before something is brought in unasked."""
-STORAGE_STEP_TOKENS = 512
+STORAGE_STEP_TOKENS = 256  # fewer are not looked for in storage, by default
 COMPUTED_STEP_TOKENS = 64
 
 
@@ -173,7 +172,7 @@ async def post_prewarm(request: Request) -> dict[str, Any]:
     if not chosen.has_prompt:
         return {"job_id": jobs.begin("ledger", chosen.max_seconds).job_id}
     tokens = await prompt_tokens(chosen, request)
-    path = WarmPath(chosen.namespace, array("q", tokens))
+    path = WarmPath.of_prompt(chosen.namespace, tokens)
     return {"job_id": jobs.begin("prompt", chosen.max_seconds, path).job_id, "tokens": len(tokens)}
 
 

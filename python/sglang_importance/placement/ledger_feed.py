@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sgl_importance.ghost import GhostNode, root_digest
+from sgl_importance.ghost import GhostNode
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.evidence import ReuseEvidence
@@ -65,6 +65,7 @@ class LedgerFeed:
         self._policy = policy
         self._fingerprint = weights.fingerprint
         self.restored_pages = self._restore(ledger)
+        self._cut: list[UnifiedTreeNode] = []
         self._told_at = policy.clock // REFRESH_INTERVAL
         self._writer = LedgerWriter(
             ledger,
@@ -78,6 +79,7 @@ class LedgerFeed:
     def close(self) -> None:
         """Writes what waits. A scheduler that is killed loses the last half second."""
         atexit.unregister(self.close)
+        self._writer.put(Visit((), self._policy.clock, None, ReuseEvidence.of(self._policy.reuse)))
         self._writer.close()
 
     def _restore(self, ledger: Ledger) -> int:
@@ -112,24 +114,28 @@ class LedgerFeed:
         if weights is None or not weights.pages_match or weights.fingerprint != self._fingerprint:
             return
         now = time.time()
-        namespace = (req.extra_key, req.cache_salt)
-        parent = root_digest(*namespace)
-        records = []
-        for node in path:
-            records.append(self._record(node, parent, now))
-            parent = records[-1].digest
+        # Both parts of a node that was cut, or its row would go on naming the whole.
+        cut = [part for node in self._cut if node in self._tree for part in (node.parent, node)]
+        self._cut.clear()
+        nodes = {node.id: node for node in (*cut, *path) if node is not None}
+        records = [self._record(node, now) for node in nodes.values()]
         refreshes = self._policy.clock // REFRESH_INTERVAL
         evidence = None
         if refreshes != self._told_at:
             evidence = ReuseEvidence.of(self._policy.reuse)
             self._told_at = refreshes
+        namespace = (req.extra_key, req.cache_salt)
         self._writer.put(Visit(records, self._policy.clock, namespace, evidence))
 
-    def _record(self, node: UnifiedTreeNode, parent: bytes, now: float) -> PrefixRecord:
+    def cut(self, node: UnifiedTreeNode) -> None:
+        """The first tokens of ``node`` are a node of their own now."""
+        self._cut.append(node)
+
+    def _record(self, node: UnifiedTreeNode, now: float) -> PrefixRecord:
         metadata = self._tree.metadata(node)
         return PrefixRecord(
             digest=self._tree.end_digest(node),
-            parent=parent,
+            parent=self._tree.start_digest(node),
             depth=metadata.depth,
             tokens=metadata.tokens,
             token_ids=node.key.raw_token_ids(),

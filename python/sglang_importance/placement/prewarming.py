@@ -100,14 +100,14 @@ class StepSize:
     """
 
     def __init__(self, minimum: int) -> None:
-        self._minimum = minimum
+        self.minimum = minimum
         self.tokens = minimum
 
     def took(self, seconds: float) -> None:
         if seconds > STEP_SECONDS:
-            self.tokens = max(self.tokens // 2, self._minimum)
+            self.tokens = max(self.tokens // 2, self.minimum)
         elif seconds < STEP_SECONDS / 2:
-            self.tokens = min(self.tokens * 2, max(MAX_STEP_TOKENS, self._minimum))
+            self.tokens = min(self.tokens * 2, max(MAX_STEP_TOKENS, self.minimum))
 
 
 class Prewarmer:
@@ -165,7 +165,7 @@ class Prewarmer:
         while position < len(path.token_ids) and not job.detail:
             async with self._turn:
                 await self._wait_for_requests(job)
-                stop = self._next_stop(position, len(path.token_ids))
+                stop = self._next_stop(path, position)
                 if not job.asked_for and not await self._has_room(stop - position):
                     job.detail = "no free room is left"
                     return
@@ -175,10 +175,13 @@ class Prewarmer:
             self._account(job, position, stop, found)
             position = stop
 
-    def _next_stop(self, position: int, end: int) -> int:
-        stop = position + self._steps.tokens
-        # A rest that is too short to be looked for in storage goes with the step before it.
-        return end if end - stop < self._steps.tokens // 2 else stop // self._page_size * self._page_size
+    def _next_stop(self, path: WarmPath, position: int) -> int:
+        """Where the next step ends: at the end of a node, unless the step would be too short or too long."""
+        shortest, longest = position + self._steps.minimum, position + self._steps.tokens
+        end = next((end for end in path.ends if end >= shortest), path.ends[-1])
+        if end - longest < self._steps.minimum:
+            return end
+        return longest // self._page_size * self._page_size
 
     async def _step(self, path: WarmPath, stop: int) -> dict[str, int]:
         """Has a path's first ``stop`` tokens cached; returns the tokens that each tier held of them."""

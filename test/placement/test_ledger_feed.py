@@ -1,0 +1,268 @@
+"""A cache that was stopped and started again on its ledger knows what one that was never stopped knows."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from array import array
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sgl_importance.placement.ledger import Ledger
+from sgl_importance.placement.ledger_plan import plan_from_ledger
+from sglang_importance import folding
+from sglang_importance.placement.ledger_feed import LedgerFeed, attach_ledger, model_digest
+from sglang_importance.placement.prewarm_request import new_rid
+from sglang_importance.storage.weights import WATCH, Weights
+
+from driver import PAGE, Request, ScriptedRows, TreeDriver
+from ledger_rows import open_ledger
+
+WEIGHTS = Weights("fingerprint", "default", "config", pages_match=True)
+POOL = 4096
+
+
+@pytest.fixture(autouse=True)
+def weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WATCH, "current", WEIGHTS)
+    monkeypatch.setattr(folding, "active_rows", lambda: _rows[-1])
+
+
+_rows: list[ScriptedRows] = []
+
+
+def start(path: Path, *, tokens: int = POOL) -> TreeDriver:
+    driver = TreeDriver(tokens=tokens)
+    ledger = open_ledger(path, model_digest(WEIGHTS, PAGE))
+    component = driver.component
+    component.ledger = LedgerFeed(
+        ledger, component.tree, component.policy, weights=WEIGHTS, budget_bytes=1 << 28
+    )
+    return driver
+
+
+def serve(driver: TreeDriver, prompt: list[int], answer: int = 3) -> None:
+    _rows.append(driver.rows)
+    request = driver.admit(prompt)
+    pages = -(-len(prompt) // PAGE)
+    driver.prefill(request, body=np.full(pages, 1 / pages))
+    driver.decode(request, [prompt[0] + 7] * answer)
+    driver.finish(request)
+
+
+def traffic(seed: int, requests: int) -> list[list[int]]:
+    """Prompts that share prefixes, go on and come back."""
+    rng = random.Random(seed)
+    prompts: list[list[int]] = []
+    for _ in range(requests):
+        base = rng.choice(prompts) if prompts and rng.random() < 0.8 else []
+        kept = base[: rng.randint(0, len(base))]
+        prompts.append(kept + [rng.randrange(50) for _ in range(rng.randint(1, 24))])
+    return prompts
+
+
+def prewarm(driver: TreeDriver, tokens: list[int]) -> None:
+    _rows.append(driver.rows)
+    request = driver.admit(tokens)
+    request.rid = new_rid()
+    driver.prefill(request)
+    driver.decode(request, [1])
+    driver.finish(request)
+
+
+def prewarm_from_ledger(driver: TreeDriver) -> int:
+    """As the server does at its start; returns the number of nodes."""
+    ledger = open_ledger(driver.component.ledger.path, model_digest(WEIGHTS, PAGE))
+    paths = plan_from_ledger(
+        ledger,
+        driver.component.policy.cost,
+        use_importance=True,
+        has_storage=False,
+        present=(),
+        max_tokens=POOL,
+        max_seconds=1e9,
+    )
+    ledger.close()
+    for path in paths:
+        for end in path.ends:
+            prewarm(driver, [*path.token_ids[:end], 0])
+    return sum(len(path.ends) for path in paths)
+
+
+def reuse_of(driver: TreeDriver):
+    return driver.component.policy.reuse
+
+
+def test_watches_counts_and_clock_go_on(tmp_path: Path):
+    driver = start(tmp_path / "l.sqlite")
+    for prompt in traffic(1, 100):
+        serve(driver, prompt)
+    before = reuse_of(driver)
+    driver.component.ledger.close()
+    again = reuse_of(start(tmp_path / "l.sqlite"))
+    assert again.clock == before.clock == 100
+    np.testing.assert_allclose(again.counts(), before.counts())
+    np.testing.assert_array_equal(again._open, before._open)
+    assert again._open.sum() > 50
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "pre-warmed"])
+def test_requests_after_a_restart_teach_what_they_would_have_taught(tmp_path: Path, warm: bool):
+    """The pre-warm itself must teach nothing, and take nothing from what the requests teach."""
+    prompts = traffic(2, 64)
+    driver = start(tmp_path / "l.sqlite")
+    for prompt in prompts[:32]:
+        serve(driver, prompt)
+    driver.component.ledger.close()
+    driver.component.ledger = None
+
+    restarted = start(tmp_path / "l.sqlite")
+    if warm:
+        assert prewarm_from_ledger(restarted) == len(list(driver.all_nodes()))
+        assert reuse_of(restarted).clock == 32
+        assert restarted.component.counters.admitted_requests == 0
+        np.testing.assert_allclose(reuse_of(restarted).counts(), reuse_of(driver).counts())
+        np.testing.assert_array_equal(reuse_of(restarted)._open, reuse_of(driver)._open)
+        assert len(restarted.component.tree.ghosts) == 0
+    for prompt in prompts[32:48]:
+        serve(driver, prompt)
+        serve(restarted, prompt)
+    hits, expected = reuse_of(restarted).counts()[0], reuse_of(driver).counts()[0]
+    assert expected.sum() > 10
+    if warm:
+        # Classes differ where a transition rests on what only the old tree knew: where requests had ended.
+        np.testing.assert_allclose(hits.sum(axis=0), expected.sum(axis=0))
+    else:
+        assert hits.sum() > 10
+
+
+def test_scores_accesses_and_block_types_come_back_with_the_pages(tmp_path: Path):
+    driver = start(tmp_path / "l.sqlite")
+    for prompt in traffic(3, 40):
+        serve(driver, prompt)
+    shared = [5] * 40
+    for tail in ([1] * 8, [2] * 8, [3] * 8):
+        serve(driver, shared + tail)
+    driver.component.ledger.close()
+    restarted = start(tmp_path / "l.sqlite")
+    prewarm_from_ledger(restarted)
+
+    def node_of(each: TreeDriver):
+        request = each.admit([*shared, 9])
+        node = each.core.node_by_id(request.last_node)
+        each.abort(request)
+        return each.component.tree.metadata(node)
+
+    before, after = node_of(driver), node_of(restarted)
+    assert before.accesses == after.accesses == 2
+    assert before.block_type is after.block_type
+    assert before.importance.queries == after.importance.queries > 0
+    np.testing.assert_allclose(
+        before.importance.page_vectors(), after.importance.page_vectors(), rtol=1e-6, atol=1e-12
+    )
+
+
+def test_a_prewarmed_page_that_nobody_asks_for_counts_for_nothing(tmp_path: Path):
+    driver = start(tmp_path / "l.sqlite")
+    prewarm(driver, list(range(33)))
+    assert reuse_of(driver).clock == 0
+    assert not reuse_of(driver)._open.any()
+    assert driver.component.counters.admitted_requests == 0
+    driver.evict(10**6)
+    assert not reuse_of(driver)._open.any()
+    driver.cache.sanity_check()
+    driver.component.ledger.close()
+    ledger = open_ledger(tmp_path / "l.sqlite", model_digest(WEIGHTS, PAGE))
+    assert len(ledger) == 0
+    ledger.close()
+
+
+def test_evicted_prefixes_are_known_again_after_a_restart(tmp_path: Path):
+    driver = start(tmp_path / "l.sqlite", tokens=256)
+    prompts = traffic(4, 60)
+    for prompt in prompts:
+        serve(driver, prompt)
+    driver.component.ledger.close()
+    restarted = start(tmp_path / "l.sqlite", tokens=256)
+    assert restarted.component.ledger.restored_pages > 256 // PAGE
+    for prompt in prompts:
+        serve(restarted, prompt)
+    restarted.cache.sanity_check()
+    restarted.component.ledger.close()
+
+
+def test_nothing_is_written_while_other_weights_are_in_memory(tmp_path: Path, monkeypatch):
+    driver = start(tmp_path / "l.sqlite")
+    for current in (
+        None,
+        Weights("other", "v", "config", True),
+        Weights("fingerprint", "v", "config", False),
+    ):
+        monkeypatch.setattr(WATCH, "current", current)
+        serve(driver, list(range(30)))
+    driver.component.ledger.close()
+    ledger = open_ledger(tmp_path / "l.sqlite", model_digest(WEIGHTS, PAGE))
+    assert len(ledger) == 0
+    ledger.close()
+
+
+def test_salts_keep_their_own_roots(tmp_path: Path):
+    driver = start(tmp_path / "l.sqlite")
+    for salt in (None, "a"):
+        request = Request(f"salted {salt}", array("q", range(30)), cache_salt=salt)
+        driver._match_and_lock(request)
+        driver.prefill(request)
+        driver.decode(request, [1])
+        driver.finish(request)
+    driver.component.ledger.close()
+    ledger = open_ledger(tmp_path / "l.sqlite", model_digest(WEIGHTS, PAGE))
+    rows = list(ledger.prefixes())
+    assert {row.parent for row in rows if row.depth == 0} == set(ledger.namespaces())
+    assert set(ledger.namespaces().values()) == {(None, None), (None, "a")}
+    ledger.close()
+
+
+class FakeScheduler:
+    def __init__(self, driver: TreeDriver) -> None:
+        self.tree_cache = driver.cache
+
+
+def test_a_ledger_that_breaks_while_it_is_read_is_set_aside(tmp_path: Path, monkeypatch, caplog):
+    from sgl_importance.options import ImportanceOptions
+
+    driver = start(tmp_path / "ledger.sqlite")
+    for prompt in traffic(5, 60):
+        serve(driver, prompt)
+    driver.component.ledger.close()
+    # As if it had broken after the checks at its opening.
+    read = Ledger.prefixes
+
+    def broken(ledger: Ledger, max_pages: int | None = None):
+        monkeypatch.setattr(Ledger, "prefixes", read)
+        yield next(read(ledger, max_pages))
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    monkeypatch.setattr(Ledger, "prefixes", broken)
+    driver = TreeDriver(tokens=POOL)
+    attach_ledger(FakeScheduler(driver), ImportanceOptions(policy="importance", ledger=str(tmp_path)))
+    component = driver.component
+    assert component.ledger is not None
+    assert (component.policy.clock, component.ledger.restored_pages) == (0, 0)
+    assert "cannot be read" in caplog.text
+    serve(driver, list(range(30)))
+    component.ledger.close()
+
+
+def test_a_directory_that_cannot_be_used_leaves_a_server_without_ledger(tmp_path: Path, caplog):
+    from sgl_importance.options import ImportanceOptions
+
+    (tmp_path / "file").write_text("")
+    driver = TreeDriver(tokens=POOL)
+    attach_ledger(
+        FakeScheduler(driver), ImportanceOptions(policy="importance", ledger=str(tmp_path / "file"))
+    )
+    assert driver.component.ledger is None
+    assert "the server goes on without" in caplog.text
+    serve(driver, list(range(30)))

@@ -1,0 +1,155 @@
+"""Servers that stop and start again on one ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sgl_importance.probe.tasks import make_document
+from sgl_importance.probe.tokenizer import encode
+
+from serving import ServerProcess
+
+pytestmark = pytest.mark.server
+
+POOL_TOKENS = 8192
+PATH = "/kv_importance/prewarm"
+
+
+def prompts() -> list[list[int]]:
+    documents = [make_document(400, seed) for seed in (100, 101)]
+    return [encode(each.messages(name)) for each in documents for name in list(each.records)[:3]]
+
+
+def flags(folder: Path) -> tuple[str, ...]:
+    return (
+        *("--kv-policy", "importance", "--page-size", "16", "--max-total-tokens", str(POOL_TOKENS)),
+        *("--kv-importance-store", str(folder), "--hicache-ratio", "2"),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+    )
+
+
+def ended(server: ServerProcess, job_id: str | None = None) -> dict:
+    """The job, or the server's own at its start, once it has ended."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        jobs = server.get(PATH)["jobs"]
+        chosen = [job for job in jobs if job["job_id"] == job_id or (not job_id and job["origin"] == "start")]
+        if chosen and chosen[0]["state"] != "running":
+            return chosen[0]
+        time.sleep(0.1)
+    raise AssertionError(f"no pre-warm ended: {server.get(PATH)}")
+
+
+@pytest.fixture(scope="module")
+def before(probe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict], dict]:
+    """The folder, the answers of a warm server, and its tree; the server is killed as a crash would."""
+    folder = tmp_path_factory.mktemp("store")
+    with ServerProcess(*flags(folder), model=probe_model) as server:
+        for prompt in prompts():
+            server.generate(prompt, max_new_tokens=4)
+        warm = [server.generate(prompt, max_new_tokens=4) for prompt in prompts()]
+        tree = server.get("/kv_importance", limit=1000)
+        time.sleep(1.5)  # the ledger is at most half a second behind
+        assert server._process is not None
+        server._process.kill()
+    return folder, warm, tree
+
+
+@pytest.fixture(scope="module")
+def after(before: tuple[Path, list[dict], dict], probe_model: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(*flags(before[0]), model=probe_model) as server:
+        yield server
+
+
+def test_the_first_requests_find_what_they_would_have_found(before, after: ServerProcess):
+    _, warm, tree = before
+    job = ended(after)
+    assert (job["state"], job["detail"], job["refused_tokens"]) == ("done", "", 0)
+    assert job["done_tokens"] == job["total_tokens"] > 700
+    assert sum(job["hit_tokens"].values()) + job["computed_tokens"] == job["done_tokens"]
+    assert job["hit_tokens"]["storage"] > 0
+    # Nobody has asked for anything yet but the server's own two start-up requests.
+    clock = after.get("/kv_importance", limit=1)["clock"]
+    assert tree["clock"] <= clock <= tree["clock"] + 8
+    for prompt, expected in zip(prompts(), warm, strict=True):
+        answer = after.generate(prompt, max_new_tokens=4)
+        assert answer["output_ids"] == expected["output_ids"]
+        assert answer["meta_info"]["cached_tokens"] == expected["meta_info"]["cached_tokens"] == 400
+
+
+def test_what_was_learnt_is_there_again(before, after: ServerProcess):
+    """One more visit each; scores are those of before and of that visit."""
+    _, _, tree = before
+    nodes = {node["depth_tokens"]: node for node in tree["nodes"] if node["tokens"] > 100}
+    found = {node["depth_tokens"]: node for node in after.get("/kv_importance", limit=1000)["nodes"]}
+    compared = 0
+    for depth, node in nodes.items():
+        if depth in found and found[depth]["tokens"] == node["tokens"]:
+            assert found[depth]["accesses"] >= node["accesses"] > 0
+            assert found[depth]["queries"] >= node["queries"] > 0
+            assert found[depth]["peak"] == pytest.approx(node["peak"], abs=0.3)
+            compared += 1
+    assert compared > 0
+
+
+def test_a_prompt_can_be_named_as_text_messages_or_tokens(after: ServerProcess):
+    document = make_document(500, 77)
+    messages = document.messages(next(iter(document.records)))
+    chat = after.post(PATH, {"messages": messages})
+    assert ended(after, chat["job_id"])["done_tokens"] == chat["tokens"] > 400
+    used = after.chat(messages, max_tokens=2)["usage"]
+    assert used["prompt_tokens"] == chat["tokens"]
+    assert used["prompt_tokens_details"]["cached_tokens"] == (chat["tokens"] - 1) // 16 * 16
+    tokens = [7 + number % 50 for number in range(321)]
+    named = after.post(PATH, {"input_ids": tokens, "cache_salt": "tenant"})
+    assert ended(after, named["job_id"])["computed_tokens"] == named["tokens"] == 321
+    assert after.generate(tokens, max_new_tokens=1)["meta_info"]["cached_tokens"] == 0
+    salted = {"input_ids": tokens, "cache_salt": "tenant", "sampling_params": {"max_new_tokens": 1}}
+    assert after.post("/generate", salted)["meta_info"]["cached_tokens"] == 320
+
+
+def test_a_prewarm_is_no_request(after: ServerProcess):
+    clock = after.get("/kv_importance", limit=1)["clock"]
+    requests = after.metric("sglang:kv_importance_requests_total")
+    ended(after, after.post(PATH, {"input_ids": list(range(10, 200))})["job_id"])
+    ended(after, after.post(PATH)["job_id"])
+    assert after.get("/kv_importance", limit=1)["clock"] == clock
+    assert after.metric("sglang:kv_importance_requests_total") == requests
+
+
+def test_a_job_can_be_cancelled(after: ServerProcess):
+    tokens = [11 + (number * number) % 900 for number in range(1000)]
+    job_id = after.post(PATH, {"input_ids": tokens})["job_id"]
+    cancelled = after._client.delete(f"{PATH}/{job_id}").raise_for_status().json()
+    assert cancelled["state"] in ("cancelled", "done")
+    assert after.get(f"{PATH}/{job_id}")["state"] == cancelled["state"]
+    assert after.generate([1, 2, 3], max_new_tokens=1)["meta_info"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_an_unknown_job_is_not_found(after: ServerProcess, method: str):
+    answer = after._client.request(method, f"{PATH}/nobody")
+    assert answer.status_code == 404
+    assert "job_id" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"text": "a", "input_ids": [1]}, "input_ids"),
+        ({"max_seconds": 0}, "max_seconds"),
+        ({"cache_salt": "a"}, "cache_salt"),
+        ({"input_ids": ["a"]}, "input_ids"),
+        ({"seconds": 3}, "seconds"),
+    ],
+)
+def test_a_bad_field_is_named(after: ServerProcess, body: dict, field: str):
+    with pytest.raises(httpx.HTTPStatusError) as failure:
+        after.post(PATH, body)
+    assert failure.value.response.status_code == 400
+    assert field in failure.value.response.text
