@@ -104,7 +104,7 @@ def reuse_class(block_type: BlockType, transition: Transition, accesses: int) ->
 
 def transition_of(reuse_class: int) -> Transition:
     """The transition that a class number was made of."""
-    return Transition(reuse_class // MAX_VISITS % len(Transition))
+    return Transition(reuse_class // NUM_VISIT_LEVELS % len(Transition))
 
 
 def _bucket_starts() -> npt.NDArray[np.int64]:

@@ -258,16 +258,19 @@ class ImportanceComponent(FullComponent):
         self.tree.transition = Transition.COLD
         self.tree.warming = False
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
-        if query is None:
+        if query is None and not is_prewarm(req.rid):
             return
         self.pins.settle()
-        if is_finished:
-            self._hints.retain(req)
         # After an insert the path reaches further than the node that the request had locked.
         end = req.last_node
         if is_finished and insert_result is not None:
             end = insert_result.last_device_node
         path = self.tree.path(self.tree_core.node_by_id(end)) if end is not None else []
+        if query is None:
+            self._warmed(path)
+            return
+        if is_finished:
+            self._hints.retain(req)
         for node in path:
             self._computed_again(node, query, req.rid)
         if insert_params is not None and insert_params.chunked:
@@ -291,6 +294,13 @@ class ImportanceComponent(FullComponent):
         self.counters.fold_seconds += time.perf_counter() - start
         if self._metrics is not None:
             self._metrics.publish(self.counters)
+
+    def _warmed(self, path: list[UnifiedTreeNode]) -> None:
+        """A pre-warm may have computed what only lower tiers held, too; nobody asked for it."""
+        for node in path:
+            metadata = self.tree.metadata(node)
+            metadata.off_device = metadata.off_device and node.evicted
+            self.refresh(node)
 
     def _computed_again(self, node: UnifiedTreeNode, query: QueryFolds, rid: str) -> None:
         """Upstream puts a request's own KV into a node that only lower tiers held and that was not loaded."""

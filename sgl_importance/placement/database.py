@@ -14,13 +14,14 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-from sgl_importance.reuse import NUM_AGE_BUCKETS, NUM_CLASSES
+from sgl_importance.reuse import NUM_AGE_BUCKETS, NUM_CLASSES, visit_level
 
 logger = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x53474C49  # "SGLI"
 SCHEMA_VERSION = 1
-REUSE_LAYOUT = f"{NUM_CLASSES} classes x {NUM_AGE_BUCKETS} age buckets"
+_LEVELS = bytes(visit_level(2**power) for power in range(16)).hex()
+REUSE_LAYOUT = f"{NUM_CLASSES} classes (visits {_LEVELS}) x {NUM_AGE_BUCKETS} age buckets"
 BUSY_SECONDS = 5.0
 WAL_BYTES = 16 << 20
 _SIDE_FILES = ("", "-wal", "-shm")
