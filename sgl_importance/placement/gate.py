@@ -135,10 +135,12 @@ class WriteGate:
         """The tier evicted the node.
 
         Its loss counts as if no lower tier had a copy, like that of the candidates, which have none: so nodes
-        are compared by how soon they are asked for, not by how far their copies have got.
+        are compared by how soon they are asked for, not by how far their copies have got. A pin's bias does
+        not count: one pinned victim would keep everything else out for the rest of the day.
         """
         if tier in self.tiers:
-            self.tiers[tier].gave_up(self._bytes(node), self.policy.loss(tier, node, below=None))
+            loss = self.policy.loss(tier, node, below=None) / self.policy.bias(tier, node)
+            self.tiers[tier].gave_up(self._bytes(node), loss)
 
     def admits(self, tier: Tier, chain: Sequence[NodeMetadata]) -> bool:
         """Whether to copy a whole chain to the tier; what is admitted counts as written.

@@ -8,11 +8,12 @@ from enum import IntEnum
 
 from sgl_importance.cost import Tier
 
-# Retention index times value spans less than 2 ** 55: from a page just made popular to one that a hundred
-# thousand watches have given up, and from a page that is recomputed to one that is only copied back.
-PIN_OCTAVES = 64.0
+# Losses span less: the retention index 2 ** 68 (from a page that every request asks for to a class that ten
+# million watches have given up), the seconds per token 2 ** 30 (from one, in a very long context, to the
+# least that counts). A pinned page with a copy on the host must outlast any page without.
+PIN_OCTAVES = 128.0
 # Admitted requests without a use after which a pin without a lifetime has half its octaves left; it ends
-# after seven half-lives. Long against a scan of ten times the pool, short against a forgotten pin.
+# after eight half-lives. Long against a scan of ten times the pool, short against a forgotten pin.
 HALF_LIFE_REQUESTS = 65_536
 
 

@@ -169,6 +169,12 @@ class ImportancePolicy:
         """g of the node; 1 in the control arm."""
         return importance_factor(node.importance) if self.use_importance else 1.0
 
+    @staticmethod
+    def bias(tier: Tier, node: NodeMetadata) -> float:
+        """What a soft pin multiplies the node's loss by; 1 where it is not pinned on the tier."""
+        bias: float = 2.0 ** node.pin_octaves.get(tier, 0.0)
+        return bias
+
     def value(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
         """What a certain reuse would lose: seconds to restore per KV byte freed, times g and pin."""
         if node.expendable and tier not in node.pin_octaves:
@@ -177,8 +183,7 @@ class ImportancePolicy:
             node.tokens, node.depth, tier
         )
         seconds = max(seconds, MIN_SECONDS_PER_TOKEN * node.tokens)
-        bias: float = 2.0 ** node.pin_octaves.get(tier, 0.0)
-        return seconds * self.factor(node) * bias / (node.tokens * self.cost.bytes_per_token)
+        return seconds * self.factor(node) * self.bias(tier, node) / (node.tokens * self.cost.bytes_per_token)
 
     def reuse_probability(self, node: NodeMetadata) -> float:
         """P(the node is asked for again while its class is watched)."""

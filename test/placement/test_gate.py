@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sgl_importance.cost import CostModel, Tier
 from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.gate import BURST_REQUESTS, MIN_RESIDENCE, GateSettings, TierPressure, WriteGate
+from sgl_importance.placement.pin import PIN_OCTAVES
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import MAX_AGE, Transition
 
@@ -108,6 +109,15 @@ def test_a_pin_raises_what_a_copy_promises():
     world.nodes[1001].pin_octaves = {Tier.HOST: 20.0}
     assert world.gate.payback(Tier.STORAGE, world.nodes[1001]) == 1.0
     assert world.admits(1001, tier=Tier.STORAGE)
+
+
+def test_a_pinned_victim_does_not_keep_the_others_out():
+    world, pinned = returning_world(), returning_world()
+    pinned.nodes[1001].pin_octaves = {Tier.HOST: PIN_OCTAVES}
+    for each in (world, pinned):
+        each.gate.gave_up(Tier.HOST, each.nodes[1001])
+    losses = [each.gate.tiers[Tier.HOST].victim_loss for each in (world, pinned)]
+    assert losses[0] == losses[1] > 0
 
 
 @settings(max_examples=50)

@@ -8,14 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.cost import Tier
+from sgl_importance.cost import CostModel, Tier
 from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.node import NodeMetadata
 from sgl_importance.placement import pins as pins_module
 from sgl_importance.placement.pin import HALF_LIFE_REQUESTS, PIN_OCTAVES, Pin, PinSource
 from sgl_importance.placement.pins import PinRefused, PinTable
+from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.reuse import BlockType, Transition
 
 PAGE = 4
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
+# A slow processor beside a fast host: the widest span of costs.
+COST = CostModel(
+    prefill_seconds_per_token=1e-2,
+    prefill_seconds_per_token_pair=1e-6,
+    bytes_per_token=1,
+    host_bytes_per_second=1e12,
+    storage_bytes_per_second=1e9,
+)
 
 
 def text(start: int, pages: int) -> array:
@@ -172,12 +183,12 @@ def test_an_unused_pin_fades_in_halves_and_ends():
     table = make_table()
     table.add(make_pin("p", text(0, 2)))
     seen = []
-    for step in range(1, 8):
+    for step in range(1, 9):
         assert table.advance(step * HALF_LIFE_REQUESTS - 1, 0.0) == []
         (changed,) = {pin.pin_id for pin in table.advance(step * HALF_LIFE_REQUESTS, 0.0)}
         assert changed == "p"
         seen.append(table.get("p").octaves if len(table) else 0.0)
-    assert seen == [32, 16, 8, 4, 2, 1, 0]
+    assert seen == [64, 32, 16, 8, 4, 2, 1, 0]
     assert len(table) == 0
 
 
@@ -202,6 +213,24 @@ def test_a_lifetime_counts_in_full_to_its_end():
     assert ended.granted == {DEVICE: 0}
     assert table.octaves(ended.digests[0], DEVICE) == 0.0
     assert len(table) == 0
+
+
+@pytest.mark.parametrize("given_up", [0, 10**7])
+def test_the_bias_is_more_than_losses_can_differ_by(given_up: int):
+    """The least that a pinned node can lose, against the most that another can."""
+    policy = ImportancePolicy(COST)
+    pinned = NodeMetadata(tokens=PAGE, depth=0, page_size=PAGE, clock=0)
+    hot = NodeMetadata(tokens=PAGE, depth=1_000_000, page_size=PAGE, clock=0)
+    hot.block_type, hot.transition = BlockType.SHARED_PREFIX, Transition.NEXT_TURN
+    policy.reuse._reached[[pinned.reuse_class, hot.reuse_class]] = given_up
+    policy.reuse._hits[hot.reuse_class] = given_up
+    policy.reuse.refresh()
+    least = min(policy.reuse.bucket_index(pinned.reuse_class))
+    most = max(policy.reuse.bucket_index(hot.reuse_class))
+    pinned.pin_octaves = {DEVICE: PIN_OCTAVES}
+    assert least * policy.value(DEVICE, pinned, below=HOST) > 1e3 * most * policy.value(
+        DEVICE, hot, below=None
+    )
 
 
 # ---- limits ----

@@ -141,7 +141,7 @@ def test_a_pin_that_nobody_uses_fades_and_one_that_is_used_does_not(driver: Tree
     for name, tokens in (("used", used), ("unused", unused)):
         pin(driver, tokens, name)
         serve(driver, tokens)
-    for _ in range(7):
+    for _ in range(8):
         driver.component.policy.reuse.clock += HALF_LIFE_REQUESTS
         serve(driver, [*used, 1])
     scan(driver, 10 * POOL)
