@@ -167,6 +167,16 @@ class Report:
             lines,
         )
 
+    def replay(self) -> str:
+        rows = self._of("replay")
+        policies = list(dict.fromkeys(row["policy"] for row in rows))
+        found = {(row["workload"], row["factor"], row["policy"]): row["uncached_share"] for row in rows}
+        lines = [
+            [workload, f"x {factor}", *(f"{found[workload, factor, policy]:.3f}" for policy in policies)]
+            for workload, factor in dict.fromkeys((row["workload"], row["factor"]) for row in rows)
+        ]
+        return _table(["workload", "requests", *policies], lines)
+
     def goals(self) -> str:
         lines = [
             *self._goal_best_published(),
@@ -305,6 +315,7 @@ def write_report(
         "capacity": report.capacity,
         "times": report.times,
         "restart": report.restart,
+        "replay": report.replay,
     }
     for name, make in tables.items():
         pattern = rf"(<!-- table {name} -->\n).*?(<!-- end {name} -->)"
@@ -312,5 +323,5 @@ def write_report(
         if places != 1:
             raise ValueError(f"{page.name} has {places} places for the table {name}, not one")
     page.write_text(text)
-    if figure is not None and report.workloads:
+    if figure is not None and len(report.arms) > 1:
         report.figure(figure)

@@ -4,6 +4,7 @@
     python benchmark/serving/run.py --only capacity    # counts at several sizes of the device pool
     python benchmark/serving/run.py --only times       # open loop, arms in alternating order
     python benchmark/serving/run.py --only restart     # first requests after a restart
+    python benchmark/serving/run.py --only replay      # the optimum, and longer runs, in the replay
     python benchmark/serving/run.py --only report      # table and figure from the JSON
 
 Rows are kept in the JSON by pass, workload and arm: a later run replaces what it measures again.
@@ -30,14 +31,15 @@ sys.path.insert(0, str(ROOT))
 from benchmark.results import RESULTS, write_results
 from benchmark.serving.arms import ARMS
 from benchmark.serving.passes import Row, Servers, count, time_first_requests, time_open_loop
+from benchmark.serving.replayed import replay_workload
 from benchmark.serving.report import write_report
 from benchmark.serving.workloads import Workload, load_parameters, make_workload
 
 from serving import ServerFailed
 
-PASSES = ("counts", "capacity", "times", "restart", "report")
+PASSES = ("counts", "capacity", "times", "restart", "replay", "report")
 # Two rows with the same values of these are the same measurement.
-KEY = ("pass", "workload", "arm", "device_tokens", "alternation", "document")
+KEY = ("pass", "workload", "arm", "device_tokens", "alternation", "document", "policy", "factor")
 
 
 class Table:
@@ -187,6 +189,11 @@ def main(
                 for name in chosen
                 for w in made
                 for row in time_first_requests(servers, name, w)
+            )
+        elif only == "replay":
+            on_device = [w.name for w in made if w.tiers == "device"]
+            rows = (
+                {"pass": "replay", **row} for name in on_device for row in replay_workload(name, parameters)
             )
         else:
             rows = iter(())

@@ -198,15 +198,18 @@ def document_of(request: WorkloadRequest) -> int:
 # ---- what was made ----
 
 
-def _pages(request: WorkloadRequest, page_tokens: int) -> list[tuple[int, ...]]:
-    """The prefixes that end at whole pages."""
-    tokens = request.token_ids()
+def prefix_pages(tokens: Sequence[int], page_tokens: int) -> list[tuple[int, ...]]:
+    """The prefixes that end at whole pages: a name for each page and all before it."""
     return [tuple(tokens[:end]) for end in range(page_tokens, len(tokens) + 1, page_tokens)]
+
+
+def _pages(request: WorkloadRequest, page_tokens: int) -> set[int]:
+    return {hash(prefix) for prefix in prefix_pages(request.token_ids(), page_tokens)}
 
 
 def distinct_tokens(requests: Sequence[WorkloadRequest], page_tokens: int) -> int:
     """Prompt tokens that a cache of any size would hold in the end, in whole pages."""
-    return page_tokens * len({hash(page) for request in requests for page in _pages(request, page_tokens)})
+    return page_tokens * len(set[int]().union(*(_pages(request, page_tokens) for request in requests)))
 
 
 def live_tokens(requests: Sequence[WorkloadRequest], page_tokens: int) -> float:
@@ -221,8 +224,7 @@ def live_tokens(requests: Sequence[WorkloadRequest], page_tokens: int) -> float:
             if not holders[page]:
                 del holders[page]
         if last[request.session] > place:
-            pages = {hash(page) for page in _pages(request, page_tokens)}
-            latest[request.session] = pages
+            pages = latest[request.session] = _pages(request, page_tokens)
             for page in pages:
                 holders[page] = holders.get(page, 0) + 1
         sizes.append(len(holders) * page_tokens)

@@ -90,7 +90,7 @@ def _counts(workload: str, arm: str, uncached: int) -> dict:
 
 
 def test_the_report_names_what_was_lost(tmp_path: Path) -> None:
-    tables = ("goals", "uncached", "tiers", "capacity", "times", "restart")
+    tables = ("goals", "uncached", "tiers", "capacity", "times", "restart", "replay")
     page = tmp_path / "page.md"
     page.write_text("".join(f"<!-- table {name} -->\nold\n<!-- end {name} -->\n" for name in tables))
     rows = [
