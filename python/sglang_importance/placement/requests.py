@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fastapi import HTTPException
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sgl_importance.placement.blocks import locate_messages
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 GENERATE_TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
+ABORT_TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager.create_abort_task"
 STATE_ATTRIBUTE = "kv_importance"
 
 
@@ -103,18 +105,38 @@ async def _generate_with_hints(
             yield output
 
 
+def _around_create_abort_task(create: Callable[..., Any], manager: TokenizerManager, obj: Any) -> Any:
+    """The last step before ``/generate`` answers 200 to a request for a stream, good or bad."""
+    if getattr(obj, FIELD, None) and importance_options(manager.server_args) is not None:
+        try:
+            _read_native(obj)
+        except BadHint as error:
+            raise HTTPException(status_code=400, detail=str(error)) from None
+    return create(manager, obj)
+
+
 def _attach_native(obj: GenerateReqInput) -> None:
-    values = obj.kv_hints if isinstance(obj.kv_hints, list) else [obj.kv_hints]
-    parsed = [Hints.parse(_plain(value)) if value else Hints() for value in values]
-    parsed = [locate_messages(hints, 0, lambda messages: 0) for hints in parsed]
+    hints = _read_native(obj)
     envelopes = [
-        hints.envelope(_plain(value)) if value else None for hints, value in zip(parsed, values, strict=True)
+        each.envelope(_plain(value)) if value else None
+        for each, value in zip(hints, _values(obj), strict=True)
     ]
     obj.kv_hints = envelopes if isinstance(obj.kv_hints, list) else envelopes[0]
-    if any(hints.prefetch for hints in parsed):
-        if not all(hints.prefetch for hints in parsed):
-            raise BadHint(f"{FIELD}.prefetch", "give it to every prompt of the batch or to none")
+    if any(each.prefetch for each in hints):
         _generate_nothing(obj)
+
+
+def _read_native(obj: GenerateReqInput) -> list[Hints]:
+    """The hints of each prompt, or of all where they have one object in common."""
+    hints = [Hints.parse(_plain(value)) if value else Hints() for value in _values(obj)]
+    hints = [locate_messages(each, 0, lambda messages: 0) for each in hints]
+    if len({each.prefetch for each in hints}) > 1:
+        raise BadHint(f"{FIELD}.prefetch", "give it to every prompt of the batch or to none")
+    return hints
+
+
+def _values(obj: GenerateReqInput) -> list[Any]:
+    return obj.kv_hints if isinstance(obj.kv_hints, list) else [obj.kv_hints]
 
 
 def _plain(value: Any) -> Any:
@@ -164,6 +186,7 @@ def hook_requests() -> None:
         LaunchRefused: sglang could not hook it.
     """
     hook(GENERATE_TARGET, _around_generate_request)
+    hook(ABORT_TARGET, _around_create_abort_task)
 
 
 def hook(target: str, around: Callable[..., Any]) -> None:
