@@ -149,16 +149,16 @@ def test_lost_tokens_are_told_with_when_and_why(server: ServerProcess) -> None:
 
 
 def test_what_is_dropped_goes_first_and_what_is_shared_stays(server: ServerProcess) -> None:
-    _chat(server, 40)
-    dropped = _chat(server, 41, drop_after_use=True)["hints"]["drop_after_use"]
-    assert dropped["applied"]
-    assert dropped["tokens"] >= DOCUMENT_TOKENS // PAGE_SIZE * PAGE_SIZE - PAGE_SIZE
-    # Its own is nothing: all but the question was known, and the answer fills no page.
-    _chat(server, 40, drop_after_use=True)
-    _fill(server, range(42, 46))
-    assert _chat(server, 40)["lost_tokens"] == 0
-    (lost,) = _chat(server, 41)["lost"]
-    assert lost["reason"] == "dropped_after_use"
+    _fill(server, range(40, 43))
+    # Nothing of this one is its own: all whole pages were known before.
+    assert not _chat(server, 40, drop_after_use=True)["hints"]["drop_after_use"]["applied"]
+    dropped = _chat(server, 43, drop_after_use=True)["hints"]["drop_after_use"]
+    assert dropped == {"applied": True, "tokens": DOCUMENT_TOKENS}
+    _fill(server, range(44, 45))  # a fifth document needs the place of one of the four
+    assert [_chat(server, seed)["lost_tokens"] for seed in (44, 42, 41, 40)] == [0, 0, 0, 0]
+    report = _chat(server, 43)
+    assert report["lost_tokens"] == DOCUMENT_TOKENS
+    assert [lost["reason"] for lost in report["lost"]] == ["dropped_after_use"]
 
 
 def test_what_is_retained_survives_a_scan_within_the_budget_of_pins(server: ServerProcess) -> None:
