@@ -22,6 +22,7 @@ from sglang_importance.metrics import MetricsPublisher
 from sglang_importance.observer import ObserverComponent
 from sglang_importance.placement.gating import open_gate
 from sglang_importance.placement.prewarm_request import is_prewarm
+from sglang_importance.placement.spare import SparedCopies
 from sglang_importance.recorder import Recorder, activate
 from sglang_importance.refusal import LaunchRefused
 
@@ -92,6 +93,8 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     cache = create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache)
     if options.use_gate:
         cache.importance.gating = open_gate(cache, options)
+    if options.policy == "importance":
+        SparedCopies(cache.importance)
     logger.info("KV policy %s: page size %d, %s", options.policy, ctx.params.page_size, policy.cost)
     return cache
 

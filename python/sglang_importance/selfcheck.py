@@ -86,7 +86,6 @@ SYMBOLS: dict[str, str | None] = {
     f"{_SRT}.managers.io_struct.TokenizedGenerateReqInput.kv_hints": None,
     f"{_SRT}.managers.kv_hints.KvHintsEnvelope.actions": None,
     f"{_SRT}.managers.kv_hints.KvHintAction.payload": None,
-    f"{_SRT}.managers.tokenizer_manager.TokenizerManager.generate_request": "self, obj, request",
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager.create_abort_task": "self, obj",
     f"{_STREAMER}.get_cached_tokens_details": "self, req",
     f"{_SRT}.entrypoints.openai.protocol.CompletionRequest": None,

@@ -228,9 +228,7 @@ def test_messages_name_their_tokens(server: ServerProcess) -> None:
         ({"block_types": [{"type": "user", "messages": 5}]}, "kv_hints.block_types.0.messages"),
     ],
 )
-def test_a_bad_hint_is_refused_by_name_on_every_route(
-    server: ServerProcess, hints: Any, field: str
-) -> None:
+def test_a_bad_hint_is_refused_by_name_on_every_route(server: ServerProcess, hints: Any, field: str) -> None:
     bodies = {
         "/v1/chat/completions": {"model": server.name, "messages": _messages(80)},
         "/v1/completions": {"model": server.name, "prompt": "Alice copper."},

@@ -1,0 +1,209 @@
+"""What hints do to the nodes of a real tree."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lower_tiers import LowerTiers
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+from sgl_importance.cost import Tier
+from sgl_importance.node import NodeMetadata
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.placement.hints import Hints
+from sgl_importance.reuse import BlockType, Transition
+from sglang_importance.placement.hints import HINTED_ATTRIBUTE
+from sglang_importance.placement.spare import SparedCopies
+
+from driver import PAGE, Request, TreeDriver
+from test_tree_events import path_of, prompt
+
+
+def envelope(**hints: Any) -> SimpleNamespace:
+    actions = Hints.parse(hints).actions()
+    return SimpleNamespace(actions=[SimpleNamespace(**action) for action in actions])
+
+
+def ask(driver: TreeDriver, tokens: list[int], **hints: Any) -> Request:
+    """A request with hints, served to its end."""
+    request = driver.admit(tokens)
+    request.kv_hints = envelope(**hints)
+    driver.prefill(request)
+    driver.decode(request, [7])
+    driver.finish(request)
+    return request
+
+
+def report(request: Request) -> dict[str, Any]:
+    document: dict[str, Any] = getattr(request, HINTED_ATTRIBUTE).report(
+        {
+            Tier.DEVICE: request.cached_tokens_device,
+            Tier.HOST: request.cached_tokens_host,
+            Tier.STORAGE: request.cached_tokens_storage,
+        }
+    )
+    return document
+
+
+def evict(driver: TreeDriver, pages: int) -> None:
+    driver.cache.evict(EvictParams(num_tokens=pages * PAGE))
+
+
+def only(driver: TreeDriver, tokens: list[int]) -> NodeMetadata:
+    ((_, metadata),) = path_of(driver, tokens)
+    return metadata
+
+
+def test_what_is_dropped_is_the_next_victim_however_recent():
+    driver = TreeDriver()
+    ask(driver, prompt(0, 3))
+    ask(driver, prompt(100, 3), drop_after_use=True)
+    evict(driver, 1)
+    assert path_of(driver, prompt(100, 3)) == []
+    assert only(driver, prompt(0, 3)).tokens == 3 * PAGE
+    driver.cache.sanity_check()
+
+
+def test_a_prefix_that_somebody_else_asked_for_keeps_its_worth():
+    driver = TreeDriver()
+    shared = prompt(0, 3)
+    ask(driver, [*shared, *prompt(100, 2)], drop_after_use=True)
+    ask(driver, [*shared, *prompt(200, 2)], drop_after_use=True)
+    (_, prefix), (_, first) = path_of(driver, [*shared, *prompt(100, 2)])
+    _, (_, second) = path_of(driver, [*shared, *prompt(200, 2)])
+    assert (prefix.expendable, first.expendable, second.expendable) == (False, True, True)
+    evict(driver, 4)
+    assert only(driver, shared).tokens == 3 * PAGE
+
+
+def test_what_a_ghost_knows_to_be_asked_for_is_not_dropped():
+    driver = TreeDriver()
+    for _ in range(2):
+        ask(driver, prompt(0, 3))
+    evict(driver, 3)
+    request = ask(driver, prompt(0, 3), drop_after_use=True, report=True)
+    assert not only(driver, prompt(0, 3)).expendable
+    assert report(request)["hints"]["drop_after_use"] == {"applied": False, "tokens": 0}
+    assert report(request)["lost_tokens"] == 3 * PAGE
+
+
+def test_a_retracted_request_still_wants_what_it_drops_later():
+    driver = TreeDriver()
+    request = driver.admit(prompt(0, 3))
+    request.kv_hints = envelope(drop_after_use=True)
+    driver.prefill(request)
+    driver.decode(request, [7])
+    driver.retract(request)
+    assert not only(driver, prompt(0, 3)).expendable
+
+
+@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+def test_what_is_dropped_is_copied_nowhere_until_somebody_asks_for_it(write_policy: str):
+    driver = TreeDriver(tokens=128, options=ImportanceOptions(policy="importance"))
+    tiers = LowerTiers.attach(driver.cache, host_tokens=192, write_policy=write_policy, storage=True)
+    SparedCopies(driver.component)
+
+    def backed_up() -> int:
+        tiers.settle(driver.cache)
+        return sum(len(node.key) for node in driver.all_nodes() if node.backuped)
+
+    ask(driver, prompt(0, 3), drop_after_use=True)
+    assert backed_up() == 0
+    evict(driver, 3)
+    assert backed_up() == 0
+    assert path_of(driver, prompt(0, 3)) == []
+    ask(driver, prompt(0, 3), drop_after_use=True)
+    ask(driver, prompt(0, 3))
+    if write_policy == "write_back":
+        evict(driver, 3)
+    assert backed_up() == 3 * PAGE
+    driver.cache.sanity_check()
+
+
+def test_a_report_tells_what_was_lost_where_and_when():
+    driver = TreeDriver()
+    ask(driver, prompt(0, 4))
+    ask(driver, prompt(100, 2), drop_after_use=True)
+    evict(driver, 6)
+    ask(driver, prompt(200, 2))
+    request = ask(driver, [*prompt(0, 4), *prompt(300, 1)], report=True)
+    told = report(request)
+    assert (told["prompt_tokens"], told["lost_tokens"]) == (5 * PAGE, 4 * PAGE)
+    (lost,) = told["lost"]
+    assert lost["loss"] > 0
+    assert lost == {
+        "tokens": 4 * PAGE,
+        "tier": "device",
+        "reason": "least_loss",
+        "requests_ago": 2,
+        "loss": lost["loss"],
+    }
+    again = report(ask(driver, prompt(100, 2), report=True))
+    assert [lost["reason"] for lost in again["lost"]] == ["dropped_after_use"]
+    # What the next insertion brings back is none of this request's business.
+    assert driver.component.tree.lost is None
+
+
+def test_block_types_and_a_tool_s_answer_move_the_class_of_a_node():
+    driver = TreeDriver()
+    system, question = prompt(0, 4), prompt(100, 2)
+    ask(driver, [*system, *question], block_types=[{"type": "system", "tokens": [0, 5 * PAGE]}])
+    assert only(driver, [*system, *question]).block_type is BlockType.SHARED_PREFIX
+    turn = [*system, *question, *prompt(200, 3)]
+    request = ask(driver, turn, block_types=[{"type": "tool_output"}], transition="tool_call")
+    *_, (_, answer) = path_of(driver, turn)
+    assert answer.block_type is BlockType.TOOL_OUTPUT
+    assert answer.transition is Transition.TOOL_CALL
+    assert getattr(request, HINTED_ATTRIBUTE).outcome["transition"] == {"applied": True}
+    # Without an earlier turn in the cache there is none to go on with.
+    cold = ask(driver, prompt(500, 3), transition="tool_call")
+    assert not getattr(cold, HINTED_ATTRIBUTE).outcome["transition"]["applied"]
+
+
+def test_retained_prompts_are_pins_of_their_salt_and_one_for_each_session():
+    driver = TreeDriver(options=ImportanceOptions(policy="importance", pin_budget=0.5))
+    pins = driver.component.pins
+    request = ask(driver, prompt(0, 3), retain={"ttl_seconds": 60})
+    ask(driver, prompt(0, 5), retain={"ttl_seconds": 60})
+    (pin,) = pins.current()
+    assert len(pin.tokens) == 5 * PAGE
+    assert getattr(request, HINTED_ATTRIBUTE).outcome["retain"]["tokens"] == 3 * PAGE
+    # A shorter lifetime on a longer text does not take the longer one away.
+    ask(driver, prompt(0, 6), retain={"ttl_seconds": 10})
+    assert len(pins.current()) == 2
+    evict(driver, 200)
+    ask(driver, prompt(300, 3))
+    ask(driver, prompt(0, 2)[: PAGE - 1], retain={"ttl_seconds": 60})
+    assert len(pins.current()) == 2
+    driver.cache.sanity_check()
+
+
+def test_under_observe_hints_predict_and_move_nothing():
+    driver = TreeDriver("observe", options=ImportanceOptions(policy="observe"))
+    request = ask(
+        driver, prompt(0, 3), drop_after_use=True, report=True, block_types=[{"type": "tool_output"}]
+    )
+    retaining = ask(driver, prompt(100, 3), retain={"ttl_seconds": 60}, report=True)
+    assert only(driver, prompt(0, 3)).block_type is BlockType.TOOL_OUTPUT
+    assert not only(driver, prompt(0, 3)).expendable
+    assert driver.component.pins.current() == []
+    for told, name in ((request, "drop_after_use"), (retaining, "retain")):
+        outcome = report(told)["hints"][name]
+        assert not outcome["applied"]
+        assert "--kv-policy observe" in outcome["reason"]
+    evict(driver, 3)
+    again = ask(driver, prompt(0, 3), report=True)
+    assert [lost["reason"] for lost in report(again)["lost"]] == ["stock_order"]
+
+
+def test_hints_that_came_past_the_http_process_do_not_end_the_server(caplog: pytest.LogCaptureFixture):
+    driver = TreeDriver()
+    request = driver.admit(prompt(0, 3))
+    bad = SimpleNamespace(action_type="sgl_importance.pin", action_version="1", payload={})
+    request.kv_hints = SimpleNamespace(actions=[bad])
+    driver.prefill(request)
+    driver.decode(request, [7])
+    driver.finish(request)
+    assert "unknown hint 'pin'" in caplog.text
