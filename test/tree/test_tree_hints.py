@@ -193,7 +193,7 @@ def test_under_observe_hints_predict_and_move_nothing():
         outcome = report(told)["hints"][name]
         assert not outcome["applied"]
         assert "--kv-policy observe" in outcome["reason"]
-    evict(driver, 3)
+    evict(driver, 6)
     again = ask(driver, prompt(0, 3), report=True)
     assert [lost["reason"] for lost in report(again)["lost"]] == ["stock_order"]
 
