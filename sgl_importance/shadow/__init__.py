@@ -1,0 +1,1 @@
+"""What another eviction policy would have hit on live traffic: prefix caches without any KV in them."""

@@ -1,0 +1,175 @@
+"""Eviction orders of shadow caches: stock's recency, and the server's own importance policy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+from sgl_importance.cost import CostModel, Tier
+from sgl_importance.ghost import GhostNode, GhostTable
+from sgl_importance.node import NodeMetadata, transition_after
+from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.reuse import BlockType, Transition
+from sgl_importance.shadow.node import ShadowNode
+
+_COMPACT_SLACK = 64
+
+
+class Ranking(ABC):
+    """Told what happens to nodes; names the victim when asked."""
+
+    def admitted(self, hits: Sequence[ShadowNode]) -> int:
+        """A request was admitted and found these nodes, root side first; returns its serial number."""
+        return 0
+
+    def touched(self, node: ShadowNode) -> None:  # noqa: B027 -- recency needs little
+        """A request walked over the node."""
+
+    def created(self, node: ShadowNode, serial: int) -> None:  # noqa: B027 -- recency needs little
+        """A request brought the node."""
+
+    def split(self, upper: ShadowNode, lower: ShadowNode) -> None:  # noqa: B027 -- recency needs little
+        """``lower`` was cut: its first pages are ``upper`` now."""
+
+    def ended(self, path: Sequence[ShadowNode], prompt_pages: int, serial: int, *, is_finished: bool) -> None:  # noqa: B027 -- recency needs little
+        """The prefill or the answer of a request ended at the end of the path."""
+
+    @abstractmethod
+    def enter(self, node: ShadowNode) -> None:
+        """The node became evictable, or its facts changed while it was."""
+
+    @abstractmethod
+    def leave(self, node: ShadowNode) -> None:
+        """The node is not evictable any more."""
+
+    @abstractmethod
+    def victim(self) -> ShadowNode | None:
+        """Takes the node that goes next out of the order; None where nothing is evictable."""
+
+    def removed(self, node: ShadowNode) -> None:  # noqa: B027 -- recency needs little
+        """The node was evicted; its parent is still linked."""
+
+
+class LruRanking(Ranking):
+    """Stock's order: the leaf whose last walk is the longest ago."""
+
+    def __init__(self) -> None:
+        self._time = 0
+        self._evictable: dict[int, ShadowNode] = {}
+        self._heap: list[tuple[int, int]] = []  # (last use, node id), stale where these have changed
+
+    def touched(self, node: ShadowNode) -> None:
+        self._time += 1
+        node.last_use = self._time
+
+    def created(self, node: ShadowNode, serial: int) -> None:
+        self.touched(node)
+
+    def split(self, upper: ShadowNode, lower: ShadowNode) -> None:
+        # As upstream does: a split counts as a use of both parts.
+        self.touched(upper)
+        self.touched(lower)
+
+    def enter(self, node: ShadowNode) -> None:
+        self._evictable[node.id] = node
+        heappush(self._heap, (node.last_use, node.id))
+        if len(self._heap) > 2 * len(self._evictable) + _COMPACT_SLACK:
+            self._heap = [(each.last_use, each.id) for each in self._evictable.values()]
+            heapify(self._heap)
+
+    def leave(self, node: ShadowNode) -> None:
+        self._evictable.pop(node.id, None)
+
+    def victim(self) -> ShadowNode | None:
+        while self._heap:
+            last_use, node_id = heappop(self._heap)
+            node = self._evictable.get(node_id)
+            if node is not None and node.last_use == last_use:
+                del self._evictable[node_id]
+                return node
+        return None
+
+
+class ImportanceRanking(Ranking):
+    """The server's own policy object, with g fixed at 1: a shadow cache sees no attention.
+
+    Args:
+        cost: of the server's policy.
+        page_size: tokens per page.
+        ghost_pages: pages to remember after their eviction.
+    """
+
+    def __init__(self, cost: CostModel, page_size: int, ghost_pages: int) -> None:
+        self._page_size = page_size
+        self.policy = ImportancePolicy(cost, use_importance=False)
+        self._ghosts = GhostTable(ghost_pages, on_return=self._returned, on_expire=self._expired)
+        self._evictable: dict[int, ShadowNode] = {}
+        self._transitions: dict[int, Transition] = {}
+
+    @staticmethod
+    def _known(node: ShadowNode) -> NodeMetadata:
+        assert node.metadata is not None
+        return node.metadata
+
+    def admitted(self, hits: Sequence[ShadowNode]) -> int:
+        transition = transition_after(self._known(hits[-1]) if hits else None)
+        serial = self.policy.admit()
+        self._transitions[serial] = transition
+        for node in hits:
+            self.policy.accessed(self._known(node), transition)
+        return serial
+
+    def created(self, node: ShadowNode, serial: int) -> None:
+        metadata = node.metadata = NodeMetadata(
+            tokens=len(node.pages) * self._page_size,
+            depth=node.start * self._page_size,
+            page_size=self._page_size,
+            clock=self.policy.clock,
+        )
+        metadata.importance.creator = serial
+        revived = len(self._ghosts) and self._ghosts.revive(node.pages, metadata)
+        assert node.parent is not None
+        if not revived and not node.parent.is_root:
+            self.policy.continued(self._known(node.parent))
+        self.policy.created(metadata, self._transitions[serial])
+
+    def split(self, upper: ShadowNode, lower: ShadowNode) -> None:
+        tokens = len(upper.pages) * self._page_size
+        upper.metadata = self.policy.split(self._known(lower), tokens, self._page_size)
+
+    def ended(self, path: Sequence[ShadowNode], prompt_pages: int, serial: int, *, is_finished: bool) -> None:
+        if path:
+            self._known(path[-1]).is_tip = True
+        if not is_finished:
+            return
+        self._transitions.pop(serial, None)
+        for node in reversed(path):
+            if node.start < prompt_pages or self._known(node).importance.creator != serial:
+                break
+            self.policy.holds(self._known(node), BlockType.GENERATED)
+
+    def enter(self, node: ShadowNode) -> None:
+        self._evictable[node.id] = node
+        self.policy.enter(Tier.DEVICE, node.id, self._known(node), below=None)
+
+    def leave(self, node: ShadowNode) -> None:
+        if self._evictable.pop(node.id, None) is not None:
+            self.policy.leave(Tier.DEVICE, node.id)
+
+    def victim(self) -> ShadowNode | None:
+        node_id = self.policy.victim(Tier.DEVICE)
+        return None if node_id is None else self._evictable.pop(node_id)
+
+    def removed(self, node: ShadowNode) -> None:
+        self._ghosts.remember(node.pages, self._known(node))
+
+    def _returned(self, ghost: GhostNode, node: NodeMetadata, pages: int) -> None:
+        node.accesses = max(node.accesses, ghost.accesses + 1)
+        node.block_type = ghost.block_type
+        if not ghost.resolved and ghost.watched_as is not None:
+            self.policy.returned(ghost.watched_as, ghost.last_access)
+
+    def _expired(self, ghost: GhostNode) -> None:
+        if ghost.watched_as is not None:
+            self.policy.forgotten(ghost.watched_as, ghost.last_access)
