@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions, flag
 from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.shadow.pair import ShadowPair
 from sgl_importance.study.shuffle import ShuffledImportancePolicy
 from sglang_importance.attention.rows import active_rows
 from sglang_importance.component import ImportanceComponent
@@ -25,6 +27,7 @@ from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.placement.spare import SparedCopies
 from sglang_importance.recorder import Recorder, activate
 from sglang_importance.refusal import LaunchRefused
+from sglang_importance.shadowing import Shadowing
 
 if TYPE_CHECKING:
     from sglang.srt.managers.cache_controller import PrefetchOperation
@@ -78,14 +81,18 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     policy = _create_policy(options, cost_model(ctx.model_config, allocator))
     recorder = _create_recorder(ctx, options, policy) if options.trace else None
     activate(recorder)
-    component = ObserverComponent if options.policy == "observe" else ImportanceComponent
+    ghost_pages = min(GHOSTS_PER_DEVICE_PAGE * device_pages, MAX_GHOST_PAGES)
+    component: Callable[..., ImportanceComponent] = ImportanceComponent
+    if options.policy == "observe":
+        shadows = ShadowPair(device_pages, ctx.params.page_size, policy.cost, ghost_pages)
+        component = partial(ObserverComponent, shadowing=Shadowing(shadows))
     ctx.params.component_registry_override = {
         **(ctx.params.component_registry_override or {}),
         ComponentType.FULL: partial(
             component,
             options=options,
             policy=policy,
-            ghost_pages=min(GHOSTS_PER_DEVICE_PAGE * device_pages, MAX_GHOST_PAGES),
+            ghost_pages=ghost_pages,
             metrics=MetricsPublisher.create(enabled=ctx.params.enable_metrics),
             recorder=recorder,
         ),

@@ -382,6 +382,10 @@ class ImportanceComponent(FullComponent):
     def _kept_by_importance(self, node: UnifiedTreeNode) -> bool:
         return False
 
+    def observation(self) -> dict[str, Any] | None:
+        """``observe`` only: what importance would have done with the traffic so far."""
+        return None
+
     def check_integrity(self) -> None:
         """Asserts that orders, leaf sets and metadata agree with the tree."""
         core = self.tree_core

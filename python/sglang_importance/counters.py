@@ -32,6 +32,8 @@ class Counters:
         observed_saved_tokens: ``observe``: tokens that importance would have kept and stock recomputed.
         observed_lost_tokens: ``observe``: tokens hit that importance would have evicted.
         observed_agreed_tokens: ``observe``: evicted tokens that both would have evicted.
+        shadow_prompt_tokens: ``observe``: prompt tokens that the shadow caches were asked for.
+        shadow_hit_tokens: ``observe``: found there, by policy.
     """
 
     admitted_requests: int = 0
@@ -46,6 +48,8 @@ class Counters:
     observed_saved_tokens: int = 0
     observed_lost_tokens: int = 0
     observed_agreed_tokens: int = 0
+    shadow_prompt_tokens: int = 0
+    shadow_hit_tokens: dict[str, int] = field(default_factory=lambda: {"lru": 0, "importance": 0})
 
     def admitted(self, req: Req) -> None:
         self.admitted_requests += 1

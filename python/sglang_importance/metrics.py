@@ -30,6 +30,8 @@ SERIES: dict[str, tuple[str, str | None]] = {
     "observed_saved_tokens_total": ("observe: recomputed tokens that importance would have kept", None),
     "observed_lost_tokens_total": ("observe: hit tokens that importance would have evicted", None),
     "observed_agreed_tokens_total": ("observe: evicted tokens that importance would have evicted too", None),
+    "shadow_prompt_tokens_total": ("observe: prompt tokens that the shadow caches were asked for", None),
+    "shadow_hit_tokens_total": ("observe: prompt tokens that a policy alone would have found", "policy"),
 }
 
 
@@ -43,6 +45,9 @@ def current_values(counters: Counters) -> dict[tuple[str, str | None], float]:
         ("observed_lost_tokens_total", None): counters.observed_lost_tokens,
         ("observed_agreed_tokens_total", None): counters.observed_agreed_tokens,
     }
+    values["shadow_prompt_tokens_total", None] = counters.shadow_prompt_tokens
+    for policy, tokens in counters.shadow_hit_tokens.items():
+        values["shadow_hit_tokens_total", policy] = tokens
     for tier in Tier:
         values["hit_tokens_total", tier.value] = counters.hit_tokens[tier]
         if tier is not Tier.STORAGE:

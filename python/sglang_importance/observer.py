@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
 from sgl_importance.cost import Tier
+from sgl_importance.fold import QueryFolds
 from sgl_importance.ghost import EvictionReason
 from sgl_importance.node import NodeMetadata
 from sglang_importance.component import ImportanceComponent
+from sglang_importance.shadowing import Shadowing
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
     from sglang.srt.mem_cache.unified_radix_cache import NodeId
 
@@ -21,12 +24,44 @@ class ObserverComponent(ImportanceComponent):
 
     Before each device eviction we ask our order for victims of the same size. A node that only we would have
     evicted and that is hit later counts as lost; a node that only stock evicted and that comes back counts
-    as saved. Both look one eviction ahead, not at the diverging history of a server that really ran ours.
+    as saved. Both look one eviction ahead. The diverging history of a server that really ran ours is what
+    the shadow caches follow.
+
+    Args:
+        shadowing: told of every request; None compares one eviction ahead only.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, shadowing: Shadowing | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._ours: set[int] = set()
+        self._shadowing = shadowing
+
+    def watch_leaves(self) -> None:
+        super().watch_leaves()
+        if self._shadowing is not None:
+            self._shadowing.reset()
+
+    def _admit(self, req: Req, cached_tokens: int) -> QueryFolds:
+        if self._shadowing is not None:
+            self._shadowing.admitted(req)
+            self._shadowing.count(self.counters)
+        return super()._admit(req, cached_tokens)
+
+    def cleanup_after_caching_req(self, req: Req, is_finished: bool, *args: Any, **kwargs: Any) -> None:
+        super().cleanup_after_caching_req(req, is_finished, *args, **kwargs)
+        if is_finished and self._shadowing is not None:
+            self._shadowing.finished(req)
+
+    def observation(self) -> dict[str, Any] | None:
+        if self._shadowing is None:
+            return None
+        ahead = ("saved", "lost", "agreed")
+        return {
+            **self._shadowing.document(),
+            "one_eviction_ahead": {
+                f"{name}_tokens": getattr(self.counters, f"observed_{name}_tokens") for name in ahead
+            },
+        }
 
     def _evict_device_start(self, request_cnt: int) -> None:
         FullComponent._evict_device_start(self, request_cnt)

@@ -121,6 +121,8 @@ def snapshot(
 def describe_tree(scheduler: Scheduler, arguments: Document) -> Job:
     """The operation behind ``GET /kv_importance``; its arguments are those of ``snapshot``."""
     document = yield from snapshot(scheduler.tree_cache, **arguments)
+    if (observation := scheduler.tree_cache.importance.observation()) is not None:
+        document["observe"] = observation
     if counts := WATCH.counters.values():
         document["store"] = {".".join(filter(None, key)): count for key, count in counts.items()}
     return document

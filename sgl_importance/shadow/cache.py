@@ -36,13 +36,16 @@ class ShadowCache:
         capacity: pages of the pool.
         page_size: tokens per page.
         ranking: who is evicted.
+        spare_pages: pages that must be free beyond what a request needs, for each running request: sglang
+            frees one (``mem_cache/allocation.py``) before a prefill and before each decode step.
 
     Attributes:
         used: pages in the tree.
     """
 
-    def __init__(self, capacity: int, page_size: int, ranking: Ranking) -> None:
+    def __init__(self, capacity: int, page_size: int, ranking: Ranking, *, spare_pages: int = 0) -> None:
         assert capacity > 0
+        self._spare_pages = spare_pages
         self.capacity = capacity
         self.ranking = ranking
         self.used = 0
@@ -68,7 +71,7 @@ class ShadowCache:
         node, matched = self._walk(pages[: max(tokens - 1, 0) // self._page_size])
         self._lock(node)
         total = -(-tokens // self._page_size)
-        self._make_room(total - matched)
+        self._make_room(total - matched + self._spare_pages)
         serial = self.ranking.admitted(node.path())
         end = self._insert(pages, serial)
         self._lock(end)
@@ -91,7 +94,10 @@ class ShadowCache:
         running = self._running.pop(request, None)
         if running is None:
             return
-        self._make_room(-(-tokens // self._page_size) - running.pages)
+        # The last decode step may have begun a page, and used up what was spare for this request.
+        stepping = len(self._running) + (tokens % self._page_size != 1)
+        grown = -(-tokens // self._page_size) - running.pages
+        self._make_room(grown + self._spare_pages * stepping)
         end = self._insert(pages, running.serial)
         self._lock(end)
         self._release(request, running)

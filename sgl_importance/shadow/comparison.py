@@ -1,0 +1,123 @@
+"""Two policies on the same requests: tokens saved and lost, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import NormalDist
+
+MAX_BATCHES = 64
+MIN_BATCHES = 8
+CONFIDENCE = 0.95
+
+
+def student_quantile(probability: float, degrees: int) -> float:
+    """Quantile of Student's t, by the series in 1/degrees (Abramowitz, Stegun 1964, 26.7.5); off by less
+    than 1 % from 7 degrees of freedom on at 0.975."""
+    assert degrees > 0
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return float(sum(term / degrees**power for power, term in enumerate(terms)))
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Hit tokens of importance beside those of LRU, request by request; bounded memory.
+
+    Requests depend on those before them, so an interval comes from means of batches of consecutive requests
+    (Schmeiser, Batch size effects in the analysis of simulation output, 1982): batches double in size
+    whenever there would be more than MAX_BATCHES of them.
+
+    Attributes:
+        requests: compared so far.
+        prompt_tokens: of these.
+        lru_hit_tokens: found by LRU.
+        importance_hit_tokens: found by importance.
+        saved_tokens: found by importance only.
+        lost_tokens: found by LRU only.
+        batches: (prompt tokens, importance's hits less LRU's) of each full batch, in order.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    lru_hit_tokens: int = 0
+    importance_hit_tokens: int = 0
+    saved_tokens: int = 0
+    lost_tokens: int = 0
+    batches: list[tuple[int, int]] = field(default_factory=list)
+    _batch_requests: int = 1
+    _open: tuple[int, int, int] = (0, 0, 0)
+
+    def add(self, prompt_tokens: int, lru_hits: int, importance_hits: int) -> None:
+        """One more request, with what each policy found of its prompt."""
+        difference = importance_hits - lru_hits
+        self.requests += 1
+        self.prompt_tokens += prompt_tokens
+        self.lru_hit_tokens += lru_hits
+        self.importance_hit_tokens += importance_hits
+        self.saved_tokens += max(difference, 0)
+        self.lost_tokens += max(-difference, 0)
+        count, tokens, gained = self._open
+        count, tokens, gained = count + 1, tokens + prompt_tokens, gained + difference
+        if count < self._batch_requests:
+            self._open = (count, tokens, gained)
+            return
+        self._open = (0, 0, 0)
+        self.batches.append((tokens, gained))
+        if len(self.batches) == MAX_BATCHES:
+            pairs = zip(self.batches[::2], self.batches[1::2], strict=True)
+            self.batches = [(a + c, b + d) for (a, b), (c, d) in pairs]
+            self._batch_requests *= 2
+
+    @property
+    def agreed_tokens(self) -> int:
+        """Found by both."""
+        return self.lru_hit_tokens - self.lost_tokens
+
+
+def gain_interval(batches: list[tuple[int, int]]) -> tuple[float, float] | None:
+    """Interval of the share of prompt tokens that importance saves, negative where it costs.
+
+    Args:
+        batches: (prompt tokens, tokens gained) of consecutive stretches of traffic.
+
+    Returns:
+        Bounds at CONFIDENCE for the ratio of sums; None with fewer than MIN_BATCHES.
+    """
+    if len(batches) < MIN_BATCHES:
+        return None
+    tokens = sum(batch[0] for batch in batches)
+    if not tokens:
+        return None
+    ratio = sum(batch[1] for batch in batches) / tokens
+    squares = sum((gained - ratio * prompt) ** 2 for prompt, gained in batches)
+    count = len(batches)
+    error = math.sqrt(count / (count - 1) * squares) / tokens
+    width = student_quantile((1 + CONFIDENCE) / 2, count - 1) * error
+    return ratio - width, ratio + width
+
+
+class Verdict(StrEnum):
+    """What the interval says."""
+
+    TOO_EARLY = "too early to say"
+    SAVES = "importance saves tokens here"
+    COSTS = "importance costs tokens here"
+    EVEN = "no difference shown"
+
+
+def verdict(batches: list[tuple[int, int]]) -> Verdict:
+    """Whether switching would pay, by ``gain_interval``; no eviction yet means no difference."""
+    interval = gain_interval(batches)
+    if interval is None:
+        return Verdict.TOO_EARLY
+    low, high = interval
+    if low > 0:
+        return Verdict.SAVES
+    return Verdict.COSTS if high < 0 else Verdict.EVEN
