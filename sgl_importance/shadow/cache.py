@@ -114,9 +114,11 @@ class ShadowCache:
         """The longest known prefix: its last node, split off if need be, and its pages."""
         node, matched = self._root, 0
         while matched < len(pages) and (child := node.children.get(pages[matched])) is not None:
-            pairs = zip(child.pages, pages[matched : matched + len(child.pages)], strict=False)
-            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            if common < len(child.pages):
+            run = pages[matched : matched + len(child.pages)]
+            common = len(run)
+            if run != child.pages:
+                pairs = zip(child.pages, run, strict=False)
+                common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
                 child = self._split(child, common)
             self._touch(child)
             node, matched = child, matched + common
