@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sgl_importance.client.server import DEFAULT_URL, ServerError
+from sgl_importance.client.terminal import ApiKey, AsJson, Url, connected, print_json
 from sgl_importance.shadow.comparison import CONFIDENCE, gain_interval, verdict
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 
-API_KEY_VARIABLE = "SGL_IMPORTANCE_API_KEY"
-TIMEOUT_SECONDS = 30.0
-
-
-class ObserveError(RuntimeError):
-    """The server gives no comparison; the message names the cure."""
-
 
 @app.callback(invoke_without_command=True)
-def observe_command(
-    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:30000",
-    api_key: Annotated[
-        str | None, typer.Option(envvar=API_KEY_VARIABLE, help="The server's API key.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one document per line.")] = False,
+def observe(
     watch: Annotated[
         float | None, typer.Option(min=0.1, metavar="SECONDS", help="Ask again and again, until Ctrl-C.")
     ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say what importance would have saved or lost on the traffic of a server under --kv-policy observe."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False) as client:
+    with connected(url, api_key) as server:
         while True:
-            try:
-                report = summarize(fetch(client))
-            except ObserveError as error:
-                typer.echo(f"error: {error}", err=True)
-                raise typer.Exit(2) from None
+            document = server.get("", limit=1)
+            if "observe" not in document:
+                raise ServerError(
+                    f"{url} runs --kv-policy {document.get('policy')}: start it with --kv-policy observe"
+                )
+            report = summarize(document)
             if as_json:
-                typer.echo(json.dumps(report))
+                print_json(report)
             else:
                 show(report)
             if watch is None:
@@ -54,29 +45,6 @@ def observe_command(
                 time.sleep(watch)
             except KeyboardInterrupt:
                 return
-
-
-def fetch(client: httpx.Client) -> dict[str, Any]:
-    """The snapshot of a server under observe.
-
-    Raises:
-        ObserveError: it cannot be reached, wants a key, or does not observe.
-    """
-    try:
-        answer = client.get("/kv_importance", params={"limit": 1})
-    except httpx.TransportError as error:
-        raise ObserveError(f"no server at {client.base_url} ({error}): give --url") from error
-    if answer.status_code in (401, 403):
-        raise ObserveError(f"the server refused the key: give --api-key, or {API_KEY_VARIABLE}")
-    if answer.status_code == 404:
-        raise ObserveError("the server does not observe: start it with --kv-policy observe")
-    if answer.status_code != 200:
-        raise ObserveError(f"the server answered with status {answer.status_code}: see its log")
-    document: dict[str, Any] = answer.json()
-    if "observe" not in document:
-        policy = document.get("policy")
-        raise ObserveError(f"the server runs --kv-policy {policy}: start it with --kv-policy observe")
-    return document
 
 
 def summarize(document: dict[str, Any]) -> dict[str, Any]:
