@@ -1,0 +1,166 @@
+"""The first request after a restart, beside a warm one: with pre-warm at the start, and without.
+
+A server is asked about documents until it is warm, and killed. Every alternation starts two servers on copies
+of its store and ledger, one that pre-warms and one that does not, and asks each for one prompt (in turn, one
+server at a time) and then for the same prompt again, which is now warm: the ratio is of one server, one
+prompt and one minute. A prompt that no server has seen is the other end of the scale.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from results import print_rows, write_results
+from rich.progress import track
+
+from sgl_importance.probe import checkpoint_path
+from sgl_importance.probe.tasks import make_document
+from sgl_importance.probe.tokenizer import encode
+
+sys.path.append(str(Path(__file__).parents[1] / "test"))
+from serving import ServerProcess
+
+DOCUMENTS = 8
+DOCUMENT_TOKENS = 2000
+REPEATS = 7
+ARMS = {"pre-warmed": "start", "not pre-warmed": "off"}
+FLAGS = (
+    *("--kv-policy", "importance", "--page-size", "16", "--max-total-tokens", "32768"),
+    *("--hicache-ratio", "2", "--hicache-storage-prefetch-policy", "wait_complete"),
+)
+
+
+def prompt(seed: int) -> list[int]:
+    document = make_document(DOCUMENT_TOKENS, seed)
+    return encode(document.messages(next(iter(document.records))))
+
+
+def server_on(store: Path, prewarm: str) -> ServerProcess:
+    flags = (*FLAGS, "--kv-importance-store", str(store), "--kv-importance-prewarm", prewarm)
+    return ServerProcess(*flags, model=checkpoint_path())
+
+
+def ask(server: ServerProcess, tokens: list[int]) -> tuple[float, int, list[int]]:
+    """Milliseconds to the first token, cached tokens, the token."""
+    began = time.perf_counter()
+    answer = server.generate(tokens, max_new_tokens=1)
+    milliseconds = (time.perf_counter() - began) * 1e3
+    return milliseconds, answer["meta_info"]["cached_tokens"], answer["output_ids"]
+
+
+def learn(store: Path) -> list[list[int]]:
+    """Makes the store and the ledger; the first token of each prompt's answer."""
+    with server_on(store, "off") as server:
+        for _ in range(3):
+            answers = [ask(server, prompt(seed))[2] for seed in range(DOCUMENTS)]
+        time.sleep(2.0)  # the ledger is at most half a second behind
+        assert server._process is not None
+        server._process.kill()
+    return answers
+
+
+def wait_for_prewarm(server: ServerProcess) -> dict[str, Any]:
+    while True:
+        jobs = server.get("/kv_importance/prewarm")["jobs"]
+        if jobs and jobs[0]["state"] != "running":
+            return dict(jobs[0])
+        time.sleep(0.05)
+
+
+def measure(server: ServerProcess, tokens: list[int], expected: list[int] | None = None) -> dict[str, Any]:
+    """The first request for a prompt and its repeats; all must answer ``expected``, or as the first did."""
+    first, cached, answer = ask(server, tokens)
+    repeats = [ask(server, tokens) for _ in range(REPEATS)]
+    assert expected in (None, answer)
+    assert all(repeat[2] == answer for repeat in repeats)
+    warm = statistics.median(repeat[0] for repeat in repeats)
+    return {"first_ms": first, "warm_ms": warm, "ratio": first / warm, "cached_tokens": cached}
+
+
+def alternation(store: Path, scratch: Path, number: int, answers: list[list[int]]) -> list[dict[str, Any]]:
+    """Two servers on copies of the store; rows by arm and by what was asked."""
+    rows = []
+    with ExitStack() as stack:
+        servers = {}
+        for arm, prewarm in ARMS.items():
+            copy = scratch / f"{number} {arm}"
+            shutil.copytree(store, copy, ignore=shutil.ignore_patterns("*.lock"))
+            stack.callback(shutil.rmtree, copy, ignore_errors=True)
+            servers[arm] = server_on(copy, prewarm)
+            stack.callback(servers[arm].stop)
+            servers[arm].spawn()
+        for server in servers.values():
+            server.wait_ready()
+        job = wait_for_prewarm(servers["pre-warmed"])
+        order = list(ARMS) if number % 2 else list(ARMS)[::-1]
+        for question in range(4):
+            seed = (number + question) % DOCUMENTS
+            for arm in order:
+                row = measure(servers[arm], prompt(seed), answers[seed])
+                asked = "first request" if question == 0 else "first of a prefix"
+                rows.append({"arm": arm, "asked": asked, "alternation": number, **row})
+        for arm in order:
+            new = prompt(1000 + number)
+            row = measure(servers[arm], new)
+            assert row["cached_tokens"] < 32
+            rows.append({"arm": arm, "asked": "unknown prompt", "alternation": number, **row})
+        rows.append({"arm": "pre-warmed", "asked": "pre-warm", "alternation": number, **job})
+    return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Medians, and the interval that holds the median ratio in 95 % of 10,000 bootstraps."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    table = []
+    for asked in ("first request", "first of a prefix", "unknown prompt"):
+        for arm in ARMS:
+            chosen = [row for row in rows if row["asked"] == asked and row["arm"] == arm]
+            ratios = np.array([row["ratio"] for row in chosen])
+            draws = np.median(rng.choice(ratios, (10_000, len(ratios))), axis=1)
+            low, high = np.percentile(draws, [2.5, 97.5])
+            table.append(
+                {
+                    "asked": asked,
+                    "arm": arm,
+                    "n": len(chosen),
+                    "cached_tokens": statistics.median(row["cached_tokens"] for row in chosen),
+                    "first_ms": statistics.median(row["first_ms"] for row in chosen),
+                    "warm_ms": statistics.median(row["warm_ms"] for row in chosen),
+                    "ratio": float(np.median(ratios)),
+                    "low": float(low),
+                    "high": float(high),
+                }
+            )
+    return table
+
+
+def main(
+    alternations: Annotated[int, typer.Option(min=1, help="Restarts of each arm.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="JSON file; default: results/restart.json.")] = None,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        store = scratch / "store"
+        answers = learn(store)
+        rows = [
+            row
+            for number in track(range(alternations), "Restarts")
+            for row in alternation(store, scratch, number, answers)
+        ]
+    table = summary(rows)
+    print_rows("Time to first token, first / warm", table)
+    print(write_results("restart", [*table, *rows], out=out))
+
+
+if __name__ == "__main__":
+    typer.run(main)
