@@ -139,6 +139,8 @@ def set_aside(path: Path) -> Path:
 def _connect(path: Path) -> sqlite3.Connection:
     if path.exists() and path.stat().st_size:
         _check(path)
+    # It holds what users wrote: for nobody else to read. SQLite gives its log the same permissions.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     # Transactions are begun where they belong, not by the module.
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:

@@ -56,6 +56,14 @@ def test_without_token_ids_only_digests_are_kept(tmp_path: Path):
     assert np.asarray(known.token_ids, dtype="<i4").tobytes() not in content
 
 
+def test_nobody_else_may_read_it(tmp_path: Path):
+    ledger = open_ledger(tmp_path / "l.sqlite")
+    ledger.write([record([1, 2, 3, 4])], clock=1, requests=1)
+    for name in ("l.sqlite", "l.sqlite-wal"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
+    ledger.close()
+
+
 def test_models_are_kept_apart(tmp_path: Path):
     ours, theirs = open_ledger(tmp_path / "l.sqlite"), open_ledger(tmp_path / "l.sqlite", b"other")
     ours.write([record([1, 2, 3, 4])], clock=5, requests=5)
