@@ -169,6 +169,9 @@ SYMBOLS: dict[str, str | None] = {
         "self, operation, batch_hashes, batch_host_indices, extra_info, kv_derived_transfers"
     ),
     f"{_CONTROLLER}._reduce_prefetch_ack": "self, ack",
+    "sglang.srt.managers.cache_controller.PrefetchAck.__init__": (
+        "self, rid, operation, completed_tokens, pool_hits, completed_req"
+    ),
     f"{_CONTROLLER}.prefetch_thread_func": "self",
     f"{_CONTROLLER}.prefetch_io_aux_func": "self",
     f"{_CONTROLLER}.prefetch_sync_thread_func": "self",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from sglang.srt.managers.cache_controller import PrefetchAck
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_importance.refusal import LaunchRefused
@@ -66,8 +67,29 @@ def _supervised(thread: str) -> Callable[..., None]:
     return around
 
 
+_contain_transfer = _contained("prefetch_io", lambda: None)
+_supervise_transfers = _supervised("prefetch_io")
 _contain_backup = _contained("backup", lambda: None)
 _supervise_backup = _supervised("backup")
+
+
+def _around_page_transfer(transfer: Callable[..., None], controller: Any, operation: Any) -> None:
+    controller._kv_importance_prefetch = operation
+    _contain_transfer(transfer, controller, operation)
+
+
+def _around_prefetch_io_loop(loop: Callable[..., None], controller: Any) -> None:
+    def go_on(controller: Any) -> None:
+        # Only the last acknowledgement of a prefetch gives back the host pages that nothing was read into.
+        operation = controller._kv_importance_prefetch
+        if operation is not None:
+            controller._kv_importance_prefetch = None
+            last = PrefetchAck(rid=operation.request_id, completed_req=True, operation=operation)
+            controller.prefetch_sync_queue.put(last)
+        loop(controller)
+
+    controller._kv_importance_prefetch = None
+    _supervise_transfers(go_on, controller)
 
 
 def _around_page_backup(backup: Callable[..., None], controller: Any, operation: Any) -> None:
@@ -92,6 +114,11 @@ def _around_backup_loop(loop: Callable[..., None], controller: Any) -> None:
 def _around_reduce_ack(reduce: Callable[..., None], controller: Any, ack: Any) -> None:
     """Ranks agree on the pages of a prefetch; where that fails, on no more than before."""
     operation = ack.operation
+    if ack.completed_req:
+        if getattr(operation, "_kv_importance_completed", False):
+            ack.completed_req = None  # sent twice by a thread that started again: pages are freed once
+            return
+        operation._kv_importance_completed = True
     try:
         reduce(controller, ack)
     except BaseException as error:
@@ -151,10 +178,10 @@ WEIGHT_HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
 HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
     f"{_HYBRID}._storage_hit_query": (_contained("prefetch", lambda: ([], 0)), HookType.AROUND),
     f"{_HYBRID}._page_transfer_kv_batch": (_contained("prefetch_io", lambda: 0), HookType.AROUND),
-    f"{_HYBRID}._page_transfer": (_contained("prefetch_io", lambda: None), HookType.AROUND),
+    f"{_HYBRID}._page_transfer": (_around_page_transfer, HookType.AROUND),
     f"{_HYBRID}._page_backup": (_around_page_backup, HookType.AROUND),
     f"{_HYBRID}.prefetch_thread_func": (_supervised("prefetch"), HookType.AROUND),
-    f"{_HYBRID}.prefetch_io_aux_func": (_supervised("prefetch_io"), HookType.AROUND),
+    f"{_HYBRID}.prefetch_io_aux_func": (_around_prefetch_io_loop, HookType.AROUND),
     f"{_HYBRID}.prefetch_sync_thread_func": (_supervised("prefetch_sync"), HookType.AROUND),
     f"{_HYBRID}.backup_thread_func": (_around_backup_loop, HookType.AROUND),
     f"{_HYBRID}._reduce_prefetch_ack": (_around_reduce_ack, HookType.AROUND),
