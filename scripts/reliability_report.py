@@ -15,7 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- made by scripts/reliability_report.py: begin -->", "<!-- end -->"
-TESTS = ("test/storage/test_faults.py", "test/storage/test_restarts.py")
+TESTS = tuple(
+    f"test/storage/test_{name}.py" for name in ("faults", "weight_updates", "zero_copy_server", "restarts")
+)
 REPORT_VARIABLE = "SGL_IMPORTANCE_FAULT_REPORT"
 
 

@@ -77,7 +77,7 @@ def summarize(directory: Path) -> dict[str, Any]:
     for file in files:
         if not file.is_page:
             continue
-        folder = file.path.parents[1]
+        folder = file.path.parent
         model = models.setdefault(folder.name, ModelPages(folder.name, _facts(folder)))
         model.pages += 1
         model.bytes += file.size
@@ -135,7 +135,7 @@ def verify(
 def _verify(path: Path) -> None:
     data = np.fromfile(path, np.uint8)
     header, body = decode_header(data[:HEADER_BYTES].tobytes()), data[HEADER_BYTES:]
-    if header.identity.hex() != path.parents[1].name:
+    if header.identity.hex() != path.parent.name:
         raise PageDamaged(MissReason.IDENTITY)
     if header.page.hex() != path.stem:
         raise PageDamaged(MissReason.PAGE)

@@ -44,7 +44,7 @@ class Pages(Protocol):
     A run is a few neighbouring pages of a sequence, moved by one thread in one go.
     """
 
-    lanes: Lanes
+    def lanes(self, page_bytes: int) -> Lanes: ...
 
     def run_pages(self, page_bytes: int) -> int:
         """Most pages of a run."""
@@ -80,8 +80,6 @@ class Pages(Protocol):
 class PageByPage(ABC):
     """A place whose pages are looked for, read and written one at a time, by several threads."""
 
-    lanes = Lanes(look=2, read=4, write=2)
-
     @abstractmethod
     def exists(self, identity: bytes, key: str) -> bool:
         """Whether there is a page, which ``read`` may still find damaged."""
@@ -103,6 +101,10 @@ class PageByPage(ABC):
             depth: pages in front of this one in its sequence.
             moment: when the sequence is used, in ns; one for all its pages.
         """
+
+    def lanes(self, page_bytes: int) -> Lanes:
+        # Threads that make small files in one folder wait for each other's entry, and twice as long in all.
+        return Lanes(look=2, read=4, write=1 if page_bytes < RUN_BYTES else 2)
 
     def run_pages(self, page_bytes: int) -> int:
         return max(1, min(RUN_PAGES, RUN_BYTES // page_bytes))

@@ -1,6 +1,7 @@
 """A directory of pages: one file per page, published by rename, checked on every read.
 
-``DIR/pages/<identity>/<2 digits>/<page>.page`` holds the pages and ``DIR/quarantine`` what failed a check.
+``DIR/pages/<identity>/<page>.page`` holds the pages and ``DIR/quarantine`` what failed a check. There are no
+folders in between: file systems index a folder, and files in many of them take ext4 several times as long.
 Several servers may use one directory.
 """
 
@@ -102,9 +103,10 @@ class PageStore(PageByPage):
         Raises:
             OSError: it could not be written; nothing of it is left.
         """
-        path = self.path(identity, key)
-        if path.exists():
-            self._touch(path, use_time(moment, depth))
+        page = page_digest(key)
+        path = self._path(identity, page)
+        if os.path.exists(path):
+            _touch(path, use_time(moment, depth))
             return False
         size = HEADER_BYTES + body.nbytes
         deleted = self._budget.admit(size)
@@ -113,22 +115,23 @@ class PageStore(PageByPage):
         if deleted:
             self.counters.add("evicted_pages", amount=deleted)
         try:
-            header = encode_header(page=page_digest(key), identity=identity, depth=depth, body=body)
+            header = encode_header(page=page, identity=identity, depth=depth, body=body)
             self._publish(path, header, body, use_time(moment, depth))
         except BaseException:
             self._budget.release(size)
             raise
         return True
 
-    def _publish(self, path: Path, header: bytes, body: NDArray[np.uint8], mtime_ns: int) -> None:
-        unfinished = path.with_name(f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}")
+    def _publish(self, path: str, header: bytes, body: NDArray[np.uint8], mtime_ns: int) -> None:
+        folder = os.path.dirname(path)
+        unfinished = f"{folder}/{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             file = os.open(unfinished, flags, 0o644)
         except FileNotFoundError:
             if not self.pages.exists():
                 self.counters.add("lost_directories")
-            path.parent.mkdir(parents=True, exist_ok=True)
+            os.makedirs(folder, exist_ok=True)
             file = os.open(unfinished, flags, 0o644)
         try:
             try:
@@ -148,19 +151,14 @@ class PageStore(PageByPage):
 
     def touch(self, identity: bytes, keys: list[str], moment: int) -> None:
         for depth, key in enumerate(keys):
-            self._touch(self.path(identity, key), use_time(moment, depth))
-
-    def _touch(self, path: Path, mtime_ns: int) -> None:
-        with suppress(OSError):
-            os.utime(path, ns=(mtime_ns, mtime_ns))
+            _touch(self._path(identity, page_digest(key)), use_time(moment, depth))
 
     def path(self, identity: bytes, key: str) -> Path:
         return Path(self._path(identity, page_digest(key)))
 
     def _path(self, identity: bytes, page: bytes) -> str:
         # A string: making a Path of several parts takes as long as reading a small page.
-        name = page.hex()
-        return f"{self._root}/{identity.hex()}/{name[:2]}/{name}{PAGE_SUFFIX}"
+        return f"{self._root}/{identity.hex()}/{page.hex()}{PAGE_SUFFIX}"
 
     def _folder(self, identity: bytes) -> Path:
         return self.pages / identity.hex()
@@ -170,11 +168,16 @@ class PageStore(PageByPage):
             self.counters.add("quarantined_pages")
 
 
+def _touch(path: str, mtime_ns: int) -> None:
+    with suppress(OSError):
+        os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
 def set_aside(path: Path, quarantine: Path, reason: MissReason) -> bool:
     """Moves a page into a folder of at most ``QUARANTINED_FILES``; deletes it where that fails."""
     try:
         quarantine.mkdir(parents=True, exist_ok=True)
-        os.replace(path, quarantine / f"{reason.value}-{path.parents[1].name[:8]}-{path.name}")
+        os.replace(path, quarantine / f"{reason.value}-{path.parent.name[:8]}-{path.name}")
         _bound(quarantine)
     except OSError:
         with suppress(OSError):

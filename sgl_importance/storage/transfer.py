@@ -39,7 +39,7 @@ class PageTransfer:
         self._page_bytes = page_bytes
         self._timeout = timeout
         self.counters = counters
-        lanes = pages.lanes
+        lanes = pages.lanes(page_bytes)
         self._lookers = Workers(lanes.look, "kv-importance-look")
         self._readers = Workers(lanes.read, "kv-importance-read")
         self._writers = Workers(lanes.write, "kv-importance-write")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from host_pools import WEIGHTS
+from weight_updates import from_disk
 
 from sgl_importance.storage.counters import StoreCounters
 from sglang_importance.storage.weights import WATCH, WeightsWatch
@@ -22,7 +23,7 @@ from store_bench import (
     fault_env,
     make_model,
     store_flags,
-    update_weights,
+    wait_for_memory,
 )
 
 
@@ -44,9 +45,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def references(models: list[Path]) -> list[list[list[int]]]:
     """The answer to every prompt of a server without any cache, by model."""
     flags = ("--kv-policy", "default", "--disable-radix-cache", *COMMON_FLAGS)
+    wait_for_memory()
     with ServerProcess(*flags, model=models[0]) as server:
         first = [answer(server, index)["output_ids"] for index in range(PROMPTS)]
-        update_weights(server, models[1], flush_cache=True)
+        from_disk(server, models[1], flush_cache=True)
         second = [answer(server, index)["output_ids"] for index in range(PROMPTS)]
     assert sum(a != b for a, b in zip(first, second, strict=True)) > PROMPTS * 0.9
     return [first, second]
@@ -70,5 +72,6 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
 @pytest.fixture(scope="package")
 def bench(models: list[Path], references: list[list[list[int]]], disk: Disk) -> Iterator[Bench]:
     flags = store_flags(disk.store)
+    wait_for_memory()
     with ServerProcess(*flags, model=models[0], env=fault_env(disk.control)) as server:
         yield Bench(server, disk, references)

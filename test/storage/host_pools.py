@@ -10,10 +10,13 @@ import sglang  # noqa: F401  # first: with it come the shims
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.pool_host import base
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from sglang_importance.storage.backend import VerifiedStorage
 from sglang_importance.storage.weights import Weights
+
+base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0  # for pools of a few kB, 10 GiB need not be free
 
 PAGE_TOKENS, PAGES = 4, 8
 KEYS = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(PAGES)]

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
+import pytest
 
 from sgl_importance.storage.budget import scan
 from sgl_importance.storage.record import decode_header
@@ -24,6 +26,9 @@ PROMPT_PAGES = PROMPT_TOKENS // PAGE_TOKENS
 ANSWER_TOKENS = 6
 PROMPTS = 80
 FETCH_TIMEOUT_SECONDS = 0.5
+# A server takes less than 2 GB, and leaves 1 GiB free (faults/kv_store_fault.py).
+NEEDED_BYTES = 3 << 30
+MEMORY_SECONDS = 300.0
 STORE = "sglang:kv_importance_store_"
 REPORT = "SGL_IMPORTANCE_FAULT_REPORT"
 
@@ -42,6 +47,18 @@ def store_flags(directory: Path) -> tuple[str, ...]:
 
 def prompt(index: int) -> list[int]:
     return random.Random(index).choices(range(10, 1000), k=PROMPT_TOKENS)
+
+
+def wait_for_memory() -> None:
+    """Waits until a server can start: other work on the machine may have taken the memory that it needs."""
+    deadline = time.monotonic() + MEMORY_SECONDS
+    while (free := psutil.virtual_memory().available) < NEEDED_BYTES:
+        if time.monotonic() > deadline:
+            pytest.fail(
+                f"memory is short, the store is not at fault: {free / 1e9:.1f} GB are free, a server needs "
+                f"{NEEDED_BYTES / 1e9:.1f} GB: end other programs and run again"
+            )
+        time.sleep(1)
 
 
 def make_model(folder: Path, seed: int) -> Path:
@@ -77,11 +94,6 @@ def count(server: ServerProcess, name: str, **labels: str) -> float:
         return server.metric(f"{STORE}{name}_total", **labels)
     except KeyError:
         return 0
-
-
-def update_weights(server: ServerProcess, model: Path, *, flush_cache: bool) -> None:
-    reply = server.post("/update_weights_from_disk", {"model_path": str(model), "flush_cache": flush_cache})
-    assert reply["success"], reply
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 
 from sgl_importance.storage.record import HEADER_BYTES, MissReason, decode_header, encode_header
 
-from store_bench import FETCH_TIMEOUT_SECONDS, PAGE_TOKENS, PROMPT_PAGES, Bench, report, update_weights
+from store_bench import FETCH_TIMEOUT_SECONDS, PAGE_TOKENS, PROMPT_PAGES, Bench, report
 
 pytestmark = pytest.mark.server
 
@@ -210,34 +210,3 @@ def test_directory_removed_while_serving(bench: Bench) -> None:
     bench.flush()
     assert bench.ask(after) == PROMPT_PAGES * PAGE_TOKENS
     report("directory removed while serving", "computed; directory made again", "lost_directories")
-
-
-def test_pages_of_other_weights_are_never_served(bench: Bench, models: list[Path]) -> None:
-    index, during = bench.fresh(), bench.fresh()
-    bench.store_prompt(index)
-    updates = bench.count("weight_updates")
-    unwritten = bench.count("unwritten_pages", reason="weights")
-
-    update_weights(bench.server, models[1], flush_cache=False)
-    bench.model = 1
-    try:
-        # Nothing in memory can be trusted to be of the new weights: nothing of it is stored.
-        bench.ask(during)
-        bench.wait_for("unwritten_pages", unwritten + 1, reason="weights")
-        bench.flush()
-        assert bench.ask(index) == 0, "a page of the old weights was served"
-        assert bench.ask(during) == 0
-        bench.flush()
-        assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS
-        assert bench.count("weight_updates") == updates + 1
-        report("weights updated, cache not flushed", "old pages unreachable", "weight_updates")
-    finally:
-        bench.flush()  # an update that cannot flush ends the server
-        update_weights(bench.server, models[0], flush_cache=True)
-        bench.model = 0
-    assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS, "the first weights have their pages still"
-    report(
-        "weights updated, cache flushed",
-        "old pages wait for the old weights",
-        "weight_updates",
-    )

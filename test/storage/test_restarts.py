@@ -10,22 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from sgl_importance.storage.inspect import files_of, verify
 
 from serving import ServerProcess
-from store_bench import PROMPTS, Bench, answer, count, report, store_flags
+from store_bench import PROMPTS, Bench, answer, count, fault_env, report, store_flags, wait_for_memory
 
 pytestmark = pytest.mark.server
 
 # Room for about a third of the prompts: the servers to be killed evict what the other reads.
 BUDGET_BYTES = 7_000_000
 CLIENTS = 4
-# sglang keeps 10 GiB of the host's memory free and refuses to start where it cannot (pool_host/base.py).
-NEEDED_BYTES = (10 << 30) + (1 << 30)
-MEMORY_SECONDS = 300.0
 
 
 def wrong_answers(
@@ -58,18 +54,6 @@ def kill_while_writing(server: ServerProcess, expected: list[list[int]], rng: ra
     return wrong
 
 
-def wait_for_memory() -> None:
-    """Other work on the machine may take what a server needs to start; that is no fault of the store."""
-    deadline = time.monotonic() + MEMORY_SECONDS
-    while (free := psutil.virtual_memory().available) < NEEDED_BYTES:
-        if time.monotonic() > deadline:
-            pytest.fail(
-                f"memory is short, not the store at fault: {free / 1e9:.1f} GB are free, sglang refuses to "
-                f"start below {NEEDED_BYTES / 1e9:.1f} GB: end other programs and run again"
-            )
-        time.sleep(1)
-
-
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.nightly)])
 def test_killed_servers_leave_nothing_wrong(
     bench: Bench, models: list[Path], references: list[list[list[int]]], kills: int
@@ -83,7 +67,7 @@ def test_killed_servers_leave_nothing_wrong(
     came, lost = bench.count("neighbours"), bench.count("lost_neighbours")
     for kill in range(1, kills + 1):
         wait_for_memory()
-        with ServerProcess(*flags, model=models[0]) as rival:
+        with ServerProcess(*flags, model=models[0], env=fault_env(bench.disk.control)) as rival:
             wrong, answers, served = wrong_answers(rival, rng.sample(everything, 30), expected)
             assert (wrong, answers) == (0, 30)
             served_to_rivals += served

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from serving import ServerProcess
-from store_bench import PAGE_TOKENS, PROMPT_PAGES, Bench, Disk, fault_env, report, store_flags
+from store_bench import (
+    PAGE_TOKENS,
+    PROMPT_PAGES,
+    Bench,
+    Disk,
+    fault_env,
+    report,
+    store_flags,
+    wait_for_memory,
+)
 
 pytestmark = pytest.mark.server
 
@@ -44,6 +53,7 @@ def zero_copy(
     )
     env = fault_env(disk.control)
     env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), env["PYTHONPATH"]])
+    wait_for_memory()
     with ServerProcess(*flags, model=models[0], env=env) as server:
         yield Bench(server, disk, references)
 

@@ -34,6 +34,7 @@ from sglang_importance.storage.staging import StagingPool
 
 BATCH_BYTES = 16 << 20
 BATCH_PAGES = 128  # as upstream
+_LANES = Lanes(look=1, read=2, write=2)
 
 
 class Names:
@@ -129,8 +130,6 @@ class ZeroCopyPages:
         staging: of ``slots_for`` slots.
     """
 
-    lanes = Lanes(look=1, read=2, write=2)
-
     def __init__(self, backend: HiCacheStorage, names: Names, staging: StagingPool) -> None:
         self._backend = backend
         self._names = names
@@ -138,13 +137,16 @@ class ZeroCopyPages:
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._batch = self.run_pages(staging.page_bytes)
         starts = iter(range(0, self.slots_for(staging.page_bytes), self._batch))
-        self._free_reads = _slots(starts, self.lanes.read)
-        self._free_writes = _slots(starts, self.lanes.write)
+        self._free_reads = _slots(starts, _LANES.read)
+        self._free_writes = _slots(starts, _LANES.write)
 
     @classmethod
     def slots_for(cls, page_bytes: int) -> int:
         """Slots with which no lane ever waits for another's."""
-        return (cls.lanes.read + cls.lanes.write) * cls.run_pages(page_bytes)
+        return (_LANES.read + _LANES.write) * cls.run_pages(page_bytes)
+
+    def lanes(self, page_bytes: int) -> Lanes:
+        return _LANES
 
     @staticmethod
     def run_pages(page_bytes: int) -> int:

@@ -17,6 +17,8 @@ from typing import Any
 
 CONTROL_FILE = "KV_STORE_FAULT_FILE"
 SLOW_SECONDS = 3.0
+# Upstream keeps 10 GiB of the host's memory free; these pools are small, and machines of tests busy.
+RESERVE_BYTES = 1 << 30
 
 
 def active(fault: str) -> bool:
@@ -66,10 +68,12 @@ def register() -> None:
         return
     from sglang.srt.managers import cache_controller
     from sglang.srt.mem_cache.hybrid_cache import hybrid_cache_controller
+    from sglang.srt.mem_cache.pool_host import base
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
     from sgl_importance.storage.store import PageStore
 
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = RESERVE_BYTES
     before(PageStore, "_read", slow)
     before(PageStore, "exists", slow)
     before(PageStore, "_read", fails("read_raises", RuntimeError("injected")))
