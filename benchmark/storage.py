@@ -24,15 +24,18 @@ from results import print_rows, write_results
 from rich.progress import Progress
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.pool_host import base
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from sgl_importance.storage.checksum import crc32c
 from sglang_importance.storage.backend import VerifiedStorage
 from sglang_importance.storage.weights import WATCH, Weights
 
+base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 1 << 30  # the pools of this program are small
+
 LAYERS, HEADS, HEAD_DIM = 32, 8, 128
 LAYOUT = "page_first_direct"
-ROUNDS = 7
+ROUNDS = 15
 BATCH = 128  # pages, as upstream
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from sglang_importance.storage.wrapped import ZeroCopyPages
 pytestmark = pytest.mark.usefixtures("watch")
 
 BAD = 3
+REAL, REAL_SETTINGS = "SGL_IMPORTANCE_STORE_BACKEND", "SGL_IMPORTANCE_STORE_BACKEND_CONFIG"
 
 
 def dynamic(folder: Path) -> dict[str, object]:
@@ -310,6 +313,25 @@ def damage_every_record(file: Path) -> None:
     for start in range(0, len(data), 64):
         data[start] ^= 1
     file.write_bytes(data)
+
+
+@pytest.mark.skipif(REAL not in os.environ, reason=f"{REAL} names no storage backend that runs here")
+def test_a_real_backend(tmp_path: Path) -> None:
+    """Settles whether a backend works under the wrapper, where its service runs: docs/reliability.md."""
+    name, settings = os.environ[REAL], json.loads(os.environ.get(REAL_SETTINGS, "{}"))
+    # Of its own in every run: the service keeps what it was given.
+    WATCH.current = Weights(uuid.uuid4().hex, "1", "c", pages_match=True)
+    for layout in ("layer_first", "page_first", "page_first_direct"):
+        pool = make_pool(layout)
+        backend = make_backend(pool, tmp_path / "store", wrapped=name, wrapped_config=settings)
+        assert backend.batch_exists(KEYS) == 0
+        assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+        assert backend.batch_exists(KEYS) == PAGES
+        assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES
+        assert all(map(torch.equal, pages_of(pool, 0), pages_of(pool, PAGES)))
+        strange = ["0" * 64, *KEYS]
+        assert backend.batch_get_v1(strange, slots(0, PAGES + 1)) == [False] * (PAGES + 1)
+        backend.close()
 
 
 @pytest.mark.parametrize("interface", ["file", "dynamic"])

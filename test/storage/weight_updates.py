@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import sglang  # noqa: F401  # first: with it come the shims
 import torch
 from safetensors.torch import load_file
@@ -18,7 +19,10 @@ GROUP = "trainer"
 
 
 def post(server: ServerProcess, path: str, body: dict[str, Any]) -> None:
-    reply = server.post(path, body)
+    try:
+        reply = server.post(path, body)
+    except httpx.HTTPStatusError as error:
+        raise AssertionError(f"{path}: {error.response.text}") from error
     assert reply["success"], reply
 
 

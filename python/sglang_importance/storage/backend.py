@@ -18,7 +18,7 @@ from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.transfer import PageTransfer
 from sglang_importance.refusal import LaunchRefused
 from sglang_importance.selfcheck import SUPPORTED_VERSIONS
-from sglang_importance.storage.interfaces import Interface, interface_of
+from sglang_importance.storage.interfaces import TESTED, Interface, interface_of
 from sglang_importance.storage.metrics import StorePublisher
 from sglang_importance.storage.staging import StagingPool, create_backend
 from sglang_importance.storage.weights import WATCH, Weights
@@ -78,6 +78,12 @@ class VerifiedStorage(HiCacheStorage):
     def _wrap(self, name: str, names: Names) -> Pages:
         settings: dict[str, Any] = (self._config.extra_config or {}).get("wrapped_config") or {}
         interface = interface_of(name, settings)
+        if name not in TESTED:
+            logger.warning(
+                "kv-importance-store: no test has run a real %s under the wrapper; its pages are verified "
+                "all the same (docs/reliability.md)",
+                name,
+            )
         is_zero_copy = interface is Interface.ZERO_COPY
         staging = StagingPool(
             ZeroCopyPages.slots_for(self._page_bytes) if is_zero_copy else 1,
