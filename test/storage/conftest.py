@@ -21,6 +21,7 @@ from store_bench import (
     Disk,
     answer,
     fault_env,
+    flush,
     make_model,
     store_flags,
     wait_for_memory,
@@ -48,6 +49,7 @@ def references(models: list[Path]) -> list[list[list[int]]]:
     wait_for_memory()
     with ServerProcess(*flags, model=models[0]) as server:
         first = [answer(server, index)["output_ids"] for index in range(PROMPTS)]
+        flush(server)  # an update that cannot flush ends the server
         from_disk(server, models[1], flush_cache=True)
         second = [answer(server, index)["output_ids"] for index in range(PROMPTS)]
     assert sum(a != b for a, b in zip(first, second, strict=True)) > PROMPTS * 0.9

@@ -96,6 +96,18 @@ def count(server: ServerProcess, name: str, **labels: str) -> float:
         return 0
 
 
+def flush(server: ServerProcess) -> None:
+    """Empties memory; sglang refuses while a request is ending or a page is still being stored."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return server.flush_cache()
+        except httpx.HTTPStatusError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 @dataclass
 class Disk:
     """Where the store lies, and how it fills up and becomes read-only."""
@@ -158,15 +170,7 @@ class Bench:
         return (reply["meta_info"]["cached_tokens_details"] or {}).get("storage", 0)
 
     def flush(self) -> None:
-        """Empties memory; sglang refuses while a page is still being stored."""
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                return self.server.flush_cache()
-            except httpx.HTTPStatusError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
+        flush(self.server)
 
     def count(self, name: str, **labels: str) -> float:
         return count(self.server, name, **labels)
