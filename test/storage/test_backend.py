@@ -119,6 +119,28 @@ def test_nothing_moves_while_weights_change_and_nothing_of_old_weights_is_stored
     assert WATCH.counters.values()["unwritten_pages", "weights"] == 8
 
 
+def test_a_refused_update_changes_nothing_but_one_of_several_steps_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_memory = Weights("w", "1", "c", pages_match=False)
+    monkeypatch.setattr(WATCH, "_read", lambda: in_memory)
+    WATCH.changing()
+    WATCH.changed()
+    assert WATCH.current == WEIGHTS
+    assert WATCH.counters["weight_updates"] == 0
+    # To other weights and back, in a session in which requests were served.
+    WATCH.changing()
+    WATCH.changing()
+    WATCH.changed()
+    assert WATCH.current == in_memory
+    assert WATCH.counters["weight_updates"] == 1
+    in_memory = Weights("other", "1", "c", pages_match=False)
+    WATCH.changing()
+    WATCH.changed()
+    assert WATCH.current == in_memory
+    assert WATCH.counters["weight_updates"] == 2
+
+
 def test_the_fingerprint_sees_every_single_change() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5)).to(torch.bfloat16)

@@ -37,8 +37,10 @@ def from_tensor(server: ServerProcess, model: Path, *, flush_cache: bool) -> Non
     try:
         tensors = list(load_file(model / "model.safetensors").items())
         packed = MultiprocessingSerializer.serialize(tensors, output_str=True)
+        post(server, "/begin_weight_update", {})
         body = {"serialized_named_tensors": [packed], "flush_cache": flush_cache}
         post(server, "/update_weights_from_tensor", body)
+        post(server, "/end_weight_update", {})
     finally:
         torch.multiprocessing.set_sharing_strategy(before)
 
@@ -56,6 +58,7 @@ def from_distributed(server: ServerProcess, model: Path, *, flush_cache: bool) -
         )
         group = init_custom_process_group(rank=0, init_method=f"tcp://127.0.0.1:{port}", **shared)
         joining.result(60)
+        post(server, "/begin_weight_update", {})
         tensors = load_file(model / "model.safetensors")
         updating = pool.submit(
             post,
@@ -72,6 +75,7 @@ def from_distributed(server: ServerProcess, model: Path, *, flush_cache: bool) -
         for tensor in tensors.values():
             torch.distributed.broadcast(tensor, src=0, group=group)
         updating.result(60)
+        post(server, "/end_weight_update", {})
         leaving = pool.submit(post, server, "/destroy_weights_update_group", {"group_name": GROUP})
         torch.distributed.destroy_process_group(group)
         leaving.result(60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,7 @@ class WeightsWatch:
     def __init__(self) -> None:
         self.current: Weights | None = None
         self.counters = StoreCounters()
+        self._before: Weights | None = None
         self._read: Callable[[], Weights] | None = None
 
     def watch(self, scheduler: Scheduler) -> None:
@@ -65,12 +66,19 @@ class WeightsWatch:
 
     def changing(self) -> None:
         """The weights are about to change: nothing is read or written until they have."""
-        self.current = None
+        self._before, self.current = self.current, None
 
     def changed(self) -> None:
+        """The weights are complete, since the last ``changing`` or for some time."""
+        before, after = self._before, self._read() if self._read is not None else None
+        # None where requests may have been served between several changes, with weights that are neither.
+        if before is not None and after is not None:
+            matched = replace(after, pages_match=True)
+            if replace(before, pages_match=True) == matched:  # an update that was refused
+                self.current = matched if before.pages_match else after
+                return
         self.counters.add("weight_updates")
-        if self._read is not None:
-            self.current = self._read()
+        self.current = after
 
     def cache_was_reset(self) -> None:
         """Every page of other weights has left the memory."""
