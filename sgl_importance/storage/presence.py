@@ -39,12 +39,15 @@ class Presence:
         self._next_look = 0.0
 
     def is_due(self) -> bool:
-        """Whether the last look is a while ago."""
-        return time.monotonic() >= self._next_look
+        """Whether the last look is a while ago; whoever learns so looks, and the next look is due later."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_SECONDS
+        return True
 
     def look(self) -> None:
         """Counts the processes that came or were lost since the last look. Never raises for a disk."""
-        self._next_look = time.monotonic() + LOOK_SECONDS
         with suppress(OSError):
             self._enter()
             for name in os.listdir(self._folder):
