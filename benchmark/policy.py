@@ -34,7 +34,7 @@ from sgl_importance.replay.formats.reader import ReadOptions
 from sgl_importance.replay.runner import Job, run_job, run_jobs
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import Trace, TraceBuilder
-from sgl_importance.reuse import NUM_VISIT_LEVELS, visit_levels
+from sgl_importance.reuse import NUM_VISIT_LEVELS
 
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)
 PUBLISHED = ("lru", "fifo", "random", "lfu", "slru", "tlru", "mq", "s3fifo", "arc", "gdsf", "lhd")
@@ -101,14 +101,13 @@ def interleaved_sessions(folder: Path, name: str, seed: int) -> Trace:
 def arms(trace: Trace) -> Iterator[tuple[str, list[float]]]:
     """Hit rates of the ablations, by capacity."""
     facts = block_facts(trace)
-    visits = visit_levels(facts.accesses)
     last_access = np.full(trace.num_blocks, -1, dtype=np.int64)
     last_access[trace.blocks] = np.arange(trace.num_accesses)  # of equal indices the last one stays
     returns = (last_access[trace.blocks] != np.arange(trace.num_accesses)).astype(np.int64)
     classes = {
         "one class": np.zeros(trace.num_accesses, dtype=np.int64),
         "no visits": facts.reuse_classes // NUM_VISIT_LEVELS,
-        "no structure": visits,
+        "no structure": facts.reuse_classes % NUM_VISIT_LEVELS,
         "told who returns": facts.reuse_classes * 2 + returns,
     }
     for name, reuse_classes in classes.items():

@@ -81,6 +81,7 @@ class GhostNode:
     watched_as: int | None
     last_access: int
     accesses: int
+    span: int
     block_type: BlockType
     queries: int
     vectors: FloatArray
@@ -133,6 +134,7 @@ class GhostTable:
             watched_as=node.watched_as,
             last_access=node.last_access,
             accesses=node.accesses,
+            span=node.span,
             block_type=node.block_type,
             queries=node.importance.queries,
             vectors=node.importance.page_vectors(),

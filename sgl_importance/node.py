@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from sgl_importance.cost import Tier
 from sgl_importance.importance import NodeImportance
-from sgl_importance.reuse import BlockType, Transition, reuse_class
+from sgl_importance.reuse import BlockType, Transition, reuse_class, visit_level
 
 NOT_PINNED: Mapping[Tier, float] = MappingProxyType({})
 
@@ -26,6 +26,7 @@ class NodeMetadata:
         watched_as: class under which its reuse is watched since ``last_access``; None before that.
         accesses: admitted requests that found the node in the cache.
         last_access: clock of the last such request, or of the insertion; in admitted requests.
+        span: admitted requests between its first visit and its last, evictions in between included.
         off_device: whether only lower tiers hold it.
         evicted_from: the last tier that gave its copy up; None where none did.
         in_storage: whether a copy was handed to the storage tier.
@@ -50,6 +51,7 @@ class NodeMetadata:
         "last_access",
         "off_device",
         "pin_octaves",
+        "span",
         "tokens",
         "transition",
         "watched_as",
@@ -68,6 +70,7 @@ class NodeMetadata:
         self.watched_as: int | None = None
         self.accesses = 0
         self.last_access = clock
+        self.span = 0
         self.off_device = False
         self.evicted_from: Tier | None = None
         self.in_storage = False
@@ -78,7 +81,7 @@ class NodeMetadata:
 
     @property
     def reuse_class(self) -> int:
-        return reuse_class(self.block_type, self.transition, self.accesses)
+        return reuse_class(self.block_type, self.transition, visit_level(self.accesses, self.span))
 
     def split(self, prefix_tokens: int, page_size: int) -> NodeMetadata:
         """Cuts the first ``prefix_tokens`` off into the returned node; this one keeps the rest."""
@@ -91,6 +94,7 @@ class NodeMetadata:
         prefix.transition = self.transition
         prefix.continuations = 1
         prefix.accesses = self.accesses
+        prefix.span = self.span
         prefix.off_device = self.off_device
         prefix.in_storage = self.in_storage
         prefix.expendable = self.expendable

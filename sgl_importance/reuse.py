@@ -17,6 +17,7 @@ after 200 gains worth while it waits, so the ranking is not monotone in age.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from enum import IntEnum
 
 import numpy as np
@@ -56,9 +57,12 @@ class Transition(IntEnum):
     """As NEXT_TURN, with a tool's answer. Only hints say so."""
 
 
-NUM_VISIT_LEVELS = 12
-"""0, 1, 2, 3, 4-5, 6-9, 10-17, ..., 258 and more visits: one level per doubling. Nodes that are all visited
-often must stay apart, or recency alone decides between them."""
+VISIT_STARTS = (1, 2, 4, 8)
+"""First number of visits of each level but the lowest; the last of them is divided further."""
+GAP_STARTS = (4, 16, 64, 256, 1024)
+"""First mean number of requests between visits of each division of the last level, but the lowest. Eight
+visits tell how often a node is asked for; how many more there were says little."""
+NUM_VISIT_LEVELS = len(VISIT_STARTS) + 1 + len(GAP_STARTS)
 NUM_CLASSES = len(BlockType) * len(Transition) * NUM_VISIT_LEVELS
 
 BUCKETS_PER_OCTAVE = 3
@@ -80,26 +84,26 @@ CLASS_STRENGTH = 0.5
 """Watches that a class's proportional hazard is worth, per bucket."""
 
 
-def visit_level(accesses: int) -> int:
-    """The level of a number of visits, in [0, NUM_VISIT_LEVELS)."""
-    return accesses if accesses < 2 else min(2 + (accesses - 2).bit_length(), NUM_VISIT_LEVELS - 1)
+def visit_level(accesses: int, span: int) -> int:
+    """How well known a node is, in [0, NUM_VISIT_LEVELS).
+
+    Args:
+        accesses: admitted requests that found it in the cache, or would have found it.
+        span: admitted requests between its first visit and its last.
+    """
+    level = bisect_right(VISIT_STARTS, accesses)
+    return level if level < len(VISIT_STARTS) else level + bisect_right(GAP_STARTS, span / accesses)
 
 
-def visit_levels(accesses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """``visit_level`` of each number."""
-    bit_lengths = np.frexp(np.maximum(accesses - 2, 0))[1]
-    return np.where(accesses < 2, accesses, np.minimum(2 + bit_lengths, NUM_VISIT_LEVELS - 1))
-
-
-def reuse_class(block_type: BlockType, transition: Transition, accesses: int) -> int:
+def reuse_class(block_type: BlockType, transition: Transition, level: int) -> int:
     """Number of the class whose history predicts a node, in [0, NUM_CLASSES).
 
     Args:
         block_type: what the node holds.
         transition: how the last request got to it.
-        accesses: admitted requests that found it in the cache, or would have found it.
+        level: its ``visit_level``.
     """
-    return (block_type * len(Transition) + transition) * NUM_VISIT_LEVELS + visit_level(accesses)
+    return (block_type * len(Transition) + transition) * NUM_VISIT_LEVELS + level
 
 
 def transition_of(reuse_class: int) -> Transition:

@@ -181,7 +181,9 @@ class AnnotatedTree:
             self._counters.observed_saved_tokens += pages * self.page_size
         if self.lost is not None and ghost.eviction is not None:
             self.lost.append(LostPages(pages * self.page_size, ghost.eviction))
-        node.accesses = max(node.accesses, ghost.accesses + 1)
+        if ghost.accesses + 1 > node.accesses:
+            node.accesses = ghost.accesses + 1
+            node.span = ghost.span + self._policy.clock - ghost.last_access
         node.block_type = ghost.block_type
         if not ghost.resolved and ghost.watched_as is not None:
             self._policy.returned(ghost.watched_as, ghost.last_access)

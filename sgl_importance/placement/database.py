@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x53474C49  # "SGLI"
 SCHEMA_VERSION = 1
-_LEVELS = bytes(visit_level(2**power) for power in range(16)).hex()
+_LEVELS = bytes(visit_level(2**power, 4**power) for power in range(12)).hex()
 REUSE_LAYOUT = f"{NUM_CLASSES} classes (visits {_LEVELS}) x {NUM_AGE_BUCKETS} age buckets"
 BUSY_SECONDS = 5.0
 WAL_BYTES = 16 << 20
@@ -45,6 +45,7 @@ CREATE TABLE prefixes (
     tokens INTEGER NOT NULL,
     queries INTEGER NOT NULL,
     accesses INTEGER NOT NULL,
+    span INTEGER NOT NULL,
     block_type INTEGER NOT NULL,
     watched_as INTEGER,
     clock INTEGER NOT NULL,

@@ -18,8 +18,8 @@ from sgl_importance.reuse import NUM_CLASSES, BlockType
 DIGEST_BYTES = 16
 VECTOR_WIDTH = 8
 COLUMNS = (
-    *("digest", "parent", "depth", "tokens", "queries", "accesses", "block_type", "watched_as"),
-    *("clock", "used", "in_storage", "has_token_ids", "pages", "vectors"),
+    *("digest", "parent", "depth", "tokens", "queries", "accesses", "span", "block_type"),
+    *("watched_as", "clock", "used", "in_storage", "has_token_ids", "pages", "vectors"),
 )
 """Of a row, in the order of ``encode_row``; the checksum follows."""
 
@@ -42,6 +42,7 @@ class PrefixRecord:
         vectors: ``NodeImportance.page_vectors``, float [pages, 8].
         queries: distinct queries that looked at it.
         accesses: admitted requests that found it.
+        span: admitted requests between its first visit and its last.
         block_type: what it holds.
         watched_as: class under which its reuse was watched; None where it was not.
         last_access: clock of its last visit, in admitted requests.
@@ -58,6 +59,7 @@ class PrefixRecord:
     vectors: npt.NDArray[Any]
     queries: int
     accesses: int
+    span: int
     block_type: BlockType
     watched_as: int | None
     last_access: int
@@ -93,7 +95,7 @@ def encode_row(record: PrefixRecord, *, page_size: int, clock: int, keep_token_i
         pages = b"".join(record.digests(page_size))
     values = (
         *(record.digest, record.parent, record.depth, record.tokens, record.queries, record.accesses),
-        *(int(record.block_type), record.watched_as, clock, record.used, int(record.in_storage)),
+        *(record.span, int(record.block_type), record.watched_as, clock, record.used, int(record.in_storage)),
         *(int(keep_token_ids), pages, record.vectors.astype("<f4").tobytes()),
     )
     return (*values, _checksum(values))
@@ -109,8 +111,8 @@ def decode_row(row: Sequence[Any], *, page_size: int) -> PrefixRecord:
     try:
         if checksum != _checksum(values):
             raise RowDamaged("checksum")
-        (digest, parent, depth, tokens, queries, accesses, block_type, watched_as) = values[:8]
-        (clock, used, in_storage, has_token_ids, pages, vectors) = values[8:]
+        (digest, parent, depth, tokens, queries, accesses, span, block_type) = values[:8]
+        (watched_as, clock, used, in_storage, has_token_ids, pages, vectors) = values[8:]
         if tokens <= 0 or tokens % page_size or depth < 0 or len(digest) != DIGEST_BYTES:
             raise RowDamaged("shape")
         if watched_as is not None and not 0 <= watched_as < NUM_CLASSES:
@@ -135,6 +137,7 @@ def decode_row(row: Sequence[Any], *, page_size: int) -> PrefixRecord:
             vectors=scores,
             queries=queries,
             accesses=accesses,
+            span=span,
             block_type=BlockType(block_type),
             watched_as=watched_as,
             last_access=clock,

@@ -92,11 +92,12 @@ class ImportancePolicy:
             self.reuse.hit(node.watched_as, node.last_access)
         node.expendable = False  # somebody did ask for it again
         node.accesses += 1
+        node.span += self.clock - node.last_access
         self.created(node, transition)
 
     def inherited(self, node: NodeMetadata, ghost: GhostNode) -> None:
         """An evicted node is made anew though nobody asked for it: it goes on being watched as it was."""
-        node.accesses = max(node.accesses, ghost.accesses)
+        node.accesses, node.span = max(node.accesses, ghost.accesses), max(node.span, ghost.span)
         node.block_type = ghost.block_type
         if ghost.watched_as is None:
             return

@@ -101,6 +101,7 @@ class ImportanceReplayPolicy(EvictionPolicy):
         access = self._start + self._position
         node.block_type = BlockType(int(self._facts.block_types[access]))
         node.accesses = int(self._facts.accesses[access])
+        node.span = int(self._facts.spans[access])
         watch = self._whole_nodes or bool(self._facts.watched[access])
         self.policy.created(node, Transition(int(self._facts.transitions[access])), watch=watch)
         self._position += 1

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
-from sgl_importance.reuse import NUM_VISIT_LEVELS, BlockType, Transition, visit_levels
+from sgl_importance.reuse import GAP_STARTS, NUM_VISIT_LEVELS, VISIT_STARTS, BlockType, Transition
 
 
 class _Codes(NamedTuple):
@@ -38,6 +38,7 @@ class BlockFacts:
         block_types: a BlockType; int8 [accesses].
         transitions: a Transition, the same for all blocks of a request; int8 [accesses].
         accesses: earlier requests that asked for the block; int64 [accesses].
+        spans: requests between the block's first visit and this one; int64 [accesses].
         reuse_classes: the class that follows; int64 [accesses].
         watched: whether the estimator learns from the block's next visit; bool [accesses]. Neighbours of one
             class that were last visited together share one fate: like the tokens of one radix node they count
@@ -47,6 +48,7 @@ class BlockFacts:
     block_types: npt.NDArray[np.int8]
     transitions: npt.NDArray[np.int8]
     accesses: IntArray
+    spans: IntArray
     reuse_classes: IntArray
     watched: npt.NDArray[np.bool_]
 
@@ -56,9 +58,10 @@ def block_facts(trace: Trace) -> BlockFacts:
     block_types = np.zeros(trace.num_accesses, dtype=np.int8)
     transitions = np.zeros(trace.num_accesses, dtype=np.int8)
     accesses = np.zeros(trace.num_accesses, dtype=np.int64)
+    spans = np.zeros(trace.num_accesses, dtype=np.int64)
     previous = np.full(trace.num_accesses, NO_PARENT, dtype=np.int64)
     if trace.parents is None:
-        _count_accesses(trace.blocks, trace.num_blocks, accesses)
+        _count_accesses(trace.blocks, trace.offsets, trace.num_blocks, accesses, spans)
     else:
         _read_paths(
             trace.blocks,
@@ -70,12 +73,23 @@ def block_facts(trace: Trace) -> BlockFacts:
             block_types,
             transitions,
             accesses,
+            spans,
             previous,
             _Codes(),
         )
     pairs = block_types.astype(np.int64) * len(Transition) + transitions
-    classes = pairs * NUM_VISIT_LEVELS + visit_levels(accesses)
-    return BlockFacts(block_types, transitions, accesses, classes, _ends_of_runs(trace, classes, previous))
+    classes = pairs * NUM_VISIT_LEVELS + visit_levels(accesses, spans)
+    return BlockFacts(
+        block_types, transitions, accesses, spans, classes, _ends_of_runs(trace, classes, previous)
+    )
+
+
+def visit_levels(accesses: IntArray, spans: IntArray) -> IntArray:
+    """``reuse.visit_level`` of each access; int64 [accesses]."""
+    levels = np.searchsorted(VISIT_STARTS, accesses, side="right")
+    gaps = spans / np.maximum(accesses, 1)
+    frequent = levels == len(VISIT_STARTS)
+    return np.where(frequent, levels + np.searchsorted(GAP_STARTS, gaps, side="right"), levels)
 
 
 def _ends_of_runs(trace: Trace, classes: IntArray, previous: IntArray) -> npt.NDArray[np.bool_]:
@@ -88,11 +102,19 @@ def _ends_of_runs(trace: Trace, classes: IntArray, previous: IntArray) -> npt.ND
 
 
 @numba.njit(cache=True)
-def _count_accesses(blocks: IntArray, num_blocks: int, accesses: IntArray) -> None:
+def _count_accesses(
+    blocks: IntArray, offsets: IntArray, num_blocks: int, accesses: IntArray, spans: IntArray
+) -> None:
     visits = np.zeros(num_blocks, dtype=np.int64)
-    for i in range(len(blocks)):
-        accesses[i] = visits[blocks[i]]
-        visits[blocks[i]] += 1
+    first_visit = np.zeros(num_blocks, dtype=np.int64)
+    for request in range(len(offsets) - 1):
+        for i in range(offsets[request], offsets[request + 1]):
+            block = blocks[i]
+            if visits[block] == 0:
+                first_visit[block] = request
+            accesses[i] = visits[block]
+            spans[i] = request - first_visit[block]
+            visits[block] += 1
 
 
 @numba.njit(cache=True)
@@ -106,10 +128,12 @@ def _read_paths(
     block_types: npt.NDArray[np.int8],
     transitions: npt.NDArray[np.int8],
     accesses: IntArray,
+    spans: IntArray,
     previous: IntArray,
     codes: _Codes,
 ) -> None:
     visits = np.zeros(num_blocks, dtype=np.int64)
+    first_visit = np.zeros(num_blocks, dtype=np.int64)
     visited_by = np.full(num_blocks, NO_PARENT, dtype=np.int64)
     continuations = np.zeros(num_blocks, dtype=np.int64)
     generated = np.zeros(num_blocks, dtype=np.bool_)
@@ -142,7 +166,10 @@ def _read_paths(
         full = min(input_tokens[request] // block_tokens, length)
         for position in range(length):
             block = blocks[start + position]
+            if visits[block] == 0:
+                first_visit[block] = request
             accesses[start + position] = visits[block]
+            spans[start + position] = request - first_visit[block]
             visits[block] += 1
             previous[start + position] = visited_by[block]
             visited_by[block] = request

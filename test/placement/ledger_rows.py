@@ -30,6 +30,7 @@ def record(
     root: bytes = ROOT,
     last_access: int = 0,
     accesses: int = 0,
+    span: int = 0,
     watched_as: int | None = 0,
 ) -> PrefixRecord:
     parent = after.digest if after else root
@@ -43,6 +44,7 @@ def record(
         vectors=np.arange(len(tokens) // PAGE * 8, dtype=np.float64).reshape(-1, 8),
         queries=3,
         accesses=accesses,
+        span=span,
         block_type=BlockType.USER,
         watched_as=watched_as,
         last_access=last_access,

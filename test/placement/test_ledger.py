@@ -23,14 +23,24 @@ def by_digest(ledger: Ledger) -> dict:
 
 
 def test_a_row_comes_back_as_it_was(tmp_path: Path):
-    first = record([1, 2, 3, 4, 5, 6, 7, 8], last_access=7, accesses=5)
+    first = record([1, 2, 3, 4, 5, 6, 7, 8], last_access=7, accesses=5, span=6)
     second = record([9, 10, 11, 12], after=first, last_access=6, watched_as=None)
     ledger = open_ledger(tmp_path / "ledger.sqlite")
     assert ledger.write([first, second], clock=9, requests=9, namespaces=[NAMESPACE]) == 9
     ledger.close()
     again = open_ledger(tmp_path / "ledger.sqlite")
     back = by_digest(again)[first.digest]
-    for name in ("parent", "depth", "tokens", "queries", "accesses", "watched_as", "last_access", "used"):
+    for name in (
+        "parent",
+        "depth",
+        "tokens",
+        "queries",
+        "accesses",
+        "span",
+        "watched_as",
+        "last_access",
+        "used",
+    ):
         assert getattr(back, name) == getattr(first, name), name
     assert list(back.token_ids) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert back.digests(PAGE) == first.digests(PAGE)
