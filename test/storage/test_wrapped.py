@@ -279,11 +279,13 @@ def test_a_backend_is_entered_by_one_thread_for_each_direction(
 
 def test_hf3fs_of_upstream_with_its_mock_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of upstream's code but the file system's own client: a flat file and a table of pages."""
+    import atexit
     import signal
 
     from sglang.srt.mem_cache.storage.hf3fs.storage_hf3fs import HiCacheHF3FS
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # it takes over the program's own
+    monkeypatch.setattr(atexit, "register", lambda *_: None)
     settings = {
         "file_path_prefix": str(tmp_path / "3fs" / "f"),
         "file_size": 1 << 20,
@@ -306,6 +308,7 @@ def test_hf3fs_of_upstream_with_its_mock_client(tmp_path: Path, monkeypatch: pyt
     damage_every_record(tmp_path / "3fs" / "f.0.bin")
     assert backend.batch_get_v1(KEYS, slots(PAGES)) == [False] * PAGES
     assert WATCH.counters["quarantined_pages"] == 1
+    backend.close()
 
 
 def damage_every_record(file: Path) -> None:

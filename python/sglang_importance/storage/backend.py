@@ -50,6 +50,7 @@ class VerifiedStorage(HiCacheStorage):
         self._wrapped: str | None = settings.get("wrapped")
         self._publisher = StorePublisher.create(enabled=config.enable_storage_metrics)
         self._identity: tuple[Weights, bytes] | None = None
+        self._backend: HiCacheStorage | None = None
 
     # ---- what upstream registers ----
 
@@ -91,7 +92,7 @@ class VerifiedStorage(HiCacheStorage):
             allocator=name,
             pin_memory=self.mem_pool_host.pin_memory,
         )
-        backend = create_backend(name, self._config, settings, staging)
+        self._backend = backend = create_backend(name, self._config, settings, staging)
         if is_zero_copy:
             return ZeroCopyPages(backend, names, staging)
         fixed = interface is Interface.BLOCKS
@@ -115,6 +116,8 @@ class VerifiedStorage(HiCacheStorage):
     def close(self) -> None:
         self._transfer.close()
         self._presence.leave()
+        if self._backend is not None and hasattr(self._backend, "close"):
+            self._backend.close()
 
     # ---- what the storage threads call ----
 
