@@ -71,9 +71,12 @@ class Presence:
             self._file = None
         # Locked before it has its name: a file without a lock is a lost process.
         unnamed = self._mark.with_suffix(".tmp")
-        file = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        unnamed.touch()
+        # Open for reading, under a shared lock: a file open for writing would keep its disk from being
+        # mounted read-only.
+        file = os.open(unnamed, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             os.rename(unnamed, self._mark)
         except OSError:
             os.close(file)
