@@ -62,7 +62,7 @@ def before(probe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 @pytest.fixture(scope="module")
 def after(before: tuple[Path, list[dict], dict], probe_model: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(*flags(before[0]), model=probe_model) as server:
+    with ServerProcess(*flags(before[0]), "--kv-importance-prewarm", "idle", model=probe_model) as server:
         yield server
 
 
@@ -129,6 +129,19 @@ def test_a_job_can_be_cancelled(after: ServerProcess):
     assert cancelled["state"] in ("cancelled", "done")
     assert after.get(f"{PATH}/{job_id}")["state"] == cancelled["state"]
     assert after.generate([1, 2, 3], max_new_tokens=1)["meta_info"]["completion_tokens"] == 1
+
+
+def test_an_idle_server_fills_the_room_that_it_has(after: ServerProcess):
+    def idle_tokens() -> int:
+        return sum(job["done_tokens"] for job in after.get(PATH)["jobs"] if job["origin"] == "idle")
+
+    before = idle_tokens()
+    after.flush_cache()
+    deadline = time.monotonic() + 30
+    while idle_tokens() < before + 700:
+        assert time.monotonic() < deadline, after.get(PATH)
+        time.sleep(0.2)
+    assert after.generate(prompts()[0], max_new_tokens=1)["meta_info"]["cached_tokens"] == 400
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 from pydantic import Field, model_validator
 from sglang.srt.entrypoints.http_server import get_global_state
-from sglang.srt.managers.tokenizer_manager import ServerStatus
+from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sgl_importance.cost import CostModel
@@ -228,6 +229,10 @@ async def _prewarm_unasked(jobs: Jobs, *, again: bool) -> None:
             await asyncio.wait([job.task])
         # What requests have brought since may have left room for more, or for what they pushed out.
         served = manager.last_receive_tstamp
-        while manager.last_receive_tstamp == served or manager.rid_to_state:
-            await asyncio.sleep(IDLE_SECONDS)
+        while manager.last_receive_tstamp == served or not _is_idle(manager):
+            await asyncio.sleep(IDLE_SECONDS / 4)
         job = jobs.begin("idle")
+
+
+def _is_idle(manager: TokenizerManager) -> bool:
+    return not manager.rid_to_state and time.time() - manager.last_receive_tstamp >= IDLE_SECONDS
