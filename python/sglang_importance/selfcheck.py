@@ -66,6 +66,7 @@ SYMBOLS: dict[str, str | None] = {
     f"{_SRT}.managers.tokenizer_manager.ServerStatus.Starting": None,
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager.abort_request": "self, rid, abort_all",
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager.generate_request": "self, obj, request",
+    f"{_SRT}.managers.tokenizer_manager.TokenizerManager.gracefully_exit": None,
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager.server_status": None,
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager": None,
     f"{_SRT}.observability.req_time_stats.APIServerReqTimeStats.first_token_time": None,

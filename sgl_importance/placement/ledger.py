@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sgl_importance.ghost import root_digest
 from sgl_importance.placement.database import LedgerUnusable, open_database, set_aside
 from sgl_importance.placement.evidence import ReuseEvidence
@@ -129,7 +131,10 @@ class Ledger:
                 "UPDATE models SET clock = clock + ?, used = ? WHERE id = ? RETURNING clock",
                 (requests, time.time(), self._model),
             ).fetchone()
-            rows = [self._row(record, now - (clock - record.last_access)) for record in records]
+            rows = []
+            for record in records:
+                rows.append(self._row(record, now - (clock - record.last_access)))
+                _let_others_run()
             self._connection.executemany(_UPSERT, rows)
             if evidence is not None:
                 self._add_evidence(evidence)
@@ -256,7 +261,7 @@ class Ledger:
             raise
         return len(doomed)
 
-    def _least_worth(self, worth: Worth) -> list[tuple[int, int]]:
+    def _least_worth(self, worth: Worth) -> Iterator[tuple[int, int]]:
         """(row, bytes), least worth first: a prefix is worth at least what follows it."""
         clocks = {
             model: (clock, used)
@@ -268,15 +273,18 @@ class Ledger:
             "SELECT rowid, model, digest, parent, depth, tokens, watched_as, clock, "
             "length(pages) + length(vectors) FROM prefixes ORDER BY depth DESC"
         ).fetchall()
-        ranked = []
-        for number, model, digest, parent, depth, tokens, watched_as, clock, size in rows:
+        whole = np.empty(len(rows))
+        for row, (_, model, digest, parent, depth, tokens, watched_as, clock, _) in enumerate(rows):
             model_clock, used = clocks[model]
             fading = 0.5 ** (max(now - used, 0.0) / MODEL_HALF_LIFE_SECONDS)
             own = fading * worth(watched_as, max(model_clock - clock, 0), tokens, depth)
-            whole = max(own, worths.get((model, digest), 0.0))
-            worths[model, parent] = max(whole, worths.get((model, parent), 0.0))
-            ranked.append((whole, -depth, number, size + _ROW_BYTES))
-        return [(number, size) for _, _, number, size in sorted(ranked)]
+            whole[row] = max(own, worths.get((model, digest), 0.0))
+            worths[model, parent] = max(whole[row], worths.get((model, parent), 0.0))
+            if row % 32 == 0:
+                _let_others_run()
+        # Rows come deepest first, and a stable sort leaves those of equal worth so.
+        order = np.argsort(whole, kind="stable").tolist()
+        return ((rows[row][0], rows[row][-1] + _ROW_BYTES) for row in order)
 
     def _model_number(self, identity: bytes) -> int:
         self._connection.execute("INSERT OR IGNORE INTO models (identity) VALUES (?)", (identity,))
@@ -284,3 +292,8 @@ class Ledger:
             "SELECT id FROM models WHERE identity = ?", (identity,)
         ).fetchone()
         return int(number)
+
+
+def _let_others_run() -> None:
+    """Gives the interpreter lock away: the scheduler's thread would wait for it for 5 ms."""
+    time.sleep(0)

@@ -28,6 +28,7 @@ class Manager:
     steps: list[tuple[int, ...]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     overlapping: int = 0
+    gracefully_exit: bool = False
 
     async def generate_request(self, request, _):
         assert is_prewarm(request.rid)
@@ -200,6 +201,12 @@ def test_a_path_that_the_server_refuses_does_not_end_the_others():
     run(manager, the_job, path(64), path(1000, start=640), path(160, start=64))
     assert the_job.state is State.DONE
     assert (the_job.refused_tokens, the_job.done_tokens) == (360, 160)
+
+
+def test_a_stopping_server_is_not_kept():
+    manager, the_job = Manager(gracefully_exit=True), job()
+    run(manager, the_job, path(64))
+    assert (the_job.detail, manager.steps) == ("the server is stopping", [])
 
 
 def test_an_error_is_the_job_s_end_and_its_detail():

@@ -165,6 +165,9 @@ class Prewarmer:
         while position < len(path.token_ids) and not job.detail:
             async with self._turn:
                 await self._wait_for_requests(job)
+                if self._manager.gracefully_exit:  # which waits until no request is left
+                    job.detail = "the server is stopping"
+                    return
                 stop = self._next_stop(path, position)
                 if not job.asked_for and not await self._has_room(stop - position):
                     job.detail = "no free room is left"
