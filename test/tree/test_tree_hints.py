@@ -207,3 +207,32 @@ def test_hints_that_came_past_the_http_process_do_not_end_the_server(caplog: pyt
     driver.decode(request, [7])
     driver.finish(request)
     assert "unknown hint 'pin'" in caplog.text
+
+
+def test_both_parts_of_a_cut_node_are_dropped_until_a_request_is_admitted_to_one():
+    driver = TreeDriver()
+    ask(driver, prompt(0, 4), drop_after_use=True)
+    assert only(driver, prompt(0, 2)).expendable  # looking cuts the node
+    assert [metadata.expendable for _, metadata in path_of(driver, prompt(0, 4))] == [True, True]
+    ask(driver, [*prompt(0, 2), *prompt(100, 1)])
+    assert [metadata.expendable for _, metadata in path_of(driver, prompt(0, 4))] == [False, True]
+
+
+def test_generated_text_that_was_known_is_not_what_a_prompt_has_lost():
+    driver = TreeDriver()
+    for _ in range(2):
+        request = driver.admit(prompt(0, 3))
+        request.kv_hints = envelope(report=True)
+        driver.prefill(request)
+        driver.decode(request, list(range(900, 900 + 3 * PAGE)))
+        driver.finish(request)
+        evict(driver, 6)
+    assert report(request)["lost_tokens"] == 3 * PAGE
+
+
+def test_what_the_tree_has_seen_to_be_shared_is_not_called_the_user_s_own():
+    driver = TreeDriver()
+    shared = prompt(0, 3)
+    for start in (100, 200, 300):
+        ask(driver, [*shared, *prompt(start, 1)], block_types=[{"type": "user", "tokens": [0, None]}])
+    assert only(driver, shared).block_type is BlockType.SHARED_PREFIX
