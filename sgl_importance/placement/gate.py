@@ -41,12 +41,16 @@ class GateSettings:
     """How much a copy must promise.
 
     Attributes:
-        min_payback: least P(asked for while the copy stays), by tier: bytes read per byte written.
+        host_payback: least P(asked for while the copy stays) on the host: bytes read per byte written.
+        storage_payback: the same in storage: ten bytes may be written for one that is read.
+        early_payback: the same where the copy can still be made when its source is evicted. What is as likely
+            to come back as not is stored at once, so that it outlives the server.
         displacement: least loss of a copy, as a share of what recent victims of a full tier lost.
     """
 
     host_payback: float = 0.0
     storage_payback: float = 0.1
+    early_payback: float = 0.5
     displacement: float = 1.0
 
 
@@ -142,20 +146,22 @@ class WriteGate:
             loss = self.policy.loss(tier, node, below=None) / self.policy.bias(tier, node)
             self.tiers[tier].gave_up(self._bytes(node), loss)
 
-    def admits(self, tier: Tier, chain: Sequence[NodeMetadata]) -> bool:
+    def admits(self, tier: Tier, chain: Sequence[NodeMetadata], *, can_wait: bool = False) -> bool:
         """Whether to copy a whole chain to the tier; what is admitted counts as written.
 
         Args:
             tier: where the copies would lie.
             chain: the node that is offered and, ahead of it, its ancestors without a copy there, since a
                 copy behind a gap would be of no use.
+            can_wait: whether the chain will be offered once more, when its source is evicted.
         """
         assert chain
         pressure = self.tiers[tier]
         size = sum(self._bytes(node) for node in chain)
         if pressure.bucket_bytes <= 0:  # in debt: a chain is not cut, however long it is
             return False
-        if self._mean(chain, lambda node: self.payback(tier, node)) < self._min_payback[tier]:
+        least_payback = self.settings.early_payback if can_wait else self._min_payback[tier]
+        if self._mean(chain, lambda node: self.payback(tier, node)) < least_payback:
             return False
         least = self.settings.displacement * pressure.victim_loss
         if least and self._mean(chain, lambda node: self.policy.loss(tier, node, below=None)) < least:

@@ -42,7 +42,7 @@ class StorageOffer(StrEnum):
     COPIED = "copied"
     """When the host got its copy, as sglang does."""
     EVICTED = "evicted"
-    """When the host gives it up."""
+    """Once more when the host gives it up, and until then only if it is as likely to come back as not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class Gating:
 
 
 class Gate(Protocol):
-    def admits(self, tier: Tier, chain: Sequence[NodeMetadata]) -> bool: ...
+    def admits(self, tier: Tier, chain: Sequence[NodeMetadata], *, can_wait: bool = False) -> bool: ...
 
 
 class OpenGate:
-    def admits(self, tier: Tier, chain: Sequence[NodeMetadata]) -> bool:
-        return True
+    def admits(self, tier: Tier, chain: Sequence[NodeMetadata], *, can_wait: bool = False) -> bool:
+        return not can_wait
 
 
 class RandomGate:
@@ -80,7 +80,7 @@ class RandomGate:
         self._shares = shares
         self._seed = seed
 
-    def admits(self, tier: Tier, chain: Sequence[NodeMetadata]) -> bool:
+    def admits(self, tier: Tier, chain: Sequence[NodeMetadata], *, can_wait: bool = False) -> bool:
         last = chain[-1]
         toss = random.Random(f"{self._seed} {tier} {last.last_access}").random()
         return toss < self._shares[tier]
@@ -141,33 +141,46 @@ class GatedReplay(TieredReplay):
         self.nodes.begin_request(index)
         self.write_gate.tick()
         for level, tier in enumerate(self.tiers):
-            missing: list[int] = []  # ancestors that have no copy here
+            missing: list[int] = []  # positions that have no copy here yet, up to the present one
             for position, block in enumerate(path):
                 source = found[position] if position < len(found) else 0
                 if tier.resident[block]:
                     tier.use(block, position)
-                elif level <= source:
+                    continue
+                if level <= source:
                     tier.admit(block, position)
-                else:
-                    missing.append(block)
-                    if self._offered(level, block) and self._admits(level, missing):
-                        for copied in missing:
-                            place = position - len(missing) + 1 + missing.index(copied)
-                            tier.admit(copied, place)
-                            tier.written_tokens += self.tokens_at(index, place)
-                        missing = []
+                    continue
+                missing.append(position)
+                if self._ends_node(path, position) and self._offered(level, block):
+                    missing = self._copy_down(level, index, path, missing)
+
+    def _ends_node(self, path: Sequence[int], position: int) -> bool:
+        """Whether the next block's facts differ. Like the tokens of a radix node, neighbours of one class are
+        offered together."""
+        if position + 1 == len(path):
+            return True
+        return self.nodes[path[position]].reuse_class != self.nodes[path[position + 1]].reuse_class
+
+    def _copy_down(self, level: int, index: int, path: Sequence[int], positions: list[int]) -> list[int]:
+        """Offers the blocks at these positions to a tier; returns those that still have no copy there."""
+        can_wait = level == 2 and self.gating.storage_offer is StorageOffer.EVICTED
+        if not self._admits(level, [path[position] for position in positions], can_wait=can_wait):
+            return positions
+        for position in positions:
+            self.tiers[level].admit(path[position], position)
+            self.tiers[level].written_tokens += self.tokens_at(index, position)
+        return []
 
     def _offered(self, level: int, block: int) -> bool:
         if not self.setup.copies(again=self.nodes[block].accesses > 0):
             return False
         if level < 2:
             return True
-        on_host = bool(self.tiers[1].resident[block])
-        return on_host and self.gating.storage_offer is StorageOffer.COPIED
+        return bool(self.tiers[1].resident[block])
 
-    def _admits(self, level: int, chain: Sequence[int]) -> bool:
+    def _admits(self, level: int, chain: Sequence[int], *, can_wait: bool = False) -> bool:
         tier = self.tiers[level].size.tier
-        if self._gates[tier].admits(tier, [self.nodes[block] for block in chain]):
+        if self._gates[tier].admits(tier, [self.nodes[block] for block in chain], can_wait=can_wait):
             return True
         self.refused_tokens[tier] += self.trace.block_tokens
         return False

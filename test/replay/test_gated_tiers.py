@@ -54,7 +54,9 @@ class CheckedReplay(GatedReplay):
     def make_room(self) -> None:
         super().make_room()
         for level, tier in enumerate(self.tiers):
-            above = self.tiers[:level] if not self.setup.writes_through else ()
+            # What is loaded from storage passes through the host, though its parent may be on the device only.
+            follows = level == 1 or not self.setup.writes_through
+            above = self.tiers[:level] if follows else ()
             for block, parent in enumerate(self._parents):
                 if tier.resident[block] and parent != NO_PARENT:
                     held = tier.resident[parent] or any(other.resident[parent] for other in above)
