@@ -3,8 +3,8 @@
 Replays are deterministic: rows can be compared between machines. Every arm ranks device and host by
 importance (g = 1) and storage by LRU, as the server does. Arms:
 
-- the three write policies without a gate; ``write_through_selective`` as its name says, from the second request
-  on (sglang counts two at the end of the first);
+- the three write policies without a gate; ``write_through_selective`` as its name says, from the second
+  request on (sglang counts two at the end of the first);
 - the same behind the server's gate;
 - the parts of the gate one by one: host only, storage only, storage offered when the host got its copy;
 - a second chance at the device's eviction for what has no host copy;

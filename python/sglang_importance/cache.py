@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.cache_controller import PrefetchOperation
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,11 @@ class ImportanceRadixCache(UnifiedRadixCache):
     def write_backup_storage(self, node_id: int) -> None:
         if not self.enable_storage:
             return
-        for node in self.importance.worth_storing(self.tree_core.node_by_id(node_id)):
+        self.store_chain(self.importance.worth_storing(self.tree_core.node_by_id(node_id)))
+
+    def store_chain(self, chain: Sequence[UnifiedTreeNode]) -> None:
+        """Hands nodes with a host copy to the storage tier, ancestors first."""
+        for node in chain:
             super().write_backup_storage(node.id)
             self.importance.stored(node)
 

@@ -156,7 +156,7 @@ class ImportanceComponent(FullComponent):
 
     def worth_storing(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
         """What to hand to the storage tier now that the node may be: ancestors first, or nothing."""
-        return [node] if self.gating is None else self.gating.storage_chain(node)
+        return [node] if self.gating is None else self.gating.storage_chain(node, can_wait=True)
 
     def stored(self, node: UnifiedTreeNode) -> None:
         """The node's pages were handed to the storage tier."""
@@ -350,8 +350,8 @@ class ImportanceComponent(FullComponent):
             if node_id is None:
                 break
             node = self.tree_core.node_by_id(node_id)
-            if self.gating is not None:
-                self.gating.host_gives_up(node)
+            if self.gating is not None and self.gating.stores_first(node):
+                continue  # locked until its pages are in storage, then a leaf again
             self.tree_core._evict_host_leaf(node, tracker, *collected)
 
     def evict_component(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> tuple[int, int]:

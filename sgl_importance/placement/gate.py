@@ -30,10 +30,11 @@ HALF_LIFE = 256
 """Admitted requests after which a tier's write rate has forgotten half of what it saw."""
 VICTIM_SHARE = 1 / 64
 """Weight of one victim in the threshold, for a victim of the tier's 1/1024; larger ones weigh more."""
-MIN_RESIDENCE = 64
-"""A tier is never rewritten in fewer admitted requests: the budget of one request is capacity / this."""
-BURST_REQUESTS = 16
-"""Requests whose budget a bucket can hold."""
+MIN_RESIDENCE = 4
+"""A tier is not rewritten in fewer admitted requests: the budget of one request is capacity / this. A guard
+against storms; what is worth its bytes is for the other two rules to say."""
+BURST_REQUESTS = 4
+"""Requests whose budget a bucket can hold: once through the tier."""
 
 
 @dataclass(frozen=True, slots=True)

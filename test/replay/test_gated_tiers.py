@@ -54,7 +54,7 @@ class CheckedReplay(GatedReplay):
     def make_room(self) -> None:
         super().make_room()
         for level, tier in enumerate(self.tiers):
-            # What is loaded from storage passes through the host, though its parent may be on the device only.
+            # What is loaded from storage passes through the host, while its parent may be on the device.
             follows = level == 1 or not self.setup.writes_through
             above = self.tiers[:level] if follows else ()
             for block, parent in enumerate(self._parents):

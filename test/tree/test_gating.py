@@ -30,7 +30,7 @@ class ScriptedGate:
         self.otherwise = otherwise
         self.asked: list[tuple[Tier, list[NodeMetadata], bool]] = []
 
-    def admits(self, tier: Tier, chain: Sequence[NodeMetadata]) -> bool:
+    def admits(self, tier: Tier, chain: Sequence[NodeMetadata], *, can_wait: bool = False) -> bool:
         answer = self.answers.pop(0) if self.answers else self.otherwise
         self.asked.append((tier, list(chain), answer))
         return answer
@@ -143,6 +143,43 @@ def test_a_child_goes_to_storage_with_its_ancestors_or_not_at_all():
         known = driver.component.tree.metadata(node)
         above = driver.component.tree.metadata(node.parent) if node.parent.parent is not None else None
         assert not known.in_storage or above is None or above.in_storage
+
+
+def test_what_the_host_gives_up_is_stored_first():
+    driver, tiers = gated("write_through", ScriptedGate(True, False))  # to the host, not to storage yet
+    gate = driver.component.gating.gate
+    serve(driver, prompt(0, 4))
+    tiers.settle(driver.cache)
+    gate.answers = [True]  # the host copy of a second prompt
+    gate.otherwise = False
+    serve(driver, prompt(500, 4))
+    tiers.settle(driver.cache)
+    driver.evict(POOL)
+    assert not tiers.stored
+    gate.answers = [True]
+    freed = driver.cache.evict_host(4 * PAGE)
+    assert freed == 4 * PAGE, "the other prompt went instead"
+    assert len(tiers.stored) == 1
+    assert host_tokens(driver) == 4 * PAGE
+    check(driver)
+    tiers.settle(driver.cache)
+    assert driver.cache.evict_host(4 * PAGE) == 4 * PAGE
+    assert not list(driver.all_nodes())
+    assert len(tiers.stored) == 1
+    check(driver)
+
+
+def test_eviction_goes_on_where_everything_would_be_stored_first():
+    driver, tiers = gated("write_through", ScriptedGate(), pool=HOST)
+    driver.component.gating.gate.answers = [tier % 2 == 0 for tier in range(24)]
+    for start in range(0, 6 * 1000, 1000):
+        serve(driver, prompt(start, 4))
+        tiers.settle(driver.cache)
+    driver.evict(HOST)
+    driver.component.gating.gate.answers = []
+    held = host_tokens(driver)
+    assert driver.cache.evict_host(held) >= held * 3 // 4
+    check(driver)
 
 
 operations = st.lists(

@@ -9,7 +9,8 @@ Upstream's write policy says when a copy is offered; the gate says whether it is
 
 Upstream backs a node up together with its ancestors that have no copy, so one answer stands for the chain.
 What goes to storage is offered with every ancestor that is not there yet: a storage hit stops at the first
-missing page.
+missing page. It is offered when the host got its copy and whenever a request that used it ends, where only
+what is likely to come back is written, and once more when the host is about to evict it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from sgl_importance.options import ImportanceOptions
     from sglang_importance.cache import ImportanceRadixCache
     from sglang_importance.component import ImportanceComponent
+
+MAX_WRITING_SHARE = 1 / 8
+"""Part of the host pool that may be locked by writes to storage before an eviction goes on without."""
 
 
 def open_gate(cache: ImportanceRadixCache, options: ImportanceOptions) -> Gating | None:
@@ -88,22 +92,34 @@ class Gating:
                 is_write_back = False  # upstream then deletes the leaf, as under write-through
         return self._evict_leaf(node_id, is_write_back)
 
-    def host_gives_up(self, node: UnifiedTreeNode) -> None:
-        """The host is about to evict the node."""
-        self.gate.gave_up(Tier.HOST, self._component.tree.metadata(node))
-
     # ---- storage ----
 
-    def storage_chain(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
+    def storage_chain(self, node: UnifiedTreeNode, *, can_wait: bool) -> list[UnifiedTreeNode]:
         """What has to be written for the node to be found in storage, root side first; empty where that is
         not worth its bytes, or not possible."""
         tree = self._component.tree
         if tree.metadata(node).in_storage:
             return []
         chain = self._chain(node, lambda ancestor: tree.metadata(ancestor).in_storage)
-        if not all(part.backuped for part in chain) or not self._admits(Tier.STORAGE, chain):
-            return []
-        return chain
+        if not all(part.backuped for part in chain):
+            return []  # under write-back an ancestor may be on the device only
+        return chain if self._admits(Tier.STORAGE, chain, can_wait=can_wait) else []
+
+    def stores_first(self, node: UnifiedTreeNode) -> bool:
+        """The host is about to evict the node: whether it is written to storage instead, which locks it.
+
+        What is being written stays a small share of the host, so that eviction never starves.
+        """
+        self.gate.gave_up(Tier.HOST, self._component.tree.metadata(node))
+        cache = self._component.cache
+        if not cache.enable_storage:
+            return False
+        writing = sum(len(self._core.node_by_id(node_id).key) for node_id, _ in cache.ongoing_backup.values())
+        if writing + len(node.key) > MAX_WRITING_SHARE * cache.cache_controller.mem_pool_host.size:
+            return False
+        chain = self.storage_chain(node, can_wait=False)
+        cache.store_chain(chain)
+        return bool(chain)
 
     def offer_again(self, path: list[UnifiedTreeNode]) -> None:
         """A request that used the path has ended: what was refused so far has been asked for since."""
@@ -125,9 +141,9 @@ class Gating:
             chain.append(parent)
         return chain[::-1]
 
-    def _admits(self, tier: Tier, chain: list[UnifiedTreeNode]) -> bool:
+    def _admits(self, tier: Tier, chain: list[UnifiedTreeNode], *, can_wait: bool = False) -> bool:
         metadata = [self._component.tree.metadata(node) for node in chain]
-        admitted = self.gate.admits(tier, metadata)
+        admitted = self.gate.admits(tier, metadata, can_wait=can_wait)
         tokens = sum(node.tokens for node in metadata)
         self._component.counters.offered(tier, tokens, admitted=admitted)
         return admitted

@@ -1,0 +1,38 @@
+"""A gate ahead of host and storage changes what is copied, never what is answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serving import ServerProcess
+from workload import TIER_FLAGS, Exchange, replay
+
+pytestmark = pytest.mark.server
+
+PREFIX = "sglang:kv_importance_"
+ASKED = 90
+
+
+@pytest.mark.parametrize("write_policy", ["write_through", "write_through_selective", "write_back"])
+def test_tokens_equal_those_without_a_radix_cache(
+    random_model: Path, exchanges: list[Exchange], write_policy: str
+):
+    flags = ("--page-size", "16", "--hicache-write-policy", write_policy)
+    with ServerProcess(
+        *("--kv-policy", "importance", "--kv-importance-gate", "on", *TIER_FLAGS, *flags), model=random_model
+    ) as server:
+        assert replay(server, exchanges[:ASKED], concurrency=8).differing == []
+        offered, refused, written = (
+            {tier: server.metric(f"{PREFIX}{series}_tokens_total", tier=tier) for tier in ("host", "storage")}
+            for series in ("offered", "refused", "written")
+        )
+        hits = {tier: server.metric(f"{PREFIX}hit_tokens_total", tier=tier) for tier in ("device", "host")}
+        print(f"{write_policy}: offered {offered}, refused {refused}, written {written}, hits {hits}")
+        for tier in ("host", "storage"):
+            assert 0 < refused[tier] < offered[tier], tier
+            assert 0 < written[tier] <= offered[tier] - refused[tier], tier
+        assert hits["device"] > 0
+        assert hits["host"] > 0
+        assert "Traceback" not in server.log()
