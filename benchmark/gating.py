@@ -6,7 +6,8 @@ importance (g = 1) and storage by LRU, as the server does. Arms:
 - the three write policies without a gate; ``write_through_selective`` as its name says, from the second
   request on (sglang counts two at the end of the first);
 - the same behind the server's gate;
-- the parts of the gate one by one: host only, storage only, storage offered when the host got its copy;
+- the parts of the gate one by one: host only, storage only, storage offered late without a gate;
+- the gate with a higher bar under pressure;
 - a second chance at the device's eviction for what has no host copy;
 - ``random``: a coin with the gate's shares, so that it writes about as many bytes.
 
@@ -46,6 +47,10 @@ HOST_ONLY = replace(GATE, tiers=frozenset({Tier.HOST}), storage_offer=StorageOff
 STORAGE_ONLY = replace(GATE, tiers=frozenset({Tier.STORAGE}))
 
 
+def with_displacement(share: float) -> Gating:
+    return replace(GATE, settings=GateSettings(displacement=share))
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     name: str
@@ -56,16 +61,12 @@ class Arm:
 ARMS = (
     *(Arm("open", write_policy, OPEN) for write_policy in WritePolicy),
     *(Arm("gate", write_policy, GATE) for write_policy in WritePolicy),
-    Arm("host only", WritePolicy.WRITE_THROUGH, HOST_ONLY),
-    Arm("storage only", WritePolicy.WRITE_THROUGH, STORAGE_ONLY),
-    Arm("stored at once", WritePolicy.WRITE_THROUGH, replace(GATE, storage_offer=StorageOffer.COPIED)),
+    Arm("gate, displacement 1", WritePolicy.WRITE_THROUGH, with_displacement(1.0)),
+    Arm("gate, displacement 2", WritePolicy.WRITE_THROUGH, with_displacement(2.0)),
+    Arm("gate, host only", WritePolicy.WRITE_THROUGH, HOST_ONLY),
+    Arm("gate, storage only", WritePolicy.WRITE_THROUGH, STORAGE_ONLY),
     Arm("open, stored late", WritePolicy.WRITE_THROUGH, replace(OPEN, storage_offer=StorageOffer.EVICTED)),
     Arm("gate, second chance", WritePolicy.WRITE_THROUGH, replace(GATE, second_chance=True)),
-    Arm(
-        "gate, no displacement",
-        WritePolicy.WRITE_THROUGH,
-        replace(GATE, settings=GateSettings(displacement=0.0)),
-    ),
 )
 
 

@@ -30,11 +30,11 @@ HALF_LIFE = 256
 """Admitted requests after which a tier's write rate has forgotten half of what it saw."""
 VICTIM_SHARE = 1 / 64
 """Weight of one victim in the threshold, for a victim of the tier's 1/1024; larger ones weigh more."""
-MIN_RESIDENCE = 4
+MIN_RESIDENCE = 1
 """A tier is not rewritten in fewer admitted requests: the budget of one request is capacity / this. A guard
 against storms; what is worth its bytes is for the other two rules to say."""
-BURST_REQUESTS = 4
-"""Requests whose budget a bucket can hold: once through the tier."""
+BURST_REQUESTS = 2
+"""Requests whose budget a bucket can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,14 @@ class GateSettings:
         storage_payback: the same in storage: ten bytes may be written for one that is read.
         early_payback: the same where the copy can still be made when its source is evicted. What is as likely
             to come back as not is stored at once, so that it outlives the server.
-        displacement: least loss of a copy, as a share of what recent victims of a full tier lost.
+        displacement: least loss of a copy, as a share of what recent victims of a full tier lost. Below 1, for
+            the estimate is no better than that: at 1 agent sessions lose hits (docs/placement.md).
     """
 
     host_payback: float = 0.0
     storage_payback: float = 0.1
     early_payback: float = 0.5
-    displacement: float = 1.0
+    displacement: float = 0.5
 
 
 class TierPressure:
