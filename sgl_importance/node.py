@@ -31,6 +31,7 @@ class NodeMetadata:
         evicted_from: the last tier that gave its copy up; None where none did.
         in_storage: whether a copy was handed to the storage tier.
         expendable: whether the request that brought it said that nobody will ask for it again.
+        owed_to_storage: whether a descendant is in storage already, so that the node must follow.
         doomed: ``observe`` only: importance would have evicted the node, stock kept it.
         pin_octaves: log2 of the soft pin's bias, by the tiers where the whole node is pinned.
         digest: chained hash of the tokens up to the node's end; None until somebody asks.
@@ -50,6 +51,7 @@ class NodeMetadata:
         "is_tip",
         "last_access",
         "off_device",
+        "owed_to_storage",
         "pin_octaves",
         "span",
         "tokens",
@@ -74,6 +76,7 @@ class NodeMetadata:
         self.off_device = False
         self.evicted_from: Tier | None = None
         self.in_storage = False
+        self.owed_to_storage = False
         self.expendable = False
         self.doomed = False
         self.pin_octaves = NOT_PINNED
@@ -97,6 +100,7 @@ class NodeMetadata:
         prefix.span = self.span
         prefix.off_device = self.off_device
         prefix.in_storage = self.in_storage
+        prefix.owed_to_storage = self.owed_to_storage
         prefix.expendable = self.expendable
         prefix.doomed = self.doomed
         prefix.pin_octaves = self.pin_octaves

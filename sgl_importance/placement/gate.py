@@ -46,8 +46,8 @@ class GateSettings:
         storage_payback: the same in storage: ten bytes may be written for one that is read.
         early_payback: the same where the copy can still be made when its source is evicted. What is as likely
             to come back as not is stored at once, so that it outlives the server.
-        displacement: least loss of a copy, as a share of what recent victims of a full tier lost. Below 1, for
-            the estimate is no better than that: at 1 agent sessions lose hits (docs/placement.md).
+        displacement: least loss of a copy, as a share of what recent victims of a full tier lost. Below 1,
+            since the estimate is no better than that: at 1 agent sessions lose hits (docs/placement.md).
     """
 
     host_payback: float = 0.0

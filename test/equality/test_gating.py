@@ -31,9 +31,13 @@ def test_tokens_equal_those_without_a_radix_cache(
         hits = {tier: server.metric(f"{PREFIX}hit_tokens_total", tier=tier) for tier in ("device", "host")}
         print(f"{write_policy}: offered {offered}, refused {refused}, written {written}, hits {hits}")
         assert 0 < refused["host"] < offered["host"]
-        for tier in ("host", "storage"):
-            # A backup can fail for want of host memory, after it was let through.
-            assert 0 < written[tier] <= offered[tier] - refused[tier], tier
+        assert offered["storage"] > 0
+        assert written["host"] > 0
+        assert written["storage"] > 0
+        if write_policy != "write_back":
+            # There what the host holds children of is copied unasked. A backup can fail for want of memory.
+            for tier in ("host", "storage"):
+                assert written[tier] <= offered[tier] - refused[tier], tier
         assert hits["device"] > 0
         assert hits["host"] > 0
         assert "Traceback" not in server.log()

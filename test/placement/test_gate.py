@@ -76,8 +76,8 @@ def test_a_chain_is_judged_as_a_whole():
     for _ in range(2000):
         world.gate.gave_up(Tier.HOST, world.nodes[1001])
     last = 2 * 399 + 1001
-    middle = world.policy.loss(Tier.HOST, world.nodes[last], below=None) * 1.5
-    world.gate.tiers[Tier.HOST].victim_loss = middle
+    least = 1.5 * world.policy.loss(Tier.HOST, world.nodes[last], below=None)
+    world.gate.tiers[Tier.HOST].victim_loss = least / world.gate.settings.displacement
     assert not world.admits(last)
     assert world.admits(14, last), "a node that returns pays for one ahead of it"
 

@@ -98,12 +98,19 @@ class Gating:
         """What has to be written for the node to be found in storage, root side first; empty where that is
         not worth its bytes, or not possible."""
         tree = self._component.tree
-        if tree.metadata(node).in_storage:
+        if not node.backuped or tree.metadata(node).in_storage:
             return []
         chain = self._chain(node, lambda ancestor: tree.metadata(ancestor).in_storage)
-        if not all(part.backuped for part in chain):
-            return []  # under write-back an ancestor may be on the device only
-        return chain if self._admits(Tier.STORAGE, chain, can_wait=can_wait) else []
+        written = [part for part in chain if part.backuped]
+        owed = [part for part in chain if not part.backuped]
+        assert not owed or self._core.is_write_back
+        must = tree.metadata(node).owed_to_storage
+        if not must and not self._admits(Tier.STORAGE, written, can_wait=can_wait):
+            return []
+        # Under write-back an ancestor may be on the device only: it follows as soon as the host has its copy.
+        for part in owed:
+            tree.metadata(part).owed_to_storage = True
+        return written
 
     def stores_first(self, node: UnifiedTreeNode) -> bool:
         """The host is about to evict the node: whether it is written to storage instead, which locks it.
