@@ -70,6 +70,12 @@ ARMS = (
 )
 
 
+FEW_ARMS = tuple(
+    arm for arm in ARMS if arm.write_policy is WritePolicy.WRITE_THROUGH and arm.name in ("open", "gate")
+)
+"""Beside the traces and sizes that matter most."""
+
+
 @dataclass(frozen=True, slots=True)
 class GatingJob:
     """One replay; ``trace`` is an index into the traces of the run."""
@@ -101,7 +107,7 @@ def random_arms(jobs: Sequence[GatingJob], counts: Sequence[TieredCounts]) -> It
     """A coin for every gated arm, with the shares of the bytes that the gate let pass."""
     by_job = dict(zip(jobs, counts, strict=True))
     for job, gated in by_job.items():
-        if job.arm.name != "gate":
+        if job.arm.name != "gate" or job.sizes != "bounded":
             continue
         ungated = by_job[replace(job, arm=Arm("open", job.arm.write_policy, OPEN))]
         shares = tuple(
@@ -153,7 +159,12 @@ def main(
         tuned = {"miniswe": " (tuned)"}
         for folder in sorted(path for path in agents.iterdir() if path.is_dir()):
             traces.append(interleaved_sessions(folder, folder.name + tuned.get(folder.name, ""), 0))
-    work = [GatingJob(index, sizes, arm) for index in range(len(traces)) for sizes in SIZES for arm in ARMS]
+    work = [
+        GatingJob(index, sizes, arm)
+        for index, trace in enumerate(traces)
+        for sizes in SIZES
+        for arm in (ARMS if sizes == "bounded" and "half (tuned)" not in trace.name else FEW_ARMS)
+    ]
     counts = _replay(traces, work, jobs, "replaying")
     controls = list(random_arms(work, counts))
     counts += _replay(traces, controls, jobs, "control arms")

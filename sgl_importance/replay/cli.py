@@ -21,6 +21,7 @@ from sgl_importance.replay.console import (
 )
 from sgl_importance.replay.formats.detect import READERS
 from sgl_importance.replay.formats.reader import ReadOptions
+from sgl_importance.replay.gated_tiers import Gating, StorageOffer
 from sgl_importance.replay.plot import PlotError, check_plot, plot_rows
 from sgl_importance.replay.report import results_table
 from sgl_importance.replay.runner import Job, ReplayMode, run_job
@@ -90,6 +91,12 @@ def replay_command(
     write_policy: Annotated[
         WritePolicy, typer.Option(rich_help_panel=_TIERS, help="How blocks come to the lower tiers.")
     ] = WritePolicy.WRITE_THROUGH,
+    gate: Annotated[
+        bool,
+        typer.Option(
+            "--gate", rich_help_panel=_TIERS, help="Copy only what is worth its bytes, as the server's gate."
+        ),
+    ] = False,
     host_gbps: Annotated[
         float, typer.Option(min=1e-6, rich_help_panel=_TIERS, help="Host to device, gigabytes a second.")
     ] = 25.0,
@@ -111,6 +118,8 @@ def replay_command(
         fail("say how large the cache is: one of --capacity-blocks, --capacity-fraction and --device-blocks")
     if object_level and node_granular:
         fail("objects have no nodes: leave out one of --object-level and --node-granular")
+    if gate and not host_blocks:
+        fail("--gate decides about copies to the host: give --host-blocks")
     if device_blocks is None and (host_blocks or storage_blocks):
         fail("--host-blocks and --storage-blocks need --device-blocks")
     if device_blocks is not None and (object_level or node_granular or plot_file is not None):
@@ -142,13 +151,15 @@ def replay_command(
                     write_policy,
                     prefill_tokens_per_second,
                     bytes_per_token,
+                    shared_order=gate,
                 )
                 for name in names
             ]
         except TierError as error:
             fail(str(error))
         read = read_traces(traces, options, format_name, skip_bad=skip_bad)
-        tiered = [TieredJob(index, setup) for index in range(len(read)) for setup in setups]
+        gating = Gating(storage_offer=StorageOffer.EVICTED) if gate else None
+        tiered = [TieredJob(index, setup, gating) for index in range(len(read)) for setup in setups]
         tiered_rows = run_with_progress(run_tiered_job, read, tiered, processes)
         for row in tiered_rows:
             show(tiered_table(row))

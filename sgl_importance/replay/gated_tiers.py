@@ -144,15 +144,17 @@ class GatedReplay(TieredReplay):
             missing: list[int] = []  # positions that have no copy here yet, up to the present one
             for position, block in enumerate(path):
                 source = found[position] if position < len(found) else 0
-                if tier.resident[block]:
-                    tier.use(block, position)
-                    continue
-                if level <= source:
-                    tier.admit(block, position)
-                    continue
-                missing.append(position)
-                if self._ends_node(path, position) and self._offered(level, block):
+                here = bool(tier.resident[block])
+                if (here or level <= source) and missing:
                     missing = self._copy_down(level, index, path, missing)
+                if here:
+                    tier.use(block, position)
+                elif level <= source:
+                    tier.admit(block, position)
+                else:
+                    missing.append(position)
+                    if self._ends_node(path, position):
+                        missing = self._copy_down(level, index, path, missing)
 
     def _ends_node(self, path: Sequence[int], position: int) -> bool:
         """Whether the next block's facts differ. Like the tokens of a radix node, neighbours of one class are
@@ -163,6 +165,8 @@ class GatedReplay(TieredReplay):
 
     def _copy_down(self, level: int, index: int, path: Sequence[int], positions: list[int]) -> list[int]:
         """Offers the blocks at these positions to a tier; returns those that still have no copy there."""
+        if not self._offered(level, path[positions[-1]]):
+            return positions
         can_wait = level == 2 and self.gating.storage_offer is StorageOffer.EVICTED
         if not self._admits(level, [path[position] for position in positions], can_wait=can_wait):
             return positions

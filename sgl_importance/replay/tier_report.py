@@ -10,16 +10,18 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
+from sgl_importance.replay.gated_tiers import Gating, replay_gated
 from sgl_importance.replay.tiers import TierCounts, TieredSetup, replay_tiers
 from sgl_importance.replay.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class TieredJob:
-    """One tiered replay; ``trace`` is an index into the traces of the run."""
+    """One tiered replay; ``trace`` is an index into the traces of the run, ``gating`` a gate ahead of it."""
 
     trace: int
     setup: TieredSetup
+    gating: Gating | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class TieredRow:
     trace: str
     policy: str
     write_policy: str
+    gated: bool
     requests: int
     blocks: int
     prompt_tokens: int
@@ -43,13 +46,17 @@ class TieredRow:
 def run_tiered_job(traces: Sequence[Trace], job: TieredJob) -> TieredRow:
     trace = traces[job.trace]
     start = time.perf_counter()
-    counts = replay_tiers(trace, job.setup)
+    if job.gating is None:
+        counts = replay_tiers(trace, job.setup)
+    else:
+        counts = replay_gated(trace, job.setup, job.gating)
     seconds = time.perf_counter() - start
     median, tail = np.percentile(counts.ttft_seconds, (50, 95))
     return TieredRow(
         trace=trace.name,
         policy=job.setup.sizes[0].policy,
         write_policy=job.setup.write_policy,
+        gated=job.gating is not None,
         requests=trace.num_requests,
         blocks=trace.num_accesses,
         prompt_tokens=int(trace.input_tokens.sum()),
@@ -69,7 +76,8 @@ def tiered_table(row: TieredRow) -> Table:
         Column("policy", min_width=10),
         box=SIMPLE_HEAD,
         pad_edge=False,
-        title=f"{row.trace}, {row.policy} on the device, {row.write_policy}",
+        title=f"{row.trace}, {row.policy} on the device, {row.write_policy}"
+        + (", gated" if row.gated else ""),
         caption=f"TTFT without queueing: mean {row.ttft_mean:.3f} s, p50 {row.ttft_p50:.3f} s, "
         f"p95 {row.ttft_p95:.3f} s",
     )

@@ -13,6 +13,7 @@ from lower_tiers import LowerTiers
 from sgl_importance.cost import Tier
 from sgl_importance.node import NodeMetadata
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.placement.gate import GateSettings
 from sglang_importance.placement.gating import Gating, open_gate
 
 from driver import PAGE, TreeDriver
@@ -227,6 +228,7 @@ def apply(driver: TreeDriver, tiers: LowerTiers, op: str, value: int) -> None:
     elif value % 5 == 0:
         tiers.settle(driver.cache)
         driver.cache.reset()
+        driver.cache.token_to_kv_pool_allocator.clear()
         tiers.stored.clear()
 
 
@@ -265,6 +267,7 @@ def test_the_real_gate_decides_alike_on_every_rank(write_policy: str):
     runs = []
     for _ in range(2):
         driver, tiers = gated(write_policy)
+        driver.component.gating.gate.settings = GateSettings(displacement=1.0)
         for op, value in history:
             apply(driver, tiers, op, value)
         tiers.settle(driver.cache)
