@@ -6,8 +6,7 @@ importance (g = 1) and storage by LRU, as the server does. Arms:
 - the three write policies without a gate; ``write_through_selective`` as its name says, from the second
   request on (sglang counts two at the end of the first);
 - the same behind the server's gate;
-- the parts of the gate one by one: host only, storage only, storage offered late without a gate;
-- the gate with a higher bar under pressure;
+- the gate with a higher bar under pressure, and without a gate the late storage offer alone;
 - a second chance at the device's eviction for what has no host copy;
 - ``random``: a coin with the gate's shares, so that it writes about as many bytes.
 
@@ -35,7 +34,7 @@ from sgl_importance.replay.runner import run_jobs
 from sgl_importance.replay.tiers import TieredCounts, TieredSetup, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
 
-SIZES = {"bounded": (0.02, 0.06, 0.15), "roomy": (0.05, 0.1, 1.0)}
+SIZES = {"bounded": (0.02, 0.06, 0.15)}
 """Capacity of device, host and storage as shares of the unique blocks."""
 BYTES_PER_SECOND = (float("inf"), 25e9, 3e9)
 PREFILL_TOKENS_PER_SECOND = 10_000.0
@@ -43,8 +42,6 @@ BYTES_PER_TOKEN = 131_072
 
 OPEN = Gating(GateKind.OPEN)
 GATE = Gating(storage_offer=StorageOffer.EVICTED)
-HOST_ONLY = replace(GATE, tiers=frozenset({Tier.HOST}), storage_offer=StorageOffer.COPIED)
-STORAGE_ONLY = replace(GATE, tiers=frozenset({Tier.STORAGE}))
 
 
 def with_displacement(share: float) -> Gating:
@@ -58,22 +55,15 @@ class Arm:
     gating: Gating
 
 
+THROUGH, BACK = WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK
 ARMS = (
     *(Arm("open", write_policy, OPEN) for write_policy in WritePolicy),
     *(Arm("gate", write_policy, GATE) for write_policy in WritePolicy),
-    Arm("gate, displacement 1", WritePolicy.WRITE_THROUGH, with_displacement(1.0)),
-    Arm("gate, displacement 2", WritePolicy.WRITE_THROUGH, with_displacement(2.0)),
-    Arm("gate, host only", WritePolicy.WRITE_THROUGH, HOST_ONLY),
-    Arm("gate, storage only", WritePolicy.WRITE_THROUGH, STORAGE_ONLY),
-    Arm("open, stored late", WritePolicy.WRITE_THROUGH, replace(OPEN, storage_offer=StorageOffer.EVICTED)),
-    Arm("gate, second chance", WritePolicy.WRITE_THROUGH, replace(GATE, second_chance=True)),
+    Arm("gate, displacement 1", THROUGH, with_displacement(1.0)),
+    Arm("gate, displacement 2", THROUGH, with_displacement(2.0)),
+    Arm("open, stored late", THROUGH, replace(OPEN, storage_offer=StorageOffer.EVICTED)),
+    Arm("gate, second chance", THROUGH, replace(GATE, second_chance=True)),
 )
-
-
-FEW_ARMS = tuple(
-    arm for arm in ARMS if arm.write_policy is WritePolicy.WRITE_THROUGH and arm.name in ("open", "gate")
-)
-"""Beside the traces and sizes that matter most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +97,7 @@ def random_arms(jobs: Sequence[GatingJob], counts: Sequence[TieredCounts]) -> It
     """A coin for every gated arm, with the shares of the bytes that the gate let pass."""
     by_job = dict(zip(jobs, counts, strict=True))
     for job, gated in by_job.items():
-        if job.arm.name != "gate" or job.sizes != "bounded":
+        if job.arm.name != "gate" or job.arm.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             continue
         ungated = by_job[replace(job, arm=Arm("open", job.arm.write_policy, OPEN))]
         shares = tuple(
@@ -151,20 +141,13 @@ def main(
 ) -> None:
     whole = read_trace(mooncake)
     middle = whole.num_requests // 2
-    traces = [
-        window(whole, "mooncake, first half (tuned)", 0, middle),
-        window(whole, "mooncake, second half", middle, whole.num_requests),
-    ]
+    traces = [window(whole, "mooncake, second half", middle, whole.num_requests)]
     if agents is not None:
         tuned = {"miniswe": " (tuned)"}
         for folder in sorted(path for path in agents.iterdir() if path.is_dir()):
             traces.append(interleaved_sessions(folder, folder.name + tuned.get(folder.name, ""), 0))
-    work = [
-        GatingJob(index, sizes, arm)
-        for index, trace in enumerate(traces)
-        for sizes in SIZES
-        for arm in (ARMS if sizes == "bounded" and "half (tuned)" not in trace.name else FEW_ARMS)
-    ]
+    traces.append(window(whole, "mooncake, first half (tuned)", 0, middle))
+    work = [GatingJob(index, sizes, arm) for index in range(len(traces)) for sizes in SIZES for arm in ARMS]
     counts = _replay(traces, work, jobs, "replaying")
     controls = list(random_arms(work, counts))
     counts += _replay(traces, controls, jobs, "control arms")
