@@ -17,6 +17,7 @@ from sgl_importance.options import ImportanceOptions, flag
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.shadow.pair import ShadowPair
 from sgl_importance.study.shuffle import ShuffledImportancePolicy
+from sglang_importance.attention.rank_sums import share
 from sglang_importance.attention.rows import active_rows
 from sglang_importance.component import ImportanceComponent
 from sglang_importance.hardware import cost_model
@@ -84,6 +85,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     allocator = ctx.params.token_to_kv_pool_allocator
     device_pages = allocator.size // ctx.params.page_size
     policy = _create_policy(options, cost_model(ctx.model_config, allocator))
+    share(active_rows(), ctx.params.tp_cache_group)
     recorder = _create_recorder(ctx, options, policy) if options.trace else None
     activate(recorder)
     ghost_pages = min(GHOSTS_PER_DEVICE_PAGE * device_pages, MAX_GHOST_PAGES)

@@ -97,6 +97,7 @@ SYMBOLS: dict[str, str | None] = {
     ),
     # the radix cache
     f"{_CACHE}.cache_init_params.CacheInitParams.component_registry_override": None,
+    f"{_CACHE}.cache_init_params.CacheInitParams.tp_cache_group": None,
     f"{_CACHE}.registry.TreeCacheBuildContext": None,
     f"{_CACHE}.registry.get_radix_cache_factory": "name",
     f"{_CACHE}.registry.register_radix_cache_backend": "name, factory",

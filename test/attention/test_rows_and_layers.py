@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from late_stream import LateStream
 
 from sglang_importance.attention.layers import sampled_layers
 from sglang_importance.attention.rows import Phase, ScoreRows
@@ -72,3 +75,59 @@ def test_sampled_layers(available: range, requested: tuple[int, ...], sampled: t
 def test_layers_of_another_kind_are_named_in_the_refusal() -> None:
     with pytest.raises(ValueError, match=r"0, 2 not among .*, which are 1, 3-5$"):
         sampled_layers([1, 3, 4, 5], (2, 0, 3))
+
+
+def late_rows() -> tuple[ScoreRows, LateStream]:
+    stream = LateStream()
+    return ScoreRows(page_size=4, num_slots=3, max_context_tokens=16, stream=stream), stream
+
+
+def launch_step(rows: ScoreRows, stream: LateStream, owner: str, value: float) -> None:
+    """A pass whose kernels will add to slot 1 when the device comes to them."""
+    rows.claim(1, Phase.DECODE, owner, 2, 1)
+    stream.launch(lambda: rows.stacked(Phase.DECODE)[:, 1, :2].add_(value))
+    rows.written()
+
+
+def test_a_row_is_read_behind_the_kernels_that_write_it() -> None:
+    rows, stream = late_rows()
+    rows.begin(1, "a")
+    launch_step(rows, stream, "a", 0.25)
+    launch_step(rows, stream, "a", 0.25)
+    row = rows.consume(1, Phase.DECODE)
+    assert row is not None
+    assert row.mass.tolist() == [0.5, 0.5]
+    assert stream.pending == 0
+    assert not rows.stacked(Phase.DECODE).any(), "a late kernel must not write behind the zeroing"
+
+
+def test_a_slot_that_is_taken_over_is_zeroed_behind_late_kernels() -> None:
+    rows, stream = late_rows()
+    rows.begin(1, "aborted")
+    launch_step(rows, stream, "aborted", 0.5)
+    rows.begin(1, "successor")
+    launch_step(rows, stream, "successor", 0.125)
+    row = rows.consume(1, Phase.DECODE, owner="successor")
+    assert row is not None
+    assert row.mass.tolist() == [0.125, 0.125]
+
+
+def test_rows_that_do_not_wait_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScoreRows, "_await_kernels", lambda self: None)
+    rows, stream = late_rows()
+    rows.begin(1, "a")
+    launch_step(rows, stream, "a", 0.25)
+    row = rows.consume(1, Phase.DECODE)
+    assert row is not None
+    assert not row.mass.any()
+
+
+def test_what_is_consumed_is_that_of_all_ranks() -> None:
+    rows = ScoreRows(page_size=4, num_slots=3, max_context_tokens=16)
+    rows.over_ranks = lambda row: replace(row, peak=row.peak * 2)
+    rows.begin(1, "a")
+    rows.add(1, Phase.DECODE, "a", torch.full((3, 2), 0.25), 1)
+    row = rows.consume(1, Phase.DECODE)
+    assert row is not None
+    assert row.peak.tolist() == [0.5, 0.5]
+    assert row.mass.tolist() == [0.25, 0.25]

@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from late_stream import LateMark, LateStream
 
-from sglang_importance.attention.staging import Mark, StagedNumbers
-
-
-class LateStream:
-    """Copies when it is made to, as a CUDA stream does: what a copy reads is what is there by then."""
-
-    def __init__(self, target_seen: list[int]) -> None:
-        self._queue: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
-        self._done = 0
-        self._queued = 0
-        self._seen = target_seen
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        self._queue.append((target, source))
-        self._queued += 1
-
-    def mark(self) -> Mark:
-        return LateMark(self, self._queued)
-
-    def run(self, upto: int) -> None:
-        while self._done < upto:
-            target, source = self._queue.popleft()
-            target.copy_(source)
-            self._seen.append(int(target[0]))
-            self._done += 1
-
-    @property
-    def pending(self) -> int:
-        return len(self._queue)
-
-
-class LateMark:
-    def __init__(self, stream: LateStream, position: int) -> None:
-        self._stream = stream
-        self._position = position
-
-    def synchronize(self) -> None:
-        self._stream.run(self._position)
+from sglang_importance.attention.staging import StagedNumbers
 
 
 def sent(depth: int, runs: list[int]) -> tuple[list[int], LateStream]:
     """What a device saw of numbers 0, 1, 2, ... where after each the stream may have got further."""
     seen: list[int] = []
-    stream = LateStream(seen)
+    stream = LateStream()
     staged = StagedNumbers((2,), "cpu", depth=depth, stream=stream)
+    stream.after_each = lambda: seen.append(int(staged.device_values[0]))
     values = torch.zeros(2, dtype=torch.int32)
     for number, ran in enumerate(runs):
         values.fill_(number)

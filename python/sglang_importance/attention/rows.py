@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from itertools import product
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from sgl_importance.interface import BlockImportance
+from sglang_importance.attention.staging import Mark, Stream, stream_of
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ class ScoreRows:
 
     A slot outlives its request, so a row names its owner: scores of another owner zero it first, and a
     reader that says whose row it wants gets no other. Not safe across threads: the scheduler thread
-    both launches the forward pass and consumes.
+    both launches the forward pass and consumes. Under tensor parallelism ``over_ranks`` turns what is
+    consumed into the scores of all ranks; all ranks consume the same rows in the same order.
 
     Args:
         page_size: tokens per page.
@@ -79,6 +81,7 @@ class ScoreRows:
         max_context_tokens: longest sequence of a slot, in tokens.
         device: where attention runs.
         layers: attention layers that fill the rows; for the record only.
+        stream: for tests; the device's own where None.
 
     Raises:
         ValueError: the rows would take more than ``MAX_ROW_BYTES``.
@@ -92,6 +95,7 @@ class ScoreRows:
         max_context_tokens: int,
         device: torch.device | str = "cpu",
         layers: Sequence[int] = (),
+        stream: Stream | None = None,
     ) -> None:
         self.mass_tolerance = 1e-4
         self.page_size = page_size
@@ -110,7 +114,9 @@ class ScoreRows:
         self._num_pages = {phase: [0] * num_slots for phase in Phase}
         self._query_tokens = {phase: [0] * num_slots for phase in Phase}
         self._owners: list[str | None] = [None] * num_slots
-        self._last_write = torch.cuda.Event() if torch.device(device).type == "cuda" else None
+        self._stream = stream or stream_of(device)
+        self._last_write: Mark | None = None
+        self.over_ranks: Callable[[RowScores], RowScores] | None = None
         logger.info(
             "Page scores: %d slots x %d pages of %d tokens, %.1f MiB",
             num_slots,
@@ -156,8 +162,7 @@ class ScoreRows:
 
     def written(self) -> None:
         """Kernels that add to ``stacked`` were launched on the current stream: readers wait for them."""
-        if self._last_write is not None:
-            self._last_write.record()
+        self._last_write = self._stream.mark()
 
     def consume(self, slot: int, phase: Phase, owner: str | None = None) -> RowScores | None:
         """Reads and zeroes a row; None where nothing was accumulated.
@@ -173,7 +178,8 @@ class ScoreRows:
         row = self._scores[phase][:, slot, : self._num_pages[phase][slot]]
         mass, body, peak = row.to("cpu", copy=True).numpy()
         self._clear(slot, phase)
-        return RowScores(mass=mass, body=body, peak=peak, query_tokens=query_tokens)
+        scores = RowScores(mass=mass, body=body, peak=peak, query_tokens=query_tokens)
+        return scores if self.over_ranks is None else self.over_ranks(scores)
 
     def discard(self, slot: int) -> None:
         """Zeroes both rows of a slot and forgets its owner."""

@@ -13,6 +13,9 @@ class Mark(Protocol):
     def synchronize(self) -> None:
         """Returns when the stream has come to the point."""
 
+    def wait(self) -> None:
+        """Lets the stream that is current now go on behind the point only; returns at once."""
+
 
 class Stream(Protocol):
     """What staging needs of the stream that the forward pass runs on."""
@@ -46,6 +49,11 @@ class HostStream:
         return None
 
 
+def stream_of(device: torch.device | str) -> Stream:
+    """The stream that work on a device is queued in."""
+    return CudaStream() if torch.device(device).type == "cuda" else HostStream()
+
+
 class StagedNumbers:
     """A static device buffer that is refilled from the host before a step, without a synchronisation.
 
@@ -72,7 +80,7 @@ class StagedNumbers:
         self._ring = [torch.zeros(shape, dtype=torch.int32, pin_memory=on_cuda) for _ in range(depth)]
         self._marks: list[Mark | None] = [None] * depth
         self._next = 0
-        self._stream: Stream = stream or (CudaStream() if on_cuda else HostStream())
+        self._stream = stream or stream_of(device)
 
     def send(self, values: torch.Tensor) -> None:
         """Queues a copy of host ``values``, int32 of the buffer's shape, which may change afterwards."""

@@ -1,0 +1,94 @@
+"""Page scores of all tensor-parallel ranks, the same to the last bit on each of them.
+
+A rank sees its own heads only, and eviction must be decided alike on all. Floats added in another order on
+another rank would differ, so integers are added: a page's mean over query tokens is a number in [0, 1].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from sglang_importance.attention.rows import RowScores, ScoreRows
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+SCALE = 1 << 24
+"""Steps of 6e-8: a four-thousandth of the mass of a page among 8192 equal ones."""
+MAX_RANKS = (2**31 - 1) // SCALE
+"""Ranks whose sum fits int32 whatever their scores are: 127."""
+
+
+def to_fixed(means: npt.NDArray[np.floating]) -> npt.NDArray[np.int32]:
+    """Numbers in [0, 1] in steps of 1 / ``SCALE``; rounding errors of the float sums outside are cut off."""
+    assert np.isfinite(means).all(), "page scores are finite"
+    scaled = np.rint(np.clip(np.asarray(means, dtype=np.float64), 0.0, 1.0) * SCALE)
+    return scaled.astype(np.int32)
+
+
+def from_fixed(total: npt.NDArray[np.integer], ranks: int) -> npt.NDArray[np.float64]:
+    """The mean over ``ranks`` of numbers whose sum is ``total``."""
+    return np.asarray(total, dtype=np.float64) / (SCALE * ranks)
+
+
+def share(rows: ScoreRows | None, group: ProcessGroup | None) -> None:
+    """Lets ``rows`` be consumed as the scores of all ranks of ``group``, where it has several."""
+    if rows is not None and group is not None and dist.get_world_size(group) > 1:
+        rows.over_ranks = RankSums(group).reduced
+
+
+class RankSums:
+    """Reduces a request's row over the ranks of a group, once per fold.
+
+    Mass is the mean over all heads, since every rank has as many. Peak is the maximum. Body mass is the mean
+    of the ranks' body masses: each rank has divided by the body of its own heads, where a single rank divides
+    by that of all, so a rank whose heads look at sinks only weighs as much as the others.
+
+    Args:
+        group: of CPU tensors (gloo), as upstream's caches use it; every rank must call in the same order.
+
+    Raises:
+        ValueError: more ranks than int32 sums allow.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self.ranks = dist.get_world_size(group)
+        if self.ranks > MAX_RANKS:
+            raise ValueError(f"page scores of {self.ranks} tensor-parallel ranks: at most {MAX_RANKS}")
+
+    def reduced(self, row: RowScores) -> RowScores:
+        """The row over all ranks' heads.
+
+        Raises:
+            RuntimeError: the ranks do not hold the same query tokens and pages, on every rank alike.
+        """
+        self._check_alike(row)
+        tokens = row.query_tokens
+        sums = torch.from_numpy(np.concatenate([to_fixed(row.mass / tokens), to_fixed(row.body / tokens)]))
+        peaks = torch.from_numpy(to_fixed(row.peak))
+        dist.all_reduce(sums, dist.ReduceOp.SUM, self._group)
+        dist.all_reduce(peaks, dist.ReduceOp.MAX, self._group)
+        mass, body = np.split(from_fixed(sums.numpy(), self.ranks) * tokens, 2)
+        return RowScores(
+            mass=mass.astype(np.float32),
+            body=body.astype(np.float32),
+            peak=from_fixed(peaks.numpy(), 1).astype(np.float32),
+            query_tokens=tokens,
+        )
+
+    def _check_alike(self, row: RowScores) -> None:
+        pages, tokens = len(row.mass), row.query_tokens
+        extremes = torch.tensor([pages, -pages, tokens, -tokens], dtype=torch.int64)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX, self._group)
+        most_pages, least_pages, most_tokens, least_tokens = extremes.tolist()
+        if (most_pages, most_tokens) != (-least_pages, -least_tokens):
+            raise RuntimeError(
+                f"tensor-parallel ranks hold between {-least_pages} and {most_pages} pages of "
+                f"{-least_tokens} to {most_tokens} query tokens of one request"
+            )
