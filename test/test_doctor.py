@@ -52,3 +52,22 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch):
     assert findings[0].status is Status.PROBLEM
     assert "boom" in findings[0].detail
     assert findings[1].subject == "python"
+
+
+def test_every_attention_backend_says_how_it_is_scored_and_that_no_gpu_has_run_it():
+    from sglang_importance.modes import PRODUCERS, UNPROVEN
+
+    scores = {
+        finding.subject.removeprefix("scores from "): finding
+        for finding in doctor.examine()
+        if finding.subject.startswith("scores from ")
+    }
+    assert scores.keys() == {"fa3", "flashinfer", "torch_native", "triton"}
+    for backend in PRODUCERS.values():
+        assert scores[backend].status is Status.OK
+    for backend in ("flashinfer", "triton"):
+        finding = scores[backend]
+        assert finding.status is Status.NOTE
+        assert f"pending a GPU run: --kv-importance-source qk_probe or {backend}" in finding.detail
+    assert scores["fa3"].detail.endswith("qk_probe")
+    assert set(UNPROVEN) == {"qk_probe", "flashinfer", "triton"}

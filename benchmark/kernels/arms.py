@@ -78,11 +78,14 @@ class ProbeArm:
 class FlashInferArms:
     """FlashInfer's paged decode, stock and with our variant, over the same inputs."""
 
+    log_sums_in_base_2 = True
+
     def __init__(self, inputs: Inputs, *, tensor_cores: bool) -> None:
         shape = inputs.shape
         self._inputs = inputs
         self.gate = torch.ones(1, dtype=torch.int32, device=inputs.device)
-        self._starts = torch.empty_like(inputs.indptr[:-1])
+        self.starts = torch.empty_like(inputs.indptr[:-1])
+        self._nobody = torch.full_like(self.starts, -1)
         self.open(True)
         self.emitted = DecodeLogits(
             num_layers=LAYERS,
@@ -139,28 +142,35 @@ class FlashInferArms:
     def open(self, is_open: bool) -> None:
         """Whether the next steps, captured or not, observe every request or none."""
         self.gate.fill_(int(is_open))
-        self._starts.copy_(self._inputs.indptr[:-1] if is_open else torch.full_like(self._starts, -1))
+        self.starts.copy_(self._inputs.indptr[:-1] if is_open else self._nobody)
 
     def stock(self) -> None:
         for layer in range(LAYERS):
-            self._stock.run(self._inputs.q[layer], self._cache(layer), out=self.stock_outputs[layer])
+            self.run_stock(layer)
+
+    def run_stock(self, pool: int) -> None:
+        self._stock.run(self._inputs.q[pool], self._cache(pool), out=self.stock_outputs[pool])
+
+    def run_ours(self, pool: int, index: int | None) -> None:
+        """One layer through the variant; ``index`` among the sampled ones, None where it is not sampled."""
+        logits = self.emitted.logits[index or 0]
+        sampled = {} if index is None else {"lse": self.emitted.log_sums[index], "return_lse": True}
+        self._ours.run(
+            self._inputs.q[pool],
+            self._cache(pool),
+            logits,
+            self._nobody if index is None else self.starts,
+            self._inputs.shape.scale,
+            0.0,
+            logits.stride(0),
+            out=self.outputs[pool],
+            **sampled,
+        )
 
     def emitting(self) -> None:
-        """One step through the variant: emits or not, as the gate says."""
+        """One step through the variant: emits or not, as the starts say."""
         for layer in range(LAYERS):
-            logits = self.emitted.logits[layer]
-            self._ours.run(
-                self._inputs.q[layer],
-                self._cache(layer),
-                logits,
-                self._starts,
-                self._inputs.shape.scale,
-                0.0,
-                logits.stride(0),
-                out=self.outputs[layer],
-                lse=self.emitted.log_sums[layer],
-                return_lse=True,
-            )
+            self.run_ours(layer, layer)
 
     def reduce(self) -> None:
         reduce_logits(
@@ -182,6 +192,8 @@ class FlashInferArms:
 class TorchArms:
     """Stands in for FlashInfer in a dry run: plain torch attention that keeps its logits."""
 
+    log_sums_in_base_2 = False
+
     def __init__(self, inputs: Inputs) -> None:
         shape = inputs.shape
         self._inputs = inputs
@@ -197,8 +209,15 @@ class TorchArms:
         )
         self.rows = inputs.rows()
         self._observed = inputs.observed()
+        self.starts = inputs.indptr[:-1].clone()
 
-    def _attend(self, layer: int, *, emit: bool) -> None:
+    def run_stock(self, pool: int) -> None:
+        self._attend(pool, None)
+
+    def run_ours(self, pool: int, index: int | None) -> None:
+        self._attend(pool, index)
+
+    def _attend(self, layer: int, index: int | None) -> None:
         inputs, shape = self._inputs, self._inputs.shape
         keys = (
             inputs.k[layer][inputs.indices.long()]
@@ -209,18 +228,20 @@ class TorchArms:
         q = inputs.q[layer].float().view(shape.batch, shape.kv_heads, shape.group, -1)
         logits = shape.scale * torch.einsum("bhgd,bkhd->bhgk", q, keys)
         torch.einsum("bhgk,bkhd->bhgd", torch.softmax(logits, dim=-1), values)
-        if emit:
-            flat = logits.permute(1, 0, 3, 2).reshape(shape.kv_heads, -1, shape.group)
-            self.emitted.logits[layer].copy_(flat)
-            self.emitted.log_sums[layer].copy_(torch.logsumexp(logits, dim=-1).flatten(1))
+        if index is not None:
+            for request, start in enumerate(self.starts.tolist()):
+                if start >= 0:
+                    entries = slice(start, start + shape.context)
+                    self.emitted.logits[index, :, entries] = logits[request].permute(0, 2, 1)
+            self.emitted.log_sums[index].copy_(torch.logsumexp(logits, dim=-1).flatten(1))
 
     def stock(self) -> None:
         for layer in range(LAYERS):
-            self._attend(layer, emit=False)
+            self.run_stock(layer)
 
     def emitting_and_reduction(self) -> None:
         for layer in range(LAYERS):
-            self._attend(layer, emit=True)
+            self.run_ours(layer, layer)
         inputs = self._inputs
         reduce_logits(
             self.emitted,

@@ -11,9 +11,10 @@ import torch
 Step = Callable[[], None]
 REPLAYS = 20
 ROUNDS = 7
+LONG_REPLAYS, LONG_ROUNDS = 2, 5  # Of arms that are many steps each.
 
 
-def _captured(step: Step) -> Step:
+def captured(step: Step) -> Step:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -41,10 +42,14 @@ def _seconds(step: Step, repeats: int, *, on_device: bool) -> float:
     return float(first.elapsed_time(last)) / 1000 / repeats
 
 
-def interleaved(arms: Mapping[str, Step], *, on_device: bool) -> dict[str, float]:
-    """Median seconds of each arm; the arms take turns, so that a noisy machine is noisy for all of them."""
-    steps = {name: _captured(step) if on_device else step for name, step in arms.items()}
-    repeats, rounds = (REPLAYS, ROUNDS) if on_device else (1, 1)
+def interleaved(arms: Mapping[str, Step], *, on_device: bool, as_graphs: bool = True) -> dict[str, float]:
+    """Median seconds of each arm; the arms take turns, so that a noisy machine is noisy for all of them.
+
+    ``as_graphs`` captures each arm on a device; without, arms are called, and may replay graphs themselves.
+    """
+    steps = {name: captured(step) if on_device and as_graphs else step for name, step in arms.items()}
+    replays, rounds = (REPLAYS, ROUNDS) if as_graphs else (LONG_REPLAYS, LONG_ROUNDS)
+    repeats, rounds = (replays, rounds) if on_device else (1, 1)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():

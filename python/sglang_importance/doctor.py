@@ -74,8 +74,8 @@ def _accelerator() -> Iterator[Finding]:
         yield Finding(
             "importance on the accelerator",
             Status.NOTE,
-            "no producer of scores for GPU attention backends yet",
-            "--attention-backend torch_native, or --kv-policy default",
+            "every producer of scores for GPU attention is opt-in: no GPU has run one yet",
+            "--attention-backend torch_native, or --kv-policy default; docs/kernels.md settles the rest",
         )
     else:
         yield Finding(
@@ -137,9 +137,18 @@ def _cpu_shims() -> Iterator[Finding]:
 
 
 def _backends() -> Iterator[Finding]:
-    from sglang_importance.modes import PRODUCERS
+    from sglang_importance.modes import PRODUCERS, UNPROVEN
 
-    yield Finding("producers of scores", Status.OK, ", ".join(sorted(PRODUCERS)))
+    for source, backend in sorted(PRODUCERS.items()):
+        yield Finding(f"scores from {backend}", Status.OK, f"by --kv-importance-source auto ({source})")
+    for backend in sorted({backend for backends in UNPROVEN.values() for backend in backends}):
+        sources = " or ".join(source for source, backends in UNPROVEN.items() if backend in backends)
+        yield Finding(
+            f"scores from {backend}",
+            Status.NOTE,
+            f"opt-in, pending a GPU run: --kv-importance-source {sources}",
+            "do not serve users with it",
+        )
     for package in ("triton", "flashinfer"):
         found = find_spec(package) is not None
         yield Finding(package, Status.OK if found else Status.NOTE, "installed" if found else "not installed")

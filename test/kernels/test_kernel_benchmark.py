@@ -27,10 +27,15 @@ def test_a_dry_run_checks_times_and_writes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     facts, *rows = json.loads(out.read_text())["rows"]
     assert facts["device"] == "interpreter"
-    assert set(facts["errors"]) == {"qk-probe", "reduction"}
+    assert set(facts["errors"]) == {"qk-probe", "reduction", "replays"}
     assert all(0 < error < 1e-4 for error in facts["errors"].values())
-    assert {entry["arm"] for entry in rows} == {"stock", "emitting+reduction", "qk-probe alone"}
-    assert all(entry["to_stock"] == 1 for entry in rows if entry["arm"] == "stock")
+    assert {entry["arm"] for entry in rows} == {
+        "stock",
+        "emitting+reduction",
+        "qk-probe alone",
+        *(f"whole step, {how}" for how in ("stock", "unobserved", "together", "in turns")),
+    }
+    assert all(entry["to_stock"] == 1 for entry in rows if entry["arm"].endswith("stock"))
     assert len({entry["shape"] for entry in rows}) == 2
 
 
