@@ -20,7 +20,8 @@ from sgl_importance_kernels.reference import combine_layers, layer_page_scores
 from sglang_importance.attention.rows import Phase, RowScores
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 
-HEADS, KV_HEADS, HEAD_DIM, NUM_LAYERS = 4, 2, 8, 3
+# Tensor cores multiply no narrower heads than 16, FlashInfer has none narrower than 64.
+HEADS, KV_HEADS, HEAD_DIM, NUM_LAYERS = 4, 2, 64 if torch.cuda.is_available() else 8, 3
 SCALE = HEAD_DIM**-0.5
 SLOTS, MAX_CONTEXT, POOL_TOKENS = 4, 96, 512
 
@@ -43,15 +44,16 @@ def model_runner(
     model: torch.nn.Module | None = None,
     use_mla_backend: bool = False,
     is_encoder_decoder: bool = False,
+    device: str = "cpu",
 ) -> SimpleNamespace:
     return SimpleNamespace(
-        device="cpu",
+        device=device,
         page_size=page_size,
         model=model or Layers(),
         model_config=SimpleNamespace(is_encoder_decoder=is_encoder_decoder),
         use_mla_backend=use_mla_backend,
         is_draft_worker=False,
-        req_to_token_pool=ReqToTokenPool(SLOTS, MAX_CONTEXT, "cpu", enable_memory_saver=False),
+        req_to_token_pool=ReqToTokenPool(SLOTS, MAX_CONTEXT, device, enable_memory_saver=False),
         token_to_kv_pool=MHATokenToKVPool(
             size=POOL_TOKENS,
             page_size=page_size,
@@ -59,7 +61,7 @@ def model_runner(
             head_num=KV_HEADS,
             head_dim=HEAD_DIM,
             layer_num=NUM_LAYERS,
-            device="cpu",
+            device=device,
             enable_memory_saver=False,
             enable_alt_stream=False,
         ),
@@ -91,12 +93,15 @@ class AttentionDriver:
         *,
         page_size: int = 4,
         dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
         **attention: object,
     ) -> None:
         self.options = options
         self.page_size = page_size
         self.dtype = dtype
-        self.runner = model_runner(page_size=page_size, dtype=dtype, model=Layers(**attention))
+        self.device = device
+        model = Layers(**attention)
+        self.runner = model_runner(page_size=page_size, dtype=dtype, device=device, model=model)
         self.run_model = self._run_model
         self.runner.forward = lambda batch: self.run_model(batch)
         self.backend = EmittingTorchNativeBackend(self.runner, options)
@@ -146,15 +151,15 @@ class AttentionDriver:
         batch = ForwardBatch(
             forward_mode=mode,
             batch_size=len(chunks),
-            input_ids=torch.zeros(len(locations), dtype=torch.int64),
+            input_ids=torch.zeros(len(locations), dtype=torch.int64, device=self.device),
             rids=None if dummy else [sequence.rid for sequence, _ in chunks],
-            req_pool_indices=torch.tensor([sequence.slot for sequence, _ in chunks]),
-            seq_lens=seq_lens,
+            req_pool_indices=torch.tensor([sequence.slot for sequence, _ in chunks], device=self.device),
+            seq_lens=seq_lens.to(self.device),
             seq_lens_cpu=seq_lens.clone(),
             seq_lens_sum=int(seq_lens.sum()),
-            out_cache_loc=torch.tensor(locations),
-            extend_prefix_lens=torch.tensor(prefixes) if extends else None,
-            extend_seq_lens=torch.tensor(lengths) if extends else None,
+            out_cache_loc=torch.tensor(locations, device=self.device),
+            extend_prefix_lens=torch.tensor(prefixes, device=self.device) if extends else None,
+            extend_seq_lens=torch.tensor(lengths, device=self.device) if extends else None,
             extend_prefix_lens_cpu=prefixes if extends else None,
             extend_seq_lens_cpu=lengths if extends else None,
         )
@@ -167,7 +172,7 @@ class AttentionDriver:
         tokens = len(batch.out_cache_loc)
         for layer in self.layers:
             q, k, v = (
-                torch.randn(tokens, heads * HEAD_DIM, generator=self.random).to(self.dtype)
+                torch.randn(tokens, heads * HEAD_DIM, generator=self.random).to(self.dtype).to(self.device)
                 for heads in (HEADS, KV_HEADS, KV_HEADS)
             )
             q *= 3
@@ -182,6 +187,7 @@ class AttentionDriver:
     def _remember(
         chunks: list[tuple[Sequence, int]], layer_id: int, q: torch.Tensor, k: torch.Tensor
     ) -> None:
+        q, k = q.cpu(), k.cpu()
         start = 0
         for sequence, tokens in chunks:
             rows = slice(start, start + tokens)

@@ -32,7 +32,7 @@ def install_double(patch: pytest.MonkeyPatch) -> None:
 
 
 class FlashInferDriver(AttentionDriver):
-    """Decode through both backends over the double; prefill by torch into the same pool."""
+    """Decode through both backends, over the double or real kernels; prefill by torch into the same pool."""
 
     def __init__(
         self, options: ImportanceOptions, *, logit_dtype: torch.dtype = torch.float32, **kwargs: Any
