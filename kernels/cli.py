@@ -58,6 +58,7 @@ def build(
     )
     for num_q in track(model.windows(window), description="qk-probe", console=console):
         model.run(num_q)
+    model.run_logits()
     if flashinfer:
         _build_flashinfer(head_dim, getattr(torch, dtype))
     console.print(

@@ -40,10 +40,11 @@ def _totals_kernel(
     BLOCK: tl.constexpr,
 ):
     """Log-sums of one head over all pages and over the body."""
-    head = tl.program_id(0) % NUM_HEADS
-    layer = (tl.program_id(0) // NUM_HEADS).to(tl.int64)
-    request = tl.program_id(1) // max_queries
-    query = tl.program_id(1) % max_queries
+    # Of a grid's axes only the first passes 65535, which requests times queries may.
+    request = tl.program_id(0) // max_queries
+    query = tl.program_id(0) % max_queries
+    head = tl.program_id(1) % NUM_HEADS
+    layer = (tl.program_id(1) // NUM_HEADS).to(tl.int64)
     if tl.load(Gate) == 0:
         return
     num_queries = tl.load(NumQueries + request)
@@ -186,7 +187,7 @@ def reduce_log_sums(
     values, totals = log_sums.values, log_sums.totals
     max_queries = log_sums.max_queries
     shared = (sink_tokens, local_tokens, values.shape[1])
-    _totals_kernel[(log_sums.num_layers * log_sums.num_heads, queries.num_requests * max_queries)](
+    _totals_kernel[(queries.num_requests * max_queries, log_sums.num_layers * log_sums.num_heads)](
         values,
         totals,
         queries.seq_lens,

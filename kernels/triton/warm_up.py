@@ -1,12 +1,14 @@
-"""One run of the probe and its reduction per shape of tile, so that Triton has compiled them."""
+"""One run of the probe and the reductions per shape of tile, so that Triton has compiled them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from sgl_importance_kernels.triton.log_sums import LogSums
+from sgl_importance_kernels.triton.logit_reduction import DecodeLogits, ObservedLogits, reduce_logits
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
 from sgl_importance_kernels.triton.qk_probe import MAX_TILE_ROWS, probe_layer
@@ -81,5 +83,38 @@ class WarmUp:
                 **BODY,
             )
         reduce_log_sums(log_sums, queries, rows, gate=gate, page_size=self.page_size, **BODY)
-        mass = float(rows[0].sum())
-        assert abs(mass - num_q) < 1e-2 * num_q, f"a kernel just built gives mass {mass}, not {num_q}"
+        _check_mass(rows, num_q)
+
+    def run_logits(self) -> None:
+        """Reduces the logits of one random decode step, as FlashInfer's kernels would leave them behind."""
+        step = DecodeLogits(
+            num_layers=self.layers,
+            num_kv_heads=self.kv_heads,
+            group=self.heads // self.kv_heads,
+            max_tokens=TOKENS,
+            max_requests=1,
+            max_pages=-(-TOKENS // self.page_size),
+            device=self.device,
+        )
+        step.logits.normal_()
+        log_sums = step.logits.float().logsumexp(dim=2) / math.log(2)
+        step.log_sums.copy_(log_sums.view(self.layers, 1, self.heads))
+        int32 = {"dtype": torch.int32, "device": self.device}
+        zero = torch.zeros(1, **int32)
+        rows = torch.zeros(3, 1, step.body.shape[1], device=self.device)
+        reduce_logits(
+            step,
+            ObservedLogits(starts=zero, seq_lens=zero + TOKENS, batch_rows=zero, slots=zero),
+            rows,
+            gate=torch.ones(1, **int32),
+            max_seq_len=TOKENS,
+            page_size=self.page_size,
+            log_sums_in_base_2=True,
+            **BODY,
+        )
+        _check_mass(rows, 1)
+
+
+def _check_mass(rows: torch.Tensor, num_q: int) -> None:
+    mass = float(rows[0].sum())
+    assert abs(mass - num_q) < 1e-2 * num_q, f"a kernel just built gives mass {mass}, not {num_q}"

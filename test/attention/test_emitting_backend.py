@@ -7,6 +7,7 @@ import pytest
 import torch
 from attention_driver import AttentionDriver, Layers, Sequence, model_runner
 
+import sglang_importance.attention.observed as observed
 import sglang_importance.attention.torch_native as torch_native
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention import install
@@ -253,3 +254,31 @@ def test_unsupported_models_are_refused_with_the_cure(runner: dict[str, object],
 def test_unknown_layer_is_refused_with_the_choice() -> None:
     with pytest.raises(ValueError, match=r"7 not among the full-attention layers .*, which are 0-2$"):
         EmittingTorchNativeBackend(model_runner(), options(layers=(1, 7)))
+
+
+def test_decode_steps_do_not_read_slots_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream keeps them on the host for extends only; a read in every step would undo the overlap."""
+    driver = AttentionDriver(options())
+    first, second = Sequence("a", 1), Sequence("b", 2)
+    driver.extend((first, 5), (second, 3))
+    read, on_host = [], observed._on_host
+    monkeypatch.setattr(
+        observed, "_on_host", lambda batch, name: (read.append(name), on_host(batch, name))[1]
+    )
+    driver.decode(second, first)
+    assert read == ["seq_lens"]
+    successor = Sequence("c", 1)
+    driver.extend((successor, 4))
+    driver.decode(successor, second)
+    driver.check_row(successor, Phase.DECODE, [4])
+    driver.check_row(second, Phase.DECODE, [3, 4])
+    assert driver.backend._sampler._slot_of == {"b": 2, "c": 1}
+
+
+def test_a_request_that_was_never_extended_here_is_looked_up() -> None:
+    driver = AttentionDriver(options())
+    sequence = Sequence("a", 1)
+    driver.extend((sequence, 5))
+    driver.backend._sampler._slot_of.clear()
+    driver.decode(sequence)
+    driver.check_row(sequence, Phase.DECODE, [5])

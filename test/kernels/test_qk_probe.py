@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import sgl_importance_kernels.triton.page_reduction as page_reduction
 import sgl_importance_kernels.triton.qk_probe as qk_probe
+from sgl_importance_kernels.triton.log_sums import LogSums
 
 import probe_case
 from probe_case import ProbeCase, probe_cases
@@ -197,3 +198,29 @@ def test_broken_reductions_are_told_apart(
     twin = broken_twin(page_reduction, mutation, tmp_path)
     monkeypatch.setattr(probe_case, "reduce_log_sums", twin.reduce_log_sums)
     assert is_told_apart(replace(FIXED, device=device))
+
+
+def test_only_the_first_axis_of_a_grid_grows_with_requests_times_queries(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """CUDA allows 65535 blocks on the others."""
+    grids = []
+
+    class Recorded:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return lambda *args, **kwargs: None
+
+    monkeypatch.setattr(page_reduction, "_totals_kernel", Recorded())
+    monkeypatch.setattr(page_reduction, "_rows_kernel", Recorded())
+    requests, window = 3000, 32
+    queries = ProbeCase([(40, window)], device=device).queries.only([0] * requests)
+    log_sums = LogSums(
+        num_layers=4, max_requests=requests, max_queries=window, num_heads=128, max_pages=8, device="meta"
+    )
+    rows = torch.zeros(3, 1, 8, device="meta")
+    body = {"sink_tokens": 4, "local_tokens": 16}
+    page_reduction.reduce_log_sums(log_sums, queries, rows, gate=rows, page_size=16, **body)
+    assert len(grids) == 2
+    assert requests * window > 65535
+    assert all(extent <= 65535 for grid in grids for extent in grid[1:])

@@ -49,6 +49,7 @@ class StepSampler:
         self._rows = rows
         self._options = options
         self._decode_steps = [0] * rows.num_slots
+        self._slot_of: dict[str, int] = {}
 
     def observed(self, forward_batch: ForwardBatch) -> Iterator[ObservedQueries]:
         """To be exhausted once per forward pass."""
@@ -56,7 +57,7 @@ class StepSampler:
             return
         requests = zip(
             forward_batch.rids,
-            _on_host(forward_batch, "req_pool_indices"),
+            self._slots(forward_batch),
             _on_host(forward_batch, "seq_lens"),
             strict=False,  # Padding follows the requests.
         )
@@ -86,7 +87,21 @@ class StepSampler:
         """The decode step just observed of a request counts for its next one instead."""
         self._decode_steps[slot] -= 1
 
+    def _slots(self, forward_batch: ForwardBatch) -> list[int]:
+        """Slots of the requests; of a decode batch upstream keeps them on the device only, and to read them
+        there would wait for the step before."""
+        assert forward_batch.rids is not None
+        if forward_batch.forward_mode == ForwardMode.DECODE:
+            known = [self._slot_of[rid] for rid in forward_batch.rids if rid in self._slot_of]
+            if len(known) == len(forward_batch.rids):
+                return known
+        return _on_host(forward_batch, "req_pool_indices")
+
     def _begin(self, slot: int, rid: str) -> None:
+        before = self._rows.owner(slot)
+        if before is not None and self._slot_of.get(before) == slot:
+            del self._slot_of[before]
+        self._slot_of[rid] = slot
         self._rows.begin(slot, rid)
         self._decode_steps[slot] = 0
 

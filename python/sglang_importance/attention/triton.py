@@ -37,6 +37,11 @@ class TritonEmission(DecodeEmission):
     def __init__(
         self, probe: QkProbe, model_runner: ModelRunner, options: ImportanceOptions, *, max_batch: int
     ) -> None:
+        if torch.version.hip is not None:
+            raise ValueError(
+                "page scores from Triton's decode kernels need tiles of 32 tokens, which AMD GPUs do not get: "
+                "use --kv-importance-source qk_probe"
+            )
         page_size = probe.rows.page_size
         if page_size not in SCORE_MODS:
             raise ValueError(
