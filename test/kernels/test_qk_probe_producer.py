@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
 pytest.importorskip("sglang")
 
 from attention_driver import AttentionDriver, Layers, Sequence, model_runner

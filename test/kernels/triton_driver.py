@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
-
 from attention_driver import (
     HEAD_DIM,
     HEADS,

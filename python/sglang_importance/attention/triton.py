@@ -39,7 +39,7 @@ class TritonEmission(DecodeEmission):
     ) -> None:
         if torch.version.hip is not None:
             raise ValueError(
-                "page scores from Triton's decode kernels need tiles of 32 tokens, which AMD GPUs do not get: "
+                "page scores from Triton's decode kernels need tiles of 32 tokens, smaller on AMD GPUs: "
                 "use --kv-importance-source qk_probe"
             )
         page_size = probe.rows.page_size
