@@ -158,9 +158,10 @@ def main(
         for number in track(range(alternations), "Restarts"):
             for arm in list(ARMS) if number % 2 else list(ARMS)[::-1]:
                 rows += restart(store, scratch / "copy", number, arm, answers)
-    table = summary(rows)
-    print_rows("Time to first token, first / warm", table)
-    print(write_results("restart", [*table, *rows], out=out))
+            # After each: an interrupted run has its results, too.
+            path = write_results("restart", [*summary(rows), *rows], out=out)
+    print_rows("Time to first token, first / warm", summary(rows))
+    print(path)
 
 
 if __name__ == "__main__":
