@@ -138,6 +138,37 @@ def test_requests_after_a_restart_teach_what_they_would_have_taught(tmp_path: Pa
         assert hits.sum() > 10
 
 
+def test_rows_are_the_nodes_of_the_tree(tmp_path: Path):
+    """Also of a node that was cut and whose second part nobody has asked for since."""
+    driver = start(tmp_path / "l.sqlite")
+    serve(driver, [5] * 32 + [1] * 32)
+    serve(driver, [5] * 32 + [2] * 32)
+    driver.component.ledger.close()
+    tree = driver.component.tree
+    nodes = {(tree.end_digest(n), tree.start_digest(n), len(n.key)) for n in driver.all_nodes()}
+    ledger = open_ledger(tmp_path / "l.sqlite", model_digest(WEIGHTS, PAGE))
+    assert {(row.digest, row.parent, row.tokens) for row in ledger.prefixes()} == nodes
+    assert len(nodes) == 3
+    ledger.close()
+
+
+def test_the_parts_of_a_node_that_comes_back_in_parts_are_watched_like_one_that_was_cut(tmp_path: Path):
+    driver = start(tmp_path / "l.sqlite")
+    prompt = list(range(40))
+    serve(driver, prompt)
+    driver.component.ledger.close()
+    restarted = start(tmp_path / "l.sqlite")
+    watched = reuse_of(restarted)._open.sum()
+    prewarm(restarted, [*prompt[:16], 0])
+    prewarm(restarted, [*prompt[:40], 0])
+    parts = [restarted.component.tree.metadata(node) for node in restarted.all_nodes()]
+    assert sorted(part.tokens for part in parts) == [16, 24]
+    assert reuse_of(restarted)._open.sum() == watched + 1
+    assert {part.watched_as for part in parts} == {0}
+    assert {part.last_access for part in parts} == {1}
+    restarted.component.ledger.close()
+
+
 def test_scores_accesses_and_block_types_come_back_with_the_pages(tmp_path: Path):
     driver = start(tmp_path / "l.sqlite")
     for prompt in traffic(3, 40):
