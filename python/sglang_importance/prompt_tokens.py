@@ -15,6 +15,8 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
+FORMS = ("text", "messages", "input_ids")
+
 
 class Prompt(BaseModel):
     """A prompt in one of three forms, and the namespace of its requests.
@@ -42,7 +44,7 @@ class Prompt(BaseModel):
 
     @model_validator(mode="after")
     def _exactly_one_form(self) -> Prompt:
-        given = [name for name in ("text", "messages", "input_ids") if getattr(self, name) is not None]
+        given = [name for name in FORMS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
                 f"give exactly one of text, messages and input_ids, not {' and '.join(given) or 'none'}"
@@ -50,6 +52,11 @@ class Prompt(BaseModel):
         if self.tools is not None and self.messages is None:
             raise ValueError("tools need messages")
         return self
+
+    @property
+    def form(self) -> str:
+        """Name of the field that holds the prompt."""
+        return next(name for name in FORMS if getattr(self, name) is not None)
 
     @property
     def namespace(self) -> tuple[str | None, str | None]:
@@ -69,17 +76,19 @@ async def prompt_tokens(prompt: Prompt, request: Request) -> list[int]:
     """
     manager = get_global_state().tokenizer_manager
     if prompt.messages is not None:
-        field, tokens = "messages", await _chat_tokens(prompt, request)
+        tokens = await _chat_tokens(prompt, request)
     elif prompt.text is not None:
-        field, tokens = "text", await _text_tokens("text", prompt.text)
+        tokens = await _text_tokens("text", prompt.text)
     else:
         assert prompt.input_ids is not None
-        field, tokens = "input_ids", prompt.input_ids
+        tokens = prompt.input_ids
     vocabulary, context = manager.model_config.vocab_size, manager.model_config.context_len
     if max(tokens) >= vocabulary:
-        raise _refused(field, f"token id {max(tokens)} is beyond the model's vocabulary of {vocabulary}")
+        raise _refused(
+            prompt.form, f"token id {max(tokens)} is beyond the model's vocabulary of {vocabulary}"
+        )
     if len(tokens) > context:
-        raise _refused(field, f"{len(tokens)} tokens do not fit the model's context of {context}")
+        raise _refused(prompt.form, f"{len(tokens)} tokens do not fit the model's context of {context}")
     return tokens
 
 

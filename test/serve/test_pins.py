@@ -161,7 +161,11 @@ def test_a_pool_full_of_pins_still_serves(server: ServerProcess):
         ({"input_ids": [1, -1]}, "input_ids.1: "),
         ({"input_ids": [10**6] * 32}, "input_ids: token id 1000000 is beyond the model's vocabulary"),
         ({"input_ids": [300] * 100_000}, "input_ids: 100000 tokens do not fit the model's context"),
-        ({"input_ids": [300] * 15}, "shorter than one page of 16 tokens"),
+        (
+            {"input_ids": [300] * 15},
+            "input_ids: 15 tokens are less than one page of 16: there is nothing to pin",
+        ),
+        ({"text": "Alice"}, "text: 1 tokens are less than one page"),
         ({"text": ""}, "text: "),
         ({"messages": [{"role": "nobody", "content": "x"}]}, "messages.0"),
         ({"messages": []}, "messages: "),

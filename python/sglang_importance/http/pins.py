@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
+from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_importance.http.ask import ask, validated
@@ -39,13 +40,18 @@ class UnpinBody(BaseModel):
 async def post_pin(request: Request) -> dict[str, Any]:
     """Pins a prefix: its id, and the tokens of its whole pages."""
     body = validated(PinBody, await _json(request))
+    tokens = await prompt_tokens(body, request)
+    page_size = get_global_state().tokenizer_manager.server_args.page_size
+    if len(tokens) < page_size:
+        problem = f"{len(tokens)} tokens are less than one page of {page_size}: there is nothing to pin"
+        raise HTTPException(status_code=400, detail=f"{body.form}: {problem}")
     extra_key, cache_salt = body.namespace
     # Name and end are decided here, so that every scheduler is told the same.
     return await ask(
         "pin",
         {
             "pin_id": uuid.uuid4().hex,
-            "tokens": await prompt_tokens(body, request),
+            "tokens": tokens,
             "extra_key": extra_key,
             "cache_salt": cache_salt,
             "expires_at": None if body.ttl_seconds is None else time.time() + body.ttl_seconds,
