@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -194,21 +195,18 @@ class PinTable:
         ]
 
     def restore(self, records: Iterable[Mapping[str, Any]]) -> list[Pin]:
-        """Takes in what ``export`` gave, but for pins that ended meanwhile or are held already."""
+        """Takes in what ``export`` gave, after ``advance`` has told the time.
+
+        Left out are pins that have ended, that are held already, or for which there is no room any more.
+        """
         changed: list[Pin] = []
         for record in records:
             expires_at = record["expires_at"]
             if record["pin_id"] in self._pins or (expires_at is not None and expires_at <= self._now):
                 continue
-            changed += self.add(
-                Pin(
-                    record["pin_id"],
-                    array("q", record["tokens"]),
-                    record["extra_key"],
-                    record["cache_salt"],
-                    expires_at,
-                )
-            )
+            names = record["extra_key"], record["cache_salt"]
+            with suppress(PinRefused):
+                changed += self.add(Pin(record["pin_id"], array("q", record["tokens"]), *names, expires_at))
         return changed
 
     # ---- who gets how much ----

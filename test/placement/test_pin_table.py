@@ -288,3 +288,6 @@ def test_what_was_exported_is_restored_but_for_what_ended():
     assert restarted.get("long").expires_at == 1000.0
     restarted.restore(table.export())
     assert len(restarted) == 2
+    smaller = make_table(device_pages=2)
+    smaller.restore(table.export())
+    assert len(smaller) == 0

@@ -70,7 +70,7 @@ def test_every_flag_reaches_the_options(parse: Parse) -> None:
         *("--kv-importance-interval", "3", "--kv-importance-layers", "2,0"),
         *("--kv-importance-window", "9", "--kv-importance-sink-tokens", "0"),
         *("--kv-importance-local-tokens", "5", "--kv-importance-half-life-queries", "1.5"),
-        *("--kv-importance-g", "off"),
+        *("--kv-importance-g", "on", "--kv-importance-auto-pins", "on", "--kv-importance-pin-budget", "0.1"),
     )
     assert _options(server_args) == ImportanceOptions(
         policy="observe",
@@ -81,7 +81,9 @@ def test_every_flag_reaches_the_options(parse: Parse) -> None:
         sink_tokens=0,
         local_tokens=5,
         half_life_queries=1.5,
-        g="off",
+        g="on",
+        auto_pins="on",
+        pin_budget=0.1,
     )
 
 
@@ -133,6 +135,8 @@ def test_config_file(plugin: None, tmp_path: Path, yaml: str, name: str, expecte
         ("--kv-importance-local-tokens many", "must be a whole number of at least 0 (tokens), not 'many'"),
         ("--kv-importance-half-life-queries 0", "must be a number above 0 (queries), not 0.0"),
         ("--kv-importance-half-life-queries nan", "must be a number above 0 (queries), not nan"),
+        ("--kv-importance-pin-budget 1.5", "must be a number of at least 0 and at most 1 (share), not 1.5"),
+        ("--kv-importance-pin-budget all", "must be a number of at least 0 and at most 1 (share), not 'all'"),
         ("--kv-importance-half-life-queries inf", "must be a number above 0 (queries), not inf"),
         ("--kv-importance-g maybe", "argument --kv-importance-g: invalid choice: 'maybe'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 
 import numpy as np
@@ -196,6 +197,17 @@ def test_a_flush_empties_the_tree_and_keeps_the_pins(driver: TreeDriver):
     serve(driver, tokens)
     scan(driver, 10 * POOL)
     assert resident(driver, tokens) == len(tokens)
+
+
+def test_pins_hold_after_a_restart(driver: TreeDriver, make_driver):
+    tokens = prompt(0, 8)
+    pin(driver, tokens)
+    records = json.loads(json.dumps(driver.component.pins.table.export()))
+    restarted = make_driver(tokens=POOL)
+    restarted.component.pins.restore(records)
+    serve(restarted, tokens)
+    scan(restarted, 10 * POOL)
+    assert resident(restarted, tokens) == len(tokens)
 
 
 # ---- automatic pins ----

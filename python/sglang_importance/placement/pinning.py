@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -68,6 +68,11 @@ class Pinning:
         """Leading tokens of the pin that lie on the device now; changes nothing."""
         tokens, _, _ = self._component.tree_core.match_full_device_prefix(self._key(pin, len(pin.digests)))
         return int(tokens)
+
+    def restore(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Takes in what ``PinTable.export`` gave before a restart."""
+        self._let_time_pass()
+        self._apply(self.table.restore(records))
 
     # ---- what happens to the tree ----
 
