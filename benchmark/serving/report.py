@@ -71,12 +71,15 @@ class Report:
     # ---- tables ----
 
     def uncached(self) -> str:
+        """Thousands, and the ratio to stock LRU."""
+
         def cell(workload: str, arm: str) -> str:
             tokens = self._value(workload, arm, "uncached_tokens")
             stock = self._value(workload, STOCK, "uncached_tokens")
             if tokens is None:
                 return MISSING
-            return f"{tokens:,} ({tokens / stock:.2f})" if stock else f"{tokens:,}"
+            thousands = f"{tokens / 1e3:.1f}"
+            return f"{thousands} ({tokens / stock:.2f})" if stock else thousands
 
         return _table(
             ["arm", *self.workloads],

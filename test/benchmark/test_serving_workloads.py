@@ -103,7 +103,7 @@ def test_the_report_names_what_was_lost(tmp_path: Path) -> None:
     assert "old" not in text
     assert "| agents-4x | 800 against 700 (lfu): 1.143 | **no** |" in text
     assert "| agents-4x | 0.800 | **no** |" in text
-    assert "| ours | 800 (0.80) |" in text
+    assert "| ours | 0.8 (0.80) |" in text
     page.write_text("no place")
     with pytest.raises(ValueError, match="places for the table"):
         write_report(rows, PARAMETERS, page=page, figure=None)
