@@ -62,11 +62,13 @@ class Table:
 
 
 def _commit() -> str:
-    """What was measured: the last commit, marked where files have changed since."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
+    """What was measured: the last commit, marked where a Python file has changed since."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    commit = git("rev-parse", "--short", "HEAD").stdout.strip() or "unknown"
+    return f"{commit}-dirty" if git("status", "--porcelain", "--", "*.py").stdout else commit
 
 
 def _chosen(text: str, known: dict[str, Any], default: list[str], what: str) -> list[str]:
