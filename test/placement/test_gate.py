@@ -122,8 +122,8 @@ def test_a_pinned_victim_does_not_keep_the_others_out():
 
 @settings(max_examples=50)
 @given(
-    st.integers(1, 40).map(lambda pages: pages * PAGE * COST.bytes_per_token * MIN_RESIDENCE),
-    st.lists(st.integers(1, 8), min_size=20, max_size=300),
+    st.integers(1, 4).map(lambda pages: pages * PAGE * COST.bytes_per_token * MIN_RESIDENCE),
+    st.lists(st.integers(4, 8), min_size=20, max_size=100),
 )
 def test_the_budget_of_a_tier_holds_over_any_history(capacity: int, lengths: list[int]):
     world = World(OPEN, host_bytes=capacity)
