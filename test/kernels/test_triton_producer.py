@@ -101,6 +101,7 @@ def test_broken_twins_are_told_apart(
         driver.check_row(second, Phase.DECODE, [9], layers=(1,))
 
 
+@pytest.mark.nightly  # The same bookkeeping runs in test_flashinfer_producer.py.
 def test_requests_beyond_the_budget_are_observed_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
     one_request = 4 * 1 * 4 * (24 + 4)
     monkeypatch.setattr(producer, "MAX_EMITTED_BYTES", one_request + 1)
@@ -113,6 +114,7 @@ def test_requests_beyond_the_budget_are_observed_one_step_later(monkeypatch: pyt
     driver.check_row(second, Phase.DECODE, [10], layers=(1,))
 
 
+@pytest.mark.nightly
 def test_soft_cap_and_dummy_batches() -> None:
     driver = TritonDriver(options(), page_size=1, logit_cap=1.5)
     sequence = Sequence("a", 1)
