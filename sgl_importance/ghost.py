@@ -15,9 +15,13 @@ from enum import StrEnum
 from xxhash import xxh3_128_digest
 
 from sgl_importance.cost import Tier
-from sgl_importance.importance import FloatArray
+from sgl_importance.importance import FloatArray, importance_of
+from sgl_importance.interface import Importance
 from sgl_importance.node import NodeMetadata
 from sgl_importance.reuse import BlockType
+
+
+DIGEST_BYTES = 16
 
 
 def root_digest(*namespace: str | None) -> bytes:
@@ -119,6 +123,14 @@ class GhostTable:
     def clear(self) -> None:
         """Forgets everything without drawing conclusions: a flush says nothing about reuse."""
         self._pages.clear()
+
+    def get_importance(self, key: bytes) -> Importance | None:
+        """What is remembered of a page; the table stays as it is."""
+        remembered = self._pages.get(key)
+        if remembered is None:
+            return None
+        ghost, page = remembered
+        return importance_of(ghost.vectors[page], ghost.queries)
 
     def remember(
         self,

@@ -7,6 +7,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from sgl_importance.interface import Importance
+
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -97,6 +99,10 @@ class NodeImportance:
         vectors: FloatArray = self._pages.reshape(-1, self.num_pages).T.copy()
         return vectors
 
+    def page_importance(self, page: int) -> Importance:
+        """What is known of one page, in the form that consumers share."""
+        return importance_of(self._pages[:, :, page].reshape(-1), self.queries)
+
     def restore_pages(self, start: int, vectors: FloatArray, queries: int) -> None:
         """Gives pages from ``start`` on what their ghosts kept; the creator of such pages is unknown."""
         stop = start + len(vectors)
@@ -130,6 +136,25 @@ class NodeImportance:
     def _total(self, row: _Row, origin: Origin | None) -> FloatArray:
         total: FloatArray = self._pages[:, row].sum(axis=0) if origin is None else self._pages[origin, row]
         return total
+
+
+def importance_of(vector: FloatArray, queries: int) -> Importance:
+    """One row of ``NodeImportance.page_vectors`` in the form that consumers share.
+
+    Args:
+        vector: float64 [8].
+        queries: distinct queries other than the creator that looked at the page's node.
+    """
+    self_mass, self_peak, _, self_weight, cross_mass, cross_peak, _, cross_weight = vector.tolist()
+    weight = self_weight + cross_weight
+    return Importance(
+        body_mass=(self_mass + cross_mass) / weight if weight > 0 else 0.0,
+        peak=(self_peak + cross_peak) / weight if weight > 0 else 0.0,
+        cross_body_mass=cross_mass / cross_weight if cross_weight > 0 else 0.0,
+        cross_peak=cross_peak / cross_weight if cross_weight > 0 else 0.0,
+        queries=queries,
+        weight=weight,
+    )
 
 
 def _ratio(sums: FloatArray, weights: FloatArray) -> FloatArray:

@@ -18,6 +18,9 @@ import numpy.typing as npt
 
 PageVector = npt.NDArray[np.float32]
 
+SCHEMA_VERSION = 1
+"""Of the specification (docs/spec.md) that this file follows, and of the JSON form."""
+
 _SUM_TOLERANCE = 1e-3  # Of a mean of sums of probabilities in float32, half-precision producers included.
 
 

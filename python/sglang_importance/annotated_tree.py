@@ -11,6 +11,7 @@ from sgl_importance.placement.hinted import LostPages
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import Transition
 from sglang_importance.counters import Counters
+from sglang_importance.page_source import PageSource
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
@@ -33,6 +34,7 @@ class AnnotatedTree:
     ) -> None:
         self.page_size = page_size
         self.ghosts = GhostTable(ghost_pages, on_return=self._ghost_returned, on_expire=self._ghost_expired)
+        self.source = PageSource(self, self.ghosts)
         self._policy = policy
         self._counters = counters
         self._core: UnifiedTreeCore | None = None
@@ -54,6 +56,7 @@ class AnnotatedTree:
         """Follows a tree core that has just been reset; what was known of the old tree is forgotten."""
         self._core = core
         self.ghosts.clear()
+        self.source.reset()
 
     # ---- nodes ----
 
@@ -70,6 +73,7 @@ class AnnotatedTree:
             clock=self._policy.clock,
         )
         setattr(node, METADATA_ATTRIBUTE, created)
+        self.source.created(node)
         revived = 0
         if len(self.ghosts):
             revived = self.ghosts.revive(self.iterate_pages(node), created)
@@ -122,6 +126,7 @@ class AnnotatedTree:
         if known is not None:
             prefix = self._policy.split(known, len(new_parent.key), self.page_size)
             setattr(new_parent, METADATA_ATTRIBUTE, prefix)
+            self.source.split(new_parent, child)
 
     def removed(
         self, node: UnifiedTreeNode, *, kept_by_importance: bool, eviction: Eviction | None = None
@@ -133,6 +138,7 @@ class AnnotatedTree:
             kept_by_importance=kept_by_importance,
             eviction=eviction,
         )
+        self.source.removed(node)
 
     # ---- ghosts ----
 
@@ -201,3 +207,4 @@ class AnnotatedTree:
             assert known.tokens == len(node.key), (node.id, known.tokens, len(node.key))
             assert known.depth == self._end_depth(node.parent), node.id
             assert known.importance.num_pages * self.page_size == known.tokens, node.id
+        self.source.check_integrity()

@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.cost import CostModel
+from sgl_importance.interface import Importance
 from sgl_importance.options import ImportanceOptions, flag
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.shadow.pair import ShadowPair
@@ -50,6 +51,10 @@ class ImportanceRadixCache(UnifiedRadixCache):
         component = self.components[ComponentType.FULL]
         assert isinstance(component, ImportanceComponent)
         return component
+
+    def get_importance(self, key: bytes) -> Importance | None:
+        """As ``sgl_importance.interface.ImportanceSource``: for connectors in the scheduler's process."""
+        return self.importance.tree.source.get_importance(key)
 
     def reset(self) -> None:
         super().reset()

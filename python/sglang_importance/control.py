@@ -15,6 +15,7 @@ from sglang.srt.managers.io_struct import BaseReq
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_importance.desk import Desk, Operation
+from sglang_importance.importance_operation import importance
 from sglang_importance.placement import pin_operations, prewarm_facts
 from sglang_importance.snapshot import describe_tree
 
@@ -27,6 +28,7 @@ OPERATIONS: dict[str, Operation] = {
     "prewarm_facts": prewarm_facts.facts,
     "prewarm_room": prewarm_facts.room,
     "snapshot": describe_tree,
+    "importance": importance,
     "pin": pin_operations.pin,
     "unpin": pin_operations.unpin,
     "pins": pin_operations.pins,

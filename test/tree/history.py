@@ -211,6 +211,25 @@ class History:
         ended = len(self.driver.component.pins.table) > len(self.driver.component.pins.current())
         self.happened["expire"] += ended
 
+    def _ask(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
+        """Hashes a few pages, then asks about every page of one node."""
+        tree = self.driver.component.tree
+        nodes = list(tree.nodes())
+        if not nodes:
+            return False
+        tree.source.catch_up(1 + b % 8)
+        node = nodes[a % len(nodes)]
+        while self.driver.cache.get_importance(tree.end_digest(node)) is None:
+            assert tree.source._unhashed
+        if node.id in tree.source._unhashed:
+            return
+        metadata = tree.metadata(node)
+        for page, digest in enumerate(tree.page_digests(node)):
+            known = self.driver.cache.get_importance(digest)
+            assert known is not None
+            assert known.body_mass == pytest.approx(metadata.importance.body_mass()[page])
+            assert known.queries == metadata.importance.queries
+
     def _check_pins(self) -> None:
         pins = self.driver.component.pins
         for tier in (Tier.DEVICE, Tier.HOST):
@@ -233,4 +252,5 @@ OPERATIONS = (
     "pin",
     "unpin",
     "tick",
+    "ask",
 )

@@ -32,7 +32,7 @@ def test_any_history_keeps_the_tree_consistent(kind: str, history: list[tuple[st
 def test_a_long_history_meets_every_event(kind: str):
     # Requests progress more often than they end, as in a server; the seed makes the counts repeatable.
     rng = random.Random(7)
-    weights = [6, 8, 6, 4, 1, 1, 2, 1, 1, 2, 2, 1, 1]
+    weights = [6, 8, 6, 4, 1, 1, 2, 1, 1, 2, 2, 1, 1, 1]
     with pytest.MonkeyPatch.context() as patch:
         tree = History(kind, patch)
         for _ in range(1500):

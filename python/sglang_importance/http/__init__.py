@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.http import pins, snapshot
+from sglang_importance.http import importance, pins, snapshot
 from sglang_importance.http.prewarm import install_prewarm
 
 TAG = "importance"
@@ -14,6 +14,7 @@ TAG = "importance"
 def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
     """Adds the routes; the API key middleware of the server covers them."""
     app.get("/kv_importance", tags=[TAG])(snapshot.get_kv_importance)
+    app.post("/kv_importance/importance", tags=[TAG])(importance.post_importance)
     app.post("/kv_importance/pin", tags=[TAG])(pins.post_pin)
     app.post("/kv_importance/unpin", tags=[TAG])(pins.post_unpin)
     app.get("/kv_importance/pins", tags=[TAG])(pins.get_pins)
