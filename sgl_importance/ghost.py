@@ -20,7 +20,6 @@ from sgl_importance.interface import Importance
 from sgl_importance.node import NodeMetadata
 from sgl_importance.reuse import BlockType
 
-
 DIGEST_BYTES = 16
 
 

@@ -19,7 +19,7 @@ KEYS_PER_SLICE = 512  # about two milliseconds
 
 
 def importance(scheduler: Scheduler, arguments: dict[str, Any]) -> Job:
-    """What is known of the pages ``keys`` (chained digests, hexadecimal), in their order; None where nothing."""
+    """What is known of the pages ``keys`` (chained digests, hexadecimal), in order; None where unknown."""
     tree: AnnotatedTree = scheduler.tree_cache.importance.tree
     return _importance(tree, [bytes.fromhex(key) for key in arguments["keys"]])
 

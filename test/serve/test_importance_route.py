@@ -1,0 +1,56 @@
+"""POST /kv_importance/importance of a real server."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.probe.tasks import make_document
+from sgl_importance.probe.tokenizer import encode
+
+from serving import ServerProcess
+
+pytestmark = pytest.mark.server
+
+PAGE = 16
+FIELDS = {"body_mass", "peak", "cross_body_mass", "cross_peak", "queries", "weight", "kind"}
+
+
+def ask(server: ServerProcess, keys: list[str]) -> list[dict | None]:
+    answer = server.post("/kv_importance/importance", {"keys": keys})
+    assert (answer["version"], answer["page_size"]) == (1, PAGE)
+    return answer["importance"]
+
+
+def test_another_process_asks_about_pages_by_digests_it_made_itself(server: ServerProcess):
+    document = make_document(400, 310)
+    prompts = [encode(document.messages(name)) for name in list(document.records)[:3]]
+    keys = [digest.hex() for digest in chain_digests(root_digest(None, None), prompts[0], PAGE)]
+    assert ask(server, keys) == [None] * len(keys)
+    for prompt in prompts:
+        server.generate(prompt, max_new_tokens=4)
+    known = ask(server, keys)
+    assert all(page is not None and set(page) == FIELDS for page in known)
+    assert {page["kind"] for page in known} == {"exact"}
+    assert known[1]["queries"] == 2
+    assert known[1]["weight"] > 1
+    assert sum(page["body_mass"] for page in known) == pytest.approx(1, abs=0.3)
+    salted = chain_digests(root_digest(None, "other"), prompts[0], PAGE)
+    assert ask(server, [salted[0].hex(), keys[0].upper()]) == [None, known[0]]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "keys: Field required"),
+        ({"keys": ["00"]}, "keys.0"),
+        ({"keys": ["00" * 16], "page": 1}, "page: Extra inputs"),
+        ({"keys": ["00" * 16] * 4097}, "at most 4096"),
+    ],
+)
+def test_a_wrong_request_is_told_what_is_wrong(server: ServerProcess, body: dict, says: str):
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        server.post("/kv_importance/importance", body)
+    assert refused.value.response.status_code == 400
+    assert says in refused.value.response.text
