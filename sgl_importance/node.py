@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from sgl_importance.cost import Tier
 from sgl_importance.importance import NodeImportance
 from sgl_importance.reuse import BlockType, Transition, reuse_class, visit_level
 
 NOT_PINNED: Mapping[Tier, float] = MappingProxyType({})
+
+
+class Past(NamedTuple):
+    """What was known of some tokens of a node before the node was made anew.
+
+    Attributes:
+        end: where they end, in tokens from the node's start; they begin where the past before them ends.
+        accesses: visits until then, its return included.
+        span: admitted requests between its first visit and its return.
+        block_type: what it held.
+    """
+
+    end: int
+    accesses: int
+    span: int
+    block_type: BlockType
+
+
+_NO_PAST = Past(0, 0, 0, BlockType.USER)
 
 
 class NodeMetadata:
@@ -30,6 +51,8 @@ class NodeMetadata:
         off_device: whether only lower tiers hold it.
         evicted_from: the last tier that gave its copy up; None where none did.
         in_storage: whether a copy was handed to the storage tier.
+        pasts: what ghosts knew of its first tokens. A prefix that many asked for comes back in one node with
+            a suffix that is new; when they part, the suffix keeps only what is its own.
         expendable: whether the request that brought it said that nobody will ask for it again.
         owed_to_storage: whether a descendant is in storage already, so that the node must follow.
         doomed: ``observe`` only: importance would have evicted the node, stock kept it.
@@ -52,6 +75,7 @@ class NodeMetadata:
         "last_access",
         "off_device",
         "owed_to_storage",
+        "pasts",
         "pin_octaves",
         "span",
         "tokens",
@@ -73,6 +97,7 @@ class NodeMetadata:
         self.accesses = 0
         self.last_access = clock
         self.span = 0
+        self.pasts: tuple[Past, ...] = ()
         self.off_device = False
         self.evicted_from: Tier | None = None
         self.in_storage = False
@@ -86,6 +111,20 @@ class NodeMetadata:
     def reuse_class(self) -> int:
         return reuse_class(self.block_type, self.transition, visit_level(self.accesses, self.span))
 
+    def recall(self, tokens: int, *, accesses: int, span: int, block_type: BlockType) -> None:
+        """The next ``tokens`` tokens, behind those recalled already, were known before."""
+        start = self.pasts[-1].end if self.pasts else 0
+        self.pasts += (Past(start + tokens, accesses, span, block_type),)
+        if len(self.pasts) == 1:
+            self._change_past(_NO_PAST, self.pasts[0])
+
+    def _change_past(self, before: Past, after: Past) -> None:
+        self.accesses += after.accesses - before.accesses
+        self.span += after.span - before.span
+        if self.block_type is before.block_type:
+            is_shared = self.continuations >= 2
+            self.block_type = BlockType.SHARED_PREFIX if is_shared else after.block_type
+
     def split(self, prefix_tokens: int, page_size: int) -> NodeMetadata:
         """Cuts the first ``prefix_tokens`` off into the returned node; this one keeps the rest."""
         assert prefix_tokens % page_size == 0
@@ -98,6 +137,9 @@ class NodeMetadata:
         prefix.continuations = 1
         prefix.accesses = self.accesses
         prefix.span = self.span
+        prefix.pasts, self.pasts = _split_pasts(self.pasts, prefix_tokens)
+        if prefix.pasts and self.pasts[:1] != prefix.pasts[:1]:
+            self._change_past(prefix.pasts[0], self.pasts[0] if self.pasts else _NO_PAST)
         prefix.off_device = self.off_device
         prefix.in_storage = self.in_storage
         prefix.owed_to_storage = self.owed_to_storage
@@ -109,6 +151,15 @@ class NodeMetadata:
         return prefix
 
 
+def _split_pasts(pasts: tuple[Past, ...], at: int) -> tuple[tuple[Past, ...], tuple[Past, ...]]:
+    ends = [past.end for past in pasts]
+    first_behind = bisect_right(ends, at)
+    before = pasts[:first_behind]
+    if first_behind < len(pasts) and at > (ends[first_behind - 1] if first_behind else 0):
+        before += (pasts[first_behind]._replace(end=at),)
+    return before, tuple(past._replace(end=past.end - at) for past in pasts[first_behind:])
+
+
 def transition_after(last_hit: NodeMetadata | None) -> Transition:
     """How a request relates to what was known: told by the last node that it found.
 
@@ -117,7 +168,7 @@ def transition_after(last_hit: NodeMetadata | None) -> Transition:
     """
     if last_hit is None:
         return Transition.COLD
-    if last_hit.continuations >= 2:
+    if last_hit.continuations >= 2 or last_hit.block_type is BlockType.SHARED_PREFIX:
         return Transition.NEW_SESSION
     if last_hit.is_tip or last_hit.block_type is BlockType.GENERATED:
         return Transition.NEXT_TURN

@@ -181,18 +181,13 @@ class AnnotatedTree:
 
     def _ghost_returned(self, ghost: GhostNode, node: NodeMetadata, pages: int) -> None:
         if self.warming:
-            self._policy.inherited(node, ghost)
+            self._policy.inherited(node, ghost, pages * self.page_size)
             return
         if ghost.kept_by_importance:
             self._counters.observed_saved_tokens += pages * self.page_size
         if self.lost is not None and ghost.eviction is not None:
             self.lost.append(LostPages(pages * self.page_size, ghost.eviction))
-        if ghost.accesses + 1 > node.accesses:
-            node.accesses = ghost.accesses + 1
-            node.span = ghost.span + self._policy.clock - ghost.last_access
-        node.block_type = ghost.block_type
-        if not ghost.resolved and ghost.watched_as is not None:
-            self._policy.returned(ghost.watched_as, ghost.last_access)
+        self._policy.recalled(node, ghost, pages * self.page_size)
 
     def _ghost_expired(self, ghost: GhostNode) -> None:
         if ghost.watched_as is not None:

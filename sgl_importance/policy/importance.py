@@ -95,10 +95,9 @@ class ImportancePolicy:
         node.span += self.clock - node.last_access
         self.created(node, transition)
 
-    def inherited(self, node: NodeMetadata, ghost: GhostNode) -> None:
+    def inherited(self, node: NodeMetadata, ghost: GhostNode, tokens: int) -> None:
         """An evicted node is made anew though nobody asked for it: it goes on being watched as it was."""
-        node.accesses, node.span = max(node.accesses, ghost.accesses), max(node.span, ghost.span)
-        node.block_type = ghost.block_type
+        node.recall(tokens, accesses=ghost.accesses, span=ghost.span, block_type=ghost.block_type)
         if ghost.watched_as is None:
             return
         if ghost.resolved:
@@ -111,6 +110,13 @@ class ImportancePolicy:
     def returned(self, watched_as: int, last_access: int) -> None:
         """An evicted node is made anew before it was forgotten: it was asked for after all."""
         self.reuse.hit(watched_as, last_access)
+
+    def recalled(self, node: NodeMetadata, ghost: GhostNode, tokens: int) -> None:
+        """A request made a node anew whose next ``tokens`` tokens had been evicted in this ghost's node."""
+        span = ghost.span + self.clock - ghost.last_access
+        node.recall(tokens, accesses=ghost.accesses + 1, span=span, block_type=ghost.block_type)
+        if not ghost.resolved and ghost.watched_as is not None:
+            self.returned(ghost.watched_as, ghost.last_access)
 
     def continued(self, node: NodeMetadata) -> None:
         """A text followed the node that was not known to follow it."""
@@ -128,6 +134,11 @@ class ImportancePolicy:
             return
         node.block_type = block_type
         if node.watched_as is not None:
+            self._reclassify(node)
+
+    def _reclassify(self, node: NodeMetadata) -> None:
+        assert node.watched_as is not None
+        if node.watched_as != node.reuse_class:
             self.reuse.reclassified(node.watched_as, node.reuse_class, node.last_access)
             node.watched_as = node.reuse_class
 
@@ -137,6 +148,7 @@ class ImportancePolicy:
         if node.watched_as is not None:
             prefix.watched_as = node.watched_as
             self.reuse.resumed(node.watched_as, node.last_access)
+            self._reclassify(node)
         return prefix
 
     # ---- which nodes may be evicted, and which is next ----

@@ -165,10 +165,7 @@ class ImportanceRanking(Ranking):
         self._ghosts.remember(node.pages, self._known(node))
 
     def _returned(self, ghost: GhostNode, node: NodeMetadata, pages: int) -> None:
-        node.accesses = max(node.accesses, ghost.accesses + 1)
-        node.block_type = ghost.block_type
-        if not ghost.resolved and ghost.watched_as is not None:
-            self.policy.returned(ghost.watched_as, ghost.last_access)
+        self.policy.recalled(node, ghost, pages * self._page_size)
 
     def _expired(self, ghost: GhostNode) -> None:
         if ghost.watched_as is not None:
