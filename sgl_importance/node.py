@@ -168,8 +168,10 @@ def transition_after(last_hit: NodeMetadata | None) -> Transition:
     """
     if last_hit is None:
         return Transition.COLD
-    if last_hit.continuations >= 2 or last_hit.block_type is BlockType.SHARED_PREFIX:
+    if last_hit.continuations >= 2:
         return Transition.NEW_SESSION
     if last_hit.is_tip or last_hit.block_type is BlockType.GENERATED:
         return Transition.NEXT_TURN
+    if last_hit.block_type is BlockType.SHARED_PREFIX:
+        return Transition.NEW_SESSION  # a shared prefix that came back: who followed it before is forgotten
     return Transition.BRANCH
