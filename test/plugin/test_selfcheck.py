@@ -59,8 +59,10 @@ def _our_subclasses() -> list[tuple[type, type]]:
     from sglang_importance.cache import ImportanceRadixCache
     from sglang_importance.component import ImportanceComponent
     from sglang_importance.observer import ObserverComponent
+    from sglang_importance.ranked_component import RankedComponent
 
-    ours = (EmittingTorchNativeBackend, ImportanceRadixCache, ImportanceComponent, ObserverComponent)
+    components = (RankedComponent, ImportanceComponent, ObserverComponent)
+    ours = (EmittingTorchNativeBackend, ImportanceRadixCache, *components)
     bases = [next(b for b in cls.__mro__ if b.__module__.startswith("sglang.")) for cls in ours]
     return list(zip(ours, bases, strict=True))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sgl_importance.options import ImportanceOptions
     from sglang_importance.cache import ImportanceRadixCache
-    from sglang_importance.component import ImportanceComponent
+    from sglang_importance.ranked_component import RankedComponent
 
 MAX_WRITING_SHARE = 1 / 8
 """Part of the host pool that may be locked by writes to storage before an eviction goes on without."""
@@ -56,7 +56,7 @@ class Gating:
         gate: decides.
     """
 
-    def __init__(self, component: ImportanceComponent, gate: WriteGate) -> None:
+    def __init__(self, component: RankedComponent, gate: WriteGate) -> None:
         self.gate = gate
         self._component = component
         core = component.tree_core

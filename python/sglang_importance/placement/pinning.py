@@ -19,7 +19,7 @@ from sgl_importance.placement.pins import PinTable
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_importance.component import ImportanceComponent
+    from sglang_importance.ranked_component import RankedComponent
 
 
 class Pinning:
@@ -35,7 +35,7 @@ class Pinning:
             such mode is allowed yet) it has to come from rank 0 with the requests.
     """
 
-    def __init__(self, component: ImportanceComponent, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, component: RankedComponent, *, now: Callable[[], float] = time.time) -> None:
         self._component = component
         self._tree = component.tree
         self._now = now

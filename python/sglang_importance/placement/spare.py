@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
     from sglang.srt.mem_cache.unified_radix_cache import NodeId
 
-    from sglang_importance.component import ImportanceComponent
+    from sglang_importance.ranked_component import RankedComponent
 
 
 class SparedCopies:
@@ -22,7 +22,7 @@ class SparedCopies:
         component: its metadata and tree core.
     """
 
-    def __init__(self, component: ImportanceComponent) -> None:
+    def __init__(self, component: RankedComponent) -> None:
         self._component = component
         core = component.tree_core
         self._offers_backup: Callable[..., bool] = core._inc_hit_count_and_check
