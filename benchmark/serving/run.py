@@ -4,6 +4,7 @@
     python benchmark/serving/run.py --only capacity    # counts at several sizes of the device pool
     python benchmark/serving/run.py --only times       # open loop, arms in alternating order
     python benchmark/serving/run.py --only restart     # first requests after a restart
+    python benchmark/serving/run.py --only seeds       # ten seeds on the same tree, without a server
     python benchmark/serving/run.py --only replay      # the optimum, and longer runs, in the replay
     python benchmark/serving/run.py --only report      # table and figure from the JSON
 
@@ -37,9 +38,10 @@ from benchmark.serving.workloads import Workload, load_parameters, make_workload
 
 from serving import ServerFailed
 
-PASSES = ("counts", "capacity", "times", "restart", "replay", "report")
+PASSES = ("counts", "capacity", "times", "restart", "seeds", "replay", "report")
+SEEDS = 10
 # Two rows with the same values of these are the same measurement.
-KEY = ("pass", "workload", "arm", "device_tokens", "alternation", "document", "policy", "factor")
+KEY = ("pass", "workload", "arm", "device_tokens", "alternation", "document", "policy", "factor", "seed")
 
 
 class Table:
@@ -114,6 +116,19 @@ def capacity(
                 row = count(servers, name, workload, device_tokens=size)
                 progress.advance(bar)
                 yield {"pass": "capacity", "device_tokens": size, **row}
+
+
+def without_server(
+    kind: str, workloads: list[str], parameters: dict[str, Any], progress: Progress
+) -> Iterator[Row]:
+    for name in progress.track(workloads, description=kind):
+        if kind == "replay":
+            rows = replay_workload(name, parameters)
+        else:
+            from benchmark.serving.in_process import replay_seeds  # brings torch and sglang
+
+            rows = replay_seeds(name, parameters, SEEDS)
+        yield from ({"pass": kind, **row} for row in rows)
 
 
 def times(
@@ -192,11 +207,9 @@ def main(
                 for w in made
                 for row in time_first_requests(servers, name, w)
             )
-        elif only == "replay":
+        elif only in ("replay", "seeds"):
             on_device = [w.name for w in made if w.tiers == "device"]
-            rows = (
-                {"pass": "replay", **row} for name in on_device for row in replay_workload(name, parameters)
-            )
+            rows = without_server(only, on_device, parameters, progress)
         else:
             rows = iter(())
         for row in rows:

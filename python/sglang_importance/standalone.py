@@ -22,7 +22,9 @@ from sglang_importance.component import ImportanceComponent
 from sglang_importance.observer import ObserverComponent
 from sglang_importance.recorder import Recorder
 
-CacheKind = Literal["rust-lru", "python-lru", "observe", "importance"]
+CacheKind = Literal[
+    "rust-lru", "python-lru", "python-slru", "python-tlru", "python-lfu", "observe", "importance"
+]
 WriteMode = Literal["write_through", "write_through_selective", "write_back"]
 
 _COST = CostModel(
@@ -74,7 +76,7 @@ def build_cache(
     """A cache over a device pool of ``tokens`` tokens, without host or storage tier.
 
     Args:
-        kind: stock LRU on either tree core, or ours.
+        kind: one of stock's policies on a tree core, or ours.
         tokens: size of the device pool.
         page_size: tokens per page.
         requests: rows of the request pool.
@@ -86,8 +88,8 @@ def build_cache(
     params = _cache_init_params(
         tokens=tokens, page_size=page_size, requests=requests, max_context=max_context
     )
-    if kind in ("rust-lru", "python-lru"):
-        params.tree_core_backend = kind.removesuffix("-lru")
+    if kind not in ("observe", "importance"):
+        params.tree_core_backend, params.eviction_policy = kind.split("-")
         return UnifiedRadixCache(params)
     options = options or ImportanceOptions(policy=kind)
     component = ObserverComponent if kind == "observe" else ImportanceComponent

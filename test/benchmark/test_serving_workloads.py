@@ -9,7 +9,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
 from benchmark.serving.arms import ARMS, OURS, PUBLISHED, STOCK, server_flags
-from benchmark.serving.report import bootstrap, paired_ratios, write_report
+from benchmark.serving.measured import bootstrap, paired_ratios
+from benchmark.serving.report import write_report
 from benchmark.serving.workloads import (
     ONE_OFF,
     Workload,
@@ -90,7 +91,7 @@ def _counts(workload: str, arm: str, uncached: int) -> dict:
 
 
 def test_the_report_names_what_was_lost(tmp_path: Path) -> None:
-    tables = ("goals", "uncached", "tiers", "capacity", "times", "restart", "replay")
+    tables = ("goals", "uncached", "tiers", "capacity", "times", "restart", "replay", "seeds")
     page = tmp_path / "page.md"
     page.write_text("".join(f"<!-- table {name} -->\nold\n<!-- end {name} -->\n" for name in tables))
     rows = [

@@ -1,0 +1,37 @@
+"""The figure of the serving benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmark.serving.arms import ARMS, STOCK
+from benchmark.serving.measured import Measured
+
+
+def draw(measured: Measured, path: Path) -> None:
+    """Uncached tokens of every arm on every workload, relative to stock LRU."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [name for name in measured.arms if name not in (STOCK, "no cache") and not ARMS[name].same_as]
+    width = 0.8 / len(shown)
+    figure, axes = pyplot.subplots(figsize=(11, 4))
+    for place, arm in enumerate(shown):
+        ratios = [
+            (measured.value(workload, arm, "uncached_tokens") or float("nan"))
+            / measured.value(workload, STOCK, "uncached_tokens")
+            for workload in measured.workloads
+        ]
+        positions = [index + width * (place - (len(shown) - 1) / 2) for index in range(len(ratios))]
+        axes.bar(positions, ratios, width, label=arm)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(measured.workloads)), measured.workloads, rotation=20, ha="right")
+    axes.set_ylabel("uncached prefill tokens, to stock LRU")
+    axes.set_title("One request at a time, every arm on every workload; below 1 is better than stock")
+    axes.legend(ncols=4, fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,65 @@
+"""What the passes have measured, by workload and arm, with the statistics of the report."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmark.serving.arms import ARMS, PUBLISHED, STOCK
+
+Row = dict[str, Any]
+RESAMPLES = 4000
+MISSING = "-"
+
+
+def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
+    """Median and its 95 % percentile interval."""
+    rng = random.Random(seed)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return statistics.median(values), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
+
+
+def paired_ratios(rows: Iterable[Row], workload: str, arm: str, value: str) -> list[float]:
+    """``value`` of ``arm`` over that of stock LRU, for each alternation that has both."""
+    found: dict[int, dict[str, float]] = {}
+    for row in rows:
+        if row["pass"] == "times" and row["workload"] == workload and row["arm"] in (arm, STOCK):
+            found.setdefault(row["alternation"], {})[row["arm"]] = row[value]
+    return [pair[arm] / pair[STOCK] for _, pair in sorted(found.items()) if pair.get(arm) and pair.get(STOCK)]
+
+
+class Measured:
+    """The rows of all passes."""
+
+    def __init__(self, rows: list[Row], parameters: dict[str, Any]) -> None:
+        self.rows = rows
+        self.parameters = parameters
+        self.workloads = [name for name in parameters["workloads"] if self.of("counts", workload=name)]
+        measured = {row["arm"] for row in rows if row["pass"] == "counts"}
+        self.arms = [name for name in ARMS if name in measured]
+        self.counts = {(row["workload"], row["arm"]): row for row in self.of("counts")}
+
+    def of(self, name: str, **values: Any) -> list[Row]:
+        """Rows of a pass that have the given values."""
+        return [
+            row
+            for row in self.rows
+            if row["pass"] == name and all(row.get(key) == value for key, value in values.items())
+        ]
+
+    def value(self, workload: str, arm: str, value: str) -> Any:
+        """Of the counted pass; None where it was not measured."""
+        return self.counts.get((workload, arm), {}).get(value)
+
+    def best_published(self, workload: str) -> tuple[int, str] | None:
+        """The fewest uncached tokens of a published policy, and whose they are."""
+        known = [(self.value(workload, arm, "uncached_tokens"), arm) for arm in PUBLISHED]
+        return min(((tokens, arm) for tokens, arm in known if tokens is not None), default=None)
+
+
+def table(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """As Markdown."""
+    rows = [titles, ["---"] * len(titles), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
