@@ -1,0 +1,1 @@
+"""Checks that a third party runs against its own producer or accumulator of ``docs/spec.md``."""
