@@ -72,9 +72,7 @@ def check_producer(producer: Producer, *, tolerance: float = DEFAULT_TOLERANCE) 
         tolerance: the producer's stated bound on each value; it is not applied to proxies, of which only the
             form is checked.
     """
-    return [
-        _judge(case.name, lambda case=case: _produce(producer, case, tolerance)) for case in producer_cases()
-    ]
+    return [_judge(case.name, partial(_produce, producer, case, tolerance)) for case in producer_cases()]
 
 
 def check_accumulator(make: AccumulatorFactory, *, tolerance: float = 1e-6) -> list[Verdict]:
