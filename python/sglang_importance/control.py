@@ -14,6 +14,7 @@ from sglang.srt.managers import io_struct, tokenizer_control_mixin
 from sglang.srt.managers.io_struct import BaseReq
 from sglang.utils import TypeBasedDispatcher
 
+from sglang_importance import event_log, node_view, prefix_search, tree_view
 from sglang_importance.desk import Desk, Operation
 from sglang_importance.importance_operation import importance
 from sglang_importance.placement import pin_operations, prewarm_facts
@@ -29,6 +30,11 @@ OPERATIONS: dict[str, Operation] = {
     "prewarm_room": prewarm_facts.room,
     "snapshot": describe_tree,
     "importance": importance,
+    "tree": tree_view.tree,
+    "node": node_view.node,
+    "node_prompt": node_view.prompt,
+    "find": prefix_search.find,
+    "events": event_log.events,
     "pin": pin_operations.pin,
     "unpin": pin_operations.unpin,
     "pins": pin_operations.pins,

@@ -97,5 +97,5 @@ class ObserverComponent(ImportanceComponent):
     def _kept_by_importance(self, node: UnifiedTreeNode) -> bool:
         return self.is_evict_device_ongoing and node.id not in self._ours
 
-    def _eviction_reason(self, metadata: NodeMetadata) -> EvictionReason:
+    def eviction_reason(self, metadata: NodeMetadata) -> EvictionReason:
         return EvictionReason.STOCK_ORDER

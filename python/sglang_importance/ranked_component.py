@@ -15,6 +15,7 @@ from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.trace.records import EventKind
 from sglang_importance.annotated_tree import AnnotatedTree
 from sglang_importance.counters import Counters
+from sglang_importance.event_log import EventLog
 from sglang_importance.leaf_sets import WatchedLeaves
 from sglang_importance.placement.gating import Gating
 from sglang_importance.placement.ledger_feed import LedgerFeed
@@ -53,6 +54,7 @@ class RankedComponent(FullComponent):
         self.counters = Counters()
         self._recorder = recorder
         self.tree = AnnotatedTree(params.page_size, policy, self.counters, ghost_pages=ghost_pages)
+        self.events = EventLog(self)
         self.pins = Pinning(self)
         self.gating: Gating | None = None
         self.ledger: LedgerFeed | None = None
@@ -71,6 +73,7 @@ class RankedComponent(FullComponent):
         if self.gating is not None:
             self.gating.gate.reset()
         self.pins.reset()
+        self.events.reset()
         if self._recorder is not None:
             self._recorder.reset(self.policy.clock)
         core.evictable_device_leaves = WatchedLeaves(self._enter_device, self._leave_device)
@@ -86,6 +89,8 @@ class RankedComponent(FullComponent):
         is_prefetched = self.tree.known(node) is None  # nodes that a request computed are known before
         metadata = self.tree.metadata(node)
         metadata.in_storage |= is_prefetched
+        if is_prefetched:
+            self.events.prefetched(node)
         self.policy.enter(Tier.HOST, node.id, metadata, below=self.tier_below_host(metadata))
 
     def _leave_host(self, node: UnifiedTreeNode) -> None:
@@ -145,6 +150,7 @@ class RankedComponent(FullComponent):
         self._record(EventKind.BACK_UP, Tier.STORAGE, node)
 
     def _record(self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, *, rid: str | None = None) -> None:
+        self.events.record(kind, tier, node)
         if self._recorder is not None:
             self._recorder.event(kind, tier, node, self.tree, clock=self.policy.clock, rid=rid)
 
@@ -215,9 +221,10 @@ class RankedComponent(FullComponent):
             return None
         below = self.tier_below_host(metadata) if tier is Tier.HOST else None
         loss = self.policy.loss(tier, metadata, below=below)
-        return Eviction(tier, self.policy.clock, loss, self._eviction_reason(metadata))
+        return Eviction(tier, self.policy.clock, loss, self.eviction_reason(metadata))
 
-    def _eviction_reason(self, metadata: NodeMetadata) -> EvictionReason:
+    def eviction_reason(self, metadata: NodeMetadata) -> EvictionReason:
+        """Why the node is, or was, what eviction takes."""
         return EvictionReason.DROPPED_AFTER_USE if metadata.expendable else EvictionReason.LEAST_LOSS
 
     def _kept_by_importance(self, node: UnifiedTreeNode) -> bool:

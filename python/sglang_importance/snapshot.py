@@ -73,7 +73,7 @@ def snapshot(
     """
     component = cache.importance
     after = decode_cursor(cursor) if cursor else None
-    pause = _Slices()
+    pause = Slices()
 
     nodes: list[UnifiedTreeNode] = []
     stored_tokens = 0
@@ -94,7 +94,7 @@ def snapshot(
 
     keys: dict[_SortKey, UnifiedTreeNode] = {}
     for node in nodes:
-        key = (_loss(component, node), node.id)
+        key = (node_loss(component, node), node.id)
         if len(node.key) >= min_tokens and (after is None or key < after):
             keys[key] = node
         if pause.is_due():
@@ -104,7 +104,7 @@ def snapshot(
     rows = []
     for key in page:
         if keys[key] in component.tree:
-            rows.append(_describe(component, keys[key], loss=key[0], p_reuse=reuse[key[1]]))
+            rows.append(describe_node(component, keys[key], loss=key[0], p_reuse=reuse[key[1]]))
         if pause.is_due():
             yield
     return {
@@ -112,7 +112,7 @@ def snapshot(
         "policy": component.options.policy,
         "page_size": component.tree.page_size,
         "clock": component.policy.clock,
-        "tiers": _tiers(cache, stored_tokens),
+        "tiers": describe_tiers(cache, stored_tokens),
         "nodes": rows,
         "next_cursor": encode_cursor(page[-1]) if len(keys) > len(page) else None,
     }
@@ -128,7 +128,7 @@ def describe_tree(scheduler: Scheduler, arguments: Document) -> Job:
     return document
 
 
-class _Slices:
+class Slices:
     """Says when a slice is over; looks at the clock only now and then."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class _Slices:
         return True
 
 
-def _loss(component: ImportanceComponent, node: UnifiedTreeNode) -> float:
+def node_loss(component: ImportanceComponent, node: UnifiedTreeNode) -> float:
     metadata = component.tree.metadata(node)
     if node.evicted:
         tier, below = Tier.HOST, component.tier_below_host(metadata)
@@ -153,7 +153,7 @@ def _loss(component: ImportanceComponent, node: UnifiedTreeNode) -> float:
     return component.policy.loss(tier, metadata, below=below)
 
 
-def _describe(
+def describe_node(
     component: ImportanceComponent, node: UnifiedTreeNode, *, loss: float, p_reuse: float
 ) -> dict[str, Any]:
     metadata = component.tree.metadata(node)
@@ -180,7 +180,7 @@ def _describe(
     }
 
 
-def _tiers(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str, Any]:
+def describe_tiers(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str, Any]:
     """Occupancy in tokens. The size of the storage tier is not known to the server: total is null."""
     allocator = cache.token_to_kv_pool_allocator
     host = cache.cache_controller.mem_pool_host if cache.cache_controller is not None else None

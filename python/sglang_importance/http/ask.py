@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from fastapi import HTTPException
+from fastapi import HTTPException, Request
 from pydantic import BaseModel, ValidationError
 from sglang.srt.entrypoints.http_server import get_global_state
 
@@ -26,6 +26,16 @@ def validated(model: type[M], values: Any) -> M:
     except ValidationError as error:
         problems = (": ".join(filter(None, (_field(each), each["msg"]))) for each in error.errors())
         raise HTTPException(status_code=400, detail="; ".join(problems)) from None
+
+
+async def json_body(request: Request) -> Any:
+    """Raises:
+    HTTPException: 400, the body is not JSON.
+    """
+    try:
+        return await request.json()
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise HTTPException(status_code=400, detail="the body is not JSON") from None
 
 
 def _field(error: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from typing import Any
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
-from sglang_importance.http.ask import ask, validated
+from sglang_importance.http.ask import ask, json_body, validated
 from sglang_importance.prompt_tokens import Prompt, prompt_tokens
 
 MAX_TTL_SECONDS = 10 * 366 * 86_400.0
@@ -39,7 +38,7 @@ class UnpinBody(BaseModel):
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def post_pin(request: Request) -> dict[str, Any]:
     """Pins a prefix: its id, and the tokens of its whole pages."""
-    body = validated(PinBody, await _json(request))
+    body = validated(PinBody, await json_body(request))
     tokens = await prompt_tokens(body, request)
     page_size = get_global_state().tokenizer_manager.server_args.page_size
     if len(tokens) < page_size:
@@ -62,17 +61,10 @@ async def post_pin(request: Request) -> dict[str, Any]:
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def post_unpin(request: Request) -> dict[str, Any]:
     """Ends a pin; 404 where there is none."""
-    return await ask("unpin", validated(UnpinBody, await _json(request)).model_dump())
+    return await ask("unpin", validated(UnpinBody, await json_body(request)).model_dump())
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def get_pins() -> dict[str, Any]:
     """Every pin, oldest first, and the budget by tier."""
     return await ask("pins", {})
-
-
-async def _json(request: Request) -> Any:
-    try:
-        return await request.json()
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise HTTPException(status_code=400, detail="the body is not JSON") from None

@@ -1,0 +1,52 @@
+"""``GET /kv_importance/ui``: the live page. Its files hold no data, so they are served without a key.
+
+A browser cannot send a key before a page has asked for one. sglang's key check is a middleware that knows no
+open paths of ours, so the page is answered in front of all middleware; what it shows comes from routes that
+the check covers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.responses import FileResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+PATH = "/kv_importance/ui"
+FILES = Path(__file__).parents[1] / "ui"
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class OpenPage:
+    """Answers the page's files, and passes everything else on.
+
+    Args:
+        app: what all other requests go to.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        files = (file for file in FILES.iterdir() if file.suffix in MEDIA_TYPES and file.suffix != ".html")
+        self._files = {f"{PATH}/{file.name}": file for file in files}
+        self._files[PATH] = FILES / "index.html"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._app
+        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
+            file = self._files.get(scope["path"].removeprefix(scope.get("root_path", "")))
+            if file is not None:
+                answer = FileResponse(file, media_type=MEDIA_TYPES[file.suffix], headers=HEADERS)
+        await answer(scope, receive, send)
+
+
+def install_ui(app: FastAPI) -> None:
+    """Puts the page in front of the application that is built when the first request comes."""
+    build = app.build_middleware_stack
+    app.build_middleware_stack = lambda: OpenPage(build())  # type: ignore[method-assign]

@@ -1,0 +1,36 @@
+// What the server's terms mean, in a sentence.
+
+const DEVICE = "device";
+
+export const KINDS = {
+  insert: "entered", split: "split", back_up: "copied", load_back: "loaded", evict: "evicted", remove: "gone",
+  reset: "flushed",
+};
+
+const REASONS = {
+  computed: "a request computed it",
+  prewarmed: "a pre-warm computed it",
+  paths_part: "another prompt, or a pin, parts from it here",
+  write_policy: "the server's write policy asks for a copy",
+  worth_its_bytes: "losing it would cost more than the copy takes",
+  requested: "a request asked for it",
+  prefetched: "a request asked for it, and storage had it",
+  least_loss: "room was needed and nothing else would be missed less",
+  dropped_after_use: "its request said that nobody would ask again",
+  stock_order: "SGLang's own order chose it",
+  flushed: "the cache was emptied",
+};
+
+const TO = { device: "to the device", host: "to host memory", storage: "to storage" };
+const FROM = { device: "from the device", host: "from host memory", storage: "from storage" };
+
+/** An event as a phrase: "copied to host memory". */
+export function phrase({ kind, tier }) {
+  if (kind === "evict") return `${KINDS[kind]} ${FROM[tier]}`;
+  if (kind === "back_up" || kind === "load_back") return `${KINDS[kind]} ${TO[tier]}`;
+  if (kind === "insert") return `${KINDS[kind]} ${tier === DEVICE ? "the cache" : TO[tier]}`;
+  if (kind === "remove") return "left the cache";
+  return KINDS[kind] ?? kind;
+}
+
+export const because = (event) => REASONS[event.reason] ?? event.reason.replaceAll("_", " ");

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Makes the pictures of the live page in docs/img: a server with the embedded model, traffic, and Chromium.
+
+    .venv/bin/python scripts/screenshots.py [--out FOLDER]
+
+Needs `bash scripts/setup.sh --with-browser`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from random import Random
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "test"))
+
+from sgl_importance.probe import checkpoint_path  # noqa: E402
+from sgl_importance.probe.tasks import make_document  # noqa: E402
+
+from browser import open_browser  # noqa: E402
+from serving import ServerProcess  # noqa: E402
+
+PAGE_SIZE = 16
+FLAGS = (
+    *("--kv-policy", "importance", "--page-size", str(PAGE_SIZE), "--max-total-tokens", "4096"),
+    *("--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-write-policy", "write_through"),
+    *("--hicache-storage-backend", "file", "--kv-importance-window", "2"),
+)
+SYSTEM = "You are asked for records. Answer with the value that stands behind the name. "
+VIEWS = {
+    "ui": {"width": 1280, "height": 1050, "color_scheme": "light"},
+    "ui-dark": {"width": 1280, "height": 1050, "color_scheme": "dark"},
+    "ui-phone": {"width": 390, "height": 1400, "color_scheme": "light"},
+    "ui-phone-dark": {"width": 390, "height": 1400, "color_scheme": "dark"},
+}
+
+
+def fill(server: ServerProcess) -> None:
+    """Questions about documents, some asked again, behind a system prompt that all share; more than fits."""
+    rng = Random(7)
+    documents = [make_document(rng.randint(200, 520), seed) for seed in range(9)]
+    for turn in range(34):
+        document = documents[min(rng.randrange(9), rng.randrange(9))]
+        name = rng.choice(list(document.records)[:4])
+        text = document.messages(name)[-1]["content"]
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+        answer = server.chat(messages, max_tokens=4)["choices"][0]["message"]["content"]
+        if turn % 3 == 0:
+            another = {"role": "user", "content": f"Question: {rng.choice(list(document.records)[:4])}"}
+            server.chat([*messages, {"role": "assistant", "content": answer}, another], max_tokens=4)
+    tree = server.get("/kv_importance/tree")["nodes"]
+    asked = max((node for node in tree if node["parent"] is not None), key=lambda node: node["queries"])
+    server.post("/kv_importance/pin", server.get(f"/kv_importance/node/{asked['id']}/prompt"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "img", help="folder of the pictures")
+    parser.add_argument("--url", help="of a server that runs already, instead of one with the embedded model")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.url:
+        take(arguments.url, arguments.out)
+        return
+    with ServerProcess(*FLAGS, model=checkpoint_path()) as server:
+        fill(server)
+        take(server.base_url, arguments.out)
+
+
+def take(url: str, out: Path) -> None:
+    """A picture of every view, with the hottest node of the tree chosen."""
+    with open_browser() as browser:
+        for name, view in VIEWS.items():
+            size = {"width": view["width"], "height": view["height"]}
+            page = browser.new_page(viewport=size, color_scheme=view["color_scheme"], device_scale_factor=1)
+            page.goto(f"{url}/kv_importance/ui")
+            page.wait_for_selector("#chart [role=treeitem]")
+            nodes = page.evaluate("async () => (await (await fetch('tree')).json()).nodes")
+            branches = [node for node in nodes if node["parent"] is not None]
+            hottest = max(branches or nodes, key=lambda node: node["cross_mass"])["id"]
+            page.locator(f'#chart [data-key="{hottest}"]').first.click()
+            page.wait_for_selector("#node .strip")
+            file = out / f"{name}.png"
+            page.screenshot(path=file, full_page=True)
+            print(file)
+            page.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,402 @@
+"""The live page in a real Chromium, on a real server with an API key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+
+from sgl_importance.probe.tasks import make_document
+from sgl_importance.probe.tokenizer import encode
+
+from browser import NoBrowser, open_browser
+from serving import ServerProcess
+
+pytestmark = pytest.mark.server
+
+API_KEY = "test-key"
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+TREEITEM = "#chart [role=treeitem]"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        with open_browser() as browser:
+            yield browser
+    except NoBrowser as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def asked(server: ServerProcess) -> ServerProcess:
+    """The server, after questions about four documents, all asked again."""
+    for _ in range(2):
+        for seed in range(200, 204):
+            document = make_document(300, seed)
+            for name in list(document.records)[:2]:
+                server.generate(encode(document.messages(name)), max_new_tokens=2)
+    return server
+
+
+@pytest.fixture
+def open_page(browser: Any, asked: ServerProcess) -> Iterator[Callable[..., Any]]:
+    """Opens the page with the key in place; afterwards nothing may have gone wrong in it."""
+    problems: list[str] = []
+    pages = []
+
+    def open_(*, key: str | None = API_KEY, limit: int | None = None, **options: Any) -> Any:
+        page = browser.new_page(**({"viewport": WIDE} | options))
+        pages.append(page)
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
+        page.on("request", lambda sent: problems.append(sent.url) if API_KEY in sent.url else None)
+        if key is not None:
+            page.add_init_script(f"sessionStorage.setItem('kv-importance-api-key', '{key}')")
+        if limit is not None:
+            page.route(
+                "**/kv_importance/tree?*",
+                lambda route: route.continue_(url=route.request.url.replace("limit=120", f"limit={limit}")),
+            )
+        page.goto(f"{asked.base_url}/kv_importance/ui")
+        return page
+
+    open_.problems = problems  # type: ignore[attr-defined]
+    yield open_
+    for page in pages:
+        page.close()
+    assert problems == []
+
+
+def tree(server: ServerProcess, **params: Any) -> dict[str, Any]:
+    return server.get("/kv_importance/tree", **params)
+
+
+def shown(page: Any) -> dict[str, dict[str, float]]:
+    """Places of the chart's blocks, by node id."""
+    page.wait_for_selector(TREEITEM)
+    return page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll('#chart .node')].map((node) => {
+            const { x, y, width, height } = node.querySelector('.block').getBBox();
+            return [node.dataset.key, { x, y, width, height }];
+        }))"""
+    )
+
+
+def reused_leaf(server: ServerProcess) -> dict[str, Any]:
+    nodes = tree(server)["nodes"]
+    return max((node for node in nodes if node["parent"] is not None), key=lambda node: node["cross_mass"])
+
+
+def choose(page: Any, node_id: int) -> None:
+    page.locator(f'#chart [data-key="{node_id}"]').click()
+    page.wait_for_selector("#node .strip")
+
+
+def confirm(page: Any, button: str) -> None:
+    page.locator("#confirm-dialog").get_by_role("button", name=button, exact=True).click()
+
+
+# ---- what it shows ----
+
+
+def test_the_chart_shows_the_tree_that_the_api_reports(open_page, asked: ServerProcess):
+    blocks = shown(open_page())
+    document = tree(asked)
+    nodes = {str(node["id"]): node for node in document["nodes"]}
+    assert set(blocks) == set(nodes)
+    scale = max(block["x"] + block["width"] for block in blocks.values()) / max(
+        node["depth_tokens"] + node["tokens"] for node in nodes.values()
+    )
+    for key, node in nodes.items():
+        assert blocks[key]["width"] == pytest.approx(node["tokens"] * scale, abs=4)
+        assert blocks[key]["x"] == pytest.approx(node["depth_tokens"] * scale, abs=4)
+        parent = blocks.get(str(node["parent"]))
+        if parent is not None:
+            assert parent["y"] <= blocks[key]["y"]
+            assert blocks[key]["y"] + blocks[key]["height"] <= parent["y"] + parent["height"] + 0.01
+
+
+def test_tiers_and_moves_are_those_of_the_api(open_page, asked: ServerProcess):
+    page = open_page()
+    page.wait_for_selector("#events [data-serial]")
+    device = tree(asked)["tiers"]["device"]
+    amount = f"{device['used_tokens']:,} of {device['total_tokens']:,} tokens"
+    assert amount in page.locator('[data-tier="device"]').inner_text()
+    newest = asked.get("/kv_importance/events", limit=1)["events"][0]
+    first = page.locator("#events li").first
+    assert first.get_attribute("data-serial") == str(newest["serial"])
+    assert f"node {newest['node']}" in first.inner_text()
+    assert page.locator("#timeline circle").count() > 0
+
+
+def test_a_click_shows_the_node(open_page, asked: ServerProcess):
+    leaf = reused_leaf(asked)
+    page = open_page()
+    choose(page, leaf["id"])
+    node = asked.get(f"/kv_importance/node/{leaf['id']}")
+    text = page.locator("#node").inner_text()
+    assert page.locator("#node .cell").count() == node["pages"] == leaf["tokens"] // 16
+    assert f"{node['tokens']} ({node['depth_tokens']} to {node['depth_tokens'] + node['tokens']})" in text
+    assert re.search(rf"Later requests\s+{node['queries']}\b", text)
+    assert re.search(r"Last move: (entered|split|copied|loaded)", text)
+    page.locator("#node .cell").first.hover()
+    assert page.locator("#node q").inner_text().strip() == node["text"]["cells"][0].strip()
+    ids = asked.get(f"/kv_importance/node/{leaf['id']}/prompt")["input_ids"]
+    assert len(ids) == node["depth_tokens"] + node["tokens"]
+
+
+def test_what_is_left_out_is_a_block_that_says_so_and_opens(open_page, asked: ServerProcess):
+    bounded = (tree(asked, limit=limit) for limit in range(1, 50))
+    part = next(part for part in bounded if any(node["more"]["nodes"] for node in part["nodes"]))
+    page = open_page(limit=len(part["nodes"]))
+    shown(page)
+    left_out = [document["more"] for document in (part, *part["nodes"])]
+    wanted = {f"and {m['nodes']} more node" for m in left_out if m["nodes"]}
+    labels = [each.get_attribute("aria-label") for each in page.locator("#chart .more").all()]
+    assert wanted
+    assert {re.match(r"and [\d,]+ more node", label).group() for label in labels} == wanted
+    below = page.locator('#chart .more:not([data-key="more-top"])').first
+    parent = below.get_attribute("data-key").removeprefix("more-")
+    below.click()
+    page.wait_for_selector("#trail [aria-current]")
+    assert f"node {parent}" in page.locator("#trail").inner_text()
+    page.get_by_role("button", name=re.compile("Whole tree")).click()
+    page.wait_for_selector("#trail [aria-current]", state="detached")
+
+
+def test_search_finds_a_prefix(open_page, asked: ServerProcess):
+    page = open_page()
+    shown(page)
+    document = make_document(300, 201)
+    content = document.messages(next(iter(document.records)))[-1]["content"]
+    page.locator("#search-text").fill(content[:300])
+    page.locator("#search-kind").select_option("user")
+    page.get_by_role("button", name="Find").click()
+    page.wait_for_selector("#node .strip")
+    answer = asked.post("/kv_importance/find", {"messages": [{"role": "user", "content": content[:300]}]})
+    path = [str(part["id"]) for part in answer["path"]]
+    marked = [each.get_attribute("data-key") for each in page.locator("#chart .found").all()]
+    assert sorted(marked) == sorted(path)
+    assert page.locator("#node-heading").inner_text() == f"Node {path[-1]}"
+    assert (
+        f"{answer['matched_tokens']} of {answer['tokens']} tokens"
+        in page.locator("#search-result").inner_text()
+    )
+    page.locator("#search-text").fill("scarlet scarlet scarlet")
+    page.locator("#search-kind").select_option("text")
+    page.get_by_role("button", name="Find").click()
+    page.get_by_text("nothing in the cache begins like this").wait_for()
+
+
+# ---- what it does ----
+
+
+def test_pin_and_unpin_ask_first_and_act(open_page, asked: ServerProcess):
+    leaf = reused_leaf(asked)
+    page = open_page()
+    choose(page, leaf["id"])
+    page.get_by_role("button", name="Pin", exact=True).click()
+    confirm(page, "Cancel")
+    assert asked.get("/kv_importance/pins")["pins"] == []
+    page.get_by_role("button", name="Pin", exact=True).click()
+    page.locator("#confirm-ttl").select_option("3600")
+    confirm(page, "Pin")
+    page.get_by_role("button", name="Unpin").wait_for()
+    (pin,) = asked.get("/kv_importance/pins")["pins"]
+    assert pin["tokens"] == leaf["depth_tokens"] + leaf["tokens"]
+    assert 3500 < pin["expires_in_seconds"] <= 3600
+    page.wait_for_selector(f'#chart .pinned[data-key="{leaf["id"]}"]')
+    page.get_by_role("button", name="Unpin").click()
+    confirm(page, "Unpin")
+    page.wait_for_selector("#node .pins", state="detached")
+    assert asked.get("/kv_importance/pins")["pins"] == []
+
+
+def test_pre_warm_acts_and_says_how_it_went(open_page, asked: ServerProcess):
+    leaf = reused_leaf(asked)
+    page = open_page()
+    choose(page, leaf["id"])
+    before = len(asked.get("/kv_importance/prewarm")["jobs"])
+    page.get_by_role("button", name="Pre-warm").click()
+    confirm(page, "Pre-warm")
+    page.get_by_text("Pre-warm done").wait_for()
+    jobs = asked.get("/kv_importance/prewarm")["jobs"]
+    assert len(jobs) == before + 1
+    tokens = leaf["depth_tokens"] + leaf["tokens"]
+    assert (jobs[-1]["state"], jobs[-1]["total_tokens"]) == ("done", tokens)
+
+
+def test_what_the_server_refuses_is_said(open_page, asked: ServerProcess):
+    page = open_page()
+    choose(page, reused_leaf(asked)["id"])
+    refusal = {"status": 400, "json": {"message": "there is no room for one more pin"}}
+    page.route("**/kv_importance/pin", lambda route: route.fulfill(**refusal))
+    page.get_by_role("button", name="Pin", exact=True).click()
+    confirm(page, "Pin")
+    page.locator("#notice").get_by_text("there is no room for one more pin").wait_for()
+    assert "400" in open_page.problems.pop()
+
+
+# ---- the key ----
+
+
+def test_the_page_asks_for_the_key_once_and_keeps_it_out_of_urls(open_page, asked: ServerProcess):
+    assert httpx.get(f"{asked.base_url}/kv_importance/tree", trust_env=False).status_code == 401
+    page = open_page(key=None)
+    page.locator("#key").wait_for()
+    page.locator("#key").fill("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_text("The server refused this key").wait_for()
+    page.locator("#key").fill(API_KEY)
+    page.keyboard.press("Enter")
+    shown(page)
+    assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+    page.reload()
+    shown(page)
+    assert not page.locator("#key-dialog").is_visible()
+    unauthorised = [line for line in open_page.problems if "401" in line]
+    assert len(unauthorised) == 2
+    open_page.problems.clear()
+
+
+@pytest.mark.parametrize("path", ["", "/main.js", "/page.css", "/icon.svg"])
+def test_the_files_of_the_page_need_no_key(asked: ServerProcess, path: str):
+    answer = httpx.get(f"{asked.base_url}/kv_importance/ui{path}", trust_env=False)
+    assert answer.status_code == 200
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("path", ["/../ui.py", "/..%2fcontrol.py", "/gone.js", "x", "/index.html"])
+def test_nothing_else_is_served_without_the_key(asked: ServerProcess, path: str):
+    answer = httpx.get(f"{asked.base_url}/kv_importance/ui{path}", trust_env=False)
+    assert answer.status_code == 401
+
+
+# ---- how it looks, and who can use it ----
+
+
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_overflows(open_page, asked: ServerProcess, viewport: dict[str, int], scheme: str):
+    page = open_page(viewport=viewport, color_scheme=scheme)
+    shown(page)
+    choose(page, reused_leaf(asked)["id"])
+    page.get_by_role("button", name="Table").click()
+    for _ in range(2):
+        overflow = page.evaluate(
+            """() => [document.documentElement.scrollWidth - document.documentElement.clientWidth,
+            ...[...document.querySelectorAll('.card')].map((card) => card.scrollWidth - card.clientWidth)]"""
+        )
+        assert max(overflow) <= 0
+        page.get_by_role("button", name="Chart").click()
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    brightness = sum(map(int, re.findall(r"\d+", background)[:3]))
+    assert brightness < 150 if scheme == "dark" else brightness > 600
+
+
+def test_the_tree_is_walked_by_keyboard(open_page, asked: ServerProcess):
+    page = open_page()
+    shown(page)
+    assert page.locator(f'{TREEITEM}[tabindex="0"]').count() == 1
+    nodes = tree(asked)["nodes"]
+    parent = next(node for node in nodes if any(each["parent"] == node["id"] for each in nodes))
+    child = next(node for node in nodes if node["parent"] == parent["id"])
+    page.locator("#search-kind").focus()
+    for _ in range(2):
+        page.keyboard.press("Tab")
+    focused = "document.activeElement.dataset.key"
+    assert page.evaluate(focused) == str(nodes[0]["id"])
+    page.locator(f'#chart [data-key="{parent["id"]}"]').focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(focused) == str(child["id"])
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate(focused) == str(parent["id"])
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#node .strip")
+    assert page.locator('[aria-selected="true"]').get_attribute("data-key") == str(parent["id"])
+    page.wait_for_timeout(2500)  # a round later the focus is still there
+    assert page.evaluate(focused) == str(parent["id"])
+    label = page.locator(f'#chart [data-key="{parent["id"]}"]').get_attribute("aria-label")
+    assert label.startswith(f"Node {parent['id']}: {parent['tokens']} tokens from position")
+
+
+def test_the_table_says_what_the_chart_shows(open_page, asked: ServerProcess):
+    page = open_page()
+    shown(page)
+    page.get_by_role("button", name="Table").click()
+    rows = page.locator("#table tbody tr").all()
+    nodes = tree(asked)["nodes"]
+    assert [row.get_attribute("data-node") for row in rows] == [str(node["id"]) for node in nodes]
+    assert f"{nodes[0]['tokens']}" in rows[0].inner_text()
+    rows[0].get_by_role("button").press("Enter")
+    page.wait_for_selector("#node .strip")
+
+
+def test_every_control_has_a_name(open_page, asked: ServerProcess):
+    page = open_page()
+    choose(page, reused_leaf(asked)["id"])
+    unnamed = page.evaluate(
+        """() => [
+            ...document.querySelectorAll('button, input, select, meter, [role=treeitem], [role=img]')
+        ].filter((each) => !each.getAttribute('aria-label') && !each.labels?.length && !each.textContent.trim())
+        .map((each) => each.outerHTML)"""
+    )
+    assert unnamed == []
+
+
+# ---- polling ----
+
+
+def test_polling_stops_in_a_hidden_tab_and_goes_on_when_it_is_looked_at(open_page):
+    page = open_page()
+    shown(page)
+    page.wait_for_timeout(300)
+    asked_for: list[str] = []
+    page.on("request", lambda request: asked_for.append(request.url))
+    hide = """(hidden) => {
+        Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
+        document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    page.evaluate(hide, True)
+    page.wait_for_timeout(3000)
+    assert asked_for == []
+    with page.expect_request("**/kv_importance/tree?*", timeout=1000):
+        page.evaluate(hide, False)
+
+
+def test_polling_backs_off_from_errors_and_recovers(open_page):
+    page = open_page()
+    shown(page)
+    tries: list[str] = []
+
+    def fail(route: Any) -> None:
+        tries.append(route.request.url)
+        route.fulfill(status=503, json={"message": "busy"})
+
+    page.route("**/kv_importance/tree?*", fail)
+    page.get_by_text("no answer, again in 4 s").wait_for()
+    page.get_by_text("no answer, again in 8 s").wait_for()
+    assert len(tries) == 2
+    assert "busy" in page.locator("#notice").inner_text()
+    page.unroute("**/kv_importance/tree?*")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("live, every 2 s").wait_for()
+    assert not page.locator("#notice").is_visible()
+    assert all("503" in line for line in open_page.problems)
+    open_page.problems.clear()
+
+
+def test_a_round_asks_for_news_only(open_page):
+    page = open_page()
+    asked_for: list[str] = []
+    page.on("request", lambda request: asked_for.append(request.url))
+    page.wait_for_timeout(2600)
+    sinces = [int(parse_qs(urlsplit(url).query)["since"][0]) for url in asked_for if "/events?" in url]
+    assert sinces[-1] > 0
