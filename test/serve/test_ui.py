@@ -344,7 +344,8 @@ def test_every_control_has_a_name(open_page, asked: ServerProcess):
     unnamed = page.evaluate(
         """() => [
             ...document.querySelectorAll('button, input, select, meter, [role=treeitem], [role=img]')
-        ].filter((each) => !each.getAttribute('aria-label') && !each.labels?.length && !each.textContent.trim())
+        ].filter((each) => !each.getAttribute('aria-label'))
+        .filter((each) => !each.labels?.length && !each.textContent.trim())
         .map((each) => each.outerHTML)"""
     )
     assert unnamed == []
