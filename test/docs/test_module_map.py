@@ -1,0 +1,81 @@
+"""The module map of docs/architecture.md, and whatever else the pages name, against the tree."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+IMPORTED_AS = {"sgl_importance_kernels": "kernels", "sglang_importance": "python/sglang_importance"}
+# Folders whose files we name by path. Runs of `{a,b}` and `*` stand for several.
+NAMED_FILE = re.compile(
+    r"\b(?:benchmark|docs|kernels|python|scripts|sgl_importance|test)/[\w{},*./-]*\.(?:cuh?|json|md|py|sh|txt)\b"
+)
+
+# Files that are being written now; this set must become empty.
+COMING = {
+    "benchmark/results/serving.json",
+    "sgl_importance/conformance/*.json",
+    "sgl_importance/conformance/memory.py",
+}
+
+
+def mapped_folders() -> list[str]:
+    page = (ROOT / "docs/architecture.md").read_text()
+    found = re.search(r"<!-- map.*?-->\n(.*?)<!-- end map -->", page, re.DOTALL)
+    assert found, "docs/architecture.md has no module map"
+    return re.findall(r"^\| `([^`]+)/` \|", found[1], re.MULTILINE)
+
+
+def packages() -> set[str]:
+    """Folders below which Python is imported or run, as the tree has them."""
+    installed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {folder_of(name) for name in installed}
+    for top in ("sgl_importance", "kernels", "python/sglang_importance", "benchmark", "scripts"):
+        found |= {str(file.parent.relative_to(ROOT)) for file in (ROOT / top).rglob("*.py")}
+    return found
+
+
+def folder_of(package: str) -> str:
+    top, dot, rest = package.partition(".")
+    return IMPORTED_AS.get(top, top) + dot.replace(".", "/") + rest.replace(".", "/")
+
+
+def test_every_package_is_on_the_map() -> None:
+    assert packages() <= set(mapped_folders())
+
+
+def test_the_map_names_nothing_twice_and_nothing_that_is_not_there() -> None:
+    folders = mapped_folders()
+    assert len(folders) == len(set(folders))
+    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
+
+
+def test_every_installed_folder_is_a_package() -> None:
+    """setuptools ships what pyproject lists: a package that is not listed works in a checkout only."""
+    installed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    modules = {
+        str(file.parent.relative_to(ROOT))
+        for top in ("sgl_importance", "kernels", "python/sglang_importance")
+        for file in (ROOT / top).rglob("*.py")
+    }
+    assert modules == {folder_of(name) for name in installed}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    missing = [
+        name
+        for name in NAMED_FILE.findall(page.read_text())
+        if not any(any(ROOT.glob(alternative)) for alternative in alternatives(name))
+    ]
+    assert set(missing) <= COMING
+
+
+def alternatives(name: str) -> list[str]:
+    found = re.fullmatch(r"(.*?)\{([^}]*)\}(.*)", name)
+    return [found[1] + word + found[3] for word in found[2].split(",")] if found else [name]

@@ -1,0 +1,99 @@
+"""The site: every page has a place, every link leads somewhere, and it builds without a warning."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+
+# Pages and pictures that are being written now; this set must become empty.
+COMING = {"connectors.md", "img/serving.png"}
+
+
+def nav_pages(entry: Any) -> list[str]:
+    if isinstance(entry, str):
+        return [entry]
+    children = entry.values() if isinstance(entry, dict) else entry
+    return [page for child in children for page in nav_pages(child)]
+
+
+def test_every_page_is_in_the_nav_once() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert sorted(nav_pages(settings["nav"])) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """As Python-Markdown's toc and GitHub make them of our headings."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if name in COMING and not target.exists():
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+        elif page.parent == DOCS and name and DOCS not in target.resolve().parents:
+            broken.append(f"{link}: not on the site")
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_begins_with_its_name_and_a_sentence(page: Path) -> None:
+    title, empty, first = page.read_text().splitlines()[:3]
+    assert title.startswith("# ")
+    assert empty == ""
+    assert first[:1].isalnum() or first.startswith(("**", "`")), (
+        f"no first sentence under {title!r}: {first!r}"
+    )
+
+
+def test_pins_hold_what_the_extra_asks_for() -> None:
+    """One list of versions: whatever the extra names is pinned, and pinned exactly."""
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = (ROOT / "scripts/pins-docs.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert {re.split(r"[\[>=]", wish)[0] for wish in extras["docs"]} <= set(pins)
+
+
+def builder() -> str | None:
+    """A Python that has mkdocs: ours, or the one of scripts/docs.sh."""
+    if importlib.util.find_spec("mkdocs") and importlib.util.find_spec("mkdocstrings"):
+        return sys.executable
+    own = ROOT / ".cache/docs/bin/python"
+    return str(own) if own.exists() else None
+
+
+def test_it_builds_without_a_warning(tmp_path: Path) -> None:
+    python = builder()
+    if python is None:
+        pytest.skip("mkdocs is not installed: run scripts/docs.sh once, or install the extra docs")
+    command = [python, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stderr
+    reference = (tmp_path / "site/reference.html").read_text()
+    for name in ("BlockImportance", "get_importance", "EvictionPolicy", "ImportancePolicy"):
+        assert f">{name}<" in reference
