@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sglang_importance.annotated_tree import AnnotatedTree
 
 MAX_KEYS = 4096
-KEYS_PER_SLICE = 512  # about two milliseconds
+KEYS_PER_SLICE = 256  # one to two milliseconds
 
 
 def importance(scheduler: Scheduler, arguments: dict[str, Any]) -> Job:

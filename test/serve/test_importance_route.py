@@ -5,7 +5,10 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from sgl_importance.client.remote_source import RemoteSource
+from sgl_importance.client.server import Server
 from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.interface import SignalKind
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
 
@@ -13,6 +16,7 @@ from serving import ServerProcess
 
 pytestmark = pytest.mark.server
 
+API_KEY = "test-key"
 PAGE = 16
 FIELDS = {"body_mass", "peak", "cross_body_mass", "cross_peak", "queries", "weight", "kind"}
 
@@ -38,6 +42,22 @@ def test_another_process_asks_about_pages_by_digests_it_made_itself(server: Serv
     assert sum(page["body_mass"] for page in known) == pytest.approx(1, abs=0.3)
     salted = chain_digests(root_digest(None, "other"), prompts[0], PAGE)
     assert ask(server, [salted[0].hex(), keys[0].upper()]) == [None, known[0]]
+
+
+def test_a_remote_source_brings_what_the_server_knows(server: ServerProcess):
+    document = make_document(400, 311)
+    prompts = [encode(document.messages(name)) for name in list(document.records)[:2]]
+    for prompt in prompts:
+        server.generate(prompt, max_new_tokens=4)
+    keys = chain_digests(root_digest(None, None), prompts[0], PAGE)
+    with Server(server.base_url, API_KEY) as client:
+        source = RemoteSource(client)
+        assert [source.get_importance(key) for key in keys] == [None] * len(keys)
+        assert source.refresh() == len(keys)
+    known = source.get_importance(keys[1])
+    assert known is not None
+    assert (known.queries, known.kind) == (1, SignalKind.EXACT)
+    assert known.cross_body_mass > 0
 
 
 @pytest.mark.parametrize(
