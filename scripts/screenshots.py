@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from random import Random
 
@@ -24,32 +25,37 @@ from serving import ServerProcess  # noqa: E402
 
 PAGE_SIZE = 16
 FLAGS = (
-    *("--kv-policy", "importance", "--page-size", str(PAGE_SIZE), "--max-total-tokens", "4096"),
-    *("--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-write-policy", "write_through"),
+    *("--kv-policy", "importance", "--page-size", str(PAGE_SIZE), "--max-total-tokens", "2048"),
+    *("--enable-hierarchical-cache", "--hicache-ratio", "3", "--hicache-write-policy", "write_through"),
     *("--hicache-storage-backend", "file", "--kv-importance-window", "2"),
 )
-SYSTEM = "You are asked for records. Answer with the value that stands behind the name. "
+SECONDS_BETWEEN = 0.7
+SYSTEMS = (
+    "You are asked for records. Answer with the value that stands behind the name. ",
+    "You keep the list of the lost and found office. Say in one word what belongs to whom, and be polite. ",
+)
 VIEWS = {
     "ui": {"width": 1280, "height": 1050, "color_scheme": "light"},
     "ui-dark": {"width": 1280, "height": 1050, "color_scheme": "dark"},
     "ui-phone": {"width": 390, "height": 1400, "color_scheme": "light"},
-    "ui-phone-dark": {"width": 390, "height": 1400, "color_scheme": "dark"},
 }
 
 
 def fill(server: ServerProcess) -> None:
-    """Questions about documents, some asked again, behind a system prompt that all share; more than fits."""
+    """Two assistants that answer questions about documents, some often: more than the device holds."""
     rng = Random(7)
-    documents = [make_document(rng.randint(200, 520), seed) for seed in range(9)]
-    for turn in range(34):
-        document = documents[min(rng.randrange(9), rng.randrange(9))]
-        name = rng.choice(list(document.records)[:4])
-        text = document.messages(name)[-1]["content"]
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+    documents = [make_document(rng.randint(120, 420), seed) for seed in range(8)]
+    for turn in range(60):
+        time.sleep(SECONDS_BETWEEN)
+        document = documents[min(rng.randrange(len(documents)), rng.randrange(len(documents)))]
+        names = list(document.records)
+        question = document.messages(rng.choice(names[:3]))[-1]
+        opening = {"role": "system", "content": SYSTEMS[rng.random() < 0.3]}
+        messages = [opening, question]
         answer = server.chat(messages, max_tokens=4)["choices"][0]["message"]["content"]
-        if turn % 3 == 0:
-            another = {"role": "user", "content": f"Question: {rng.choice(list(document.records)[:4])}"}
-            server.chat([*messages, {"role": "assistant", "content": answer}, another], max_tokens=4)
+        if turn % 4 == 0:
+            again = {"role": "user", "content": f"Question: {rng.choice(names)}"}
+            server.chat([*messages, {"role": "assistant", "content": answer}, again], max_tokens=4)
     tree = server.get("/kv_importance/tree")["nodes"]
     asked = max((node for node in tree if node["parent"] is not None), key=lambda node: node["queries"])
     server.post("/kv_importance/pin", server.get(f"/kv_importance/node/{asked['id']}/prompt"))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv and installs sglang and this package into it; does nothing when that is done already.
-#   bash scripts/setup.sh [--with-tests]
+#   bash scripts/setup.sh [--with-tests] [--with-browser]
+# --with-browser adds Playwright and, where there is none, a Chromium: for the tests and pictures of the live page.
 # PYTHON names the interpreter for a new .venv (3.11 or newer). TARGET=cpu or TARGET=cuda overrides what
 # nvidia-smi says.
 set -euo pipefail
@@ -11,11 +12,14 @@ pins=$root/scripts/pins-cpu.txt
 cpu_index=https://download.pytorch.org/whl/cpu
 
 extras=runtime
-case ${1-} in
-  "") ;;
-  --with-tests) extras=test ;;
-  *) echo "setup.sh: unknown argument '$1': the only one is --with-tests" >&2; exit 2 ;;
-esac
+browser=
+for argument; do
+  case $argument in
+    --with-tests) extras=test ;;
+    --with-browser) extras=test browser=wanted ;;
+    *) echo "setup.sh: unknown argument '$argument': give --with-tests, --with-browser or none" >&2; exit 2 ;;
+  esac
+done
 
 # ---- is it done already? ----
 
@@ -33,14 +37,33 @@ wanted=$( { echo "$target $root"; cat "$pins" "$root/pyproject.toml" "${BASH_SOU
 stamp() { echo "$venv/.sgl-importance-$1"; }
 is_done() { [[ -x $venv/bin/python && $(cat "$(stamp "$1")" 2>/dev/null) == "$wanted" ]]; }
 
-is_done "$extras" && exit 0
+
+install_browser() {
+  local found
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --quiet 'playwright>=1.49'
+  for found in "${CHROMIUM-}" chromium-headless-shell chromium chromium-browser google-chrome; do
+    command -v "$found" >/dev/null && { echo "==> Chromium: $found"; return; }
+  done
+  "$venv/bin/python" -m playwright install --only-shell chromium && return
+  if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+    apt-get install --yes --no-install-recommends chromium-headless-shell && return
+  fi
+  echo "setup.sh: no Chromium could be installed: install your system's, or name one in CHROMIUM" >&2
+  return 1
+}
+finish() {
+  [[ -z $browser ]] || install_browser
+  exit
+}
+
+is_done "$extras" && finish
 
 mkdir -p "$root/.cache"
 exec 9>"$root/.cache/setup.lock"
 if ! flock -n 9; then
   echo "==> Another set-up of this checkout is running: waiting for it"
   flock 9
-  is_done "$extras" && exit 0
+  is_done "$extras" && finish
 fi
 
 # ---- .venv ----
@@ -114,3 +137,4 @@ step "Checking that sglang can be imported"
 
 for finished in runtime "$extras"; do echo "$wanted" >"$(stamp "$finished")"; done
 step "Done: $(du -sh "$venv" | cut -f1) in .venv"
+finish

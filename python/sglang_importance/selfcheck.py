@@ -117,6 +117,7 @@ SYMBOLS: dict[str, str | None] = {
     f"{_CACHE}.radix_cache.RadixKey.__init__": ("self, token_ids, extra_key, is_bigram, limit, cache_salt"),
     f"{_CACHE}.base_prefix_cache.InsertParams.prev_prefix_len": None,
     f"{_CACHE}.base_prefix_cache.InsertResult.last_device_node": None,
+    f"{_CACHE}.radix_cache.RadixKey.raw_token_ids": "self",
     f"{_FULL}.__init__": "self, cache, params",
     f"{_FULL}._ensure_eviction_strategy": "self",
     f"{_FULL}._evict_device_start": "self, request_cnt",

@@ -126,3 +126,16 @@ def test_unknown_arguments_are_refused(checkout: Any) -> None:
     assert ended.returncode == 2
     assert "--with-tests" in ended.stderr
     assert calls(checkout) == []
+
+
+def test_a_browser_is_installed_only_where_it_is_asked_for(checkout: Any, tmp_path: Path) -> None:
+    chromium = tmp_path / "chromium"
+    chromium.write_text("#!/bin/sh\n")
+    chromium.chmod(0o755)
+    assert checkout.run("setup.sh", "--with-tests").returncode == 0
+    assert not any("playwright" in line for line in installs(checkout))
+    ended = checkout.run("setup.sh", "--with-browser", env={"CHROMIUM": str(chromium)})
+    assert ended.returncode == 0, ended.stderr
+    assert f"Chromium: {chromium}" in ended.stdout
+    (installed,) = installs(checkout)
+    assert "playwright" in installed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from typing import Any
+
+from fastapi import Depends, FastAPI
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.http import importance, pins, snapshot, tree
@@ -19,10 +21,11 @@ def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
     app.post("/kv_importance/pin", tags=[TAG])(pins.post_pin)
     app.post("/kv_importance/unpin", tags=[TAG])(pins.post_unpin)
     app.get("/kv_importance/pins", tags=[TAG])(pins.get_pins)
-    app.get("/kv_importance/tree", tags=[TAG])(tree.get_tree)
-    app.get("/kv_importance/node/{node_id}", tags=[TAG])(tree.get_node)
-    app.get("/kv_importance/node/{node_id}/prompt", tags=[TAG])(tree.get_node_prompt)
-    app.post("/kv_importance/find", tags=[TAG])(tree.post_find)
+    own_site: dict[str, Any] = {"tags": [TAG], "dependencies": [Depends(tree.refuse_other_sites)]}
+    app.get("/kv_importance/tree", **own_site)(tree.get_tree)
+    app.get("/kv_importance/node/{node_id}", **own_site)(tree.get_node)
+    app.get("/kv_importance/node/{node_id}/prompt", **own_site)(tree.get_node_prompt)
+    app.post("/kv_importance/find", **own_site)(tree.post_find)
     app.get("/kv_importance/events", tags=[TAG])(tree.get_events)
     install_prewarm(app, options)
     install_ui(app)

@@ -7,7 +7,7 @@ const ROW = { least: 22, most: 46 };
 const WANTED_HEIGHT = 400;
 const MORE_WIDTH = 132;
 const AXIS = 22;
-const LETTER = 6.4;
+const LETTER = 7; // a wide one, at 12 pixels
 
 export const TIERS = { device: "device", host: "host memory", storage: "storage" };
 

@@ -7,7 +7,7 @@ const LANES = [["insert", "entered"], ["back_up", "copied"], ["load_back", "load
 const KEPT = 500;
 const LISTED = 40;
 const BINS = 60;
-const SPANS = [120, 600, 3600, 86_400];
+const SPANS = [60, 120, 600, 3600, 86_400];
 const LANE = 26;
 const NAMES_WIDTH = 62;
 
@@ -32,7 +32,7 @@ export class Moves {
     const events = this.#events;
     const oldest = this.now - (events[0]?.time ?? this.now);
     const seconds = SPANS.find((span) => span >= oldest) ?? SPANS.at(-1);
-    this.span.textContent = seconds < 3600 ? `${seconds / 60} minutes` : plural(seconds / 3600, "hour");
+    this.span.textContent = seconds < 3600 ? plural(seconds / 60, "minute") : plural(seconds / 3600, "hour");
     this.#drawLanes(seconds);
     const latest = events.slice(-LISTED).reverse();
     refill(this.list, latest.length ? latest.map((event) => this.#item(event))

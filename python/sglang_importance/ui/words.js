@@ -1,8 +1,6 @@
 // What the server's terms mean, in a sentence.
 
-const DEVICE = "device";
-
-export const KINDS = {
+const KINDS = {
   insert: "entered", split: "split", back_up: "copied", load_back: "loaded", evict: "evicted", remove: "gone",
   reset: "flushed",
 };
@@ -28,7 +26,7 @@ const FROM = { device: "from the device", host: "from host memory", storage: "fr
 export function phrase({ kind, tier }) {
   if (kind === "evict") return `${KINDS[kind]} ${FROM[tier]}`;
   if (kind === "back_up" || kind === "load_back") return `${KINDS[kind]} ${TO[tier]}`;
-  if (kind === "insert") return `${KINDS[kind]} ${tier === DEVICE ? "the cache" : TO[tier]}`;
+  if (kind === "insert") return `${KINDS[kind]} ${tier === "device" ? "the cache" : TO[tier]}`;
   if (kind === "remove") return "left the cache";
   return KINDS[kind] ?? kind;
 }
