@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import psutil
 import pytest
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.pool_host import base
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
-from sglang_importance.cpu.host_pool import TransferKernels
+from sglang_importance.cpu.host_pool import SmallerReserve, TransferKernels
 
 LAYERS, HEADS, HEAD_DIM, PAGE_SIZE, PAGES = 3, 2, 8, 4, 6
 
@@ -69,3 +73,15 @@ def test_transfers_are_added_where_upstream_has_none(monkeypatch: pytest.MonkeyP
     assert TransferKernels().needed()
     TransferKernels().apply()
     assert callable(mha.transfer_kv_direct)
+
+
+def test_a_small_machine_keeps_less_memory_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    shim = SmallerReserve()
+    monkeypatch.setattr(base, "HICACHE_HOST_MEMORY_RESERVE_BYTES", 10 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=8 << 30))
+    assert shim.needed()
+    shim.apply()
+    assert int(0.8 * 2**30) == base.HICACHE_HOST_MEMORY_RESERVE_BYTES
+    assert not shim.needed()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1 << 40))
+    assert not SmallerReserve().needed()

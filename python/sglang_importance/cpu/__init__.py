@@ -54,13 +54,19 @@ def install() -> None:
     from sglang_importance.cpu.allocator import PagedAllocatorKernels
     from sglang_importance.cpu.attention import ExtendComputesCachedRows
     from sglang_importance.cpu.defaults import PoolTakesAllMemory
-    from sglang_importance.cpu.host_pool import DirectTransfers, TransferKernels, UnpinnedHostMemory
+    from sglang_importance.cpu.host_pool import (
+        DirectTransfers,
+        SmallerReserve,
+        TransferKernels,
+        UnpinnedHostMemory,
+    )
     from sglang_importance.cpu.shim import apply_needed
 
     applied = apply_needed(
         (
             PagedAllocatorKernels(),
             UnpinnedHostMemory(),
+            SmallerReserve(),
             TransferKernels(),
             DirectTransfers(),
             ExtendComputesCachedRows(),

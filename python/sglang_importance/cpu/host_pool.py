@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import psutil
 import torch
 
 from sglang_importance.cpu.shim import Shim
@@ -92,6 +93,28 @@ class UnpinnedHostMemory(Shim):
         HookRegistry.register(
             "sglang.srt.mem_cache.pool_host.base.HostKVCache.__init__", unpinned, HookType.AROUND
         )
+
+
+class SmallerReserve(Shim):
+    defect = (
+        "10 GiB of host memory must stay free beside a host pool of any size (pool_host/base.py:29): "
+        "a laptop has no host tier at all"
+    )
+
+    SHARE = 0.1
+
+    def needed(self) -> bool:
+        from sglang.srt.mem_cache.pool_host import base
+
+        return self._bytes() < base.HICACHE_HOST_MEMORY_RESERVE_BYTES
+
+    def apply(self) -> None:
+        from sglang.srt.mem_cache.pool_host import base
+
+        base.HICACHE_HOST_MEMORY_RESERVE_BYTES = self._bytes()
+
+    def _bytes(self) -> int:
+        return int(self.SHARE * psutil.virtual_memory().total)
 
 
 class DirectTransfers(Shim):
