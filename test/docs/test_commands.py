@@ -40,7 +40,7 @@ NOT_RUN = {
     "python -m pytest": "tests of their own",
     "python benchmark/": "takes minutes to hours",
     "python scripts/reproduce_findings.py": "takes 15 to 20 minutes",
-    "python scripts/ui_screenshots.py": "needs a browser; test/ui drives one",
+    "python scripts/screenshots.py": "needs a browser; test/ui drives one",
     "sgl-importance observe": "needs a server under observe; test/shadow asks one",
     "sgl-importance study h2": "needs hundreds of recorded questions; test/study has them",
 }
@@ -156,7 +156,7 @@ def test_it_can_be_parsed(command: PageCommand) -> None:
 
 def test_every_exception_is_used() -> None:
     lines = [" ".join(command.words) for command in COMMANDS]
-    coming = {"python scripts/ui_screenshots.py", "bash scripts/docs.sh"}
+    coming = {"python scripts/screenshots.py", "bash scripts/docs.sh"}
     unused = {start for start in NOT_RUN if not any(line.startswith(start) for line in lines)}
     assert unused <= coming
 
