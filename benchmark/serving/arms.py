@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,8 +41,12 @@ class Arm:
         return self.same_as is not None and tiers in self.same_on
 
 
-def _published(policy: str) -> Arm:
-    return Arm(("--kv-policy", "default", "--radix-eviction-policy", policy), env=PYTHON_CORE)
+# sglang refuses T-LRU without: the tokens that may be computed within the target, and those of a next turn.
+TLRU_CONFIG = {"threshold": 256, "next_prompt_estimate": 64}
+
+
+def _published(policy: str, *flags: str) -> Arm:
+    return Arm(("--kv-policy", "default", "--radix-eviction-policy", policy, *flags), env=PYTHON_CORE)
 
 
 def _ours(*flags: str, **facts: Any) -> Arm:
@@ -53,7 +58,7 @@ ARMS: dict[str, Arm] = {
     STOCK: Arm(("--kv-policy", "default")),
     "LRU (Python core)": _published("lru"),
     "slru": _published("slru"),
-    "tlru": _published("tlru"),
+    "tlru": _published("tlru", "--radix-eviction-policy-config", json.dumps(TLRU_CONFIG)),
     "lfu": _published("lfu"),
     OURS: _ours(),
     # --kv-importance-g auto, the default, is off.
@@ -61,6 +66,7 @@ ARMS: dict[str, Arm] = {
     "ours (g on)": _ours("--kv-importance-g", "on"),
     "ours (g shuffled)": _ours("--kv-importance-g", "shuffled"),
     "ours (g on + automatic pins)": _ours("--kv-importance-g", "on", "--kv-importance-auto-pins", "on"),
+    "ours (no pre-warm)": _ours("--kv-importance-prewarm", "off", same_as=OURS, same_on=("device", "host")),
     # --kv-importance-gate auto, the default, is off: "ours" is the arm without gating.
     "ours (gate on)": _ours("--kv-importance-gate", "on", same_as=OURS, same_on=("device",)),
 }

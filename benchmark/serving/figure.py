@@ -15,7 +15,10 @@ def draw(measured: Measured, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = [name for name in measured.arms if name not in (STOCK, "no cache") and not ARMS[name].same_as]
+    counted = {arm for _, arm in measured.counts} - {STOCK, "no cache"}
+    shown = [name for name in ARMS if name in counted and ARMS[name].same_as is None]
+    if not shown:
+        return
     width = 0.8 / len(shown)
     figure, axes = pyplot.subplots(figsize=(11, 4))
     for place, arm in enumerate(shown):
@@ -29,7 +32,7 @@ def draw(measured: Measured, path: Path) -> None:
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(measured.workloads)), measured.workloads, rotation=20, ha="right")
     axes.set_ylabel("uncached prefill tokens, to stock LRU")
-    axes.set_title("One request at a time, every arm on every workload; below 1 is better than stock")
+    axes.set_title("One request at a time, through a real server; below 1 is better than stock")
     axes.legend(ncols=4, fontsize=8)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)

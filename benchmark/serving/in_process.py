@@ -15,6 +15,7 @@ from typing import Any, cast, get_args
 import numpy as np
 from transformers import AutoConfig
 
+from benchmark.serving.arms import TLRU_CONFIG
 from benchmark.serving.workloads import make_workload, prefix_pages
 from sgl_importance.cost import CostModel
 from sgl_importance.policy.importance import ImportancePolicy
@@ -81,7 +82,11 @@ def replay_seeds(name: str, parameters: dict[str, Any], seeds: int) -> Iterator[
             for kind in kinds:
                 policy = ImportancePolicy(cost, use_importance=False) if kind == "importance" else None
                 replay = TreeReplay(
-                    recording, capacity_pages=pages, kind=cast(CacheKind, kind), policy=policy
+                    recording,
+                    capacity_pages=pages,
+                    kind=cast(CacheKind, kind),
+                    policy=policy,
+                    eviction_config=TLRU_CONFIG if kind == "python-tlru" else None,
                 )
                 row = {"workload": name, "policy": kind, "seed": seed, "factor": factor}
                 yield row | _left_to_compute(replay, cost)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmark.serving.arms import ARMS, PUBLISHED, STOCK
+from benchmark.serving.arms import PUBLISHED, STOCK
 
 Row = dict[str, Any]
 RESAMPLES = 4000
@@ -37,8 +37,6 @@ class Measured:
         self.rows = rows
         self.parameters = parameters
         self.workloads = [name for name in parameters["workloads"] if self.of("counts", workload=name)]
-        measured = {row["arm"] for row in rows if row["pass"] == "counts"}
-        self.arms = [name for name in ARMS if name in measured]
         self.counts = {(row["workload"], row["arm"]): row for row in self.of("counts")}
 
     def of(self, name: str, **values: Any) -> list[Row]:

@@ -26,6 +26,7 @@ from serving import ServerProcess
 Row = dict[str, Any]
 Advance = Callable[[], None]
 TIERS = ("device", "host", "storage")
+PREWARM_SECONDS = 120.0
 # Counters of the server whose growth over a workload is reported.
 WRITTEN = {
     "host_bytes_written": "sglang:hicache_backup_bytes_total",
@@ -73,8 +74,17 @@ class Servers:
         server = ServerProcess(*flags, model=checkpoint_path(), env=arm.env)
         server.__enter__()
         self._server, self._flags, self._env = server, flags, dict(arm.env)
-        server.flush_cache()  # of what the start-up check left
+        if arm.learns and workload.tiers == "storage":
+            _await_prewarming(server)
         return server
+
+
+def _await_prewarming(server: ServerProcess) -> None:
+    """Until what the server does unasked at its start is done."""
+    deadline = time.monotonic() + PREWARM_SECONDS
+    while any(job["state"] == "running" for job in server.get("/kv_importance/prewarm")["jobs"]):
+        assert time.monotonic() < deadline, "pre-warming does not end"
+        time.sleep(0.2)
 
 
 # ---- deterministic ----

@@ -33,7 +33,7 @@ def uncached(measured: Measured) -> str:
 
     return table(
         ["arm", *measured.workloads],
-        [[arm, *(cell(workload, arm) for workload in measured.workloads)] for arm in measured.arms],
+        [[arm, *(cell(workload, arm) for workload in measured.workloads)] for arm in ARMS],
     )
 
 
@@ -43,7 +43,7 @@ def tiers(measured: Measured) -> str:
     for workload in measured.workloads:
         if measured.parameters["workloads"][workload].get("tiers", "device") == "device":
             continue
-        for arm in measured.arms:
+        for arm in ARMS:
             if (row := measured.counts.get((workload, arm))) is None:
                 continue
             hits = [f"{row[f'{tier}_hit_tokens']:,}" for tier in ("device", "host", "storage")]
@@ -204,5 +204,5 @@ def write_report(
         if places != 1:
             raise ValueError(f"{page.name} has {places} places for the table {name}, not one")
     page.write_text(text)
-    if figure is not None and len(measured.arms) > 1:
+    if figure is not None:
         draw(measured, figure)

@@ -72,6 +72,7 @@ def build_cache(
     options: ImportanceOptions | None = None,
     recorder: Recorder | None = None,
     policy: ImportancePolicy | None = None,
+    eviction_config: dict[str, int] | None = None,
 ) -> UnifiedRadixCache:
     """A cache over a device pool of ``tokens`` tokens, without host or storage tier.
 
@@ -84,12 +85,14 @@ def build_cache(
         options: for ours; a default set where None.
         recorder: for ours; None records nothing.
         policy: for ours; one with constants of a data-centre GPU where None.
+        eviction_config: parameters of stock's policy; T-LRU is LRU without.
     """
     params = _cache_init_params(
         tokens=tokens, page_size=page_size, requests=requests, max_context=max_context
     )
     if kind not in ("observe", "importance"):
         params.tree_core_backend, params.eviction_policy = kind.split("-")
+        params.eviction_policy_config = eviction_config
         return UnifiedRadixCache(params)
     options = options or ImportanceOptions(policy=kind)
     component = ObserverComponent if kind == "observe" else ImportanceComponent

@@ -97,6 +97,7 @@ class TreeReplay:
         capacity_pages: size of the device tier.
         kind: whose evictions.
         policy: for kind "importance"; the recording server's own cost model ranks where None.
+        eviction_config: parameters of a stock policy.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class TreeReplay:
         capacity_pages: int,
         kind: CacheKind = "importance",
         policy: ImportancePolicy | None = None,
+        eviction_config: dict[str, int] | None = None,
     ) -> None:
         self._recording = recording
         self._page_size = recording.page_size
@@ -121,6 +123,7 @@ class TreeReplay:
             max_context=self._longest,
             options=options,
             policy=policy,
+            eviction_config=eviction_config,
         )
         self._rows = RecordedRows()
 
