@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -155,3 +157,45 @@ def test_a_session_that_comes_back_outranks_prompts_that_never_do():
     policy.enter(Tier.DEVICE, 2, once, below=None)
     assert session.last_access < once.last_access, "recency speaks for the other"
     assert policy.victim(Tier.DEVICE) == 2
+
+
+_EVENTS = ("create", "access", "split", "holds", "continued", "evict", "return", "forget")
+
+
+@given(st.lists(st.tuples(st.sampled_from(_EVENTS), st.integers(0, 50)), min_size=1, max_size=60))
+def test_every_watched_node_has_one_open_watch_in_its_class(events: list[tuple[str, int]]):
+    """Whatever happens to nodes, the estimator's open watches are those of the nodes and ghosts there are."""
+    policy = ImportancePolicy(_cost())
+    policy.admit()
+    alive: list[NodeMetadata] = []
+    gone: list[NodeMetadata] = []
+    for event, which in events:
+        policy.admit()
+        if event == "create" or not alive:
+            alive.append(_node(policy, tokens=4 * PAGE))
+            policy.created(alive[-1], Transition(which % len(Transition)))
+            continue
+        node = alive[which % len(alive)]
+        if event == "access":
+            policy.accessed(node, Transition.NEXT_TURN)
+        elif event == "split" and node.tokens > PAGE:
+            alive.append(policy.split(node, PAGE, PAGE))
+        elif event == "holds":
+            policy.holds(node, BlockType(which % len(BlockType)))
+        elif event == "continued":
+            policy.continued(node)
+        elif event == "evict":
+            alive.remove(node)
+            gone.append(node)
+        elif gone:
+            ghost = gone.pop(which % len(gone))
+            assert ghost.watched_as is not None
+            end = policy.returned if event == "return" else policy.forgotten
+            end(ghost.watched_as, ghost.last_access)
+        expected = Counter((node.last_access, node.watched_as) for node in (*alive, *gone))
+        clocks, classes = np.nonzero(policy.reuse._open)
+        counted = {
+            (int(c), int(k)): int(policy.reuse._open[c, k]) for c, k in zip(clocks, classes, strict=True)
+        }
+        assert counted == expected
+        assert all(node.watched_as == node.reuse_class for node in alive)
