@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from xxhash import xxh3_128_digest
 
+from sgl_importance.calibration import Prediction
 from sgl_importance.cost import Tier
 from sgl_importance.importance import FloatArray, importance_of
 from sgl_importance.interface import Importance
@@ -78,6 +79,7 @@ class GhostNode:
         vectors: what was known of its pages, float64 [num_pages, 8].
         kept_by_importance: ``observe`` only: stock evicted the node, importance would have kept it.
         eviction: how it was lost; None where that is not known.
+        prediction: of its next visit, where the last one was sampled.
         resolved: whether its return or its end was already reported.
     """
 
@@ -90,6 +92,7 @@ class GhostNode:
     vectors: FloatArray
     kept_by_importance: bool = False
     eviction: Eviction | None = None
+    prediction: Prediction | None = None
     resolved: bool = False
 
 
@@ -151,6 +154,7 @@ class GhostTable:
             vectors=node.importance.page_vectors(),
             kept_by_importance=kept_by_importance,
             eviction=eviction,
+            prediction=node.prediction,
         )
         self.restore(digests, ghost)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from sgl_importance.calibration import Prediction
 from sgl_importance.cost import Tier
 from sgl_importance.importance import NodeImportance
 from sgl_importance.reuse import BlockType, Transition, reuse_class, visit_level
@@ -50,6 +51,8 @@ class NodeMetadata:
         span: admitted requests between its first visit and its last, evictions in between included.
         off_device: whether only lower tiers hold it.
         evicted_from: the last tier that gave its copy up; None where none did.
+        is_prewarmed: whether a pre-warm brought it, and nobody has asked for it since.
+        prediction: of its next visit, where the last one was sampled.
         in_storage: whether a copy was handed to the storage tier.
         pasts: what ghosts knew of its first tokens. A prefix that many asked for comes back in one node with
             a suffix that is new; when they part, the suffix keeps only what is its own.
@@ -71,12 +74,14 @@ class NodeMetadata:
         "expendable",
         "importance",
         "in_storage",
+        "is_prewarmed",
         "is_tip",
         "last_access",
         "off_device",
         "owed_to_storage",
         "pasts",
         "pin_octaves",
+        "prediction",
         "span",
         "tokens",
         "transition",
@@ -101,6 +106,8 @@ class NodeMetadata:
         self.off_device = False
         self.evicted_from: Tier | None = None
         self.in_storage = False
+        self.is_prewarmed = False
+        self.prediction: Prediction | None = None
         self.owed_to_storage = False
         self.expendable = False
         self.doomed = False
@@ -142,6 +149,7 @@ class NodeMetadata:
             self._change_past(prefix.pasts[0], self.pasts[0] if self.pasts else _NO_PAST)
         prefix.off_device = self.off_device
         prefix.in_storage = self.in_storage
+        prefix.is_prewarmed = self.is_prewarmed
         prefix.owed_to_storage = self.owed_to_storage
         prefix.expendable = self.expendable
         prefix.doomed = self.doomed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from sgl_importance.calibration import HORIZON
 from sgl_importance.ghost import Eviction, GhostNode, GhostTable, chain_digests, iterate_chain, root_digest
 from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.hinted import LostPages
@@ -79,11 +80,32 @@ class AnnotatedTree:
             revived = self.ghosts.revive(self.iterate_pages(node), created)
         if not revived and node.parent.parent is not None:
             self._policy.continued(self.metadata(node.parent))
+        created.is_prewarmed = self.warming
         if not self.warming:
             self._policy.created(created, self.transition)
+            self._predict(created)
         if self.on_created is not None:
             self.on_created(node, created)
         return created
+
+    def accessed(self, metadata: NodeMetadata, transition: Transition) -> None:
+        """An admitted request found the node in the cache."""
+        self._came_true(metadata)
+        self._policy.accessed(metadata, transition)
+        self._predict(metadata)
+
+    def _predict(self, metadata: NodeMetadata) -> None:
+        """A visit, of which some are compared with what follows."""
+        calibration = self._counters.calibration
+        if calibration.wants():
+            probability = self._policy.reuse.probability_within(metadata.reuse_class, 1, HORIZON)
+            metadata.prediction = calibration.predict(probability, self._policy.clock)
+
+    @staticmethod
+    def _came_true(visited: NodeMetadata | GhostNode) -> None:
+        if visited.prediction is not None:
+            visited.prediction.came_true = True
+            visited.prediction = None
 
     @staticmethod
     def known(node: UnifiedTreeNode) -> NodeMetadata | None:
@@ -183,6 +205,7 @@ class AnnotatedTree:
         if self.warming:
             self._policy.inherited(node, ghost, pages * self.page_size)
             return
+        self._came_true(ghost)
         if ghost.kept_by_importance:
             self._counters.observed_saved_tokens += pages * self.page_size
         if self.lost is not None and ghost.eviction is not None:

@@ -78,6 +78,7 @@ class ImportanceComponent(RankedComponent):
         hits = self._hit_nodes(req, cached_tokens)
         observed = transition_after(self.tree.metadata(hits[-1]) if hits else None)
         serial = self.policy.admit()
+        self.counters.calibration.advance(serial)
         transition = self._hints.admitted(req, cached_tokens, observed)
         query = QueryFolds(serial, transition)
         if self._recorder is not None:
@@ -87,7 +88,10 @@ class ImportanceComponent(RankedComponent):
             if metadata.doomed:
                 self.counters.observed_lost_tokens += metadata.tokens
                 metadata.doomed = False
-            self.policy.accessed(metadata, transition)
+            if metadata.is_prewarmed:
+                self.counters.prewarmed_hit_tokens += metadata.tokens
+                metadata.is_prewarmed = False
+            self.tree.accessed(metadata, transition)
             self._record(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
         self.pins.admitted(hits)
         if self.gating is not None:
@@ -114,6 +118,7 @@ class ImportanceComponent(RankedComponent):
                 metadata.importance.creator = self._inserting.serial
             self._hints.created(metadata)
         if is_new_leaf:
+            self.body_mass.update(node)
             self._record(EventKind.INSERT, Tier.DEVICE, node, rid=self._inserting_rid)
 
     def cleanup_after_caching_req(
@@ -153,7 +158,9 @@ class ImportanceComponent(RankedComponent):
         if is_finished:
             self._mark_generated(path, len(req.origin_input_ids), query.serial)
         self._hints.cached(req, path, is_finished=is_finished)
-        self._folding.fold(req, query, path, is_finished=is_finished)
+        if self._folding.fold(req, query, path, is_finished=is_finished):
+            for node in path:
+                self.body_mass.update(node)
         self.pins.folded(path)
         if is_finished and self.gating is not None:
             self.gating.offer_again(path)
@@ -164,14 +171,21 @@ class ImportanceComponent(RankedComponent):
         for node in path:
             self.refresh(node)
         self.counters.fold_seconds += time.perf_counter() - start
+        self.publish()
+
+    def publish(self) -> None:
+        """Exports what was counted so far, where anything is exported."""
         if self._metrics is not None:
-            self._metrics.publish(self.counters)
+            self._metrics.publish(self)
 
     def _warmed(self, path: list[UnifiedTreeNode]) -> None:
         """A pre-warm may have computed what only lower tiers held, too; nobody asked for it."""
         for node in path:
             metadata = self.tree.metadata(node)
-            metadata.off_device = metadata.off_device and node.evicted
+            if metadata.off_device and not node.evicted:
+                metadata.off_device = False
+                metadata.is_prewarmed = True
+                self.body_mass.update(node)
             self.refresh(node)
 
     def _computed_again(self, node: UnifiedTreeNode, query: QueryFolds, rid: str) -> None:
@@ -180,7 +194,8 @@ class ImportanceComponent(RankedComponent):
         if not metadata.off_device or node.evicted:
             return
         metadata.off_device = False
-        self.policy.accessed(metadata, query.transition)
+        self.body_mass.update(node)
+        self.tree.accessed(metadata, query.transition)
         self.refresh(node)
         self._record(EventKind.INSERT, Tier.DEVICE, node, rid=rid)
 

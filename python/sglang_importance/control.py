@@ -68,7 +68,14 @@ def register_messages() -> None:
 
 def handle_messages(scheduler: Scheduler) -> None:
     """Adds our handlers to a scheduler's dispatcher."""
-    desk = Desk(scheduler, OPERATIONS)
+
+    def account(operation: str, seconds: float, is_over: bool) -> None:
+        component = scheduler.tree_cache.importance
+        component.counters.answered(operation, seconds, is_over=is_over)
+        if is_over:
+            component.publish()
+
+    desk = Desk(scheduler, OPERATIONS, account)
 
     def answer(request: KvImportanceReq) -> KvImportanceReqOutput:
         if request.job is not None:

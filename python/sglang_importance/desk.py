@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -59,44 +60,59 @@ class Desk:
     Args:
         scheduler: what operations act on.
         operations: what can be asked for, by name.
+        on_slice: told of the operation, the seconds that the scheduler was held, and whether it is over.
     """
 
     scheduler: Scheduler
     operations: Mapping[str, Operation]
+    on_slice: Callable[[str, float, bool], None] | None = None
 
     def __post_init__(self) -> None:
-        self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._jobs: OrderedDict[int, tuple[str, Job]] = OrderedDict()
         self._serial = 0
 
     def begin(self, operation: str, arguments: Document) -> Reply:
         """Runs an operation, or its first slice."""
+        start = time.perf_counter()
         try:
             answer = self.operations[operation](self.scheduler, arguments)
         except RequestError as error:
+            self._account(operation, start, is_over=True)
             return _refused(error)
         if isinstance(answer, dict):
-            return Reply(document=json.dumps(answer))
+            reply = Reply(document=json.dumps(answer))
+            self._account(operation, start, is_over=True)
+            return reply
         self._serial += 1
-        return self._run_slice(self._serial, answer)
+        return self._run_slice(self._serial, operation, answer)
 
     def resume(self, job: int) -> Reply:
         """Runs the next slice of a job that a reply named."""
         running = self._jobs.pop(job, None)
         if running is None:
             return _refused(TooManyJobs("too many requests of this kind at once: ask again"))
-        return self._run_slice(job, running)
+        return self._run_slice(job, *running)
 
-    def _run_slice(self, serial: int, job: Job) -> Reply:
+    def _run_slice(self, serial: int, operation: str, job: Job) -> Reply:
+        start = time.perf_counter()
         try:
             document = run_slice(job)
         except RequestError as error:
+            self._account(operation, start, is_over=True)
             return _refused(error)
         if document is not None:
-            return Reply(document=json.dumps(document))
-        self._jobs[serial] = job
+            reply = Reply(document=json.dumps(document))
+            self._account(operation, start, is_over=True)
+            return reply
+        self._account(operation, start, is_over=False)
+        self._jobs[serial] = operation, job
         while len(self._jobs) > MAX_JOBS:
             self._jobs.popitem(last=False)
         return Reply(job=serial)
+
+    def _account(self, operation: str, start: float, *, is_over: bool) -> None:
+        if self.on_slice is not None:
+            self.on_slice(operation, time.perf_counter() - start, is_over)
 
 
 def run_slice(job: Job) -> Document | None:

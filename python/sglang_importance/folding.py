@@ -39,8 +39,9 @@ class Folding:
 
     def fold(
         self, req: Req, query: QueryFolds, path: Sequence[UnifiedTreeNode], *, is_finished: bool
-    ) -> None:
-        """Folds what the request's rows hold into the nodes of its path, root side first."""
+    ) -> bool:
+        """Folds what the request's rows hold into the nodes of its path, root side first; whether any."""
+        before = self.counters.folds
         observations = self._take_observations(req, is_finished=is_finished)
         for i, observation in enumerate(observations):
             first = query.is_first
@@ -60,6 +61,7 @@ class Folding:
                     req, observation, query=query.serial, clock=self.policy.clock, weight=weight, first=first
                 )
             self.counters.folds += 1
+        return self.counters.folds > before
 
     @staticmethod
     def _take_observations(req: Req, *, is_finished: bool) -> list[Observation]:

@@ -1,4 +1,4 @@
-"""Prometheus series on the server's own ``/metrics``.
+"""Prometheus series on the server's own ``/metrics``: the scheduler's part of ``sgl_importance.metrics``.
 
 Counts are kept in plain integers on the hot path and published once per request, as increments: a
 scheduler process shares its registry with the HTTP process through ``PROMETHEUS_MULTIPROC_DIR``.
@@ -6,82 +6,92 @@ scheduler process shares its registry with the HTTP process through ``PROMETHEUS
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from sgl_importance.calibration import BUCKETS
 from sgl_importance.cost import Tier
+from sgl_importance.metrics import Process, of_process
+from sglang_importance.attention.emission_time import EMISSION_TIME
+from sglang_importance.exposition import Exposition, Series, metrics_are_shared
+from sglang_importance.gauges import gauge_values
+from sglang_importance.storage.metrics import StorePublisher
 
 if TYPE_CHECKING:
+    from sglang_importance.component import ImportanceComponent
     from sglang_importance.counters import Counters
 
-PREFIX = "sglang:kv_importance_"
 
-# name -> (help, label)
-SERIES: dict[str, tuple[str, str | None]] = {
-    "requests_total": ("Admitted requests, each counted once", None),
-    "hit_tokens_total": ("Prompt tokens found in the cache, by the tier that held them", "tier"),
-    "evicted_nodes_total": ("Radix tree nodes evicted, by the tier that they left", "tier"),
-    "evicted_tokens_total": ("Tokens evicted, by the tier that they left", "tier"),
-    "offered_tokens_total": ("Tokens whose copy was offered to the gate, by the tier below", "tier"),
-    "refused_tokens_total": ("Tokens whose copy the gate refused, by the tier below", "tier"),
-    "written_tokens_total": ("Tokens copied into a tier from above", "tier"),
-    "folds_total": ("Observations of attention folded into the tree", None),
-    "fold_seconds_total": ("Scheduler time spent folding, in seconds", None),
-    "observed_saved_tokens_total": ("observe: recomputed tokens that importance would have kept", None),
-    "observed_lost_tokens_total": ("observe: hit tokens that importance would have evicted", None),
-    "observed_agreed_tokens_total": ("observe: evicted tokens that importance would have evicted too", None),
-    "shadow_prompt_tokens_total": ("observe: prompt tokens that the shadow caches were asked for", None),
-    "shadow_hit_tokens_total": ("observe: prompt tokens that a policy alone would have found", "policy"),
-}
-
-
-def current_values(counters: Counters) -> dict[tuple[str, str | None], float]:
-    """The value of every series and label, as counted so far."""
-    values: dict[tuple[str, str | None], float] = {
-        ("requests_total", None): counters.admitted_requests,
-        ("folds_total", None): counters.folds,
-        ("fold_seconds_total", None): counters.fold_seconds,
-        ("observed_saved_tokens_total", None): counters.observed_saved_tokens,
-        ("observed_lost_tokens_total", None): counters.observed_lost_tokens,
-        ("observed_agreed_tokens_total", None): counters.observed_agreed_tokens,
+def current_values(counters: Counters) -> dict[Series, float]:
+    """The value of every counter of the scheduler, as counted so far."""
+    values: dict[Series, float] = {
+        ("requests_total", ()): counters.admitted_requests,
+        ("prompt_tokens_total", ()): counters.prompt_tokens,
+        ("prewarmed_hit_tokens_total", ()): counters.prewarmed_hit_tokens,
+        ("loaded_back_nodes_total", ()): counters.loaded_back_nodes,
+        ("loaded_back_tokens_total", ()): counters.loaded_back_tokens,
+        ("evicted_body_mass_total", ()): counters.evicted_body_mass,
+        ("folds_total", ()): counters.folds,
+        ("fold_seconds_total", ()): counters.fold_seconds,
+        ("emissions_total", ()): EMISSION_TIME.passes,
+        ("emission_seconds_total", ()): EMISSION_TIME.seconds,
+        ("observed_saved_tokens_total", ()): counters.observed_saved_tokens,
+        ("observed_lost_tokens_total", ()): counters.observed_lost_tokens,
+        ("observed_agreed_tokens_total", ()): counters.observed_agreed_tokens,
+        ("shadow_prompt_tokens_total", ()): counters.shadow_prompt_tokens,
     }
-    values["shadow_prompt_tokens_total", None] = counters.shadow_prompt_tokens
-    for policy, tokens in counters.shadow_hit_tokens.items():
-        values["shadow_hit_tokens_total", policy] = tokens
-    for tier in Tier:
-        values["hit_tokens_total", tier.value] = counters.hit_tokens[tier]
-        if tier is not Tier.STORAGE:
-            values["evicted_nodes_total", tier.value] = counters.evicted_nodes[tier]
-            values["evicted_tokens_total", tier.value] = counters.evicted_tokens[tier]
-        if tier is not Tier.DEVICE:
-            values["offered_tokens_total", tier.value] = counters.offered_tokens[tier]
-            values["refused_tokens_total", tier.value] = counters.refused_tokens[tier]
-            values["written_tokens_total", tier.value] = counters.written_tokens[tier]
+    by_one_label: dict[str, Mapping[Any, float]] = {
+        "hit_requests_total": counters.hit_requests,
+        "hit_tokens_total": counters.hit_tokens,
+        "demoted_tokens_total": counters.demoted_tokens,
+        "offered_tokens_total": counters.offered_tokens,
+        "written_tokens_total": counters.written_tokens,
+        "operations_total": counters.operations,
+        "operation_seconds_total": counters.operation_seconds,
+        "shadow_hit_tokens_total": counters.shadow_hit_tokens,
+        "reuse_predictions_total": dict(zip(BUCKETS, counters.calibration.judged, strict=True)),
+        "reuse_predicted_total": dict(zip(BUCKETS, counters.calibration.predicted, strict=True)),
+        "reuse_observed_total": dict(zip(BUCKETS, counters.calibration.observed, strict=True)),
+    }
+    for name, by_label in by_one_label.items():
+        for label, value in by_label.items():
+            values[name, (label,)] = value
+    by_tier_and_reason: dict[str, Mapping[tuple[Tier, Any], int]] = {
+        "evicted_nodes_total": counters.evicted_nodes,
+        "evicted_tokens_total": counters.evicted_tokens,
+        "dropped_tokens_total": counters.dropped_tokens,
+        "refused_tokens_total": counters.refused_tokens,
+    }
+    for name, by_reason in by_tier_and_reason.items():
+        for labels, value in by_reason.items():
+            values[name, labels] = value
     return values
 
 
 class MetricsPublisher:
-    """Adds what was counted since the last call to the server's Prometheus counters."""
+    """Adds what happened since the last call to the server's Prometheus series."""
 
     def __init__(self) -> None:
-        # Imported here: the library reads PROMETHEUS_MULTIPROC_DIR at import, and the launcher sets it late.
-        from prometheus_client import Counter
-
-        self._series = {
-            name: Counter(PREFIX + name, help_text, [label] if label else [])
-            for name, (help_text, label) in SERIES.items()
-        }
-        self._published: dict[tuple[str, str | None], float] = {}
+        self._exposition = Exposition(of_process(Process.SCHEDULER))
+        self._published: dict[Series, float] = {}
 
     @classmethod
     def create(cls, *, enabled: bool) -> MetricsPublisher | None:
         """A publisher where the server exports metrics, else None."""
-        return cls() if enabled and "PROMETHEUS_MULTIPROC_DIR" in os.environ else None
+        if not enabled or not metrics_are_shared():
+            return None
+        # A server without a store shows that nothing is stored.
+        StorePublisher.create(enabled=True)
+        return cls()
 
-    def publish(self, counters: Counters) -> None:
-        for (name, label), value in current_values(counters).items():
-            increment = value - self._published.get((name, label), 0)
-            series = self._series[name] if label is None else self._series[name].labels(label)
-            if increment or (name, label) not in self._published:
-                series.inc(increment)  # zeros too, once, so that a series exists before its first event
-                self._published[name, label] = value
+    def publish(self, component: ImportanceComponent) -> None:
+        published = self._published
+        for series, value in current_values(component.counters).items():
+            increment = value - published.get(series, 0)
+            if increment:
+                self._exposition.increase(*series, increment)
+                published[series] = value
+        for series, value in gauge_values(component).items():
+            if published.get(series) != value:
+                self._exposition.set(*series, value)
+                published[series] = value

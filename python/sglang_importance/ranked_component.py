@@ -14,6 +14,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.trace.records import EventKind
 from sglang_importance.annotated_tree import AnnotatedTree
+from sglang_importance.body_mass import BodyMassBook
 from sglang_importance.counters import Counters
 from sglang_importance.event_log import EventLog
 from sglang_importance.leaf_sets import WatchedLeaves
@@ -55,6 +56,7 @@ class RankedComponent(FullComponent):
         self._recorder = recorder
         self.tree = AnnotatedTree(params.page_size, policy, self.counters, ghost_pages=ghost_pages)
         self.events = EventLog(self)
+        self.body_mass = BodyMassBook(self.tree)
         self.pins = Pinning(self)
         self.gating: Gating | None = None
         self.ledger: LedgerFeed | None = None
@@ -70,6 +72,8 @@ class RankedComponent(FullComponent):
         assert not core.evictable_host_leaves, "watch an empty tree"
         self.policy.reset()
         self.tree.watch(core)
+        self.body_mass.clear()
+        self.counters.calibration.clear()
         if self.gating is not None:
             self.gating.gate.reset()
         self.pins.reset()
@@ -116,6 +120,9 @@ class RankedComponent(FullComponent):
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         super().redistribute_on_node_split(new_parent, child)
         self.tree.split(new_parent, child)
+        self.body_mass.remove(child)
+        for part in (new_parent, child):
+            self.body_mass.update(part)
         if self.ledger is not None:
             self.ledger.cut(child)
         self._record(EventKind.SPLIT, Tier.DEVICE, new_parent)
@@ -166,6 +173,8 @@ class RankedComponent(FullComponent):
             for node_id in transfers[0].nodes_to_load or ():
                 loaded = self.tree_core.node_by_id(node_id)
                 self.tree.metadata(loaded).off_device = False
+                self.counters.loaded_back(len(loaded.key))
+                self.body_mass.update(loaded)
                 self._record(EventKind.LOAD_BACK, Tier.DEVICE, loaded)
 
     # ---- eviction ----
@@ -203,14 +212,17 @@ class RankedComponent(FullComponent):
 
     def evict_component(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> tuple[int, int]:
         device_tokens, host_tokens = super().evict_component(node, *args, **kwargs)
-        self.counters.evicted(Tier.DEVICE, device_tokens)
-        self.counters.evicted(Tier.HOST, host_tokens)
+        metadata = self.tree.metadata(node)
         if device_tokens:
-            self.tree.metadata(node).off_device = True
+            metadata.off_device = True
+            self.counters.evicted_body_mass += self.body_mass.remove(node)
+        below = {Tier.DEVICE: Tier.HOST if node.backuped else None, Tier.HOST: self.tier_below_host(metadata)}
         for tier, tokens in ((Tier.DEVICE, device_tokens), (Tier.HOST, host_tokens)):
             if tokens:
+                reason = self._eviction_reason(metadata)
+                self.counters.evicted(tier, tokens, reason, below=below[tier])
                 self._record(EventKind.EVICT, tier, node)
-                self.tree.metadata(node).evicted_from = tier
+                metadata.evicted_from = tier
         return device_tokens, host_tokens
 
     def _eviction_of(self, node: UnifiedTreeNode) -> Eviction | None:
@@ -241,4 +253,5 @@ class RankedComponent(FullComponent):
         assert self.policy.evictable(Tier.DEVICE) == len(core.evictable_device_leaves)
         assert self.policy.evictable(Tier.HOST) == len(core.evictable_host_leaves)
         self.tree.check_integrity()
+        self.body_mass.check_integrity()
         self.pins.check_integrity()

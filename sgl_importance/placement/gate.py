@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from sgl_importance.cost import Tier
 from sgl_importance.node import NodeMetadata
@@ -35,6 +36,14 @@ MIN_RESIDENCE = 1
 against storms; what is worth its bytes is for the other two rules to say."""
 BURST_REQUESTS = 2
 """Requests whose budget a bucket can hold."""
+
+
+class Refusal(StrEnum):
+    """The rule that a chain fell short of."""
+
+    BUDGET = "budget"
+    PAYBACK = "payback"
+    DISPLACEMENT = "displacement"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,8 @@ class WriteGate:
         }
         self._paybacks: dict[tuple[int, int, int], float] = {}
         self._paybacks_of = -1
+        self.refusal = Refusal.BUDGET
+        """Why the last refused chain was."""
         self.tiers: dict[Tier, TierPressure] = {}
         self.reset()
 
@@ -161,15 +172,19 @@ class WriteGate:
         pressure = self.tiers[tier]
         size = sum(self._bytes(node) for node in chain)
         if pressure.bucket_bytes <= 0:  # in debt: a chain is not cut, however long it is
-            return False
+            return self._refuse(Refusal.BUDGET)
         least_payback = self.settings.early_payback if can_wait else self._min_payback[tier]
         if self._mean(chain, lambda node: self.payback(tier, node)) < least_payback:
-            return False
+            return self._refuse(Refusal.PAYBACK)
         least = self.settings.displacement * pressure.victim_loss
         if least and self._mean(chain, lambda node: self.policy.loss(tier, node, below=None)) < least:
-            return False
+            return self._refuse(Refusal.DISPLACEMENT)
         pressure.wrote(size)
         return True
+
+    def _refuse(self, refusal: Refusal) -> bool:
+        self.refusal = refusal
+        return False
 
     def payback(self, tier: Tier, node: NodeMetadata) -> float:
         """P(the node is asked for while a copy that is made now stays in the tier), raised by its pins."""

@@ -55,6 +55,8 @@ class PinTable:
         self._now = 0.0
         self._next_decay: float = inf
         self._next_expiry: float = inf
+        self.version = 0
+        """Grows whenever budgets are divided anew."""
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -216,6 +218,7 @@ class PinTable:
 
     def _settle(self) -> list[Pin]:
         """Divides the budgets anew; the pins that got more or less than before."""
+        self.version += 1
         before = {pin.pin_id: pin.granted for pin in self._pins.values()}
         for pin in self._pins.values():
             pin.granted = dict.fromkeys(self._capacity_pages, 0)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
+from sgl_importance.storage.pages import WRITE_REASONS
+from sgl_importance.storage.record import MissReason
+
 # name -> (help, label)
 SERIES: dict[str, tuple[str, str | None]] = {
     "read_pages": ("Pages read from storage and verified", None),
@@ -22,6 +25,13 @@ SERIES: dict[str, tuple[str, str | None]] = {
     "overdue_prefetches": ("Requests that stopped waiting for a prefetch", None),
     "weight_updates": ("Updates of the weights, each of which starts a new key space", None),
 }
+
+LABEL_VALUES: dict[str, tuple[str, ...]] = {
+    "missed_pages": tuple(reason.value for reason in MissReason),
+    "unwritten_pages": (*dict.fromkeys(WRITE_REASONS.values()), "timeout", "error", MissReason.WEIGHTS.value),
+    "thread_faults": ("prefetch", "prefetch_io", "prefetch_sync", "backup"),
+}
+"""Label values that are known ahead; any other error of the system is named after it."""
 
 
 class StoreCounters:

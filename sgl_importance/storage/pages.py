@@ -17,7 +17,7 @@ Page = NDArray[np.uint8]
 RUN_BYTES = 1 << 20
 RUN_PAGES = 16
 
-_WRITE_REASONS = {
+WRITE_REASONS = {
     errno.ENOSPC: "disk_full",
     errno.EDQUOT: "disk_full",
     errno.EFBIG: "budget",
@@ -133,5 +133,5 @@ class PageByPage(ABC):
 def write_reason(error: Exception) -> str:
     """The label under which a failed write is counted."""
     if isinstance(error, OSError) and error.errno is not None:
-        return _WRITE_REASONS.get(error.errno, os.strerror(error.errno).lower().replace(" ", "_"))
+        return WRITE_REASONS.get(error.errno, os.strerror(error.errno).lower().replace(" ", "_"))
     return "error"

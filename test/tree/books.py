@@ -46,7 +46,7 @@ def check_books(driver: HostedDriver, live: list[Request]) -> None:
 
     counters = component.counters
     assert counters.admitted_requests == component.policy.clock
-    assert counters.evicted_tokens[Tier.DEVICE] == driver.evicted, "evicted device tokens"
+    assert counters.evicted_from(Tier.DEVICE) == driver.evicted, "evicted device tokens"
     assert counters.hit_tokens[Tier.DEVICE] == driver.hits["device"]
     assert counters.hit_tokens[Tier.HOST] == driver.hits["host"]
 

@@ -13,7 +13,7 @@ from lower_tiers import LowerTiers
 from sgl_importance.cost import Tier
 from sgl_importance.node import NodeMetadata
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.placement.gate import GateSettings
+from sgl_importance.placement.gate import GateSettings, Refusal
 from sglang_importance.placement.gating import Gating, open_gate
 
 from driver import PAGE, TreeDriver
@@ -25,6 +25,8 @@ POOL, HOST = 128, 192
 
 class ScriptedGate:
     """Answers what it is told to; remembers what it was asked."""
+
+    refusal = Refusal.PAYBACK
 
     def __init__(self, *answers: bool, otherwise: bool = True) -> None:
         self.answers = list(answers)
@@ -96,7 +98,8 @@ def test_a_refused_node_is_offered_again_with_what_follows_it():
     check(driver)
     counters = driver.component.counters
     assert counters.written_tokens[Tier.HOST] == 6 * PAGE
-    assert counters.offered_tokens[Tier.HOST] > counters.refused_tokens[Tier.HOST] > 0
+    refused = counters.refused_tokens[Tier.HOST, ScriptedGate.refusal]
+    assert counters.offered_tokens[Tier.HOST] > refused > 0
 
 
 def test_selective_waits_for_a_second_request():

@@ -229,8 +229,8 @@ def test_observe_keeps_stock_s_victims_and_counts_what_ours_would_have_done(make
     ]
     assert survivors[0] == survivors[1]
     counters = observed.component.counters
-    assert counters.evicted_tokens[Tier.DEVICE] > 0
-    assert 0 < counters.observed_agreed_tokens <= counters.evicted_tokens[Tier.DEVICE]
+    assert counters.evicted_from(Tier.DEVICE) > 0
+    assert 0 < counters.observed_agreed_tokens <= counters.evicted_from(Tier.DEVICE)
 
 
 def test_different_salts_share_neither_nodes_nor_ghosts(make_driver):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from sglang_importance.attention.emission_time import EMISSION_TIME
 from sglang_importance.attention.observed import ObservedQueries, StepSampler
 from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.attention.staging import StagedNumbers
@@ -126,10 +127,13 @@ class DecodeEmission(ABC):
     def _around(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(upstream)
         def forward(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
-            observed = self._open(forward_batch)
+            with EMISSION_TIME.measured():
+                observed = self._open(forward_batch)
             output = upstream(forward_batch, *args, **kwargs)
             if observed:
-                self._close(observed, replayed=output.can_run_graph)
+                EMISSION_TIME.passes += 1
+                with EMISSION_TIME.measured():
+                    self._close(observed, replayed=output.can_run_graph)
             return output
 
         return forward

@@ -16,6 +16,7 @@ from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
 from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer, refusal
+from sglang_importance.attention.emission_time import EMISSION_TIME
 from sglang_importance.attention.layers import full_attention_layers, sampled_layers
 from sglang_importance.attention.observed import ObservedQueries, StepSampler
 from sglang_importance.attention.rows import ScoreRows, activate
@@ -109,7 +110,9 @@ class QkProbe:
                 )
             self._step = None
             if self._decode or forward_batch.forward_mode == ForwardMode.EXTEND:
-                self._step = self._opened(list(self.sampler.observed(forward_batch)))
+                with EMISSION_TIME.measured():
+                    self._step = self._opened(list(self.sampler.observed(forward_batch)))
+                EMISSION_TIME.passes += self._step is not None
 
         return init_forward_metadata
 
@@ -120,7 +123,8 @@ class QkProbe:
         ) -> torch.Tensor:
             output = upstream(q, k, v, layer, *args, **kwargs)
             if self._step is not None and layer.layer_id in self._step.pending:
-                self._probe(self._step, q, layer)
+                with EMISSION_TIME.measured():
+                    self._probe(self._step, q, layer)
             return output
 
         return forward

@@ -11,6 +11,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.eager import PageScoreAccumulator
+from sglang_importance.attention.emission_time import EMISSION_TIME
 from sglang_importance.attention.layers import full_attention_layers, sampled_layers
 from sglang_importance.attention.observed import ObservedQueries, StepSampler
 from sglang_importance.attention.rows import ScoreRows, activate
@@ -89,8 +90,10 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
                 "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
                 sorted(self._step.pending_layers),
             )
-        requests = [self._request(queries) for queries in self._sampler.observed(forward_batch)]
-        self._step = _Step(requests, set(self.layers)) if requests else None
+        with EMISSION_TIME.measured():
+            requests = [self._request(queries) for queries in self._sampler.observed(forward_batch)]
+            self._step = _Step(requests, set(self.layers)) if requests else None
+        EMISSION_TIME.passes += bool(requests)
 
     def forward_extend(
         self,
@@ -103,7 +106,8 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         **kwargs: Any,
     ) -> torch.Tensor:
         output = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        self._observe(q, layer)
+        with EMISSION_TIME.measured():
+            self._observe(q, layer)
         return output
 
     def forward_decode(
@@ -117,7 +121,8 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         **kwargs: Any,
     ) -> torch.Tensor:
         output = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        self._observe(q, layer)
+        with EMISSION_TIME.measured():
+            self._observe(q, layer)
         return output
 
     def _request(self, queries: ObservedQueries) -> _Observed:

@@ -24,6 +24,7 @@ from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.ledger import Ledger
 from sgl_importance.placement.ledger_plan import WarmPath, plan_from_ledger
 from sglang_importance.http.ask import ask, validated
+from sglang_importance.placement import prewarm_metrics
 from sglang_importance.placement.prewarming import RESERVE, Job, Prewarmer, State
 from sglang_importance.prompt_tokens import Prompt, prompt_tokens
 
@@ -82,6 +83,7 @@ class Jobs:
             max_seconds=max_seconds or float(self._options.prewarm_seconds),
         )
         self._jobs[job.job_id] = job
+        prewarm_metrics.count("prewarm_started_total")
         job.task = asyncio.create_task(self._run(job, path))
         for job_id in [key for key, each in self._jobs.items() if each.state is not State.RUNNING]:
             if len(self._jobs) <= KEPT_JOBS:
@@ -126,6 +128,7 @@ class Jobs:
         except Exception as error:
             logger.exception("KV importance pre-warm %s", job.job_id)
             job.state, job.detail = State.FAILED, f"{type(error).__name__}: {error}"
+        prewarm_metrics.count("prewarm_ended_total", job.state.value)
         if job.origin in ("start", "idle") and job.total_tokens:
             logger.info("KV importance pre-warm: %s", job.describe())
 
@@ -200,6 +203,7 @@ async def delete_prewarm(request: Request, job_id: str) -> dict[str, Any]:
 def install_prewarm(app: FastAPI, options: ImportanceOptions) -> None:
     """Adds the routes, and what runs by itself while the server does."""
     jobs = app.state.kv_importance_prewarm = Jobs(options)
+    prewarm_metrics.export()
     path, tags = "/kv_importance/prewarm", ["importance"]
     app.post(path, tags=tags)(post_prewarm)
     app.get(path, tags=tags)(list_prewarm)

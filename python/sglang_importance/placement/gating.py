@@ -152,5 +152,5 @@ class Gating:
         metadata = [self._component.tree.metadata(node) for node in chain]
         admitted = self.gate.admits(tier, metadata, can_wait=can_wait)
         tokens = sum(node.tokens for node in metadata)
-        self._component.counters.offered(tier, tokens, admitted=admitted)
+        self._component.counters.offered(tier, tokens, refusal=None if admitted else self.gate.refusal)
         return admitted

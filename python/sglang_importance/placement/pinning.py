@@ -41,6 +41,8 @@ class Pinning:
         self._now = now
         self.table = PinTable(component.tree.page_size, component.options.pin_budget, {})
         self._unsettled: dict[str, Pin] = {}
+        self._granted: dict[Tier, int] = {}
+        self._granted_as_of = -1
         self._tree.on_created = self._attach
 
     # ---- what callers want ----
@@ -160,6 +162,17 @@ class Pinning:
         if cache.cache_controller is not None:
             tokens[Tier.HOST] = int(cache.cache_controller.mem_pool_host.size)
         return tokens
+
+    def budgets(self) -> dict[Tier, tuple[int, int]]:
+        """Tokens that pins hold of each tier's budget, and the budget; O(1) while no pin changes."""
+        if self._granted_as_of != self.table.version:
+            self._granted = {tier: self.table.granted_tokens(tier) for tier in self.table.tiers}
+            self._granted_as_of = self.table.version
+        page_size, share = self._tree.page_size, self.table.share
+        return {
+            tier: (self._granted.get(tier, 0), int(tokens // page_size * share) * page_size)
+            for tier, tokens in self.capacity_tokens().items()
+        }
 
     def _apply(self, pins: Iterable[Pin]) -> None:
         """Cuts the tree where the pins end, and ranks every node that they cover or covered."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_importance.placement.ledger_plan import WarmPath
+from sglang_importance.placement.prewarm_metrics import count
 from sglang_importance.placement.prewarm_request import is_prewarm, new_rid
 
 if TYPE_CHECKING:
@@ -136,7 +137,9 @@ class Prewarmer:
 
     async def run(self, job: Job, paths: Sequence[WarmPath]) -> None:
         """Brings the paths in, best first, until all are in or something ends the job; never raises."""
-        job.total_tokens += sum(len(path.token_ids) - path.start for path in paths)
+        planned = sum(len(path.token_ids) - path.start for path in paths)
+        job.total_tokens += planned
+        count("prewarm_planned_tokens_total", amount=planned)
         try:
             async with asyncio.timeout(job.max_seconds - (time.monotonic() - job.began)):
                 for path in paths:
@@ -144,6 +147,7 @@ class Prewarmer:
                         await self._warm(job, path)
                     except ValueError as refused:  # too long for this server, say
                         job.refused_tokens += len(path.token_ids) - path.start
+                        count("prewarm_refused_tokens_total", amount=len(path.token_ids) - path.start)
                         logger.info("KV importance pre-warm %s: %s", job.job_id, refused)
                     if job.detail:
                         break
@@ -224,8 +228,10 @@ class Prewarmer:
             hit = min(max(tokens - before, 0), rest)
             before = max(before - tokens, 0)
             job.hit_tokens[tier] += hit
+            count("prewarm_done_tokens_total", tier, amount=hit)
             rest -= hit
         job.computed_tokens += rest
+        count("prewarm_done_tokens_total", "computed", amount=rest)
 
     async def _has_room(self, tokens: int) -> bool:
         room = await self._room()

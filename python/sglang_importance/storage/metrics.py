@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
-from sgl_importance.storage.counters import SERIES, StoreCounters
-from sglang_importance.metrics import PREFIX
-
-STORE_PREFIX = f"{PREFIX}store_"
+from sgl_importance.metrics import STORE, Process, of_process
+from sgl_importance.storage.counters import StoreCounters
+from sglang_importance.exposition import Exposition, metrics_are_shared
 
 
 class StorePublisher:
     """Adds what was counted since the last call to Prometheus counters; any thread may call."""
 
     def __init__(self) -> None:
-        # Imported here: the library reads PROMETHEUS_MULTIPROC_DIR at import, and the launcher sets it late.
-        from prometheus_client import Counter
-
         self._lock = threading.Lock()
         self._published: dict[tuple[str, str | None], int] = {}
-        self._series = {
-            name: Counter(f"{STORE_PREFIX}{name}_total", help_text, [label] if label else [])
-            for name, (help_text, label) in SERIES.items()
-        }
+        self._exposition = Exposition(of_process(Process.STORE))
 
     @classmethod
     def create(cls, *, enabled: bool) -> StorePublisher | None:
         """The process's publisher where the server exports metrics, else None."""
         global _publisher
-        if not enabled or "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        if not enabled or not metrics_are_shared():
             return None
         # One for all backends that are attached in turn: a series can be registered once.
         if _publisher is None:
@@ -41,8 +33,8 @@ class StorePublisher:
             for (name, label), value in counters.values().items():
                 increment = value - self._published.get((name, label), 0)
                 if increment:
-                    series = self._series[name] if label is None else self._series[name].labels(label)
-                    series.inc(increment)
+                    labels = () if label is None else (label,)
+                    self._exposition.increase(f"{STORE}{name}_total", labels, increment)
                     self._published[name, label] = value
 
 
