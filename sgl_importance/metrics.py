@@ -114,7 +114,7 @@ _SCHEDULER = (
     Metric("operations_total", "Answers to the HTTP process", labels={"operation": OPERATIONS}),
     Metric(
         "operation_seconds_total",
-        "Scheduler time spent on them, in seconds",
+        "Scheduler time spent on such answers, in seconds",
         labels={"operation": OPERATIONS},
     ),
     # ---- prediction ----

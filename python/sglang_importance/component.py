@@ -171,7 +171,8 @@ class ImportanceComponent(RankedComponent):
         for node in path:
             self.refresh(node)
         self.counters.fold_seconds += time.perf_counter() - start
-        self.publish()
+        if is_finished:
+            self.publish()
 
     def publish(self) -> None:
         """Exports what was counted so far, where anything is exported."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sgl_importance.cost import Tier
 
@@ -10,22 +10,18 @@ if TYPE_CHECKING:
     from sglang_importance.ranked_component import RankedComponent
 
 
-def gauge_values(component: RankedComponent) -> dict[tuple[str, tuple[str, ...]], float]:
-    """The value of every gauge of the scheduler, by name and label values."""
-    values: dict[tuple[str, tuple[str, ...]], float] = {
-        ("nodes", ()): len(component.body_mass),
-        ("body_mass", ()): component.body_mass.total,
-        ("pins", ()): len(component.pins.table),
+def gauge_values(component: RankedComponent) -> dict[str, dict[Any, float]]:
+    """The value of every gauge of the scheduler: by name, then by label value."""
+    occupancy, budgets = _occupancy(component), component.pins.budgets()
+    return {
+        "size_tokens": {tier: size for tier, (size, _) in occupancy.items()},
+        "used_tokens": {tier: used for tier, (_, used) in occupancy.items()},
+        "nodes": {(): len(component.body_mass)},
+        "body_mass": {(): component.body_mass.total},
+        "pins": {(): len(component.pins.table)},
+        "pinned_tokens": {tier: granted for tier, (granted, _) in budgets.items()},
+        "pin_budget_tokens": {tier: budget for tier, (_, budget) in budgets.items()},
     }
-    for tier, (size, used) in _occupancy(component).items():
-        label = (tier.value,)
-        values["size_tokens", label] = size
-        values["used_tokens", label] = used
-    for tier, (granted, budget) in component.pins.budgets().items():
-        label = (tier.value,)
-        values["pinned_tokens", label] = granted
-        values["pin_budget_tokens", label] = budget
-    return values
 
 
 def _occupancy(component: RankedComponent) -> dict[Tier, tuple[int, int]]:

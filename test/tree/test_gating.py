@@ -280,7 +280,8 @@ def test_the_real_gate_decides_alike_on_every_rank(write_policy: str):
         runs.append((tiers.stored, counters.offered_tokens, counters.refused_tokens, counters.written_tokens))
     assert runs[0] == runs[1]
     _, offered, refused, written = runs[0]
-    assert refused[Tier.HOST] < offered[Tier.HOST]
+    refused_by_host = sum(tokens for (tier, _), tokens in refused.items() if tier is Tier.HOST)
+    assert refused_by_host < offered[Tier.HOST]
     if write_policy != "write_through_selective":  # there everything on offer has come back before
-        assert refused[Tier.HOST] > 0
+        assert refused_by_host > 0
     assert 0 < written[Tier.STORAGE] <= written[Tier.HOST]

@@ -203,19 +203,21 @@ async def delete_prewarm(request: Request, job_id: str) -> dict[str, Any]:
 def install_prewarm(app: FastAPI, options: ImportanceOptions) -> None:
     """Adds the routes, and what runs by itself while the server does."""
     jobs = app.state.kv_importance_prewarm = Jobs(options)
-    prewarm_metrics.export()
     path, tags = "/kv_importance/prewarm", ["importance"]
     app.post(path, tags=tags)(post_prewarm)
     app.get(path, tags=tags)(list_prewarm)
     app.get(path + "/{job_id}", tags=tags)(get_prewarm)
     app.delete(path + "/{job_id}", tags=tags)(delete_prewarm)
-    if options.prewarm == "off" or options.policy != "importance" or not options.ledger_directory:
-        return
+    is_unasked = options.prewarm != "off" and options.policy == "importance" and options.ledger_directory
     serve = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        prewarm_metrics.export()  # not before: the server sets up what its processes share while it starts
         async with serve(app) as state:
+            if not is_unasked:
+                yield state
+                return
             unasked = asyncio.create_task(_prewarm_unasked(jobs, again=options.prewarm == "idle"))
             yield state
             unasked.cancel()

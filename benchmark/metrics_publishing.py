@@ -1,0 +1,53 @@
+"""What a request pays for metrics: ``python benchmark/metrics_publishing.py``.
+
+Serves short requests on the real tree, each with an observation, and times what publishing adds after each:
+the whole table, in the multi-process mode of the Prometheus client, as in a server.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "tree"))
+
+REQUESTS = 2000
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        import numpy as np
+
+        import sglang_importance.folding as folding
+        from sglang_importance.metrics import MetricsPublisher
+
+        from driver import PAGE, TreeDriver
+
+        driver = TreeDriver(tokens=4096)
+        folding.active_rows = lambda: driver.rows  # type: ignore[attr-defined]
+        publisher = MetricsPublisher()
+        publish, serve = [], []
+        for i in range(REQUESTS):
+            tokens = list(range(100 * (i % 150), 100 * (i % 150) + 8 * PAGE))
+            start = time.perf_counter()
+            request = driver.admit(tokens)
+            driver.prefill(request, body=np.ones(8))
+            driver.decode(request, [7])
+            driver.finish(request)
+            served = time.perf_counter()
+            publisher.publish(driver.component)
+            publish.append(time.perf_counter() - served)
+            serve.append(served - start)
+        median = statistics.median(publish[100:])
+        print(f"publish: median {median * 1e6:.1f} us, p99 {sorted(publish)[-REQUESTS // 100] * 1e6:.1f} us")
+        print(f"tree work of the same request: median {statistics.median(serve[100:]) * 1e6:.1f} us")
+
+
+if __name__ == "__main__":
+    main()
