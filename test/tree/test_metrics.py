@@ -223,6 +223,7 @@ def test_observe_says_what_importance_would_have_saved_and_lost(make_driver):
             component._shadowing.count(component.counters)
 
     assert moved(driver, traffic) >= own
+    component._shadowing.close()
     reasons = {reason for (_, reason), tokens in component.counters.evicted_tokens.items() if tokens}
     assert reasons == {"stock_order"}
 
