@@ -19,7 +19,10 @@ from sgl_importance.storage.counters import LABEL_VALUES, SERIES
 PREFIX = "sglang:kv_importance_"
 STORE = "store_"
 
-OPERATIONS = ("importance", "pin", "pins", "prewarm_facts", "prewarm_room", "snapshot", "unpin")
+OPERATIONS = (
+    *("importance", "pin", "pins", "unpin", "prewarm_facts", "prewarm_room"),
+    *("snapshot", "tree", "node", "node_prompt", "find", "events"),
+)
 """What the HTTP process asks of a scheduler."""
 SOURCES = (*(tier.value for tier in Tier), "computed")
 """Where a pre-warm got tokens from."""

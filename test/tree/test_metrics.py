@@ -14,10 +14,11 @@ from test_gating import ScriptedGate, gated
 from sgl_importance.calibration import HORIZON
 from sgl_importance.cost import Tier
 from sgl_importance.importance import NodeImportance
-from sgl_importance.metrics import METRICS, Kind, Process, of_process
+from sgl_importance.metrics import METRICS, OPERATIONS, Kind, Process, of_process
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.pin import Pin
 from sgl_importance.shadow.pair import ShadowPair
+from sglang_importance import control
 from sglang_importance.body_mass import body_mass_of
 from sglang_importance.desk import Desk
 from sglang_importance.gauges import gauge_values
@@ -176,6 +177,10 @@ def test_a_prediction_comes_true_through_an_eviction(make_driver):
         serve(driver, tokens if prediction else prompt(900, 4))
         assert waiting.came_true is prediction
         ((_, metadata),) = path_of(driver, tokens) if prediction else [(None, None)]
+
+
+def test_every_operation_has_its_series():
+    assert set(OPERATIONS) == set(control.OPERATIONS)
 
 
 def test_operations_are_timed(make_driver):
