@@ -219,7 +219,7 @@ class RankedComponent(FullComponent):
         below = {Tier.DEVICE: Tier.HOST if node.backuped else None, Tier.HOST: self.tier_below_host(metadata)}
         for tier, tokens in ((Tier.DEVICE, device_tokens), (Tier.HOST, host_tokens)):
             if tokens:
-                reason = self._eviction_reason(metadata)
+                reason = self.eviction_reason(metadata)
                 self.counters.evicted(tier, tokens, reason, below=below[tier])
                 self._record(EventKind.EVICT, tier, node)
                 metadata.evicted_from = tier
