@@ -74,8 +74,10 @@ class Servers:
         server = ServerProcess(*flags, model=checkpoint_path(), env=arm.env)
         server.__enter__()
         self._server, self._flags, self._env = server, flags, dict(arm.env)
-        if arm.learns and workload.tiers == "storage":
-            _await_prewarming(server)
+        if workload.tiers != "storage":
+            server.flush_cache()  # of what the start-up check left
+        elif arm.learns:
+            _await_prewarming(server)  # a flush would undo it
         return server
 
 
