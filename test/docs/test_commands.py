@@ -42,6 +42,7 @@ NOT_RUN = {
     "python scripts/reproduce_findings.py": "takes 15 to 20 minutes",
     "python scripts/screenshots.py": "needs a browser; test/ui drives one",
     "sgl-importance observe": "needs a server under observe; test/shadow asks one",
+    "sgl-importance size recording --bytes": "takes 10 s; the other one runs, test/placement has the options",
     "sgl-importance study h2": "needs hundreds of recorded questions; test/study has them",
 }
 
@@ -288,7 +289,7 @@ def test_it_runs(reader: Reader, command: PageCommand) -> None:
 
 
 def python_blocks() -> list[tuple[str, str]]:
-    """Programs of a client; what extends us has tests of its own."""
+    """Programs of a client; those for other pages are in test_examples.py."""
     found = []
     for page in PAGES:
         if page.name not in ("extending.md", "connectors.md"):

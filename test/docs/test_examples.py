@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +16,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "storage"))
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "extending.md").read_text()
 
 
 def example(name: str) -> ModuleType:
@@ -96,3 +100,21 @@ def test_backend_under_the_verified_store(tmp_path: Path, monkeypatch: pytest.Mo
         value[::64] ^= 1
     assert verified.batch_get_v1(KEYS, slots(PAGES)) == [False] * PAGES
     assert WATCH.counters["quarantined_pages"] >= 1
+
+
+def test_connector_calls_fit_their_functions() -> None:
+    """LMCache is no dependency of ours: the calls of docs/connectors.md are bound, not made."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "connectors.md").read_text(), re.DOTALL)
+    bound = []
+    for statement in ast.walk(ast.parse("\n".join(blocks))):
+        if isinstance(statement, ast.ImportFrom):
+            assert statement.module is not None
+            functions = {
+                alias.name: getattr(import_module(statement.module), alias.name) for alias in statement.names
+            }
+        elif isinstance(statement, ast.Call):
+            assert isinstance(statement.func, ast.Name)
+            keywords = {str(keyword.arg): keyword.value for keyword in statement.keywords}
+            inspect.signature(functions[statement.func.id]).bind(*statement.args, **keywords)
+            bound.append(statement.func.id)
+    assert bound == ["register", "watch_tokens"]
