@@ -34,17 +34,21 @@ class NodeImportance:
     split, which slices the arrays, preserves every sum.
 
     Attributes:
-        creator: query that brought the pages into the tree; None where it is not known (ghosts, storage).
+        creator: query that brought the pages into the tree; None where it is not known (storage).
+        inherited_pages: first pages that ghosts knew: the creator of the others did not bring them, and is
+            one more query that looked at them.
         queries: distinct queries other than the creator that looked at the node.
     """
 
-    __slots__ = ("_pages", "creator", "queries")
+    __slots__ = ("_inherited_queries", "_pages", "creator", "inherited_pages", "queries")
 
     def __init__(self, num_pages: int, creator: int | None = None) -> None:
         assert num_pages > 0, "a node has at least one page"
         self._pages: FloatArray = np.zeros((len(Origin), len(_Row), num_pages))
         self.creator = creator
+        self.inherited_pages = 0
         self.queries = 0
+        self._inherited_queries = 0
 
     @property
     def num_pages(self) -> int:
@@ -74,24 +78,31 @@ class NodeImportance:
             decay: factor on everything known before the query, 0.5 ** (1 / half_life_queries).
         """
         assert body.shape == peak.shape == (self.num_pages,), (body.shape, peak.shape, self.num_pages)
-        origin = Origin.SELF if query == self.creator else Origin.CROSS
+        of_others = self.inherited_pages if query == self.creator else self.num_pages
         if first:
             self._pages *= decay
-            if origin is Origin.CROSS:
+            if of_others:
                 self.queries += 1
-        pages = self._pages[origin]
-        pages[_Row.MASS] += weight * body
-        pages[_Row.PEAK] += weight * peak
-        pages[_Row.UNIFORM] += weight * uniform
-        pages[_Row.WEIGHT] += weight
+                self._inherited_queries += query == self.creator
+        for origin, part in ((Origin.CROSS, slice(of_others)), (Origin.SELF, slice(of_others, None))):
+            pages = self._pages[origin, :, part]
+            pages[_Row.MASS] += weight * body[part]
+            pages[_Row.PEAK] += weight * peak[part]
+            pages[_Row.UNIFORM] += weight * uniform
+            pages[_Row.WEIGHT] += weight
 
     def split(self, prefix_pages: int) -> NodeImportance:
         """Cuts the first ``prefix_pages`` pages off into the returned node; this one keeps the rest."""
         assert 0 < prefix_pages < self.num_pages, (prefix_pages, self.num_pages)
         prefix = NodeImportance(prefix_pages, self.creator)
         prefix._pages = self._pages[:, :, :prefix_pages].copy()
-        prefix.queries = self.queries
+        prefix.queries, prefix._inherited_queries = self.queries, self._inherited_queries
+        prefix.inherited_pages = min(self.inherited_pages, prefix_pages)
         self._pages = self._pages[:, :, prefix_pages:].copy()
+        self.inherited_pages -= prefix.inherited_pages
+        if not self.inherited_pages:
+            self.queries -= self._inherited_queries
+            self._inherited_queries = 0
         return prefix
 
     def page_vectors(self) -> FloatArray:
@@ -105,9 +116,11 @@ class NodeImportance:
 
     def restore_pages(self, start: int, vectors: FloatArray, queries: int) -> None:
         """Gives pages from ``start`` on what their ghosts kept; the creator of such pages is unknown."""
+        assert start <= self.inherited_pages, "ghosts come back in order"
         stop = start + len(vectors)
+        self.inherited_pages = max(self.inherited_pages, stop)
         self._pages[:, :, start:stop] = vectors.T.reshape(len(Origin), len(_Row), -1)
-        self.queries = max(self.queries, queries)
+        self.queries = self._inherited_queries = max(self.queries, queries)
 
     def sums(self, origin: Origin) -> FloatArray:
         """Weighted body-mass sum per page, float64 [num_pages]: the quantity that a split preserves."""

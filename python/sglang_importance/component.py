@@ -114,8 +114,7 @@ class ImportanceComponent(RankedComponent):
         super().commit_insert_component_data(node, is_new_leaf, *args, **kwargs)
         if is_new_leaf and self._inserting is not None:
             metadata = self.tree.metadata(node)
-            if not metadata.importance.weight().any():
-                metadata.importance.creator = self._inserting.serial
+            metadata.importance.creator = self._inserting.serial
             self._hints.created(metadata)
         if is_new_leaf:
             self.body_mass.update(node)

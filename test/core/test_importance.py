@@ -72,7 +72,24 @@ def test_ghost_vectors_restore_what_was_known():
     _observe(node, 1, [0.2, 0.3])
     _observe(node, 2, [0.4, 0.1])
     restored = NodeImportance(3)
-    restored.restore_pages(1, node.page_vectors(), node.queries)
-    assert restored.body_mass()[1:] == pytest.approx(node.body_mass())
-    assert restored.body_mass()[0] == 0
+    restored.restore_pages(0, node.page_vectors(), node.queries)
+    assert restored.body_mass()[:2] == pytest.approx(node.body_mass())
+    assert restored.body_mass()[2] == 0
     assert restored.queries == 1
+
+
+def test_pages_that_came_back_are_others_and_new_pages_behind_them_the_creators() -> None:
+    node = NodeImportance(4, creator=9)
+    kept = NodeImportance(2, creator=1)
+    seen = {"uniform": 0.25, "weight": 1.0, "first": True, "decay": 1.0}
+    kept.observe(5, np.full(2, 0.5), np.full(2, 0.5), **seen)
+    node.restore_pages(0, kept.page_vectors(), kept.queries)
+    node.observe(9, np.full(4, 0.25), np.full(4, 0.5), **seen)
+    assert node.weight(Origin.CROSS).tolist() == [2, 2, 0, 0]
+    assert node.weight(Origin.SELF).tolist() == [0, 0, 1, 1]
+    assert node.queries == 2
+    prefix = node.split(2)
+    assert (prefix.queries, node.queries) == (2, 0)
+    prefix.observe(10, np.full(2, 0.5), np.full(2, 0.5), **seen)
+    node.observe(10, np.full(2, 0.5), np.full(2, 0.5), **seen)
+    assert (prefix.queries, node.queries) == (3, 1)
