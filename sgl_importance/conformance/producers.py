@@ -17,10 +17,7 @@ def reference_producer(case: ProducerCase) -> BlockImportance:
     """``sgl_importance_kernels.reference`` over all query tokens of a case; needs torch."""
     import torch
 
-    from sgl_importance_kernels.reference import (  # type: ignore[import-untyped]
-        combine_layers,
-        layer_page_scores,
-    )
+    from sgl_importance_kernels.reference import combine_layers, layer_page_scores
 
     kv_len, num_q = case.k.shape[1], case.q.shape[1]
     scores = combine_layers(
