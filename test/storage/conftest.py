@@ -61,7 +61,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
     """A small file system of its own where we may mount one; else a folder, and its faults are injected."""
     mount = tmp_path_factory.mktemp("disk")
     control = tmp_path_factory.mktemp("control") / "fault"
-    command = ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(mount)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(mount)]
     try:
         is_real = subprocess.run(command, capture_output=True).returncode == 0
     except OSError:

@@ -172,6 +172,12 @@ class Bench:
     def flush(self) -> None:
         flush(self.server)
 
+    def empty(self) -> None:
+        """Forgets every prompt, in memory and on disk: each is new again."""
+        self.flush()
+        for file in scan(self.disk.store / "pages"):
+            file.path.unlink(missing_ok=True)
+
     def count(self, name: str, **labels: str) -> float:
         return count(self.server, name, **labels)
 
