@@ -54,6 +54,18 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch):
     assert findings[1].subject == "python"
 
 
+def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch):
+    def wants_torch():
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        yield
+
+    monkeypatch.setattr(doctor, "_CHECKS", (wants_torch,))
+    (finding,) = doctor.examine()
+    assert (finding.subject, finding.status) == ("wants torch", Status.PROBLEM)
+    assert finding.detail == "not looked at: torch is not installed"
+    assert finding.cure == "run scripts/setup.sh"
+
+
 def test_every_attention_backend_says_how_it_is_scored_and_that_no_gpu_has_run_it():
     from sglang_importance.modes import PRODUCERS, UNPROVEN
 

@@ -23,6 +23,7 @@ from rich.table import Table
 
 app = typer.Typer(help="What would work on this machine, what not, and the cure.")
 
+INSTALL = "run scripts/setup.sh"
 MIN_FREE_BYTES = 5 * 2**30
 
 
@@ -60,7 +61,7 @@ def _versions() -> Iterator[Finding]:
     yield Finding("python", Status.OK, platform.python_version())
     torch = _installed("torch")
     if torch is None:
-        yield Finding("torch", Status.PROBLEM, "not installed", "run scripts/setup.sh")
+        yield Finding("torch", Status.PROBLEM, "not installed", INSTALL)
         return
     yield Finding("torch", Status.OK, torch)
 
@@ -88,7 +89,7 @@ def _accelerator() -> Iterator[Finding]:
 def _sglang() -> Iterator[Finding]:
     found = _installed("sglang")
     if found is None:
-        yield Finding("sglang", Status.PROBLEM, "not installed", "run scripts/setup.sh")
+        yield Finding("sglang", Status.PROBLEM, "not installed", INSTALL)
         return
     try:
         import sglang  # noqa: F401
@@ -157,12 +158,12 @@ def _backends() -> Iterator[Finding]:
 
 
 def _embedded_model() -> Iterator[Finding]:
+    from safetensors import safe_open
+
     from sgl_importance.probe import checkpoint_path
 
     cure = "reinstall sgl-importance, or make it with scripts/train_probe.py"
     try:
-        from safetensors import safe_open
-
         with safe_open(checkpoint_path() / "model.safetensors", framework="numpy") as weights:
             tensors = len(weights.keys())
     except Exception as error:
@@ -192,14 +193,21 @@ _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 )
 
 
+def _subject(check: Callable[[], Iterator[Finding]]) -> str:
+    return check.__name__.strip("_").replace("_", " ")
+
+
 def examine() -> list[Finding]:
     """Runs every check; one that fails becomes a finding and stops no other."""
     findings = []
     for check in _CHECKS:
         try:
             findings += list(check())
+        except ModuleNotFoundError as error:
+            detail = f"not looked at: {error.name} is not installed"
+            findings.append(Finding(_subject(check), Status.PROBLEM, detail, INSTALL))
         except Exception as error:
-            name = check.__name__.strip("_").replace("_", " ")
+            name = _subject(check)
             findings.append(Finding(name, Status.PROBLEM, f"{type(error).__name__}: {error}", "report this"))
     return findings
 
