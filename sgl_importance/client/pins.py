@@ -9,8 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sgl_importance.client.server import DEFAULT_URL
-from sgl_importance.client.terminal import (
+from sgl_importance.client.arguments import (
     ApiKey,
     AsJson,
     CacheSalt,
@@ -24,6 +23,7 @@ from sgl_importance.client.terminal import (
     print_json,
     prompt_body,
 )
+from sgl_importance.client.server import DEFAULT_URL
 
 pin_app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 unpin_app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")

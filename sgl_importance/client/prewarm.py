@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sgl_importance.client.server import DEFAULT_URL, Server
-from sgl_importance.client.terminal import (
+from sgl_importance.client.arguments import (
     ApiKey,
     AsJson,
     CacheSalt,
@@ -21,10 +20,11 @@ from sgl_importance.client.terminal import (
     TextFile,
     Url,
     connected,
-    fail,
     print_json,
     prompt_body,
 )
+from sgl_importance.client.server import DEFAULT_URL, Server
+from sgl_importance.terminal import fail
 
 POLL_SECONDS = 0.2
 

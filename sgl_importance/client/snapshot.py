@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sgl_importance.client.arguments import ApiKey, AsJson, Url, connected, print_json
 from sgl_importance.client.server import DEFAULT_URL
-from sgl_importance.client.terminal import ApiKey, AsJson, Url, connected, print_json
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 

@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from sgl_importance.conformance.check import DEFAULT_TOLERANCE, Verdict, check_accumulator, check_producer
+from sgl_importance.terminal import fail
 
 app = typer.Typer(
     help="Check a producer or an accumulator against docs/spec.md.",
@@ -43,21 +44,21 @@ def _made(target: str) -> Callable[..., Any]:
     """What the factory that ``target`` names returns."""
     module, _, name = target.partition(":")
     if not module or not name:
-        _fail(f"{target} names no factory: give MODULE:FACTORY")
+        fail(f"{target} names no factory: give MODULE:FACTORY")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         factory = getattr(import_module(module), name)
     except ImportError as error:
-        _fail(f"cannot import {module} ({error}): install it, or start where it lies")
+        fail(f"cannot import {module} ({error}): install it, or start where it lies")
     except AttributeError:
-        _fail(f"{module} has no {name}")
+        fail(f"{module} has no {name}")
     try:
         made = factory()
     except Exception as error:
-        _fail(f"{target}() raised {type(error).__name__}: {' '.join(str(error).split())}")
+        fail(f"{target}() raised {type(error).__name__}: {' '.join(str(error).split())}")
     if not callable(made):
-        _fail(f"{target}() returned {type(made).__name__}, which cannot be called with a case")
+        fail(f"{target}() returned {type(made).__name__}, which cannot be called with a case")
     return made  # type: ignore[no-any-return]
 
 
@@ -67,8 +68,3 @@ def _report(verdicts: list[Verdict]) -> None:
     failed = sum(not verdict.passed for verdict in verdicts)
     typer.echo(f"{len(verdicts) - failed} of {len(verdicts)} cases pass")
     raise typer.Exit(1 if failed else 0)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)

@@ -26,19 +26,34 @@ from sgl_importance.placement.sizing import (
     recommend,
 )
 from sgl_importance.policy.registry import OPTIMUM
-from sgl_importance.replay.console import fail, parse_policies, read_traces, run_with_progress, show
-from sgl_importance.replay.formats.detect import READERS
+from sgl_importance.replay.arguments import (
+    BYTES_PER_TOKEN,
+    HOST_GBPS,
+    PREFILL_TOKENS_PER_SECOND,
+    STORAGE_GBPS,
+    BytesPerToken,
+    FormatName,
+    HostGbps,
+    Jobs,
+    PrefillTokensPerSecond,
+    SkipBad,
+    StorageGbps,
+    Tokenizer,
+    check_results,
+)
+from sgl_importance.replay.console import parse_policies, read_traces, run_with_progress, show
 from sgl_importance.replay.formats.reader import ReadOptions
-from sgl_importance.replay.plot import PlotError, check_plot, plot_rows
+from sgl_importance.replay.plot import plot_rows
 from sgl_importance.replay.runner import Job, run_job
 from sgl_importance.replay.trace import Trace
+from sgl_importance.terminal import fail
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 
 FRACTIONS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0)
 """Capacities that are replayed, as parts of the unique blocks."""
 BASELINE = "lru"
-_HARDWARE, _PRICES = "Hardware", "Prices"
+_PRICES = "Prices"
 
 
 @app.callback(invoke_without_command=True, context_settings={"allow_interspersed_args": True})
@@ -53,18 +68,10 @@ def size_command(
     hours: Annotated[
         float | None, typer.Option(min=1e-6, help="Hours that the trace stands for; its own if absent.")
     ] = None,
-    bytes_per_token: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_HARDWARE, help="KV bytes of a token over all layers.")
-    ] = 131_072,
-    prefill_tokens_per_second: Annotated[
-        float, typer.Option(min=1e-6, rich_help_panel=_HARDWARE, help="Rate at which prompts are computed.")
-    ] = 10_000.0,
-    host_gbps: Annotated[
-        float, typer.Option(min=1e-6, rich_help_panel=_HARDWARE, help="Host to device, gigabytes a second.")
-    ] = 25.0,
-    storage_gbps: Annotated[
-        float, typer.Option(min=1e-6, rich_help_panel=_HARDWARE, help="Storage to host, gigabytes a second.")
-    ] = 3.0,
+    bytes_per_token: BytesPerToken = BYTES_PER_TOKEN,
+    prefill_tokens_per_second: PrefillTokensPerSecond = PREFILL_TOKENS_PER_SECOND,
+    host_gbps: HostGbps = HOST_GBPS,
+    storage_gbps: StorageGbps = STORAGE_GBPS,
     price_device: Annotated[
         float, typer.Option(min=0, rich_help_panel=_PRICES, help="Device memory, per GB and month.")
     ] = 18.0,
@@ -77,29 +84,18 @@ def size_command(
     price_prefill_hour: Annotated[
         float, typer.Option(min=0, rich_help_panel=_PRICES, help="An hour of the hardware that prefills.")
     ] = 2.0,
-    format_name: Annotated[
-        str | None, typer.Option("--format", help=f"One of {', '.join(READERS)}; found by content if absent.")
-    ] = None,
+    format_name: FormatName = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw hit rate versus capacity.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; as many as cores if absent.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad records and go on.")] = False,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Hugging Face tokenizer for traces of text; bytes if absent.")
-    ] = None,
+    jobs: Jobs = None,
+    skip_bad: SkipBad = False,
+    tokenizer: Tokenizer = None,
 ) -> None:
     """Recommend device, host and storage sizes from recorded requests."""
     (name, *others) = parse_policies(policy)
     if others or name == OPTIMUM:
         fail("--policy takes one policy that a server can run, such as importance or lru")
-    for out in (json_file, plot_file):
-        if out is not None and not out.resolve().parent.is_dir():
-            fail(f"no directory for {out}: create it first")
-    if plot_file is not None:
-        try:
-            check_plot(plot_file)
-        except PlotError as error:
-            fail(str(error))
+    check_results(json_file, plot_file)
     (trace,) = read_traces([recording], ReadOptions(tokenizer), format_name, skip_bad=skip_bad)
     traffic = _traffic(trace, hours)
     hardware = Hardware(

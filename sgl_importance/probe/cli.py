@@ -6,15 +6,17 @@ import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sgl_importance.client.arguments import AnyServer, ApiKey
+from sgl_importance.client.server import DEFAULT_URL
 from sgl_importance.probe.evaluate import EvalPlan, EvalRow, ProbeClient, ServerError, evaluate
 from sgl_importance.probe.tasks import SHORTEST_PROMPT, TASKS, make_task
+from sgl_importance.terminal import check_outputs, counted, fail
 
 app = typer.Typer(
     help="Retrieval tasks with exact answers, and the embedded model that they were made for.",
@@ -23,16 +25,11 @@ app = typer.Typer(
 )
 
 
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
-
-
 def _parse_tasks(text: str) -> list[str]:
     tasks = [task.strip() for task in text.split(",") if task.strip()]
     unknown = [task for task in tasks if task not in TASKS]
     if unknown or not tasks:
-        _fail(f"unknown task {', '.join(unknown) or text!r}: choose from {', '.join(TASKS)}")
+        fail(f"unknown task {', '.join(unknown) or text!r}: choose from {', '.join(TASKS)}")
     return tasks
 
 
@@ -40,9 +37,9 @@ def _parse_lengths(text: str) -> list[int]:
     try:
         lengths = [int(length) for length in text.split(",")]
     except ValueError:
-        _fail(f"--lengths takes numbers of tokens such as 512,2048, not {text!r}")
+        fail(f"--lengths takes numbers of tokens such as 512,2048, not {text!r}")
     if min(lengths) < SHORTEST_PROMPT:
-        _fail(f"a prompt needs at least {SHORTEST_PROMPT} tokens, not {min(lengths)}: raise --lengths")
+        fail(f"a prompt needs at least {SHORTEST_PROMPT} tokens, not {min(lengths)}: raise --lengths")
     return lengths
 
 
@@ -57,38 +54,30 @@ def _table(rows: list[EvalRow]) -> Table:
 
 
 async def _grade(client: ProbeClient, plan: EvalPlan, concurrency: int) -> list[EvalRow]:
-    columns = (TextColumn("asking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    terminal = Console(stderr=True)
     async with client:
-        with Progress(
-            *columns, console=terminal, transient=True, disable=not terminal.is_terminal
-        ) as progress:
-            bar = progress.add_task("asking", total=plan.prompts)
-            return await evaluate(client, plan, concurrency, lambda: progress.advance(bar))
+        with counted("asking", plan.prompts) as advance:
+            return await evaluate(client, plan, concurrency, advance)
 
 
 @app.command("eval")
 def eval_command(
-    base_url: Annotated[
-        str, typer.Option(help="Address of an OpenAI-compatible server.")
-    ] = "http://127.0.0.1:30000",
+    url: AnyServer = DEFAULT_URL,
     tasks: Annotated[str, typer.Option(help="Comma-separated task names.")] = ",".join(TASKS),
     lengths: Annotated[str, typer.Option(help="Comma-separated prompt lengths, tokens.")] = "512,2048",
     n: Annotated[int, typer.Option("--n", min=1, help="Prompts per task, length and kind of name.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 4,
-    api_key: Annotated[str | None, typer.Option(help="The server's API key.")] = None,
+    api_key: ApiKey = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one answer.")] = 120.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
 ) -> None:
     """Grade a server by exact match. Unseen names were never paired with a value in training."""
     plan = EvalPlan(_parse_tasks(tasks), _parse_lengths(lengths), n, seed)
-    if json_file is not None and not json_file.resolve().parent.is_dir():
-        _fail(f"no directory for {json_file}: create it first")
+    check_outputs(json_file)
     try:
-        rows = asyncio.run(_grade(ProbeClient(base_url, api_key, timeout), plan, concurrency))
+        rows = asyncio.run(_grade(ProbeClient(url, api_key, timeout), plan, concurrency))
     except ServerError as error:
-        _fail(str(error))
+        fail(str(error))
     Console().print(_table(rows))
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
@@ -105,5 +94,5 @@ def prompt_command(
     try:
         example = make_task(task, length, seed, unseen_name)
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error))
     typer.echo(json.dumps({"messages": example.messages, "answer": example.answer}))

@@ -10,8 +10,22 @@ import typer
 
 from sgl_importance.cost import Tier
 from sgl_importance.policy.registry import OPTIMUM
+from sgl_importance.replay.arguments import (
+    BYTES_PER_TOKEN,
+    HOST_GBPS,
+    PREFILL_TOKENS_PER_SECOND,
+    STORAGE_GBPS,
+    BytesPerToken,
+    FormatName,
+    HostGbps,
+    Jobs,
+    PrefillTokensPerSecond,
+    SkipBad,
+    StorageGbps,
+    Tokenizer,
+    check_results,
+)
 from sgl_importance.replay.console import (
-    fail,
     parse_numbers,
     parse_policies,
     read_traces,
@@ -19,15 +33,15 @@ from sgl_importance.replay.console import (
     show,
     write_rows,
 )
-from sgl_importance.replay.formats.detect import READERS
 from sgl_importance.replay.formats.reader import ReadOptions
 from sgl_importance.replay.gated_tiers import Gating, StorageOffer
-from sgl_importance.replay.plot import PlotError, check_plot, plot_rows
+from sgl_importance.replay.plot import plot_rows
 from sgl_importance.replay.report import results_table
 from sgl_importance.replay.runner import Job, ReplayMode, run_job
 from sgl_importance.replay.tier_report import TieredJob, run_tiered_job, tiered_table
 from sgl_importance.replay.tiers import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
+from sgl_importance.terminal import fail
 
 app = typer.Typer(
     help="Replay traces: how often each eviction policy would hit, and how far that is from the optimum.",
@@ -53,9 +67,7 @@ def replay_command(
         str | None,
         typer.Option(help="Comma-separated capacities, as parts of the unique blocks.", metavar="F,F..."),
     ] = None,
-    format_name: Annotated[
-        str | None, typer.Option("--format", help=f"One of {', '.join(READERS)}; found by content if absent.")
-    ] = None,
+    format_name: FormatName = None,
     object_level: Annotated[
         bool, typer.Option("--object-level", help="Treat blocks as independent, as general simulators do.")
     ] = False,
@@ -66,11 +78,9 @@ def replay_command(
     plot_file: Annotated[
         Path | None, typer.Option("--plot", help="Draw hit rate versus budget; adds the optimum.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; as many as cores if absent.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad records and go on.")] = False,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Hugging Face tokenizer for traces of text; bytes if absent.")
-    ] = None,
+    jobs: Jobs = None,
+    skip_bad: SkipBad = False,
+    tokenizer: Tokenizer = None,
     block_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a block; what the format says if absent.")
     ] = None,
@@ -97,18 +107,10 @@ def replay_command(
             "--gate", rich_help_panel=_TIERS, help="Copy only what is worth its bytes, as the server's gate."
         ),
     ] = False,
-    host_gbps: Annotated[
-        float, typer.Option(min=1e-6, rich_help_panel=_TIERS, help="Host to device, gigabytes a second.")
-    ] = 25.0,
-    storage_gbps: Annotated[
-        float, typer.Option(min=1e-6, rich_help_panel=_TIERS, help="Storage to host, gigabytes a second.")
-    ] = 3.0,
-    prefill_tokens_per_second: Annotated[
-        float, typer.Option(min=1e-6, rich_help_panel=_TIERS, help="Rate at which prompts are computed.")
-    ] = 10_000.0,
-    bytes_per_token: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_TIERS, help="KV bytes of a token over all layers.")
-    ] = 131_072,
+    host_gbps: HostGbps = HOST_GBPS,
+    storage_gbps: StorageGbps = STORAGE_GBPS,
+    prefill_tokens_per_second: PrefillTokensPerSecond = PREFILL_TOKENS_PER_SECOND,
+    bytes_per_token: BytesPerToken = BYTES_PER_TOKEN,
 ) -> None:
     """Replay traces: how often each eviction policy would hit, and how far that is from the optimum."""
     names = parse_policies(policies)
@@ -124,14 +126,7 @@ def replay_command(
         fail("--host-blocks and --storage-blocks need --device-blocks")
     if device_blocks is not None and (object_level or node_granular or plot_file is not None):
         fail("--device-blocks replays tiers: leave out --object-level, --node-granular and --plot")
-    for out in (json_file, plot_file):
-        if out is not None and not out.resolve().parent.is_dir():
-            fail(f"no directory for {out}: create it first")
-    if plot_file is not None:
-        try:
-            check_plot(plot_file)
-        except PlotError as error:
-            fail(str(error))
+    check_results(json_file, plot_file)
     options = ReadOptions(tokenizer, block_tokens, object_level)
     processes = jobs or os.cpu_count() or 1
 

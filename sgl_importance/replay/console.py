@@ -1,4 +1,4 @@
-"""What the replay command says and does at the terminal: one-line errors, reading, progress, files."""
+"""What the replay command says and does at the terminal: its lists, reading, running, tables."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from sgl_importance.policy.registry import UnknownPolicyError, load_policy
@@ -18,16 +17,11 @@ from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.formats.reader import BadRecord, ReadOptions, TraceError, refuse_bad_record
 from sgl_importance.replay.runner import JobT, ReplayError, RowT, run_jobs
 from sgl_importance.replay.trace import Trace
+from sgl_importance.terminal import counted, fail
 
 NumberT = TypeVar("NumberT", int, float)
 FILE_COLUMNS = 120
 INTERRUPTED = 130  # as shells report SIGINT
-
-
-def fail(message: str) -> NoReturn:
-    """Ends the command with one line and exit code 2."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
 
 
 def parse_policies(text: str) -> list[str]:
@@ -87,17 +81,12 @@ def run_with_progress(
     processes: int,
 ) -> list[RowT]:
     """Rows in the order of the jobs, whatever finishes first."""
-    terminal = Console(stderr=True)
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     rows: dict[int, RowT] = {}
     try:
-        with Progress(
-            *columns, console=terminal, transient=True, disable=not terminal.is_terminal
-        ) as progress:
-            bar = progress.add_task("replaying", total=len(jobs))
+        with counted("replaying", len(jobs)) as advance:
             for index, row in run_jobs(run_one, traces, jobs, processes):
                 rows[index] = row
-                progress.advance(bar)
+                advance()
     except ReplayError as error:
         fail(str(error))
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,6 +19,7 @@ from rich.table import Table
 
 from sgl_importance.storage.budget import StoredFile
 from sgl_importance.storage.inspect import Advance, NoStore, collect, files_of, summarize, verify
+from sgl_importance.terminal import fail
 
 app = typer.Typer(
     help="Directories of --kv-importance-store; servers may be using them.",
@@ -31,16 +32,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DAMAGED_EXIT_CODE = 1
 
 
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
-
-
 def _files(directory: Path) -> list[StoredFile]:
     try:
         return files_of(directory)
     except NoStore as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 @contextmanager
@@ -58,7 +54,7 @@ def stat_command(directory: Directory, as_json: AsJson = False) -> None:
     try:
         facts = summarize(directory)
     except NoStore as error:
-        _fail(str(error))
+        fail(str(error))
     if as_json:
         typer.echo(json.dumps(facts))
         return
@@ -111,7 +107,7 @@ def gc_command(
 ) -> None:
     """Delete what killed writers left, what was set aside, and pages beyond the given bounds."""
     if not os.access(directory, os.W_OK):
-        _fail(f"{directory} cannot be written: run as the user of the server")
+        fail(f"{directory} cannot be written: run as the user of the server")
     files = _files(directory)
     with _progress("gc", files) as advance:
         result = collect(directory, files=files, limit=limit, unused_days=unused_days, advance=advance)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from sgl_importance.study.h2 import study_h2
 from sgl_importance.study.recording import Recording, load_recording
 from sgl_importance.study.report import Finding, StudyError
 from sgl_importance.study.sensitivity import study_sensitivity
+from sgl_importance.terminal import check_outputs, fail
 from sgl_importance.trace import TraceError
 from sgl_importance.workload.request import WorkloadError, read_requests
 
@@ -29,11 +30,6 @@ app = typer.Typer(
 Directories = Annotated[list[Path], typer.Argument(help="What --kv-importance-trace named, one or more.")]
 Out = Annotated[Path, typer.Option(help="Folder for <study>.json and <study>.png.")]
 WithFigure = Annotated[bool, typer.Option(help="Draw a figure (matplotlib).")]
-
-
-def fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
 
 
 def run_study(
@@ -115,6 +111,7 @@ def reuse_command(
     from sgl_importance.replay.formats.reader import TraceError as ReplayTraceError
     from sgl_importance.study.reuse import study_reuse
 
+    check_outputs(out)
     try:
         finding = study_reuse(read_trace(trace, format_name=format), horizon)
     except (ReplayTraceError, ValueError) as error:

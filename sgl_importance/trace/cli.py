@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from sgl_importance.terminal import check_outputs, fail
 from sgl_importance.trace.arrivals import arrivals, mooncake_rows
 from sgl_importance.trace.reader import TraceError, open_trace
 from sgl_importance.trace.records import TreeEvent
@@ -20,11 +21,6 @@ app = typer.Typer(
     help="Recordings made with --kv-importance-trace.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 Directory = Annotated[Path, typer.Argument(help="What --kv-importance-trace named.")]
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
 
 
 def describe(directory: Path) -> dict[str, Any]:
@@ -73,7 +69,7 @@ def info_command(
     try:
         facts = describe(directory)
     except TraceError as error:
-        _fail(str(error))
+        fail(str(error))
     if as_json:
         typer.echo(json.dumps(facts))
         return
@@ -91,12 +87,11 @@ def convert_command(
     health_checks: Annotated[bool, typer.Option(help="Keep the server's own requests.")] = False,
 ) -> None:
     """Write the requests for replay: timestamp in ms, lengths, one id per page of the prompt."""
-    if not out.resolve().parent.is_dir():
-        _fail(f"no directory for {out}: create it first")
+    check_outputs(out)
     try:
         requests = arrivals(open_trace(directory), health_checks=health_checks)
     except TraceError as error:
-        _fail(str(error))
+        fail(str(error))
     with out.open("w", encoding="utf-8") as file:
         for row in mooncake_rows(requests):
             file.write(json.dumps(row) + "\n")

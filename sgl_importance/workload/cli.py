@@ -6,14 +6,16 @@ import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sgl_importance.client.arguments import AnyServer, ApiKey
+from sgl_importance.client.server import DEFAULT_URL
 from sgl_importance.probe.evaluate import ServerError
+from sgl_importance.terminal import check_outputs, counted, fail
 from sgl_importance.workload.drive import Outcome, Summary, WorkloadClient, drive, summarise
 from sgl_importance.workload.kinds import KINDS, Shape
 from sgl_importance.workload.make import make_workload
@@ -25,11 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _SHAPE = Shape()
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
 
 
 @app.command("make")
@@ -56,13 +53,12 @@ def make_command(
 ) -> None:
     """Write a workload."""
     shape = Shape(sessions, document_tokens, turns, answer_tokens, document_skew, question_skew)
-    if not out.resolve().parent.is_dir():
-        _fail(f"no directory for {out}: create it first")
+    check_outputs(out)
     names = [kind.strip() for kind in kinds.split(",") if kind.strip()]
     try:
         requests = list(make_workload(names, count, shape=shape, seed=seed, rate=rate))
     except WorkloadError as error:
-        _fail(str(error))
+        fail(str(error))
     write_requests(requests, out)
     typer.echo(f"{len(requests)} requests in {out}")
 
@@ -70,8 +66,8 @@ def make_command(
 @app.command("run")
 def run_command(
     file: Annotated[Path, typer.Argument(help="What 'make' wrote.", exists=True, dir_okay=False)],
-    base_url: Annotated[str, typer.Option(help="Of the server.")] = "http://127.0.0.1:30000",
-    api_key: Annotated[str | None, typer.Option(help="Key that the server demands.")] = None,
+    url: AnyServer = DEFAULT_URL,
+    api_key: ApiKey = None,
     concurrency: Annotated[
         int, typer.Option(min=0, help="Requests in flight; 0 sends each at its arrival time.")
     ] = 4,
@@ -79,15 +75,12 @@ def run_command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write outcomes here.")] = None,
 ) -> None:
     """Send a workload; report exact answers and cached tokens (sglang: --enable-cache-report)."""
-    if json_file is not None and not json_file.resolve().parent.is_dir():
-        _fail(f"no directory for {json_file}: create it first")
+    check_outputs(json_file)
     try:
         requests = read_requests(file)
-        outcomes = asyncio.run(
-            _run(WorkloadClient(base_url, api_key, timeout), requests, concurrency or None)
-        )
+        outcomes = asyncio.run(_run(WorkloadClient(url, api_key, timeout), requests, concurrency or None))
     except (WorkloadError, ServerError) as error:
-        _fail(str(error))
+        fail(str(error))
     rows = summarise(outcomes)
     Console().print(_table(rows))
     if json_file is not None:
@@ -98,10 +91,8 @@ def run_command(
 async def _run(
     client: WorkloadClient, requests: list[WorkloadRequest], concurrency: int | None
 ) -> list[Outcome]:
-    columns = (TextColumn("asking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("asking", total=len(requests))
-        return await drive(client, requests, concurrency=concurrency, on_answer=lambda: progress.advance(bar))
+    with counted("asking", len(requests)) as advance:
+        return await drive(client, requests, concurrency=concurrency, on_answer=advance)
 
 
 def _row(outcome: Outcome) -> dict[str, object]:

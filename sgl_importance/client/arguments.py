@@ -1,4 +1,4 @@
-"""What every command that talks to a server has in common: options, errors, output."""
+"""What every command that talks to a server takes: the server, a prompt, the form of the answer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from sgl_importance.client.server import Server, ServerError
+from sgl_importance.terminal import fail
 
-Url = Annotated[str, typer.Option(help="Address of the server.")]
+Url = Annotated[str, typer.Option("--url", help="Address of the server.")]
+AnyServer = Annotated[
+    str, typer.Option("--url", "--base-url", help="Address of an OpenAI-compatible server.")
+]
 ApiKey = Annotated[
     str | None, typer.Option(envvar="SGLANG_API_KEY", show_envvar=True, help="The server's API key.")
 ]
@@ -28,12 +32,6 @@ InputIds = Annotated[
 ]
 CacheSalt = Annotated[str | None, typer.Option(help="cache_salt of the requests that share the prefix.")]
 ExtraKey = Annotated[str | None, typer.Option(help="extra_key of the requests that share the prefix.")]
-
-
-def fail(message: str) -> NoReturn:
-    """Ends the command with one line and exit code 2."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
 
 
 @contextmanager

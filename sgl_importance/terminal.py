@@ -1,0 +1,43 @@
+"""What all commands do alike at the terminal: errors of one line, files to be written, progress on stderr."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the command with one line and exit code 2."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def check_outputs(*files: Path | None) -> None:
+    """Fails, before any work is done, where a file that was asked for cannot be written."""
+    for file in files:
+        if file is None:
+            continue
+        folder = file.resolve().parent
+        if file.is_dir():
+            fail(f"{file} is a directory: name a file in it")
+        if not folder.is_dir():
+            fail(f"no directory for {file}: create it first")
+        if not os.access(file if file.exists() else folder, os.W_OK):
+            fail(f"{file} cannot be written: change its permissions, or name another file")
+
+
+@contextmanager
+def counted(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar of so many steps, gone when they are done; call what it yields after each step."""
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    terminal = Console(stderr=True)
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda: progress.advance(task)
