@@ -109,10 +109,7 @@ def snapshot(
             yield
     return {
         "version": SCHEMA_VERSION,
-        "policy": component.options.policy,
-        "page_size": component.tree.page_size,
-        "clock": component.policy.clock,
-        "tiers": describe_tiers(cache, stored_tokens),
+        **describe_cache(cache, stored_tokens),
         "nodes": rows,
         "next_cursor": encode_cursor(page[-1]) if len(keys) > len(page) else None,
     }
@@ -177,6 +174,17 @@ def describe_node(
         "p_reuse": p_reuse,
         "loss": loss,
         "pinned": any(metadata.pin_octaves.values()),
+    }
+
+
+def describe_cache(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str, Any]:
+    """What is true of the whole tree: policy, page size, clock, tiers."""
+    component = cache.importance
+    return {
+        "policy": component.options.policy,
+        "page_size": component.tree.page_size,
+        "clock": component.policy.clock,
+        "tiers": describe_tiers(cache, stored_tokens),
     }
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -25,7 +23,6 @@ from sglang_importance.recorder import Recorder
 CacheKind = Literal[
     "rust-lru", "python-lru", "python-slru", "python-tlru", "python-lfu", "observe", "importance"
 ]
-WriteMode = Literal["write_through", "write_through_selective", "write_back"]
 
 _COST = CostModel(
     prefill_seconds_per_token=1e-5,
@@ -106,45 +103,3 @@ def build_cache(
         )
     }
     return ImportanceRadixCache(params)
-
-
-def attach_host_tier(
-    cache: UnifiedRadixCache, *, model: Path, write_policy: WriteMode = "write_through", ratio: float = 2.0
-) -> None:
-    """Gives the cache upstream's own host pool and transfers, as ``--enable-hierarchical-cache`` does.
-
-    Publishes the flags to this process (upstream reads them from there), so it is for processes that serve
-    nothing else.
-
-    Args:
-        cache: a cache of ``build_cache``, still empty.
-        model: folder of any checkpoint; only its configuration is read.
-        write_policy: when nodes are copied to the host.
-        ratio: size of the host pool, as a multiple of the device pool.
-    """
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.runtime_context import publish
-    from sglang.srt.server_args import ServerArgs
-
-    load_plugins()  # without an accelerator the host pool needs our CPU runtime
-    args = ServerArgs(
-        model_path=str(model),
-        device="cpu",
-        enable_hierarchical_cache=True,
-        hicache_ratio=ratio,
-        hicache_write_policy=write_policy,
-        page_size=cache.page_size,
-    )
-    publish(args, role="scheduler")
-    cache.init_hicache(
-        args,
-        CacheInitParams(
-            disable=False,
-            req_to_token_pool=cache.req_to_token_pool,
-            token_to_kv_pool_allocator=cache.token_to_kv_pool_allocator,
-            page_size=cache.page_size,
-            tree_components=(ComponentType.FULL,),
-        ),
-    )
-    # Upstream would keep the cache alive until the end of the process.
-    atexit.unregister(cache.shutdown)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_importance.desk import Document, Job, NotFound
 from sglang_importance.ranked_component import RankedComponent
-from sglang_importance.snapshot import Slices, describe_node, describe_tiers, node_loss
+from sglang_importance.snapshot import Slices, describe_cache, describe_node, node_loss
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -100,10 +100,7 @@ def tree_view(
             yield
     return {
         "version": SCHEMA_VERSION,
-        "policy": component.options.policy,
-        "page_size": component.tree.page_size,
-        "clock": component.policy.clock,
-        "tiers": describe_tiers(cache, sums.stored_tokens),
+        **describe_cache(cache, sums.stored_tokens),
         "total": {"nodes": sums.nodes[None], "tokens": sums.tokens[None]},
         "root": root,
         "nodes": list(rows.values()),

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sgl_importance.policy.base import EvictionPolicy
-from sgl_importance.policy.ranked import RankedBlocks
+from sgl_importance.policy.ranked import RankedPolicy
 from sgl_importance.replay.trace import IntArray, Trace
 
 
@@ -36,7 +35,7 @@ class NextUses:
         return cls(positions, trace.offsets)
 
 
-class BeladyPolicy(EvictionPolicy):
+class BeladyPolicy(RankedPolicy[int]):
     """Belady: A Study of Replacement Algorithms for a Virtual-Storage Computer, 1966 (his rule MIN).
 
     In a leaf-only prefix tree the victim is the evictable block whose next use is furthest. A prefix is used
@@ -56,8 +55,6 @@ class BeladyPolicy(EvictionPolicy):
         self._positions: list[int] = next_uses.positions.tolist()
         self._offsets: list[int] = next_uses.offsets.tolist()
         self._now = 0
-        self._ranks: dict[int, int] = {}  # negated position of the next use: the furthest ranks lowest
-        self._order = RankedBlocks()
 
     def begin_request(self, request: int) -> None:
         self._now = self._offsets[request]
@@ -66,18 +63,5 @@ class BeladyPolicy(EvictionPolicy):
         self.access(block)
 
     def access(self, block: int) -> None:
-        self._ranks[block] = rank = -self._positions[self._now]
+        self._rank(block, -self._positions[self._now])  # the furthest next use ranks lowest
         self._now += 1
-        if block in self._order:
-            self._order.add(block, rank)
-
-    def evictable(self, block: int) -> None:
-        self._order.add(block, self._ranks[block])
-
-    def held(self, block: int) -> None:
-        self._order.discard(block)
-
-    def victim(self) -> int:
-        block = self._order.pop()
-        del self._ranks[block]
-        return block

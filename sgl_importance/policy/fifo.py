@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sgl_importance.policy.base import EvictionPolicy
-from sgl_importance.policy.ranked import RankedBlocks
+from sgl_importance.policy.ranked import RankedPolicy
 
 
-class FifoPolicy(EvictionPolicy):
+class FifoPolicy(RankedPolicy[int]):
     """Belady: A Study of Replacement Algorithms for a Virtual-Storage Computer, 1966 (his class-1 rules).
 
     A held block keeps its place in the queue; a prefix is older than what follows it, and yet leaves after
@@ -19,24 +18,11 @@ class FifoPolicy(EvictionPolicy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._inserted: dict[int, int] = {}
         self._time = 0
-        self._order = RankedBlocks()
 
     def insert(self, block: int) -> None:
         self._time += 1
-        self._inserted[block] = self._time
+        self._rank(block, self._time)
 
     def access(self, block: int) -> None:
         pass
-
-    def evictable(self, block: int) -> None:
-        self._order.add(block, self._inserted[block])
-
-    def held(self, block: int) -> None:
-        self._order.discard(block)
-
-    def victim(self) -> int:
-        block = self._order.pop()
-        del self._inserted[block]
-        return block

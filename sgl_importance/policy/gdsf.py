@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sgl_importance.policy.base import EvictionPolicy
-from sgl_importance.policy.ranked import RankedBlocks
+from sgl_importance.policy.ranked import RankedPolicy
 
 
-class GdsfPolicy(EvictionPolicy):
+class GdsfPolicy(RankedPolicy[tuple[int, int]]):
     """Cherkasova: Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy, 1998.
 
     Priority is inflation + uses x cost / size, and inflation is the priority of the last victim. Blocks are
@@ -23,8 +22,6 @@ class GdsfPolicy(EvictionPolicy):
         self._time = 0
         self._inflation = 0
         self._uses: dict[int, int] = {}
-        self._ranks: dict[int, tuple[int, int]] = {}  # priority, time of the last use
-        self._order = RankedBlocks()
 
     def insert(self, block: int) -> None:
         self._use(block, 1)
@@ -35,18 +32,8 @@ class GdsfPolicy(EvictionPolicy):
     def _use(self, block: int, uses: int) -> None:
         self._time += 1
         self._uses[block] = uses
-        self._ranks[block] = rank = (self._inflation + uses, self._time)
-        if block in self._order:
-            self._order.add(block, rank)
+        self._rank(block, (self._inflation + uses, self._time))
 
-    def evictable(self, block: int) -> None:
-        self._order.add(block, self._ranks[block])
-
-    def held(self, block: int) -> None:
-        self._order.discard(block)
-
-    def victim(self) -> int:
-        block = self._order.pop()
+    def _forget(self, block: int, rank: tuple[int, int]) -> None:
         del self._uses[block]
-        self._inflation = self._ranks.pop(block)[0]
-        return block
+        self._inflation = rank[0]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from random import Random
 from typing import ClassVar
 
-from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.policy.hit_density import MAX_AGE, HitDensity
+from sgl_importance.policy.sampled import SampledPolicy
 
 _EARLY_SAMPLES = 8
 _EARLY_RECONFIGURATIONS = 50
@@ -16,7 +15,7 @@ _EXPLORE_ONE_IN = 32
 _DECAY = 0.9
 
 
-class LhdPolicy(EvictionPolicy):
+class LhdPolicy(SampledPolicy):
     """Beckmann, Chen, Cidon: LHD: Improving Cache Hit Rate by Maximizing Hit Density, NSDI 2018.
 
     Follows the authors' simulator, which libCacheSim carries: 16 classes by the last two hit ages, coarse
@@ -25,8 +24,7 @@ class LhdPolicy(EvictionPolicy):
     accesses, more than many KV traces have: on those the default ranks by the prior, which is recency.
 
     Args:
-        capacity: see ``EvictionPolicy``.
-        seed: the same seed and events lead to the same victims.
+        capacity, seed: see ``SampledPolicy``.
         samples: candidates looked at per victim; 8 until 50 reconfigurations have passed.
         admissions: recent admissions of low density that are looked at besides.
         reconfigure_every: accesses between reconfigurations.
@@ -43,10 +41,9 @@ class LhdPolicy(EvictionPolicy):
         admissions: int = 8,
         reconfigure_every: int = 1 << 20,
     ) -> None:
-        super().__init__(capacity)
+        super().__init__(capacity, seed=seed)
         assert samples > 0
         assert reconfigure_every > 0
-        self._random = Random(seed)
         self._samples = samples
         self._reconfigure_every = reconfigure_every
         self._time = 0
@@ -54,8 +51,6 @@ class LhdPolicy(EvictionPolicy):
         self._last_access: dict[int, int] = {}
         self._class: dict[int, int] = {}
         self._last_hit_age: dict[int, int] = {}
-        self._candidates: list[int] = []
-        self._places: dict[int, int] = {}
         self._explorers: set[int] = set()
         self._explorer_budget = int(capacity * _EXPLORER_FRACTION)
         self._doubtful: deque[int] = deque(maxlen=admissions)
@@ -79,20 +74,6 @@ class LhdPolicy(EvictionPolicy):
         self._end_exploration(block)
         self._explore(block)
         self._tick()
-
-    def evictable(self, block: int) -> None:
-        if block not in self._places:
-            self._places[block] = len(self._candidates)
-            self._candidates.append(block)
-
-    def held(self, block: int) -> None:
-        place = self._places.pop(block, None)
-        if place is None:
-            return
-        last = self._candidates.pop()
-        if last != block:
-            self._candidates[place] = last
-            self._places[last] = place
 
     def victim(self) -> int:
         victim, lowest = -1, float("inf")

@@ -1,10 +1,14 @@
-"""The order of a policy whose blocks have a rank: the evictable block of lowest rank goes first."""
+"""Policies whose blocks have a rank: the evictable block of lowest rank goes first."""
 
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import Generic, TypeVar
+
+from sgl_importance.policy.base import EvictionPolicy
 
 Rank = float | tuple[float, ...]
+RankT = TypeVar("RankT", bound=Rank)
 _COMPACT_SLACK = 64
 
 
@@ -59,3 +63,32 @@ class RankedBlocks:
         heappop(self._heap)
         del self._ranks[first[1]]
         return first[1]
+
+
+class RankedPolicy(EvictionPolicy, Generic[RankT]):
+    """Base of policies that say of each block in the cache, held or not, what its rank is."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._ranks: dict[int, RankT] = {}
+        self._order = RankedBlocks()
+
+    def _rank(self, block: int, rank: RankT) -> None:
+        """Ranks a block in the cache, for the first time or anew."""
+        self._ranks[block] = rank
+        if block in self._order:
+            self._order.add(block, rank)
+
+    def _forget(self, block: int, rank: RankT) -> None:
+        """The block is the victim; it had this rank."""
+
+    def evictable(self, block: int) -> None:
+        self._order.add(block, self._ranks[block])
+
+    def held(self, block: int) -> None:
+        self._order.discard(block)
+
+    def victim(self) -> int:
+        block = self._order.pop()
+        self._forget(block, self._ranks.pop(block))
+        return block

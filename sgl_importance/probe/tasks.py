@@ -12,7 +12,7 @@ from functools import cached_property
 from random import Random
 
 from sgl_importance.probe.document import RECORD_TOKENS, Layout, Record, lay_out
-from sgl_importance.probe.tokenizer import ASSISTANT, BEGIN, SYSTEM, USER, render
+from sgl_importance.probe.tokenizer import ASSISTANT, BEGIN, SYSTEM, USER
 from sgl_importance.probe.vocabulary import (
     INSTRUCTION,
     NAMES,
@@ -102,15 +102,6 @@ class ProbeTask:
     """Whether the asked name was never the name of a record in training."""
     prompt_tokens: int
     """Prompt length under the probe's chat template, special tokens and generation prompt included."""
-    needle_tokens: Span
-    """Token range of the needle record (name, value, end) within that prompt."""
-    needle_characters: Span
-    """Character range of the needle record within the rendered prompt text."""
-
-    @property
-    def prompt(self) -> str:
-        """The prompt text as the probe's chat template renders it."""
-        return render(self.messages)
 
 
 def _draw_records(names: list[str], rng: Random) -> tuple[Record, ...]:
@@ -155,18 +146,11 @@ def make_task(task: str, length: int, seed: int, unseen_name: bool = False) -> P
         records = _draw_records([needle, *others], rng)
     layout = lay_out(records, tokens, rng, _OTHER_SHARE if task == "single-needle" else 0.0)
     document = ProbeDocument(layout, records)
-    span = document.token_span(needle)
-    pieces = [*_PREFIX_PIECES, *document.layout.pieces]
-    start, end = span.start + len(_PREFIX_PIECES), span.end + len(_PREFIX_PIECES)
-    first_character = sum(map(len, pieces[:start]))
-    text = "".join(pieces[start:end])
     return ProbeTask(
         task=task,
         messages=document.messages(needle),
         answer=document.records[needle],
         name=needle,
         unseen_name=unseen_name,
-        prompt_tokens=len(pieces) + len(_QUESTION_PIECES),
-        needle_tokens=Span(start, end),
-        needle_characters=Span(first_character, first_character + len(text.rstrip())),
+        prompt_tokens=len(_PREFIX_PIECES) + len(layout.pieces) + len(_QUESTION_PIECES),
     )

@@ -6,11 +6,6 @@ from sgl_importance.cost import CostModel
 from sgl_importance.shadow.cache import ShadowCache
 from sgl_importance.shadow.comparison import Comparison
 from sgl_importance.shadow.ranking import ImportanceRanking, LruRanking
-from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
-from sgl_importance.trace.reader import TraceReader
-from sgl_importance.trace.records import Header, RequestAdmitted, RequestFinished
-
-RETRACTED = "retracted"
 
 
 class ShadowPair:
@@ -49,30 +44,3 @@ class ShadowPair:
         """A request ended with these tokens of prompt and answer."""
         self.lru.finish(request, pages, tokens)
         self.importance.finish(request, pages, tokens)
-
-
-def replay_recording(reader: TraceReader, capacity: int, cost: CostModel, ghost_pages: int) -> ShadowPair:
-    """Sends a recording through a pair, as a server under ``observe`` would have while it was made.
-
-    Args:
-        reader: of the recording.
-        capacity: pages of the device tier.
-        cost: what restoring costs.
-        ghost_pages: pages that importance remembers after their eviction.
-    """
-    pair = ShadowPair(capacity, reader.header.page_size, cost, ghost_pages)
-    prompts: dict[int, int] = {}
-    for record in reader:
-        match record:
-            case Header():
-                pair.reset()
-                prompts.clear()
-            case RequestAdmitted() if not record.rid.startswith(HEALTH_CHECK_PREFIX):
-                prompts[record.request] = record.input_tokens
-                pages = [reader.digest(page) for page in record.pages.tolist()]
-                pair.admit(str(record.request), pages, record.input_tokens)
-            case RequestFinished() if record.reason != RETRACTED and record.request in prompts:
-                pages = [reader.digest(page) for page in record.pages.tolist()]
-                tokens = prompts.pop(record.request) + record.output_tokens
-                pair.finish(str(record.request), pages, tokens)
-    return pair

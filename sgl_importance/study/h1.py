@@ -19,7 +19,6 @@ from sgl_importance.study.streams import Stream, streams
 SHARES = (0.05, 0.1, 0.2)
 BUDGETS = (0.1, 0.2, 0.3, 0.5)
 SCORED = ("ema", "window", "combined")
-UNSCORED = ("lru", "lfu", "recency+sinks")
 # Where the verdict is read: chosen before the first run, the middle of the grid.
 DECISIVE_SHARE, DECISIVE_BUDGET = 0.1, 0.2
 CLAIM = "sparse-serving reading: scores of earlier steps keep more of the next step's pages than LRU does"

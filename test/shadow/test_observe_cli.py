@@ -15,8 +15,11 @@ from sgl_importance.client.server import Server
 from sgl_importance.cost import CostModel
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
-from sgl_importance.shadow.pair import replay_recording
+from sgl_importance.shadow.pair import ShadowPair
 from sgl_importance.trace import open_trace
+from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
+from sgl_importance.trace.reader import TraceReader
+from sgl_importance.trace.records import Header, RequestAdmitted, RequestFinished
 
 from serving import ServerProcess, free_port
 
@@ -36,6 +39,26 @@ def _questions(count: int) -> list[list[int]]:
         document = rng.choice(documents)
         prompts.append(encode(document.messages(rng.choice(list(document.records)))))
     return prompts
+
+
+def shadows_of(reader: TraceReader, capacity: int, cost: CostModel, ghost_pages: int) -> ShadowPair:
+    """A recording sent through a pair, as a server under ``observe`` would have while it was made."""
+    pair = ShadowPair(capacity, reader.header.page_size, cost, ghost_pages)
+    prompts: dict[int, int] = {}
+    for record in reader:
+        match record:
+            case Header():
+                pair.reset()
+                prompts.clear()
+            case RequestAdmitted() if not record.rid.startswith(HEALTH_CHECK_PREFIX):
+                prompts[record.request] = record.input_tokens
+                pages = [reader.digest(page) for page in record.pages.tolist()]
+                pair.admit(str(record.request), pages, record.input_tokens)
+            case RequestFinished() if record.reason != "retracted" and record.request in prompts:
+                pages = [reader.digest(page) for page in record.pages.tolist()]
+                tokens = prompts.pop(record.request) + record.output_tokens
+                pair.finish(str(record.request), pages, tokens)
+    return pair
 
 
 @pytest.mark.server
@@ -73,7 +96,7 @@ def test_a_live_comparison_is_the_replay_of_its_recording(probe_model: Path, tmp
     cost = dict(recording.header.cost)
     pages = POOL_TOKENS // PAGE_SIZE
     model = CostModel(**{**cost, "bytes_per_token": int(cost["bytes_per_token"])})
-    replayed = replay_recording(recording, pages, model, 4 * pages).comparison
+    replayed = shadows_of(recording, pages, model, 4 * pages).comparison
     for name in ("requests", "prompt_tokens", "lru_hit_tokens", "importance_hit_tokens", "saved_tokens"):
         assert report[name] == getattr(replayed, name), name
 

@@ -6,19 +6,24 @@ wrong salt, is seen at the next match.
 
 from __future__ import annotations
 
+import atexit
 from array import array
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, MatchPrefixParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.probe import checkpoint_path
 from sglang_importance.recorder import Recorder
-from sglang_importance.standalone import CacheKind, WriteMode, attach_host_tier
+from sglang_importance.standalone import CacheKind
 
 from driver import PAGE, OutOfMemory, Request, TreeDriver
 
@@ -31,6 +36,51 @@ def stamps(tokens: array, salt: str | None) -> torch.Tensor:
     weighted = (ids + 1) * (2 * np.arange(len(ids)) + 1)
     seed = 0 if salt is None else 7919 * (1 + sum(salt.encode()))
     return torch.from_numpy(((np.cumsum(weighted) + seed) % STAMPS).astype(np.float32))
+
+
+WriteMode = Literal["write_through", "write_through_selective", "write_back"]
+
+
+def attach_host_tier(
+    cache: UnifiedRadixCache, *, model: Path, write_policy: WriteMode = "write_through", ratio: float = 2.0
+) -> None:
+    """Gives the cache upstream's own host pool and transfers, as ``--enable-hierarchical-cache`` does.
+
+    Publishes the flags to this process (upstream reads them from there), so it is for processes that serve
+    nothing else.
+
+    Args:
+        cache: a cache of ``build_cache``, still empty.
+        model: folder of any checkpoint; only its configuration is read.
+        write_policy: when nodes are copied to the host.
+        ratio: size of the host pool, as a multiple of the device pool.
+    """
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.runtime_context import publish
+    from sglang.srt.server_args import ServerArgs
+
+    load_plugins()  # without an accelerator the host pool needs our CPU runtime
+    args = ServerArgs(
+        model_path=str(model),
+        device="cpu",
+        enable_hierarchical_cache=True,
+        hicache_ratio=ratio,
+        hicache_write_policy=write_policy,
+        page_size=cache.page_size,
+    )
+    publish(args, role="scheduler")
+    cache.init_hicache(
+        args,
+        CacheInitParams(
+            disable=False,
+            req_to_token_pool=cache.req_to_token_pool,
+            token_to_kv_pool_allocator=cache.token_to_kv_pool_allocator,
+            page_size=cache.page_size,
+            tree_components=(ComponentType.FULL,),
+        ),
+    )
+    # Upstream would keep the cache alive until the end of the process.
+    atexit.unregister(cache.shutdown)
 
 
 class HostedDriver(TreeDriver):

@@ -15,10 +15,10 @@ import sglang_importance.folding as folding_module
 from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.recorder import Recorder
-from sglang_importance.standalone import CacheKind, WriteMode
+from sglang_importance.standalone import CacheKind
 
 from books import check_books, check_recording, object_counts
-from hosted_driver import PAGE, HostedDriver, OutOfMemory, Request
+from hosted_driver import PAGE, HostedDriver, OutOfMemory, Request, WriteMode
 from traffic import Chat, Traffic
 
 MAX_LIVE = 6

@@ -15,8 +15,6 @@ from sglang_importance.http.ask import ask, json_body, validated
 from sglang_importance.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.tree_view import DEFAULT_DEPTH, DEFAULT_LIMIT, MAX_LIMIT
 
-MAX_PAGE_TEXTS = 512
-
 
 class TreeQuery(BaseModel):
     """Query parameters of ``GET /kv_importance/tree``.

@@ -80,10 +80,6 @@ def _files(path: Path) -> list[Path]:
     return sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
 
 
-def _has_prompt(record: _Record) -> bool:
-    return _prompt(record) is not None
-
-
 def _prompt(record: _Record) -> str | list[int] | list[Message] | None:
     """The only prompt of the record; None if there is none, or more than one."""
     if record.body is not None:
