@@ -43,7 +43,9 @@ def write_results(name: str, rows: Sequence[dict[str, Any]], *, out: Path | None
         "versions": {package: _version(package) for package in ("sgl-importance", "sglang", "torch")},
         "rows": list(rows),
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n")
+    unfinished.replace(path)  # a run that is cut off leaves the rows of the one before
     return path
 
 

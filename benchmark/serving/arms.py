@@ -61,13 +61,14 @@ ARMS: dict[str, Arm] = {
     "tlru": _published("tlru", "--radix-eviction-policy-config", json.dumps(TLRU_CONFIG)),
     "lfu": _published("lfu"),
     OURS: _ours(),
-    # --kv-importance-g auto, the default, is off.
+    # As shipped: g = 1, copies whatever sglang's write policy offers, pins on request, pre-warms at start.
     "ours (g = 1)": _ours("--kv-importance-g", "off", same_as=OURS),
+    "ours (no gating)": _ours("--kv-importance-gate", "off", same_as=OURS),
+    "ours (no pins)": _ours("--kv-importance-pin-budget", "0", same_as=OURS),
+    "ours (no pre-warm)": _ours("--kv-importance-prewarm", "off", same_as=OURS, same_on=("device", "host")),
     "ours (g on)": _ours("--kv-importance-g", "on"),
     "ours (g shuffled)": _ours("--kv-importance-g", "shuffled"),
     "ours (g on + automatic pins)": _ours("--kv-importance-g", "on", "--kv-importance-auto-pins", "on"),
-    "ours (no pre-warm)": _ours("--kv-importance-prewarm", "off", same_as=OURS, same_on=("device", "host")),
-    # --kv-importance-gate auto, the default, is off: "ours" is the arm without gating.
     "ours (gate on)": _ours("--kv-importance-gate", "on", same_as=OURS, same_on=("device",)),
 }
 

@@ -79,9 +79,9 @@ def _goal_storage(measured: Measured) -> Iterable[list[str]]:
 
 
 def _goal_restart(measured: Measured) -> Iterable[list[str]]:
-    rows = measured.of("restart", arm=OURS)
-    if rows:
-        median, low, high = bootstrap([row["first_seconds"] / row["warm_seconds"] for row in rows])
+    ratios = measured.restart_ratios(OURS)
+    if ratios:
+        median, low, high = bootstrap(ratios)
         shown = f"{median:.2f} ({low:.2f} - {high:.2f})"
         goal = f"first request after a restart <= {RESTART_BOUND} of a warm one"
         yield [goal, "restart", shown, _met(median <= RESTART_BOUND)]

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmark.serving.arms import PUBLISHED, STOCK
+from benchmark.serving.arms import ARMS, PUBLISHED, STOCK
+from benchmark.serving.rows import Row
 
-Row = dict[str, Any]
 RESAMPLES = 4000
 MISSING = "-"
 
@@ -47,9 +47,23 @@ class Measured:
             if row["pass"] == name and all(row.get(key) == value for key, value in values.items())
         ]
 
+    def source_of(self, workload: str, arm: str) -> str:
+        """The arm itself; where it was not counted and its decisions are another's, that other arm."""
+        tiers = self.parameters["workloads"][workload].get("tiers", "device")
+        if (workload, arm) not in self.counts and ARMS[arm].is_copy(tiers):
+            return ARMS[arm].same_as or arm
+        return arm
+
     def value(self, workload: str, arm: str, value: str) -> Any:
         """Of the counted pass; None where it was not measured."""
-        return self.counts.get((workload, arm), {}).get(value)
+        return self.counts.get((workload, self.source_of(workload, arm)), {}).get(value)
+
+    def restart_ratios(self, arm: str) -> list[float]:
+        """Time of a first request over that of a warm one: of each restart the median of its documents."""
+        ratios: dict[int, list[float]] = {}
+        for row in self.of("restart", arm=arm):
+            ratios.setdefault(row["alternation"], []).append(row["first_seconds"] / row["warm_seconds"])
+        return [statistics.median(found) for found in ratios.values()]
 
     def best_published(self, workload: str) -> tuple[int, str] | None:
         """The fewest uncached tokens of a published policy, and whose they are."""

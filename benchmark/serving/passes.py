@@ -1,10 +1,9 @@
-"""The three passes: deterministic counts, capacity, and times. Each yields rows for the JSON."""
+"""Measurements on a real server: what was found where, how long it took, and what a restart costs."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,14 +15,13 @@ import psutil
 
 from benchmark.serving.arms import ARMS, Arm, server_flags
 from benchmark.serving.load import Answer, send_in_order, send_open_loop
+from benchmark.serving.rows import Row
 from benchmark.serving.workloads import Workload, at, document_of
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.workload.request import WorkloadRequest
 
-sys.path.append(str(Path(__file__).parents[2] / "test"))
 from serving import ServerProcess
 
-Row = dict[str, Any]
 Advance = Callable[[], None]
 TIERS = ("device", "host", "storage")
 PREWARM_SECONDS = 120.0
@@ -113,9 +111,7 @@ def count(
 
         def serve(requests: Sequence[WorkloadRequest], *, fresh: bool) -> Row:
             server = servers.start(arm, workload, store=store, device_tokens=device_tokens, fresh=fresh)
-            with _growth(server) as grown:
-                answers = send_in_order(server.base_url, server.name, requests, advance)
-            return {**_counts(answers), **grown}
+            return count_in_order(server, requests, advance)
 
         if split:
             before = serve(workload.requests[:split], fresh=True)
@@ -129,6 +125,15 @@ def count(
         if workload.tiers == "storage":
             servers.stop()  # before its store goes
     return row
+
+
+def count_in_order(
+    server: ServerProcess, requests: Sequence[WorkloadRequest], advance: Advance = lambda: None
+) -> Row:
+    """Sends one request at a time; what was found where, and what was written meanwhile."""
+    with _growth(server) as grown:
+        answers = send_in_order(server.base_url, server.name, requests, advance)
+    return {**_counts(answers), **grown}
 
 
 @contextmanager

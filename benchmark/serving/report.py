@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 from benchmark.serving.arms import ARMS, STOCK
 from benchmark.serving.figure import draw
 from benchmark.serving.goals import goals
-from benchmark.serving.measured import MISSING, Measured, Row, bootstrap, paired_ratios, table
+from benchmark.serving.measured import MISSING, Measured, bootstrap, paired_ratios, table
+from benchmark.serving.rows import Row
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "serving.md"
@@ -21,9 +23,11 @@ TIMES = ("ttft_p50", "ttft_p95", "ttft_p99", "tpot_p50", "prompt_tokens_per_seco
 
 
 def uncached(measured: Measured) -> str:
-    """Thousands, and the ratio to stock LRU."""
+    """Thousands, and the ratio to stock LRU; "= ours" where that arm decides the same and stands for it."""
 
     def cell(workload: str, arm: str) -> str:
+        if (source := measured.source_of(workload, arm)) != arm:
+            return f"= {source}"
         tokens = measured.value(workload, arm, "uncached_tokens")
         stock = measured.value(workload, STOCK, "uncached_tokens")
         if tokens is None:
@@ -64,24 +68,24 @@ def tiers(measured: Measured) -> str:
 
 
 def capacity(measured: Measured) -> str:
-    sizes = sorted({row["device_tokens"] for row in measured.of("capacity")})
+    """Hit rate by size of the device pool; the committed size is that of the counts."""
+    committed = measured.parameters["device_tokens"]
+    sizes = sorted({row["device_tokens"] for row in measured.of("capacity")} | {committed})
     lines = []
     for workload in dict.fromkeys(row["workload"] for row in measured.of("capacity")):
-        curves = {
-            arm: {
-                row["device_tokens"]: row["hit_rate"]
-                for row in measured.of("capacity", workload=workload, arm=arm)
-            }
-            for arm in ARMS
-            if measured.of("capacity", workload=workload, arm=arm)
-        }
+        curves: dict[str, dict[int, float]] = {}
+        for row in measured.of("capacity", workload=workload):
+            curves.setdefault(row["arm"], {})[row["device_tokens"]] = row["hit_rate"]
+        for arm, curve in curves.items():
+            if (rate := measured.value(workload, arm, "hit_rate")) is not None:
+                curve[committed] = rate
         for arm, curve in curves.items():
             rates = [f"{curve[size]:.3f}" if size in curve else MISSING for size in sizes]
-            default = measured.parameters["device_tokens"]
-            needed = _capacity_for(curves.get(STOCK, {}), curve[default]) if default in curve else None
-            lines.append([workload, arm, *rates, needed or MISSING])
-    size = measured.parameters["device_tokens"]
-    return table(["workload", "arm", *(f"{s:,}" for s in sizes), f"LRU needs for {size:,}"], lines)
+            needed = MISSING
+            if committed in curve and STOCK in curves:
+                needed = _capacity_for(curves[STOCK], curve[committed])
+            lines.append([workload, arm, *rates, needed])
+    return table(["workload", "arm", *(f"{size:,}" for size in sizes), f"LRU needs for {committed:,}"], lines)
 
 
 def times(measured: Measured) -> str:
@@ -105,7 +109,7 @@ def restart(measured: Measured) -> str:
         rows = measured.of("restart", arm=arm)
         if not rows:
             continue
-        ratio = bootstrap([row["first_seconds"] / row["warm_seconds"] for row in rows])
+        ratios = measured.restart_ratios(arm)
         milliseconds = [
             f"{1e3 * statistics.median(row[f'{which}_seconds'] for row in rows):.1f}"
             for which in ("first", "warm")
@@ -114,13 +118,10 @@ def restart(measured: Measured) -> str:
             f"{statistics.mean(row[f'{which}_uncached_tokens'] for row in rows):.0f}"
             for which in ("first", "warm")
         ]
-        lines.append(
-            [arm, str(len(rows)), *uncached, *milliseconds, "{:.2f} ({:.2f} - {:.2f})".format(*ratio)]
-        )
-    return table(
-        ["arm", "documents", "uncached, first", "uncached, warm", "first ms", "warm ms", "first / warm"],
-        lines,
-    )
+        ratio = "{:.2f} ({:.2f} - {:.2f})".format(*bootstrap(ratios))
+        lines.append([arm, str(len(ratios)), str(len(rows)), *uncached, *milliseconds, ratio])
+    titles = ["uncached, first", "uncached, warm", "first ms", "warm ms", "first / warm"]
+    return table(["arm", "restarts", "documents", *titles], lines)
 
 
 def replay(measured: Measured) -> str:
@@ -163,17 +164,40 @@ def seeds(measured: Measured) -> str:
     return table(["workload", "seeds", *policies, *compared], lines)
 
 
-def _capacity_for(curve: dict[int, float], rate: float) -> str | None:
+def commits(measured: Measured) -> str:
+    """What was measured with which code; rows of two commits may compare two policies of one name."""
+    rows_of = Counter((row["pass"], row.get("commit", "unknown")) for row in measured.rows)
+    return table(["pass", "commit", "rows"], [[*which, str(rows)] for which, rows in sorted(rows_of.items())])
+
+
+def _capacity_for(curve: dict[int, float], rate: float) -> str:
     """Pool with which a curve of hit rate by pool size reaches ``rate``, between its points linearly."""
     points = sorted(curve.items())
-    if not points:
-        return None
     if rate <= points[0][1]:
         return f"<= {points[0][0]:,}"
     for (small, low), (large, high) in pairwise(points):
         if low < rate <= high:
             return f"{round(small + (large - small) * (rate - low) / (high - low)):,}"
     return f"> {points[-1][0]:,}"
+
+
+TABLES: dict[str, Callable[[Measured], str]] = {
+    "goals": goals,
+    "uncached": uncached,
+    "tiers": tiers,
+    "capacity": capacity,
+    "times": times,
+    "restart": restart,
+    "replay": replay,
+    "seeds": seeds,
+    "commits": commits,
+}
+
+
+def tables(rows: list[Row], parameters: dict[str, Any]) -> dict[str, str]:
+    """Every table of the page by name, as Markdown; one of two lines has nothing to show yet."""
+    measured = Measured(rows, parameters)
+    return {name: make(measured) for name, make in TABLES.items()}
 
 
 def write_report(
@@ -184,25 +208,12 @@ def write_report(
     Raises:
         ValueError: the page has no place for a table.
     """
-    measured = Measured(rows, parameters)
     text = page.read_text()
-    tables: dict[str, Callable[[Measured], str]] = {
-        "goals": goals,
-        "uncached": uncached,
-        "tiers": tiers,
-        "capacity": capacity,
-        "times": times,
-        "restart": restart,
-        "replay": replay,
-        "seeds": seeds,
-    }
-    for name, make in tables.items():
+    for name, made in tables(rows, parameters).items():
         pattern = rf"(<!-- table {name} -->\n).*?(<!-- end {name} -->)"
-        text, places = re.subn(
-            pattern, lambda m, make=make: f"{m[1]}{make(measured)}\n{m[2]}", text, flags=re.DOTALL
-        )
+        text, places = re.subn(pattern, lambda m, made=made: f"{m[1]}{made}\n{m[2]}", text, flags=re.DOTALL)
         if places != 1:
             raise ValueError(f"{page.name} has {places} places for the table {name}, not one")
     page.write_text(text)
     if figure is not None:
-        draw(measured, figure)
+        draw(Measured(rows, parameters), figure)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
-from benchmark.serving.arms import ARMS, OURS, PUBLISHED, STOCK, server_flags
+from benchmark.serving.arms import ARMS, OURS, PUBLISHED, STOCK, Arm, server_flags
 from benchmark.serving.measured import bootstrap, paired_ratios
-from benchmark.serving.report import write_report
+from benchmark.serving.report import TABLES, tables, write_report
+from benchmark.serving.rows import Rows
 from benchmark.serving.workloads import (
     ONE_OFF,
     Workload,
@@ -20,6 +23,7 @@ from benchmark.serving.workloads import (
     load_parameters,
     make_workload,
 )
+from sglang_importance.server_args import add_flags, options_of
 
 PARAMETERS = load_parameters()
 PAGE = PARAMETERS["page_tokens"]
@@ -86,14 +90,50 @@ def test_arms_differ_in_nothing_but_their_own_flags() -> None:
     assert {OURS, STOCK, *PUBLISHED} <= set(ARMS)
 
 
+def _decisions(arm: Arm, tiers: str) -> dict[str, Any]:
+    """What decides under an arm, on workloads that neither hint nor ask for a pin or a pre-warm."""
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    store = ("--kv-importance-store", "/store") if tiers == "storage" else ()
+    known, others = parser.parse_known_args([*arm.flags, *store])
+    options = options_of(known)
+    return {
+        "sglang": (others, dict(arm.env)),
+        "policy": options.policy,
+        "g": options.g if options.use_importance else "off",
+        "gate": options.use_gate and tiers != "device",
+        "pins": options.pin_budget if options.auto_pins == "on" else 0,
+        "prewarm": options.prewarm if options.ledger_directory else "off",
+    }
+
+
+@pytest.mark.parametrize("name", [name for name, arm in ARMS.items() if arm.same_as])
+@pytest.mark.parametrize("tiers", ["device", "host", "storage"])
+def test_a_copied_arm_decides_as_the_one_that_it_copies_and_only_there(name: str, tiers: str) -> None:
+    arm = ARMS[name]
+    same = _decisions(arm, tiers) == _decisions(ARMS[arm.same_as], tiers)
+    assert arm.is_copy(tiers) == same
+
+
+def test_rows_stay_until_they_are_measured_again(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    first = Rows(file)
+    first.add({"pass": "counts", "workload": "fits", "arm": OURS, "uncached_tokens": 1})
+    first.add({"pass": "times", "workload": "fits", "arm": OURS, "alternation": 0})
+    later = Rows(file)
+    assert later.have(**{"pass": "times"}, arm=OURS, alternation=0)
+    assert not later.have(**{"pass": "times"}, arm=OURS, alternation=1)
+    later.add({"pass": "counts", "workload": "fits", "arm": OURS, "uncached_tokens": 2})
+    assert [row.get("uncached_tokens") for row in Rows(file)] == [2, None]
+
+
 def _counts(workload: str, arm: str, uncached: int) -> dict:
     return {"pass": "counts", "workload": workload, "arm": arm, "uncached_tokens": uncached, "hit_rate": 0.5}
 
 
 def test_the_report_names_what_was_lost(tmp_path: Path) -> None:
-    tables = ("goals", "uncached", "tiers", "capacity", "times", "restart", "replay", "seeds")
     page = tmp_path / "page.md"
-    page.write_text("".join(f"<!-- table {name} -->\nold\n<!-- end {name} -->\n" for name in tables))
+    page.write_text("".join(f"<!-- table {name} -->\nold\n<!-- end {name} -->\n" for name in TABLES))
     rows = [
         _counts("agents-4x", STOCK, 1000),
         _counts("agents-4x", OURS, 800),
@@ -105,9 +145,42 @@ def test_the_report_names_what_was_lost(tmp_path: Path) -> None:
     assert "| agents-4x | 800 against 700 (lfu): 1.143 | **no** |" in text
     assert "| agents-4x | 0.800 | **no** |" in text
     assert "| ours | 0.8 (0.80) |" in text
+    assert "| ours (g = 1) | = ours |" in text
+    assert "| ours (g on) | - |" in text
+    assert "| counts | unknown | 3 |" in text
     page.write_text("no place")
     with pytest.raises(ValueError, match="places for the table"):
         write_report(rows, PARAMETERS, page=page, figure=None)
+
+
+def test_capacity_is_that_of_stock_lru_at_the_same_hit_rate() -> None:
+    rates = {STOCK: (0.2, 0.3, 0.5), OURS: (0.25, 0.4, 0.6)}
+    rows = [
+        {"pass": "counts" if size == 4096 else "capacity", "workload": "documents", "arm": arm}
+        | {"device_tokens": size, "hit_rate": rate}
+        for arm, found in rates.items()
+        for size, rate in zip((2048, 4096, 8192), found, strict=True)
+    ]
+    assert f"| documents | {OURS} | 0.250 | 0.400 | 0.600 | 6,144 |" in tables(rows, PARAMETERS)["capacity"]
+
+
+def test_a_restart_counts_once_whatever_its_documents() -> None:
+    rows = [
+        {
+            "pass": "restart",
+            "workload": "restart",
+            "arm": OURS,
+            "alternation": alternation,
+            "document": document,
+        }
+        | {f"{which}_uncached_tokens": 12 for which in ("first", "warm")}
+        | {"first_seconds": ratio, "warm_seconds": 1.0}
+        for alternation, ratios in enumerate(((1.0, 1.1, 9.0), (1.1, 1.1, 1.1), (1.1, 1.3, 1.3)))
+        for document, ratio in enumerate(ratios)
+    ]
+    made = tables(rows, PARAMETERS)
+    assert f"| {OURS} | 3 | 9 | 12 | 12 |" in made["restart"]
+    assert "| restart | 1.10 (1.10 - 1.30) | yes |" in made["goals"]
 
 
 def test_times_are_compared_within_an_alternation() -> None:

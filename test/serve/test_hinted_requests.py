@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+sys.path.append(str(Path(__file__).parents[2]))
+from benchmark.serving.passes import count_in_order
+from benchmark.serving.workloads import load_parameters, make_workload
 from sgl_importance.probe.tasks import make_document
 
 from serving import ServerProcess
@@ -213,6 +217,16 @@ def test_messages_name_their_tokens(server: ServerProcess) -> None:
     # The last message is about what the cache did not know; a page at each end may belong to neither.
     new = report["prompt_tokens"] - report["hit_tokens"]["device"]
     assert abs(report["hints"]["block_types"]["tokens"] - new) <= 2 * PAGE_SIZE
+
+
+def test_what_the_serving_benchmark_counts_is_what_was_cached(server: ServerProcess) -> None:
+    requests = make_workload("documents", load_parameters()).requests[:16]
+    row = count_in_order(server, requests)
+    assert (row["requests"], row["exact_match"]) == (16, None)
+    assert row["prompt_tokens"] == sum(len(request.token_ids()) for request in requests)
+    assert 0 < row["device_hit_tokens"] == row["prompt_tokens"] - row["uncached_tokens"]
+    assert row["evicted_tokens"] > 0
+    assert row["host_hit_tokens"] == row["storage_hit_tokens"] == 0
 
 
 # ---- refusals ----

@@ -1,0 +1,141 @@
+"""What is measured, in which order: each stage yields the rows of its pass, one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from rich.progress import Progress
+
+from benchmark.serving.arms import ARMS
+from benchmark.serving.passes import Row, Servers, count, time_first_requests, time_open_loop
+from benchmark.serving.replayed import replay_workload
+from benchmark.serving.workloads import Workload
+
+from serving import ServerFailed
+
+SEEDS = 10
+# Whether a row with these values is there already and stays.
+Known = Callable[..., bool]
+
+
+class Stage(Protocol):
+    """Serves workloads with arms, as the settings of its pass say."""
+
+    def __call__(
+        self,
+        servers: Servers,
+        arms: list[str],
+        workloads: list[Workload],
+        settings: dict[str, Any],
+        known: Known,
+        progress: Progress,
+    ) -> Iterator[Row]: ...
+
+
+def counts(
+    servers: Servers,
+    arms: list[str],
+    workloads: list[Workload],
+    settings: dict[str, Any],
+    known: Known,
+    progress: Progress,
+) -> Iterator[Row]:
+    for name in arms:
+        for workload in workloads:
+            is_copy = ARMS[name].is_copy(workload.tiers) and not settings.get("copies")
+            if is_copy or known(workload=workload.name, arm=name):
+                continue
+            bar = progress.add_task(f"{workload.name}: {name}", total=len(workload.requests))
+            start = time.perf_counter()
+            try:
+                row = count(servers, name, workload, lambda bar=bar: progress.advance(bar))
+            except ServerFailed as error:
+                progress.print(f"{name} on {workload.name}, left out (--resume): {error}", markup=False)
+                continue
+            finally:
+                progress.remove_task(bar)
+            yield {**row, "took": round(time.perf_counter() - start, 1)}
+
+
+def capacity(
+    servers: Servers,
+    arms: list[str],
+    workloads: list[Workload],
+    settings: dict[str, Any],
+    known: Known,
+    progress: Progress,
+) -> Iterator[Row]:
+    sizes = settings["device_tokens"]
+    bar = progress.add_task("capacity", total=len(arms) * len(workloads) * len(sizes))
+    for name in arms:
+        for size in sizes:
+            for workload in workloads:
+                if not known(workload=workload.name, arm=name, device_tokens=size):
+                    yield {"device_tokens": size, **count(servers, name, workload, device_tokens=size)}
+                progress.advance(bar)
+
+
+def times(
+    servers: Servers,
+    arms: list[str],
+    workloads: list[Workload],
+    settings: dict[str, Any],
+    known: Known,
+    progress: Progress,
+) -> Iterator[Row]:
+    alternations, warm_up = settings["alternations"], settings["warm_up"]
+    bar = progress.add_task("times", total=alternations * len(arms) * len(workloads))
+    for alternation, name in _turns(arms, alternations):
+        fresh = True
+        for workload in workloads:
+            if not known(workload=workload.name, arm=name, alternation=alternation):
+                # What a policy has learnt stays from one workload to the next, as on a server that runs on.
+                server, fresh = servers.start(ARMS[name], workload, fresh=fresh), False
+                requests = workload.requests[: warm_up + settings["requests"]]
+                row = time_open_loop(server, requests, warm_up=warm_up)
+                yield {"workload": workload.name, "arm": name, "alternation": alternation, **row}
+            progress.advance(bar)
+
+
+def restart(
+    servers: Servers,
+    arms: list[str],
+    workloads: list[Workload],
+    settings: dict[str, Any],
+    known: Known,
+    progress: Progress,
+) -> Iterator[Row]:
+    alternations = settings["alternations"]
+    bar = progress.add_task("restart", total=alternations * len(arms) * len(workloads))
+    for alternation, name in _turns(arms, alternations):
+        for workload in workloads:
+            if not known(workload=workload.name, arm=name, alternation=alternation):
+                rows = time_first_requests(servers, name, workload)
+                yield from ({"alternation": alternation, **row} for row in rows)
+            progress.advance(bar)
+
+
+def _turns(arms: list[str], alternations: int) -> Iterator[tuple[int, str]]:
+    """Each arm once per alternation, another first in each."""
+    for alternation in range(alternations):
+        first = alternation % len(arms)
+        yield from ((alternation, name) for name in (*arms[first:], *arms[:first]))
+
+
+STAGES: dict[str, Stage] = {"counts": counts, "capacity": capacity, "times": times, "restart": restart}
+
+
+def without_server(
+    kind: str, workloads: list[Workload], parameters: dict[str, Any], progress: Progress
+) -> Iterator[Row]:
+    """The replay, or the same tree under many seeds; on workloads of the device tier."""
+    names = [workload.name for workload in workloads if workload.tiers == "device"]
+    for name in progress.track(names, description=kind):
+        if kind == "replay":
+            yield from replay_workload(name, parameters)
+        else:
+            from benchmark.serving.in_process import replay_seeds  # brings torch and sglang
+
+            yield from replay_seeds(name, parameters, SEEDS)
