@@ -1,4 +1,4 @@
-"""The serving benchmark on a real server of stock; test/serve/test_hinted_requests.py counts under importance."""
+"""The serving benchmark on a server of stock; under importance test/serve/test_hinted_requests.py counts."""
 
 from __future__ import annotations
 
