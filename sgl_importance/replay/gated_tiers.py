@@ -210,8 +210,9 @@ class GatedReplay(TieredReplay):
         if not offered:
             return
         chain = self._chain(level, block)
-        # What lies behind a block in the lower tier could not be reached without it.
-        if not lower.has_children(block) and not self._admits(level + 1, chain):
+        # What lies behind a block in any lower tier could not be reached without it.
+        reached_through = any(tier.has_children(block) for tier in self.tiers[level + 1 :])
+        if not reached_through and not self._admits(level + 1, chain):
             return
         for copied in chain:
             lower.demote(copied)
