@@ -168,6 +168,21 @@ def test_under_write_back_ancestors_follow_to_storage():
     check(driver)
 
 
+def test_under_write_back_ancestors_follow_what_only_storage_holds():
+    gate = ScriptedGate()
+    driver, tiers = gated("write_back", gate)
+    serve(driver, prompt(0, 2))
+    serve(driver, prompt(0, 4))
+    driver.evict(2 * PAGE)
+    tiers.settle(driver.cache)
+    assert driver.cache.evict_host(2 * PAGE) == 2 * PAGE
+    gate.otherwise = False
+    driver.evict(2 * PAGE)
+    tiers.settle(driver.cache)
+    assert [len(tokens) for tokens in tiers.stored] == [2 * PAGE, 2 * PAGE], "it is reached through its parent"
+    check(driver)
+
+
 def test_what_the_host_gives_up_is_stored_first():
     driver, tiers = gated("write_through", ScriptedGate(True, False))  # to the host, not to storage yet
     gate = driver.component.gating.gate

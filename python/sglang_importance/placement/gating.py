@@ -87,8 +87,9 @@ class Gating:
     def _evict_device_leaf(self, node_id: NodeId, is_write_back: bool) -> Any:
         if is_write_back:
             node = self._core.node_by_id(node_id)
-            # Children that the host holds could not be reached without it.
-            if not node.backuped and not node.children and not self._admits(Tier.HOST, [node]):
+            # What the host or storage holds of its descendants could not be reached without it.
+            must = bool(node.children) or self._component.tree.metadata(node).owed_to_storage
+            if not node.backuped and not must and not self._admits(Tier.HOST, [node]):
                 is_write_back = False  # upstream then deletes the leaf, as under write-through
         return self._evict_leaf(node_id, is_write_back)
 
