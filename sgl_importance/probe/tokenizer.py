@@ -85,7 +85,8 @@ def render(messages: list[dict[str, str]], add_generation_prompt: bool = True) -
 
 
 _SPECIAL_PATTERN = re.compile(f"({'|'.join(map(re.escape, SPECIAL_TOKENS))})")
-_PLAIN_SPLIT = re.compile(r"[^\W\d_]+ ?|\d+ ?|(?:[^\w\s]|_)+ ?|\s")
+# White space spelled out: to `re`, and not to the served tokenizer, the separators 0x1C to 0x1F are some too.
+_PLAIN_SPLIT = re.compile(r"[^\W\d_]+ ?|\d+ ?|(?:[^\w \t-\r]|_)+ ?|[ \t-\r]")
 
 
 def piece_ids(piece: str) -> list[int]:
