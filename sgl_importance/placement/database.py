@@ -156,6 +156,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _create_schema(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA user_version").fetchone()[0]:
+        return  # without the write lock, which a busy server may hold longer than anybody waits
     connection.execute("BEGIN IMMEDIATE")
     try:
         if connection.execute("PRAGMA user_version").fetchone()[0] == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +25,20 @@ WEIGHTS = Weights("fingerprint", "default", "config", pages_match=True)
 POOL = 4096
 
 
+_rows: list[ScriptedRows] = []
+_feeds: list[LedgerFeed] = []
+
+
 @pytest.fixture(autouse=True)
-def weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(WATCH, "current", WEIGHTS)
     monkeypatch.setattr(folding, "active_rows", lambda: _rows[-1])
-
-
-_rows: list[ScriptedRows] = []
+    yield
+    # An open feed waits for the end of the process, and its tree with it.
+    for feed in _feeds:
+        feed.close()
+    _feeds.clear()
+    _rows.clear()
 
 
 def start(path: Path, *, tokens: int = POOL) -> TreeDriver:
@@ -40,6 +48,7 @@ def start(path: Path, *, tokens: int = POOL) -> TreeDriver:
     component.ledger = LedgerFeed(
         ledger, component.tree, component.policy, weights=WEIGHTS, budget_bytes=1 << 28
     )
+    _feeds.append(component.ledger)
     return driver
 
 
@@ -241,6 +250,7 @@ def test_nothing_is_written_while_other_weights_are_in_memory(tmp_path: Path, mo
 
 def test_salts_keep_their_own_roots(tmp_path: Path):
     driver = start(tmp_path / "l.sqlite")
+    _rows.append(driver.rows)
     for salt in (None, "a"):
         request = Request(f"salted {salt}", array("q", range(30)), cache_salt=salt)
         driver._match_and_lock(request)

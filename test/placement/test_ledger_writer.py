@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -198,14 +197,17 @@ def test_a_killed_writer_beside_another_leaves_a_ledger_that_opens(tmp_path: Pat
             )
             for each in range(2)
         ]
-        for victim in victims:
-            assert victim.stdout is not None
-            assert victim.stdout.readline() == b"writing\n"
-        time.sleep(rng.uniform(0.0, 0.6))
-        for victim in victims:
-            victim.send_signal(signal.SIGKILL)
-            victim.wait()
-            assert victim.stdout is not None
-            victim.stdout.close()
-            rows = max(rows, check_intact(path))
+        try:
+            for victim in victims:
+                assert victim.stdout is not None
+                assert victim.stdout.readline() == b"writing\n"
+            time.sleep(rng.uniform(0.0, 0.6))
+            for victim in victims:
+                victim.kill()
+                victim.wait()
+                rows = max(rows, check_intact(path))
+        finally:
+            for victim in victims:
+                victim.kill()
+                victim.communicate()
     assert rows > 0
