@@ -179,7 +179,9 @@ def test_under_write_back_ancestors_follow_what_only_storage_holds():
     gate.otherwise = False
     driver.evict(2 * PAGE)
     tiers.settle(driver.cache)
-    assert [len(tokens) for tokens in tiers.stored] == [2 * PAGE, 2 * PAGE], "it is reached through its parent"
+    assert [len(tokens) for tokens in tiers.stored] == [2 * PAGE, 2 * PAGE], (
+        "it is reached through its parent"
+    )
     check(driver)
 
 
