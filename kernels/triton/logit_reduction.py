@@ -17,6 +17,7 @@ from sgl_importance_kernels.reference.page_scores import EMPTY_BODY
 
 TILE_TOKENS = 128
 """Tokens per tile; 128 tokens of a group of 4 heads in half precision are 1 KiB of consecutive logits."""
+BODY_BLOCK = 1024  # Pages of a program that divides.
 LOGIT_DTYPES = (torch.float16, torch.float32)
 
 
@@ -83,7 +84,11 @@ class ObservedLogits:
         assert all(tensor.dtype == torch.int32 for tensor in tensors)
 
 
-@triton.jit
+# What differs between batches and servers must not be compiled in: no step waits for a compiler.
+_SIZES = ("row_quantity_stride", "row_slot_stride", "body_stride")
+
+
+@triton.jit(do_not_specialize=("max_tokens", "log_sums_layer_stride", "sink_tokens", "local_tokens", *_SIZES))
 def _logit_rows_kernel(
     Logits,
     LogSums,
@@ -95,8 +100,7 @@ def _logit_rows_kernel(
     Rows,
     Body,
     BodyTotals,
-    layer_stride,
-    kv_head_stride,
+    max_tokens,
     log_sums_layer_stride,
     row_quantity_stride,
     row_slot_stride,
@@ -131,8 +135,9 @@ def _logit_rows_kernel(
     peak = tl.zeros((PAGES,), tl.float32)
     for layer in range(NUM_LAYERS):
         for kv_head in range(NUM_KV_HEADS):
-            of_layer = Logits + tl.cast(layer, tl.int64) * layer_stride
-            of_head = of_layer + tl.cast(kv_head, tl.int64) * kv_head_stride + first * GROUP
+            # The group as a factor tells the compiler how far loads are aligned, which strides would not.
+            earlier_heads = tl.cast(layer * NUM_KV_HEADS + kv_head, tl.int64)
+            of_head = Logits + (earlier_heads * max_tokens + first) * GROUP
             head = batch_row * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + g
             log_sum = tl.load(LogSums + layer * log_sums_layer_stride + head, mask=g < GROUP, other=0.0)
             log_sum = log_sum * log_sums_scale
@@ -164,7 +169,7 @@ def _logit_rows_kernel(
     tl.store(BodyTotals + request * body_stride + tl.program_id(0), tl.sum(body, axis=0) / samples)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _body_rows_kernel(
     SeqLens,
     Slots,
@@ -223,11 +228,12 @@ def reduce_logits(
         max_seq_len: upper bound of the sequences, on the host.
         log_sums_in_base_2: whether the log-sums are log2(sum(exp(logit))), as FlashInfer returns them.
     """
-    num_layers, num_kv_heads, _, group = step.logits.shape
+    num_layers, num_kv_heads, max_tokens, group = step.logits.shape
     num_requests = observed.slots.shape[0]
     max_pages = triton.cdiv(max_seq_len, page_size)
     assert num_requests <= step.body.shape[0], (num_requests, step.body.shape)
     assert max_pages <= min(step.body.shape[1], rows.shape[2]), (max_pages, step.body.shape, rows.shape)
+    assert step.logits.is_contiguous(), step.logits.stride()
     assert rows.dtype == torch.float32, rows.dtype
     assert rows.stride(2) == 1, rows.stride()
     page_tile = min(TILE_TOKENS, triton.next_power_of_2(page_size))
@@ -242,8 +248,7 @@ def reduce_logits(
         observed.slots,
         gate,
         *buffers,
-        step.logits.stride(0),
-        step.logits.stride(1),
+        max_tokens,
         step.log_sums.stride(0),
         *rows.stride()[:2],
         step.body.stride(0),
@@ -258,8 +263,7 @@ def reduce_logits(
         PAGES=pages,
         PAGE_TILE=page_tile,
     )
-    block = min(1024, triton.next_power_of_2(max_pages))
-    _body_rows_kernel[(triton.cdiv(max_pages, block), num_requests)](
+    _body_rows_kernel[(triton.cdiv(max_pages, BODY_BLOCK), num_requests)](
         observed.seq_lens,
         observed.slots,
         gate,
@@ -269,5 +273,5 @@ def reduce_logits(
         EMPTY_BODY,
         PAGE_SIZE=page_size,
         PAGES=pages,
-        BLOCK=block,
+        BLOCK=BODY_BLOCK,
     )

@@ -20,7 +20,20 @@ ROWS_BLOCK = 128
 HEADS_BLOCK = 16
 
 
-@triton.jit
+# What differs between batches and servers must not be compiled in: no step waits for a compiler.
+_SIZES = (
+    "layer_stride",
+    "query_stride",
+    "head_stride",
+    "max_pages",
+    "max_queries",
+    "sink_tokens",
+    "local_tokens",
+    "num_queries_total",
+)
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=("LogSumsIn",))
 def _totals_kernel(
     LogSumsIn,
     Totals,
@@ -69,7 +82,10 @@ def _totals_kernel(
     tl.store(total + 1 + tl.arange(0, 1), body)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=(*_SIZES, "row_quantity_stride", "row_slot_stride"),
+    do_not_specialize_on_alignment=("LogSumsIn",),
+)
 def _rows_kernel(
     LogSumsIn,
     Totals,

@@ -28,7 +28,19 @@ TARGET_PROGRAMS = 1024
 """Programs to aim for: a few per multiprocessor of the largest cards; more splits only add launch work."""
 
 
-@triton.jit
+# What differs between batches and servers must not be compiled in: no step waits for a compiler.
+@triton.jit(
+    do_not_specialize=(
+        "out_stride_query",
+        "out_stride_head",
+        "max_pages",
+        "max_queries",
+        "sink_tokens",
+        "local_tokens",
+        "query_blocks",
+    ),
+    do_not_specialize_on_alignment=("Locations", "LogSumsOut"),
+)
 def _qk_probe_kernel(
     Q,
     K,

@@ -151,7 +151,7 @@ TWINS = [
     Mutation("wrong_row", "out += 2 * row_quantity_stride", "out += 2 * row_quantity_stride + 1"),
     Mutation("sinks_in_the_body", "(token >= sink_tokens)", "(token >= 0)"),
     Mutation("first_total_only", "num_totals = tl.cdiv(num_pages, PAGES)", "num_totals = 1"),
-    Mutation("next_request", "+ first * GROUP", "+ first"),
+    Mutation("next_request", "+ first) * GROUP", ") * GROUP + first"),
     Mutation("order_for_batch_row", "batch_row * (NUM_KV", "request * (NUM_KV"),
 ]
 
