@@ -1,12 +1,11 @@
-"""No request waits for Triton's compiler: launches of every batch and context need the same compiled kernels.
+"""No request waits for Triton's compiler: every batch and context launches the same compiled kernels.
 
-Triton compiles a kernel anew for other constants, for integers that are 1 or multiples of 16, and for pointers
-that are aligned to 16 bytes. What it would look up is computed here without a device.
+Triton compiles a kernel anew for other constants, for integers that are 1 or multiples of 16, and for
+pointers that are aligned to 16 bytes. What it would look up is computed here without a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -69,13 +68,13 @@ class Launched:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiled]:
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
     notes = Compiled()
     for module, names in KERNELS.items():
         for name in names:
             monkeypatch.setattr(module, name, Launched(getattr(module, name), notes))
     monkeypatch.setattr(warm_up, "_check_mass", lambda *_: None)
-    yield notes
+    return notes
 
 
 def probe(requests: int, window: int, context: int, max_context: int, body: dict[str, int] = BODY) -> None:
