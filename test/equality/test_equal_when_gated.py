@@ -30,7 +30,10 @@ def test_tokens_equal_those_without_a_radix_cache(
         )
         hits = {tier: server.metric(f"{PREFIX}hit_tokens_total", tier=tier) for tier in ("device", "host")}
         print(f"{write_policy}: offered {offered}, refused {refused}, written {written}, hits {hits}")
-        assert 0 < refused["host"] < offered["host"]
+        assert 0 <= refused["host"] < offered["host"]
+        if write_policy != "write_through_selective":
+            # There everything on offer has come back before: one request at a time, none is refused.
+            assert refused["host"] > 0
         assert offered["storage"] > 0
         assert written["host"] > 0
         assert written["storage"] > 0
