@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib.metadata import entry_points, version
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+# Of click, or of the copy of it that newer versions of typer bring.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+PROGRAM = "sgl-importance"
 COMMANDS_GROUP = "sgl_importance.commands"
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"sgl-importance {version('sgl-importance')}")
+        typer.echo(f"{PROGRAM} {version(PROGRAM)}")
         raise typer.Exit
 
 
@@ -28,7 +32,7 @@ def _root(
 
 def build_app() -> typer.Typer:
     """Collects the sub-commands; the core knows none by name, so it never imports sglang."""
-    app = typer.Typer(name="sgl-importance", no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_root)
     for command in sorted(entry_points(group=COMMANDS_GROUP), key=lambda point: point.name):
         app.add_typer(command.load(), name=command.name)
@@ -36,11 +40,29 @@ def build_app() -> typer.Typer:
 
 
 def main() -> None:
+    """Runs the command of the command line; whatever the user can mend is one line on stderr."""
     try:
-        build_app()()
+        # Not standalone: what typer makes of an error is a box of five lines.
+        code = build_app()(prog_name=PROGRAM, standalone_mode=False)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help, or it was printed already
+            sys.exit(error.format_message().strip() or 2)
+        command = error.ctx.command_path if error.ctx else PROGRAM
+        _end(f"{error.format_message().rstrip('.')}: see {command} --help")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package.startswith(("sgl_importance", "sglang_importance")):
             raise
         cure = "install it beside sgl-importance; scripts/setup.sh of a checkout installs everything"
-        sys.exit(f"error: this command needs {package}, which is not installed: {cure}")
+        _end(f"this command needs {package}, which is not installed: {cure}", code=1)
+    except OSError as error:
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        where = f"{error.filename}: " if error.filename else "writing a result: "
+        _end(f"{where}{(error.strerror or str(error)).lower()}")
+    sys.exit(code)
+
+
+def _end(message: str, *, code: int = 2) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)

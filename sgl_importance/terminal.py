@@ -11,6 +11,9 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+FILE_COLUMNS = 120
 
 
 def fail(message: str) -> NoReturn:
@@ -41,3 +44,9 @@ def counted(title: str, total: int) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task(title, total=total)
         yield lambda: progress.advance(task)
+
+
+def show(table: Table) -> None:
+    """Prints a table, at full width where nobody's window limits it."""
+    terminal = Console()
+    Console(width=None if terminal.is_terminal else FILE_COLUMNS).print(table)

@@ -125,7 +125,7 @@ def test_unreachable_server() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    _assert_one_error_line(_eval(f"http://127.0.0.1:{port}"), "no server answers", "--base-url")
+    _assert_one_error_line(_eval(f"http://127.0.0.1:{port}"), "no server answers", "--url")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_unreachable_server() -> None:
 )
 def test_url_of_something_else(models: Reply) -> None:
     with _server(_oracle, models) as base_url:
-        _assert_one_error_line(_eval(base_url), "OpenAI-compatible", "--base-url")
+        _assert_one_error_line(_eval(base_url), "OpenAI-compatible", "--url")
 
 
 @pytest.mark.parametrize("url", ["no-scheme:1", "ftp://127.0.0.1", "http://127.0.0.1:notaport", ""])

@@ -21,6 +21,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sgl_importance.terminal import show
+
 app = typer.Typer(help="What would work on this machine, what not, and the cure.")
 
 INSTALL = "run scripts/setup.sh"
@@ -228,5 +230,5 @@ def doctor(
         marks = {Status.OK: "[green]ok", Status.NOTE: "[yellow]note", Status.PROBLEM: "[red]problem"}
         for finding in findings:
             table.add_row(marks[finding.status], finding.subject, finding.detail, finding.cure)
-        Console().print(table)
+        show(table)
     sys.exit(any(finding.status is Status.PROBLEM for finding in findings))

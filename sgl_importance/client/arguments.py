@@ -84,5 +84,5 @@ def _read_list(flag: str, path: Path) -> list[Any]:
     if isinstance(content, dict) and flag == "--messages" and "messages" in content:
         content = content["messages"]
     if not isinstance(content, list):
-        fail(f"{flag}: {path} must hold a list, not a JSON {type(content).__name__}")
+        fail(f"{flag}: {path} must hold a list, not {json.dumps(content)[:40]}")
     return content

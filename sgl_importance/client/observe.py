@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from sgl_importance.client.arguments import ApiKey, AsJson, Url, connected, print_json
 from sgl_importance.client.server import DEFAULT_URL, ServerError
 from sgl_importance.shadow.comparison import CONFIDENCE, gain_interval, verdict
+from sgl_importance.terminal import show
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 
@@ -38,7 +38,7 @@ def observe(
             if as_json:
                 print_json(report)
             else:
-                show(report)
+                print_report(report)
             if watch is None:
                 return
             try:
@@ -69,7 +69,7 @@ def summarize(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def show(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     """Prints the table and the verdict."""
     table = Table(
         box=SIMPLE_HEAD,
@@ -90,8 +90,7 @@ def show(report: dict[str, Any]) -> None:
         ("by this server", "server_hit_tokens"),
     ):
         table.add_row(title, f"{report[name]:,}", f"{report[name] / total:.2%}")
-    console = Console(width=None if Console().is_terminal else 100)
-    console.print(table)
+    show(table)
     sentence = f"{report['verdict']}: {report['gain']:+.2%} of prompt tokens"
     if report["gain_interval"] is not None:
         low, high = report["gain_interval"]

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from sgl_importance.client.arguments import (
@@ -24,6 +23,7 @@ from sgl_importance.client.arguments import (
     prompt_body,
 )
 from sgl_importance.client.server import DEFAULT_URL
+from sgl_importance.terminal import show
 
 pin_app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 unpin_app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
@@ -82,7 +82,7 @@ def pins(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
     if as_json:
         print_json(answer)
         return
-    Console().print(_table(answer["pins"]))
+    show(_table(answer["pins"]))
     for tier, budget in answer["budget"].items():
         typer.echo(f"{tier}: {budget['granted_tokens']:,} of {budget['tokens']:,} tokens of the budget")
 

@@ -69,7 +69,10 @@ def prewarm(
 def _follow(server: Server, job_id: str) -> dict[str, Any]:
     """The job once it has ended; an interrupt cancels it first."""
     columns = (TextColumn("Pre-warming"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+    terminal = Console(stderr=True)
+    with Progress(
+        *columns, TimeElapsedColumn(), console=terminal, transient=True, disable=not terminal.is_terminal
+    ) as progress:
         task = progress.add_task("", total=None)
         try:
             while (job := server.get(f"/prewarm/{job_id}"))["state"] == "running":

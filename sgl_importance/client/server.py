@@ -62,7 +62,7 @@ class Server:
         try:
             answer = self._client.request(method, self.url + route, **request)
         except (httpx.UnsupportedProtocol, httpx.InvalidURL):
-            raise ServerError(f"{self.url} is no address: give --url such as {DEFAULT_URL}") from None
+            raise ServerError(f"{self.url!r} is no address: give --url such as {DEFAULT_URL}") from None
         except httpx.TimeoutException:
             raise ServerError(
                 f"{self.url} did not answer in {REQUEST_SECONDS:.0f} s: look into its log"

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from sgl_importance.client.arguments import ApiKey, AsJson, Url, connected, print_json
 from sgl_importance.client.server import DEFAULT_URL
+from sgl_importance.terminal import show
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 
@@ -30,7 +30,7 @@ def snapshot(
     if as_json:
         print_json(document)
         return
-    Console().print(_table(document["nodes"]))
+    show(_table(document["nodes"]))
     for tier, held in document["tiers"].items():
         total = "" if held["total_tokens"] is None else f" of {held['total_tokens']:,}"
         typer.echo(f"{tier}: {held['used_tokens']:,}{total} tokens")
@@ -39,7 +39,7 @@ def snapshot(
 
 
 def _table(nodes: list[dict[str, Any]]) -> Table:
-    table = Table("node", "tiers", "pinned", box=SIMPLE_HEAD)
+    table = Table("node", "tiers", "pinned", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("depth", "tokens", "accesses", "queries", "age", "P(reuse)", "body mass", "peak", "loss"):
         table.add_column(title, justify="right")
     for node in nodes:

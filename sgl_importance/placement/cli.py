@@ -41,12 +41,12 @@ from sgl_importance.replay.arguments import (
     Tokenizer,
     check_results,
 )
-from sgl_importance.replay.console import parse_policies, read_traces, run_with_progress, show
+from sgl_importance.replay.console import parse_policies, read_traces, run_with_progress
 from sgl_importance.replay.formats.reader import ReadOptions
 from sgl_importance.replay.plot import plot_rows
 from sgl_importance.replay.runner import Job, run_job
 from sgl_importance.replay.trace import Trace
-from sgl_importance.terminal import fail
+from sgl_importance.terminal import fail, show
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 

@@ -196,8 +196,8 @@ def recommend(
     device = [size for size in curve.tokens.tolist() if size >= traffic.longest_request]
     if not device:
         raise SizingError(
-            f"the longest request has {traffic.longest_request:,} tokens, the largest capacity "
-            f"{curve.tokens[-1]:,.0f}: give larger capacities"
+            f"the longest request, with its answer, has {traffic.longest_request:,} tokens, all prompts "
+            f"together {curve.tokens[-1]:,.0f}: record more traffic"
         )
     if target_hit_rate is not None and curve.rates[-1] < target_hit_rate:
         raise SizingError(

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from sgl_importance.client.arguments import AnyServer, ApiKey
 from sgl_importance.client.server import DEFAULT_URL
 from sgl_importance.probe.evaluate import EvalPlan, EvalRow, ProbeClient, ServerError, evaluate
 from sgl_importance.probe.tasks import SHORTEST_PROMPT, TASKS, make_task
-from sgl_importance.terminal import check_outputs, counted, fail
+from sgl_importance.terminal import check_outputs, counted, fail, show
 
 app = typer.Typer(
     help="Retrieval tasks with exact answers, and the embedded model that they were made for.",
@@ -78,7 +77,7 @@ def eval_command(
         rows = asyncio.run(_grade(ProbeClient(url, api_key, timeout), plan, concurrency))
     except ServerError as error:
         fail(str(error))
-    Console().print(_table(rows))
+    show(_table(rows))
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
 

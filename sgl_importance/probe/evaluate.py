@@ -97,12 +97,10 @@ class ProbeClient:
             raise self._not_openai() from error
 
     def _no_url(self) -> ServerError:
-        return ServerError(f"{self.base_url!r} is no URL: give --base-url one like http://127.0.0.1:30000")
+        return ServerError(f"{self.base_url!r} is no URL: give --url one like http://127.0.0.1:30000")
 
     def _not_openai(self) -> ServerError:
-        return ServerError(
-            f"{self.base_url} does not answer like an OpenAI-compatible server: check --base-url"
-        )
+        return ServerError(f"{self.base_url} does not answer like an OpenAI-compatible server: check --url")
 
     async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         try:
@@ -110,9 +108,7 @@ class ProbeClient:
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise self._no_url() from error
         except httpx.ConnectError as error:
-            raise ServerError(
-                f"no server answers at {self.base_url}: start one, or correct --base-url"
-            ) from error
+            raise ServerError(f"no server answers at {self.base_url}: start one, or correct --url") from error
         except httpx.TimeoutException as error:
             raise ServerError(
                 f"{self.base_url} gave no answer within {self._timeout:g} s: raise --timeout"

@@ -30,7 +30,6 @@ from sgl_importance.replay.console import (
     parse_policies,
     read_traces,
     run_with_progress,
-    show,
     write_rows,
 )
 from sgl_importance.replay.formats.reader import ReadOptions
@@ -41,7 +40,7 @@ from sgl_importance.replay.runner import Job, ReplayMode, run_job
 from sgl_importance.replay.tier_report import TieredJob, run_tiered_job, tiered_table
 from sgl_importance.replay.tiers import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
-from sgl_importance.terminal import fail
+from sgl_importance.terminal import fail, show
 
 app = typer.Typer(
     help="Replay traces: how often each eviction policy would hit, and how far that is from the optimum.",

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sgl_importance.policy.registry import UnknownPolicyError, load_policy
 from sgl_importance.replay.formats.detect import read_trace
@@ -20,7 +19,6 @@ from sgl_importance.replay.trace import Trace
 from sgl_importance.terminal import counted, fail
 
 NumberT = TypeVar("NumberT", int, float)
-FILE_COLUMNS = 120
 INTERRUPTED = 130  # as shells report SIGINT
 
 
@@ -93,12 +91,6 @@ def run_with_progress(
         typer.echo(f"interrupted after {len(rows)} of {len(jobs)} replays", err=True)
         raise typer.Exit(INTERRUPTED) from None
     return [rows[index] for index in range(len(jobs))]
-
-
-def show(table: Table) -> None:
-    """Prints a table, at full width where nobody's window limits it."""
-    terminal = Console()
-    Console(width=None if terminal.is_terminal else FILE_COLUMNS).print(table)
 
 
 def write_rows(path: Path, rows: Sequence[Any]) -> None:

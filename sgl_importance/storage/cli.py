@@ -19,7 +19,7 @@ from rich.table import Table
 
 from sgl_importance.storage.budget import StoredFile
 from sgl_importance.storage.inspect import Advance, NoStore, collect, files_of, summarize, verify
-from sgl_importance.terminal import fail
+from sgl_importance.terminal import fail, show
 
 app = typer.Typer(
     help="Directories of --kv-importance-store; servers may be using them.",
@@ -43,7 +43,8 @@ def _files(directory: Path) -> list[StoredFile]:
 def _progress(title: str, files: list[StoredFile]) -> Iterator[Advance]:
     """A bar over the bytes of ``files``, on stderr."""
     columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    terminal = Console(stderr=True)
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task(title, total=sum(file.size for file in files))
         yield lambda size: progress.advance(task, size)
 
@@ -71,7 +72,7 @@ def stat_command(directory: Directory, as_json: AsJson = False) -> None:
             decimal(model["bytes"]),
             datetime.fromtimestamp(model["last_used"], UTC).isoformat(timespec="seconds"),
         )
-    Console().print(table)
+    show(table)
     aside = ", ".join(f"{count} {reason}" for reason, count in sorted(facts["quarantined"].items())) or "none"
     typer.echo(f"{facts['pages']} pages, {decimal(facts['bytes'])}; set aside: {aside}")
 
@@ -106,9 +107,9 @@ def gc_command(
     as_json: AsJson = False,
 ) -> None:
     """Delete what killed writers left, what was set aside, and pages beyond the given bounds."""
+    files = _files(directory)
     if not os.access(directory, os.W_OK):
         fail(f"{directory} cannot be written: run as the user of the server")
-    files = _files(directory)
     with _progress("gc", files) as advance:
         result = collect(directory, files=files, limit=limit, unused_days=unused_days, advance=advance)
     if as_json:

@@ -119,6 +119,8 @@ def study_reuse(trace: Trace, horizon: int, *, progress: bool = True) -> ReuseFi
     """
     if trace.parents is None:
         raise ValueError(f"{trace.name}: independent objects have neither sessions nor shared prefixes")
+    if trace.num_requests < 4:
+        raise ValueError(f"{trace.name}: {trace.num_requests} requests are too few: record more")
     if trace.num_requests < 4 * horizon:
         raise ValueError(
             f"{trace.name}: {trace.num_requests} requests cannot judge a horizon of {horizon}: "

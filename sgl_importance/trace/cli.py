@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from sgl_importance.terminal import check_outputs, fail
+from sgl_importance.terminal import check_outputs, fail, show
 from sgl_importance.trace.arrivals import arrivals, mooncake_rows
 from sgl_importance.trace.reader import TraceError, open_trace
 from sgl_importance.trace.records import TreeEvent
@@ -77,7 +76,7 @@ def info_command(
     for name, value in facts.items():
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
         table.add_row(name, shown)
-    Console().print(table)
+    show(table)
 
 
 @app.command("convert")

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from sgl_importance.client.arguments import AnyServer, ApiKey
 from sgl_importance.client.server import DEFAULT_URL
 from sgl_importance.probe.evaluate import ServerError
-from sgl_importance.terminal import check_outputs, counted, fail
+from sgl_importance.terminal import check_outputs, counted, fail, show
 from sgl_importance.workload.drive import Outcome, Summary, WorkloadClient, drive, summarise
 from sgl_importance.workload.kinds import KINDS, Shape
 from sgl_importance.workload.make import make_workload
@@ -82,7 +81,7 @@ def run_command(
     except (WorkloadError, ServerError) as error:
         fail(str(error))
     rows = summarise(outcomes)
-    Console().print(_table(rows))
+    show(_table(rows))
     if json_file is not None:
         document = {"summary": [asdict(row) for row in rows], "outcomes": [_row(o) for o in outcomes]}
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

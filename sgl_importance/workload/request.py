@@ -67,7 +67,7 @@ def read_requests(path: Path) -> list[WorkloadRequest]:
     """Reads what ``write_requests`` wrote.
 
     Raises:
-        WorkloadError: a line is no request; names file, line and cause.
+        WorkloadError: a line is no request, or there is none; names file, line and cause.
     """
     requests = []
     decoder = msgspec.json.Decoder(WorkloadRequest)
@@ -78,4 +78,6 @@ def read_requests(path: Path) -> list[WorkloadRequest]:
             raise WorkloadError(
                 f"{path}:{number}: {error}; write it with 'sgl-importance workload make'"
             ) from error
+    if not requests:
+        raise WorkloadError(f"{path} holds no request: write it with 'sgl-importance workload make'")
     return requests

@@ -166,7 +166,7 @@ def test_a_server_that_is_not_there_is_said_in_one_line():
         ("", [], "give exactly one of --text, --text-file, --messages, --input-ids, not none"),
         ("[1]", ["--text", "a", "--input-ids", "FILE"], "not --text and --input-ids"),
         ("{", ["--messages", "FILE"], "is not JSON (line 1): it must hold a list"),
-        ("3", ["--input-ids", "FILE"], "must hold a list, not a JSON int"),
+        ("3", ["--input-ids", "FILE"], "must hold a list, not 3"),
         ("", ["--text-file", "FILE.gone"], "cannot read"),
     ],
 )

@@ -23,6 +23,7 @@ READERS = {
     "oracle-general": "oracle_general",
 }
 """Name on the command line -> module of this package, in the order in which detection asks them."""
+FORMATS_OF_TEXT = ("openai-chat",)
 
 
 def load_reader(name: str) -> TraceReader:
@@ -49,6 +50,10 @@ def detect_reader(path: Path) -> TraceReader:
             f"{path}: an Azure LLM trace has arrival times and token counts but no prefix ids, "
             "so nothing says which requests share blocks and it cannot be replayed"
         )
+    if path.is_dir() and not any(path.iterdir()):
+        raise TraceError(f"{path}: an empty folder: name a trace, or the folder of a recording")
+    if path.is_file() and not path.stat().st_size:
+        raise TraceError(f"{path}: an empty file: name a trace, or the folder of a recording")
     raise TraceError(f"{path}: unknown format; name it with --format ({', '.join(READERS)})")
 
 
@@ -76,6 +81,8 @@ def read_trace(
         raise TraceError(f"{path}: no such file")
     try:
         reader = load_reader(format_name) if format_name else detect_reader(path)
+        if options is not None and options.tokenizer is not None and reader.NAME not in FORMATS_OF_TEXT:
+            raise TraceError(f"{path}: {reader.NAME} holds no text: leave out --tokenizer")
         trace = reader.read(path, options or ReadOptions(), on_bad_record)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from error
