@@ -35,10 +35,8 @@ def uncached(measured: Measured) -> str:
         thousands = f"{tokens / 1e3:.1f}"
         return f"{thousands} ({tokens / stock:.2f})" if stock else thousands
 
-    return table(
-        ["arm", *measured.workloads],
-        [[arm, *(cell(workload, arm) for workload in measured.workloads)] for arm in ARMS],
-    )
+    lines = [[arm, *(cell(workload, arm) for workload in measured.workloads)] for arm in ARMS]
+    return table(["arm", *measured.workloads], lines if measured.workloads else [])
 
 
 def tiers(measured: Measured) -> str:
