@@ -3,7 +3,8 @@
 With a pool of a few prompts one victim decides the next, and two equally good policies differ by some
 percent on one stream of requests. Here sglang's own tree, its published policies and our component serve
 the same requests as the server does, in a second each. Prompts are those of the workload; of the answers only
-the length is. Device tier only, g = 1.
+the length is. One tier, g = 1: the device pool; where there is a host tier, which keeps what the device has
+too, one of its size.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ def replay_seeds(name: str, parameters: dict[str, Any], seeds: int) -> Iterator[
     and those published policies that are not like LRU.
     """
     pages = parameters["device_tokens"] // parameters["page_tokens"]
+    if parameters["workloads"][name].get("tiers", "device") != "device":
+        pages *= parameters["host_ratio"]
     cost = server_cost()
     for factor, kinds in ((1, KINDS), (LONGER, ("python-lru", "python-lfu", "importance"))):
         for seed in [parameters["seed"], *range(1, seeds)][: seeds if factor == 1 else LONGER_SEEDS]:

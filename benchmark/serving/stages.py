@@ -130,8 +130,9 @@ STAGES: dict[str, Stage] = {"counts": counts, "capacity": capacity, "times": tim
 def without_server(
     kind: str, workloads: list[Workload], parameters: dict[str, Any], progress: Progress
 ) -> Iterator[Row]:
-    """The replay, or the same tree under many seeds; on workloads of the device tier."""
-    names = [workload.name for workload in workloads if workload.tiers == "device"]
+    """The replay, or the same tree under many seeds; on workloads of the tiers that they can stand for."""
+    tiers = ("device",) if kind == "replay" else ("device", "host")
+    names = [workload.name for workload in workloads if workload.tiers in tiers]
     for name in progress.track(names, description=kind):
         if kind == "replay":
             yield from replay_workload(name, parameters)
