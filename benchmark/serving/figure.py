@@ -22,11 +22,11 @@ def draw(measured: Measured, path: Path) -> None:
     width = 0.8 / len(shown)
     figure, axes = pyplot.subplots(figsize=(11, 4))
     for place, arm in enumerate(shown):
-        ratios = [
-            (measured.value(workload, arm, "uncached_tokens") or float("nan"))
-            / measured.value(workload, STOCK, "uncached_tokens")
+        tokens = [
+            [measured.value(workload, name, "uncached_tokens") or float("nan") for name in (arm, STOCK)]
             for workload in measured.workloads
         ]
+        ratios = [of_arm / of_stock for of_arm, of_stock in tokens]
         positions = [index + width * (place - (len(shown) - 1) / 2) for index in range(len(ratios))]
         axes.bar(positions, ratios, width, label=arm)
     axes.axhline(1.0, color="black", linewidth=0.8)

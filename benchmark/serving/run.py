@@ -9,7 +9,8 @@
     python benchmark/serving/run.py --only report      # tables and figure from the JSON
 
 Rows are kept in the JSON by pass, workload and arm: a later run replaces what it measures again and nothing
-else; with ``--resume`` it measures only what is missing. ``--quick`` keeps nothing.
+else; with ``--resume`` it measures only what is missing. With ``--quick`` or another ``--out`` the committed
+JSON and the page stay as they are, and the tables are printed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from benchmark.serving.workloads import load_parameters, make_workload
 PASSES = (*STAGES, "seeds", "replay", "report")
 # Where the committed parameters say which arms and workloads a pass is about; all where nowhere.
 SETTINGS = {"capacity": "capacity", "times": "timed", "restart": "restarted"}
+COMMITTED = RESULTS / "serving.json"
 QUICK = {"warm_up": 5, "requests": 10, "alternations": 1}
 
 
@@ -71,7 +73,9 @@ def main(
     copies: Annotated[
         bool, typer.Option(help="Count those arms too whose decisions are another's by construction.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="JSON file.")] = RESULTS / "serving.json",
+    out: Annotated[
+        Path, typer.Option(help="JSON file; the page is only made from the committed one.")
+    ] = COMMITTED,
 ) -> None:
     """Measure, or report what was measured."""
     if only not in PASSES:
@@ -104,10 +108,10 @@ def main(
             measured = without_server(only, made, parameters, progress)
         for row in measured:
             rows.add({"pass": only, **row})
-    if quick:
-        print("\n\n".join(text for text in tables(list(rows), parameters).values() if text.count("\n") > 1))
-    else:
+    if out == COMMITTED:
         write_report(list(rows), parameters)
+    else:
+        print("\n\n".join(text for text in tables(list(rows), parameters).values() if text.count("\n") > 1))
     print(f"written: {out}")
 
 
