@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +16,12 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 class CapturedDecode(AttentionDriver):
     """Decode over buffers of fixed addresses, as upstream's decode graph runner does it.
 
-    The stand-in calls a backend's Triton kernel at capture time only, and a replay calls it again with the
-    very arguments of the capture: what our Python does in ``forward_decode`` is not done again.
+    The stand-in calls a backend's kernels at capture time only, and a replay calls them again with the very
+    arguments of the capture: what our Python does in ``forward_decode`` is not done again.
     """
 
     CAPTURED_BATCH = 3
+    LAUNCHERS: tuple[tuple[Any, str], ...] = ()  # Functions that launch kernels of ours.
 
     def capture(self) -> None:
         """Before any request: padded, with request slot 0."""
@@ -63,20 +65,14 @@ class CapturedDecode(AttentionDriver):
         return graph.replay, outputs
 
     def _launches_of(self, backend: Any) -> tuple[Callable[[], None], list[torch.Tensor]]:
-        launches: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        launch = backend.decode_attention_fwd
-
-        def recorded(*args: Any, **kwargs: Any) -> None:
-            launches.append((args, kwargs))
-            launch(*args, **kwargs)
+        launches: list[Callable[[], None]] = []
 
         def replay() -> None:
-            for args, kwargs in launches:
-                launch(*args, **kwargs)
+            for launch in launches:
+                launch()
 
-        backend.decode_attention_fwd = recorded
-        outputs = self._forward_layers(backend)
-        backend.decode_attention_fwd = launch
+        with recorded(launches, (backend, "decode_attention_fwd"), *self.LAUNCHERS):
+            outputs = self._forward_layers(backend)
         return replay, outputs
 
     def _replayed(self, batch: ForwardBatch) -> SimpleNamespace:
@@ -104,3 +100,24 @@ class CapturedDecode(AttentionDriver):
             q = self._q[layer, :count].view(-1, HEADS, HEAD_DIM)
             self._remember(self._chunks, layer, q, self._kv[0, layer, :count])
         return SimpleNamespace(can_run_graph=True)
+
+
+@contextmanager
+def recorded(launches: list[Callable[[], None]], *launchers: tuple[Any, str]) -> Iterator[None]:
+    """Notes every call of the named functions, in their order, and lets it through."""
+
+    def noting(launch: Callable[..., None]) -> Callable[..., None]:
+        def noted(*args: Any, **kwargs: Any) -> None:
+            launches.append(lambda: launch(*args, **kwargs))
+            launch(*args, **kwargs)
+
+        return noted
+
+    originals = [(owner, name, getattr(owner, name)) for owner, name in launchers]
+    try:
+        for owner, name, launch in originals:
+            setattr(owner, name, noting(launch))
+        yield
+    finally:
+        for owner, name, launch in originals:
+            setattr(owner, name, launch)

@@ -21,6 +21,7 @@ pytestmark = [
 POISON = 6e4
 HAS_FLASHINFER = importlib.util.find_spec("flashinfer") is not None
 SOURCES = [
+    "qk_probe",
     "triton",
     pytest.param("flashinfer", marks=pytest.mark.skipif(not HAS_FLASHINFER, reason="no flashinfer")),
 ]
@@ -38,22 +39,30 @@ def _runtime_context() -> Iterator[None]:
 def captured_driver(source: str, **changes: Any) -> Any:
     from captured_decode import CapturedDecode
     from flashinfer_driver import FlashInferDriver
-    from triton_driver import TritonDriver
+    from triton_driver import ProbedTritonDriver, TritonDriver
 
     chosen = ImportanceOptions(
         **{"policy": "importance", "interval": 2, "window": 4, "sink_tokens": 2, "local_tokens": 3, **changes}
     )
-    if source == "triton":
-        driver = type("Driver", (CapturedDecode, TritonDriver), {"atol": 1e-3})(
-            chosen, page_size=4, dtype=torch.bfloat16, device="cuda"
-        )
-        driver.backend.emission.log_sums.values.fill_(POISON)
-    else:
+    if source == "flashinfer":
         driver = type("Driver", (CapturedDecode, FlashInferDriver), {"atol": 2e-2})(
             chosen, page_size=4, logit_dtype=torch.float16, device="cuda"
         )
-        driver.backend.emission.step.logits.fill_(POISON)
+    else:
+        base = ProbedTritonDriver if source == "qk_probe" else TritonDriver
+        driver = type("Driver", (CapturedDecode, base), {"atol": 1e-3})(
+            chosen, page_size=4, dtype=torch.bfloat16, device="cuda"
+        )
+    emitted(driver, source).fill_(POISON)
     return driver
+
+
+def emitted(driver: Any, source: str) -> torch.Tensor:
+    """The buffer that attention emits into."""
+    if source == "qk_probe":
+        return driver.emission.log_sums.values
+    emission = driver.backend.emission
+    return emission.log_sums.values if source == "triton" else emission.step.logits
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "graph"])
@@ -85,9 +94,7 @@ def test_steps_that_observe_nobody_leave_nothing_behind(source: str) -> None:
     sequence = Sequence("a", 1)
     driver.extend((sequence, 20))
     driver.decode(sequence)
-    emission = driver.backend.emission
-    emitted = emission.log_sums.values if source == "triton" else emission.step.logits
-    before = emitted.clone()
+    before = emitted(driver, source).clone()
     for _ in range(3):
         driver.decode(sequence)
-    assert torch.equal(emitted, before)
+    assert torch.equal(emitted(driver, source), before)

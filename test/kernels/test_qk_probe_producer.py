@@ -14,6 +14,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 
 import sglang_importance.attention.qk_probe as producer
 from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.probe_emission import ProbeEmission
 from sglang_importance.attention.qk_probe import QkProbe
 from sglang_importance.attention.rows import Phase, active_rows
 
@@ -35,7 +36,9 @@ class ProbedDriver(AttentionDriver):
     def __init__(self, chosen: ImportanceOptions, **kwargs: Any) -> None:
         super().__init__(chosen, **kwargs)
         self.backend = TorchNativeAttnBackend(self.runner)
-        self.rows = QkProbe(self.backend, self.runner, chosen).rows
+        probe = QkProbe(self.backend, self.runner, chosen)
+        self.emission = ProbeEmission(probe, self.backend, self.runner, chosen)
+        self.rows = probe.rows
 
 
 def test_prefill_and_decode_of_a_ragged_batch() -> None:

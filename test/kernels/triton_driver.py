@@ -28,9 +28,11 @@ from sglang.srt.runtime_context import get_context, get_parallel
 from transformers import LlamaConfig
 
 from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.probe_emission import ProbeEmission
+from sglang_importance.attention.qk_probe import QkProbe
 from sglang_importance.attention.triton import EmittingTritonBackend
 
-__all__ = ["Sequence", "TritonDriver", "complete", "model_runner", "runtime_context"]
+__all__ = ["ProbedTritonDriver", "Sequence", "TritonDriver", "complete", "model_runner", "runtime_context"]
 
 
 def complete(runner: SimpleNamespace) -> SimpleNamespace:
@@ -88,3 +90,16 @@ class TritonDriver(AttentionDriver):
         self.stock = TritonAttnBackend(self.runner)
         self.backend = EmittingTritonBackend(self.runner, options)
         self.rows = self.backend.rows
+
+
+class ProbedTritonDriver(AttentionDriver):
+    """The same over upstream's own backend with the qk-probe attached."""
+
+    def __init__(self, options: ImportanceOptions, **kwargs: Any) -> None:
+        super().__init__(options, **kwargs)
+        complete(self.runner)
+        self.stock = TritonAttnBackend(self.runner)
+        self.backend = TritonAttnBackend(self.runner)
+        probe = QkProbe(self.backend, self.runner, options)
+        self.emission = ProbeEmission(probe, self.backend, self.runner, options)
+        self.rows = probe.rows

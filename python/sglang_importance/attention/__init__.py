@@ -55,11 +55,12 @@ def _probed(create: Callable[..., Any], options: ImportanceOptions) -> Callable[
     @wraps(create)
     def create_probed(model_runner: ModelRunner) -> AttentionBackend:
         # Triton decides while it is imported how kernels run: not before it is needed.
+        from sglang_importance.attention.probe_emission import ProbeEmission
         from sglang_importance.attention.qk_probe import QkProbe
 
         backend = create(model_runner)
         if not model_runner.is_draft_worker:
-            QkProbe(backend, model_runner, options)
+            ProbeEmission(QkProbe(backend, model_runner, options), backend, model_runner, options)
         return backend
 
     return create_probed

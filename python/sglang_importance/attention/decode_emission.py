@@ -36,6 +36,7 @@ class _Number(IntEnum):
     BATCH_ROW = 3
     SEQ_LEN = 4
     SLOT = 5
+    NUM_QUERIES = 6
 
 
 class DecodeEmission(ABC):
@@ -71,6 +72,7 @@ class DecodeEmission(ABC):
         self._staged = StagedNumbers((len(_Number), -(-max_batch // 4) * 4), model_runner.device)
         self._numbers = torch.zeros_like(self._staged.device_values, device="cpu")
         self._names_somebody = False
+        self._next_row = 0
         self._ran: set[int] = set()
         self._ever_ran: set[int] = set()
         self._clear_numbers()
@@ -124,6 +126,10 @@ class DecodeEmission(ABC):
         """Row of the score rows of each observed request, int32 [count]."""
         return self._staged.device_values[_Number.SLOT, :count]
 
+    def num_queries(self, count: int) -> torch.Tensor:
+        """1 for each observed request, 0 behind them, int32 [count]."""
+        return self._staged.device_values[_Number.NUM_QUERIES, :count]
+
     def _around(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(upstream)
         def forward(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
@@ -141,15 +147,20 @@ class DecodeEmission(ABC):
     def _open(self, forward_batch: ForwardBatch) -> list[ObservedQueries]:
         if forward_batch.forward_mode != ForwardMode.DECODE:
             return []
-        wanted = list(self._sampler.observed(forward_batch))
+        wanted = self._in_turn(list(self._sampler.observed(forward_batch)))
         count = self.admitted(wanted)
         for queries in wanted[count:]:
             self._sampler.postpone(queries.slot)
+        self._next_row = wanted[count].rows.start if count < len(wanted) else 0
         observed = wanted[:count]
         self._ran.clear()
         if observed or self._names_somebody:
             self._name(observed)
         return observed
+
+    def _in_turn(self, wanted: list[ObservedQueries]) -> list[ObservedQueries]:
+        """Begins where the buffers of the last step were full: nobody waits for ever."""
+        return sorted(wanted, key=lambda queries: (queries.rows.start < self._next_row, queries.rows.start))
 
     def _name(self, observed: list[ObservedQueries]) -> None:
         self._clear_numbers()
@@ -163,6 +174,7 @@ class DecodeEmission(ABC):
             self._numbers[_Number.BATCH_ROW, index] = batch_row
             self._numbers[_Number.SEQ_LEN, index] = queries.seq_len
             self._numbers[_Number.SLOT, index] = queries.slot
+            self._numbers[_Number.NUM_QUERIES, index] = 1
             start += queries.seq_len
         self._staged.send(self._numbers)
         self.opened()
@@ -171,6 +183,7 @@ class DecodeEmission(ABC):
     def _clear_numbers(self) -> None:
         self._numbers[_Number.ORDER] = -1
         self._numbers[_Number.BATCH_START] = -1
+        self._numbers[_Number.NUM_QUERIES] = 0
 
     def _close(self, observed: list[ObservedQueries], *, replayed: bool) -> None:
         ran = self._ever_ran if replayed else self._ran

@@ -174,7 +174,7 @@ class EmittingFlashInferBackend(FlashInferAttnBackend):
     def __init__(self, model_runner: ModelRunner, options: ImportanceOptions) -> None:
         super().__init__(model_runner, init_new_workspace=model_runner.init_new_workspace)
         self._refuse_unsupported(model_runner)
-        probe = QkProbe(self, model_runner, options, decode=False)
+        probe = QkProbe(self, model_runner, options)
         self.rows = probe.rows
         (num_kv_heads,) = {
             layer.tp_k_head_num for layer in attention_layers(model_runner.model, probe.layers)

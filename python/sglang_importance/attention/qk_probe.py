@@ -1,4 +1,4 @@
-"""Page scores beside any attention backend: a Triton pass over the keys after the backend's own forward."""
+"""Page scores of prefills beside any attention backend: a Triton pass over the keys after its forward."""
 
 from __future__ import annotations
 
@@ -45,30 +45,24 @@ class _Step:
 
 
 class QkProbe:
-    """Observes the attention backend that it is attached to.
+    """Observes the last tokens of prefills of the attention backend that it is attached to.
 
     The backend's forward runs first and with its own arguments, so outputs are stock's. For eager passes
-    only: a captured decode step would replay the probe with the requests of its capture.
+    only: a captured one would replay the probe with the requests of its capture. Decode steps are for a
+    ``DecodeEmission`` with the same ``rows`` and ``sampler``.
 
     Args:
         backend: upstream's, of any class; its methods are wrapped on this instance.
-        decode: whether decode passes are observed too; without, a backend that emits observes them with the
-            same ``rows`` and ``sampler``.
 
     Raises:
         ValueError: model, KV cache or CUDA graphs do not fit; the message names the cure.
     """
 
     def __init__(
-        self,
-        backend: AttentionBackend,
-        model_runner: ModelRunner,
-        options: ImportanceOptions,
-        *,
-        decode: bool = True,
+        self, backend: AttentionBackend, model_runner: ModelRunner, options: ImportanceOptions
     ) -> None:
         _refuse_unsupported(model_runner)
-        _refuse_captured(model_runner, decode=decode)
+        _refuse_captured(model_runner)
         self.options = options
         self.layers = sampled_layers(full_attention_layers(model_runner.model), options.layers)
         self._index = {layer: index for index, layer in enumerate(self.layers)}
@@ -83,13 +77,10 @@ class QkProbe:
             layers=self.layers,
         )
         self.num_heads = _query_heads(model_runner.model, self.layers)
-        self._decode = decode
         self._gate = torch.ones(1, dtype=torch.int32, device=model_runner.device)
         self.sampler = StepSampler(self.rows, options)
         self._step: _Step | None = None
         backend.init_forward_metadata = self._after_metadata(backend.init_forward_metadata)
-        if decode:
-            backend.forward_decode = self._after_forward(backend.forward_decode)
         backend.forward_extend = self._after_forward(backend.forward_extend)
         activate(self.rows)
         logger.info(
@@ -109,7 +100,7 @@ class QkProbe:
                     sorted(self._step.pending),
                 )
             self._step = None
-            if self._decode or forward_batch.forward_mode == ForwardMode.EXTEND:
+            if forward_batch.forward_mode == ForwardMode.EXTEND:
                 with EMISSION_TIME.measured():
                     self._step = self._opened(list(self.sampler.observed(forward_batch)))
                 EMISSION_TIME.passes += self._step is not None
@@ -173,7 +164,6 @@ class QkProbe:
 
     def _probe(self, step: _Step, q: torch.Tensor, layer: RadixAttention) -> None:
         keys = self._pool.get_key_buffer(layer.layer_id)
-        key_scale = (getattr(layer, "k_scale_float", None) or 1.0) if keys.dtype in FLOAT8 else 1.0
         settings = {
             "gate": self._gate,
             "page_size": self.rows.page_size,
@@ -186,7 +176,7 @@ class QkProbe:
             step.batch,
             step.log_sums,
             self._index[layer.layer_id],
-            scale=layer.scaling * key_scale,
+            scale=layer.scaling * key_scale(layer, keys),
             logit_cap=layer.logit_cap,
             **settings,
         )
@@ -199,6 +189,11 @@ class QkProbe:
             self.rows.claim(queries.slot, queries.phase, queries.owner, num_pages, queries.num_q)
         reduce_log_sums(step.log_sums, step.batch, self.rows.stacked(step.queries[0].phase), **settings)
         self.rows.written()
+
+
+def key_scale(layer: RadixAttention, keys: torch.Tensor) -> float:
+    """What the layer's stored keys are to be multiplied by."""
+    return (getattr(layer, "k_scale_float", None) or 1.0) if keys.dtype in FLOAT8 else 1.0
 
 
 def _last(queries: ObservedQueries, count: int) -> ObservedQueries:
@@ -252,11 +247,11 @@ def _refuse_unsupported(model_runner: ModelRunner) -> None:
             raise ValueError(f"qk-probe cannot score layer {layer.layer_id}, which has {why}: {cure}")
 
 
-def _refuse_captured(model_runner: ModelRunner, *, decode: bool) -> None:
-    """Raises where passes that the probe observes would be replays of a graph."""
+def _refuse_captured(model_runner: ModelRunner) -> None:
+    """Raises where prefills would be replays of a graph."""
     if torch.device(model_runner.device).type != "cuda":
         return
-    phases = ("decode", "prefill") if decode else ("prefill",)
-    if captured := [phase for phase in phases if not check_cuda_graph_backend(phase, Backend.DISABLED)]:
-        flags = " ".join(f"--cuda-graph-backend-{phase} disabled" for phase in captured)
-        raise ValueError(f"the qk-probe observes eager passes only: start with {flags}")
+    if not check_cuda_graph_backend("prefill", Backend.DISABLED):
+        raise ValueError(
+            "the qk-probe observes eager prefills only: start with --cuda-graph-backend-prefill disabled"
+        )

@@ -1,0 +1,96 @@
+"""Decode steps observed by the qk-probe behind any backend's attention, captured in a CUDA graph or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sgl_importance.options import ImportanceOptions
+from sgl_importance_kernels.triton.log_sums import LogSums
+from sgl_importance_kernels.triton.qk_probe import probe_layer
+from sglang_importance.attention.log_sum_emission import LogSumEmission
+from sglang_importance.attention.qk_probe import QkProbe, key_scale
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+MAX_OBSERVED = 16
+"""Requests of a step: a captured launch has programs for all of them, which return at once in other steps."""
+
+
+class ProbeEmission(LogSumEmission):
+    """Probes the sampled layers in every decode step, for the requests that the device's numbers name.
+
+    The backend's forward runs first and with its own arguments, so outputs are stock's; the probe is launched
+    behind it on the same stream, into the same graph where there is one.
+
+    Args:
+        probe: attached to the same backend; observes the prefills.
+        backend: upstream's, of any class; ``forward_decode`` is wrapped on this instance.
+    """
+
+    def __init__(
+        self,
+        probe: QkProbe,
+        backend: AttentionBackend,
+        model_runner: ModelRunner,
+        options: ImportanceOptions,
+    ) -> None:
+        table = model_runner.req_to_token_pool.req_to_token
+        super().__init__(probe, model_runner, options, max_batch=table.shape[0], max_observed=MAX_OBSERVED)
+        self._pool = model_runner.token_to_kv_pool
+        self._table = table
+        self._location_starts = torch.zeros_like(self._no_starts)
+        self._queries = replace(
+            self.batch(self.max_observed, self.rows.max_pages * self.rows.page_size),
+            locations=table.view(-1),
+            location_starts=self._location_starts,
+        )
+        backend.forward_decode = self._behind(backend.forward_decode)
+
+    def _allocated(self, num_heads: int, device: torch.device | str) -> LogSums:
+        return LogSums(
+            num_layers=len(self.layers),
+            max_requests=self.max_observed,
+            max_queries=1,
+            num_heads=num_heads,
+            max_pages=self.rows.max_pages,
+            device=device,
+        )
+
+    def opened(self) -> None:
+        # Offsets into the request table do not fit 32 bits.
+        self._location_starts.copy_(self.slots(self.max_observed)).mul_(self._table.stride(0))
+
+    def _behind(self, upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @wraps(upstream)
+        def forward_decode(
+            q: torch.Tensor, k: Any, v: Any, layer: RadixAttention, *args: Any, **kwargs: Any
+        ) -> torch.Tensor:
+            output = upstream(q, k, v, layer, *args, **kwargs)
+            index = self.index_of(layer.layer_id)
+            if index is not None:
+                self._probe(q, layer, index)
+            return output
+
+        return forward_decode
+
+    def _probe(self, q: torch.Tensor, layer: RadixAttention, index: int) -> None:
+        keys = self._pool.get_key_buffer(layer.layer_id)
+        probe_layer(
+            q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            keys,
+            self._queries,
+            self.log_sums,
+            index,
+            gate=self._open_gate,
+            scale=layer.scaling * key_scale(layer, keys),
+            logit_cap=layer.logit_cap,
+            **self.settings,
+        )
