@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from decode_shape import LAYERS, Inputs
 from timing import Step
+from torch_decode import TorchDecode
 
 from sgl_importance_kernels.flashinfer import EmittingDecode
 from sgl_importance_kernels.reference import combine_layers, layer_page_scores
@@ -75,14 +76,17 @@ class ProbeArm:
         reduce_log_sums(self._log_sums, self._queries, self.rows, **settings)
 
 
-class FlashInferArms:
-    """FlashInfer's paged decode, stock and with our variant, over the same inputs."""
+class DecodeArms:
+    """FlashInfer's paged decode, stock and with our variant, over the same inputs.
 
-    log_sums_in_base_2 = True
+    Args:
+        exact: plain torch in FlashInfer's place, and logits in single precision.
+    """
 
-    def __init__(self, inputs: Inputs, *, tensor_cores: bool) -> None:
+    def __init__(self, inputs: Inputs, *, tensor_cores: bool, exact: bool = False) -> None:
         shape = inputs.shape
         self._inputs = inputs
+        self._stands_in = exact or inputs.device == "cpu"
         self.gate = torch.ones(1, dtype=torch.int32, device=inputs.device)
         self.starts = torch.empty_like(inputs.indptr[:-1])
         self._nobody = torch.full_like(self.starts, -1)
@@ -94,12 +98,17 @@ class FlashInferArms:
             max_tokens=shape.tokens,
             max_requests=shape.batch,
             max_pages=inputs.max_pages,
+            dtype=torch.float32 if exact else torch.float16,
             device=inputs.device,
         )
         self.rows = inputs.rows()
         self._observed = inputs.observed()
         form = EmittingDecode(
-            head_dim=shape.head_dim, dtype=shape.dtype, kv_dtype=shape.dtype, tensor_cores=tensor_cores
+            head_dim=shape.head_dim,
+            dtype=shape.dtype,
+            kv_dtype=shape.dtype,
+            logit_dtype=self.emitted.logits.dtype,
+            tensor_cores=tensor_cores,
         )
         self._stock = self._planned(tensor_cores, None)
         self._ours = self._planned(tensor_cores, form.jit_args())
@@ -107,11 +116,9 @@ class FlashInferArms:
         self.outputs = [torch.empty_like(q) for q in inputs.q]
 
     def _planned(self, tensor_cores: bool, jit_args: list[Any] | None) -> Any:
-        import flashinfer
-
         inputs, shape = self._inputs, self._inputs.shape
         last_page = torch.ones(shape.batch, dtype=torch.int32, device=inputs.device)
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        wrapper = self._wrapper_class()(
             torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device),
             "NHD",
             use_cuda_graph=True,
@@ -134,6 +141,13 @@ class FlashInferArms:
             kv_data_type=shape.dtype,
         )
         return wrapper
+
+    def _wrapper_class(self) -> type[Any]:
+        if self._stands_in:
+            return TorchDecode
+        import flashinfer
+
+        return flashinfer.BatchDecodeWithPagedKVCacheWrapper
 
     def _cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         # Pages of one token, as SGLang plans them.
@@ -189,71 +203,5 @@ class FlashInferArms:
         self.reduce()
 
 
-class TorchArms:
-    """Stands in for FlashInfer in a dry run: plain torch attention that keeps its logits."""
-
-    log_sums_in_base_2 = False
-
-    def __init__(self, inputs: Inputs) -> None:
-        shape = inputs.shape
-        self._inputs = inputs
-        self.emitted = DecodeLogits(
-            num_layers=LAYERS,
-            num_kv_heads=shape.kv_heads,
-            group=shape.group,
-            max_tokens=shape.tokens,
-            max_requests=shape.batch,
-            max_pages=inputs.max_pages,
-            dtype=torch.float32,
-            device=inputs.device,
-        )
-        self.rows = inputs.rows()
-        self._observed = inputs.observed()
-        self.starts = inputs.indptr[:-1].clone()
-
-    def run_stock(self, pool: int) -> None:
-        self._attend(pool, None)
-
-    def run_ours(self, pool: int, index: int | None) -> None:
-        self._attend(pool, index)
-
-    def _attend(self, layer: int, index: int | None) -> None:
-        inputs, shape = self._inputs, self._inputs.shape
-        keys = (
-            inputs.k[layer][inputs.indices.long()]
-            .float()
-            .view(shape.batch, shape.context, shape.kv_heads, -1)
-        )
-        values = inputs.v[layer][inputs.indices.long()].float().view_as(keys)
-        q = inputs.q[layer].float().view(shape.batch, shape.kv_heads, shape.group, -1)
-        logits = shape.scale * torch.einsum("bhgd,bkhd->bhgk", q, keys)
-        torch.einsum("bhgk,bkhd->bhgd", torch.softmax(logits, dim=-1), values)
-        if index is not None:
-            for request, start in enumerate(self.starts.tolist()):
-                if start >= 0:
-                    entries = slice(start, start + shape.context)
-                    self.emitted.logits[index, :, entries] = logits[request].permute(0, 2, 1)
-            self.emitted.log_sums[index].copy_(torch.logsumexp(logits, dim=-1).flatten(1))
-
-    def stock(self) -> None:
-        for layer in range(LAYERS):
-            self.run_stock(layer)
-
-    def emitting_and_reduction(self) -> None:
-        for layer in range(LAYERS):
-            self.run_ours(layer, layer)
-        inputs = self._inputs
-        reduce_logits(
-            self.emitted,
-            self._observed,
-            self.rows,
-            gate=inputs.gate,
-            max_seq_len=inputs.shape.context,
-            page_size=inputs.shape.page_size,
-            log_sums_in_base_2=False,
-            **BODY,
-        )
-
-
-def flashinfer_arms(arms: FlashInferArms) -> dict[str, Step]:
+def decode_arms(arms: DecodeArms) -> dict[str, Step]:
     return {"stock": arms.stock, "emitting": arms.emitting, "emitting+reduction": arms.emitting_and_reduction}

@@ -70,8 +70,8 @@ SHAPES = tuple(
     for group in (4, 8)
 )
 TINY = tuple(
-    DecodeShape(batch, context, group, kv_heads=2, head_dim=16, dtype=torch.float32)
-    for batch, context, group in ((2, 100, 4), (1, 60, 8))
+    DecodeShape(batch, context, group, kv_heads=2, head_dim=64)
+    for batch, context, group in ((2, 40, 4), (1, 24, 8))
 )
 
 

@@ -39,7 +39,6 @@ class Attention(Protocol):
 
     emitted: DecodeLogits
     starts: torch.Tensor
-    log_sums_in_base_2: bool
 
     def run_stock(self, pool: int) -> None: ...
 
@@ -102,7 +101,7 @@ class DecodeStack:
             self.rows,
             gate=self._gate,
             max_seq_len=self._inputs.shape.context,
-            log_sums_in_base_2=self._attention.log_sums_in_base_2,
+            log_sums_in_base_2=True,
             **settings,
         )
 

@@ -2,14 +2,13 @@
 
 Needs torch, triton, flashinfer and nvcc, and is made to end within eight minutes on an H100. Without a GPU,
 --dry-run takes the same way through tiny shapes in Triton's interpreter, with torch in FlashInfer's place: it
-proves the script, and its times mean nothing.
+proves the script, and its times mean nothing. FA3 is timed beside where sgl_kernel or flash_attn brings it.
 
     python benchmark/kernels/run.py
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import sys
@@ -23,9 +22,11 @@ if "--dry-run" in sys.argv:
 
 import torch
 import typer
-from arms import BODY, HAS_FLASHINFER, FlashInferArms, ProbeArm, TorchArms, expected_rows, flashinfer_arms
+from arms import BODY, HAS_FLASHINFER, DecodeArms, ProbeArm, decode_arms, expected_rows
 from decode_shape import LAYERS, SHAPES, TINY, DecodeShape, Inputs
 from decode_stack import DEFAULT_DEPTH, DRY_DEPTH, INTERVAL, Attention, DecodeStack, Depth
+from fa3 import TOLERANCE as FA3_TOLERANCE
+from fa3 import Fa3Arm, Fa3Kernel, usable_kernel
 from results import print_rows, write_results
 from rich.console import Console
 from timing import interleaved, read_bandwidth
@@ -51,8 +52,8 @@ def check_probe(inputs: Inputs) -> float:
 
 
 def check_reduction(inputs: Inputs) -> float:
-    """Largest error of the reduction of torch's own logits."""
-    arms = TorchArms(inputs)
+    """Largest error of the reduction of torch's own logits, in single precision."""
+    arms = DecodeArms(inputs, tensor_cores=False, exact=True)
     arms.emitting_and_reduction()
     return checked_error("the reduction", arms.rows, inputs, EXACT_TOLERANCE)
 
@@ -64,7 +65,16 @@ def checked_error(name: str, rows: torch.Tensor, inputs: Inputs, tolerance: floa
     return error
 
 
-def check_logits(arms: FlashInferArms, inputs: Inputs, path: str) -> float:
+def check_fa3(kernel: Fa3Kernel, arms: DecodeArms, inputs: Inputs) -> float:
+    """Largest difference of FA3's outputs to stock's; another attention would be timed otherwise."""
+    arms.stock()
+    error = Fa3Arm(inputs, kernel.decode).difference(arms.stock_outputs)
+    if not error <= FA3_TOLERANCE:
+        raise SystemExit(f"FA3 differs from stock by {error:.2g}: it was not handed the same cache")
+    return error
+
+
+def check_logits(arms: DecodeArms, inputs: Inputs, path: str) -> float:
     """The variant against stock's outputs, its gate, and the rows of the definition."""
     arms.emitted.logits.fill_(POISON)
     arms.open(False)
@@ -84,7 +94,7 @@ def check_logits(arms: FlashInferArms, inputs: Inputs, path: str) -> float:
     return checked_error(path, arms.rows, inputs, HALF_LOGIT_TOLERANCE)
 
 
-def check_replays(arms: Attention, inputs: Inputs, path: str, depth: Depth, tolerance: float) -> float:
+def check_replays(arms: Attention, inputs: Inputs, path: str, depth: Depth) -> float:
     """Rows after replays of one graph whose requests are observed together and in turns; buffers poisoned."""
     worst = 0.0
     for name in ("together", "in_turns"):
@@ -95,7 +105,9 @@ def check_replays(arms: Attention, inputs: Inputs, path: str, depth: Depth, tole
         if stack.rows.any() or not bool((arms.emitted.logits == POISON).all()):
             raise SystemExit(f"{path}: a replay that observes nobody left something behind")
         getattr(stack, name)()
-        worst = max(worst, checked_error(f"{path}, requests {name}", stack.rows, inputs, tolerance))
+        worst = max(
+            worst, checked_error(f"{path}, requests {name}", stack.rows, inputs, HALF_LOGIT_TOLERANCE)
+        )
     return worst
 
 
@@ -112,34 +124,35 @@ def row(
     }
 
 
-def timed(shape: DecodeShape, device: str, bandwidth: float) -> list[dict[str, Any]]:
-    """Rows of one shape: per path, every arm beside stock; the probe beside the first path's stock."""
+def timed(shape: DecodeShape, device: str, bandwidth: float, fa3: Fa3Kernel | None) -> list[dict[str, Any]]:
+    """Rows of one shape: per path, every arm beside stock; probe and FA3 beside that of the first path."""
     inputs = Inputs(shape, device)
     probe = ProbeArm(inputs)
     on_device = device != "cpu"
     floor = LAYERS * shape.kv_bytes / bandwidth
     rows = []
-    if not on_device:
-        stand_in = TorchArms(inputs)
-        steps = {"stock": stand_in.stock, "emitting+reduction": stand_in.emitting_and_reduction}
-        times = interleaved({**steps, "qk-probe alone": probe.step}, on_device=False)
-        rows = [row(shape, "torch", arm, value, times["stock"], floor) for arm, value in times.items()]
-        return rows + timed_stack(stand_in, inputs, "torch", DRY_DEPTH, bandwidth)
     for tensor_cores in (False, True):
-        path = "tensor cores" if tensor_cores else "CUDA cores"
-        arms = FlashInferArms(inputs, tensor_cores=tensor_cores)
-        steps = flashinfer_arms(arms)
+        path = path_name(tensor_cores)
+        arms = DecodeArms(inputs, tensor_cores=tensor_cores)
+        steps = decode_arms(arms)
         if not tensor_cores:
             steps["qk-probe alone"] = probe.step
+            if fa3 is not None:
+                steps["FA3"] = Fa3Arm(inputs, fa3.decode).step
         arms.open(False)
-        gated = interleaved({"stock": arms.stock, "gated off": arms.emitting}, on_device=True)
+        gated = interleaved({"stock": arms.stock, "gated off": arms.emitting}, on_device=on_device)
         rows.append(row(shape, path, "gated off", gated["gated off"], gated["stock"], floor))
         arms.open(True)
-        times = interleaved(steps, on_device=True)
+        times = interleaved(steps, on_device=on_device)
         rows += [row(shape, path, arm, value, times["stock"], floor) for arm, value in times.items()]
-        if in_contract(shape.name) and tensor_cores == (shape.group >= 4):  # The path that sglang takes.
-            rows += timed_stack(arms, inputs, path, DEFAULT_DEPTH, bandwidth)
+        in_stack = in_contract(shape.name) or not on_device
+        if in_stack and tensor_cores == (shape.group >= 4):  # The path that sglang takes.
+            rows += timed_stack(arms, inputs, path, DEFAULT_DEPTH if on_device else DRY_DEPTH, bandwidth)
     return rows
+
+
+def path_name(tensor_cores: bool) -> str:
+    return "tensor cores" if tensor_cores else "CUDA cores"
 
 
 def timed_stack(
@@ -191,16 +204,15 @@ def main(
     checked = Inputs(TINY[0] if dry_run else CHECKED, device)
     checks["qk-probe"] = check_probe(checked)
     checks["reduction"] = check_reduction(checked)
-    if dry_run:
-        checks["replays"] = check_replays(TorchArms(checked), checked, "torch", DRY_DEPTH, EXACT_TOLERANCE)
-    else:
-        for tensor_cores in (False, True):
-            path = "tensor cores" if tensor_cores else "CUDA cores"
-            arms = FlashInferArms(checked, tensor_cores=tensor_cores)
-            checks[path] = check_logits(arms, checked, path)
-            checks[f"{path}, replays"] = check_replays(
-                arms, checked, path, DEFAULT_DEPTH, HALF_LOGIT_TOLERANCE
-            )
+    fa3, why_no_fa3 = usable_kernel(checked)
+    for tensor_cores in (False, True):
+        path = path_name(tensor_cores)
+        arms = DecodeArms(checked, tensor_cores=tensor_cores)
+        checks[path] = check_logits(arms, checked, path)
+        depth = DRY_DEPTH if dry_run else DEFAULT_DEPTH
+        checks[f"{path}, replays"] = check_replays(arms, checked, path, depth)
+        if fa3 is not None and not tensor_cores:
+            checks["FA3"] = check_fa3(fa3, arms, checked)
     built = time.perf_counter() - start
     console.print(f"built and checked in {built:.0f} s; largest errors {checks}")
 
@@ -213,7 +225,7 @@ def main(
             left_out.append(shape.name)
             continue
         console.print(f"timing {shape.name}")
-        rows += timed(shape, device, bandwidth)
+        rows += timed(shape, device, bandwidth, fa3)
     rows or sys.exit("no shape was timed: raise --minutes")
     print_rows("decode attention of one layer, and its page scores", rows)
     console.print(f"read bandwidth {bandwidth / 1e12:.2f} TB/s; left out: {', '.join(left_out) or 'nothing'}")
@@ -224,7 +236,7 @@ def main(
         "build_and_check_seconds": built,
         "errors": checks,
         "left_out": left_out,
-        "fa3": "present, not timed" if importlib.util.find_spec("sgl_kernel") else "absent",
+        "fa3": why_no_fa3 or "timed",
     }
     if dry_run and out is None:
         console.print("dry run: nothing written")

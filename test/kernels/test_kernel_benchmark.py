@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,41 +20,191 @@ SCRIPT = Path(__file__).parents[2] / "benchmark" / "kernels" / "run.py"
 pytest.importorskip("triton")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+FA3 = """
+import torch
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, *, cache_seqlens, page_table, softmax_scale, causal):
+    outputs = []
+    for request, length in enumerate(cache_seqlens.tolist()):
+        places = page_table[request, :length].long()
+        k, v = (cache[places, 0].float() for cache in (k_cache, v_cache))
+        grouped = q[request, 0].float().view(k.shape[1], -1, k.shape[2])
+        weights = torch.softmax(softmax_scale * torch.einsum("hgd,khd->hgk", grouped, k), -1)
+        outputs.append(torch.einsum("hgk,khd->hgd", weights, v).flatten(0, 1))
+    return torch.stack(outputs).to(q.dtype).unsqueeze(1)
+"""
+"""FA3's contract in plain torch."""
+
+
+def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **changes}
     command = [sys.executable, "-W", "ignore", str(SCRIPT), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_dry_run_checks_times_and_writes(tmp_path: Path) -> None:
+    """The dry run goes through every arm, check and path that a GPU takes, FA3 included."""
     out = tmp_path / "kernels.json"
-    done = run("--dry-run", "--out", str(out))
+    (tmp_path / "flash_attn_interface.py").write_text(FA3)
+    done = run("--dry-run", "--out", str(out), PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     assert done.returncode == 0, done.stderr
     facts, *rows = json.loads(out.read_text())["rows"]
     assert facts["device"] == "interpreter"
-    assert set(facts["errors"]) == {"qk-probe", "reduction", "replays"}
-    assert all(0 < error < 1e-4 for error in facts["errors"].values())
+    assert facts["fa3"] == "timed"
+    exact = {"qk-probe", "reduction", "FA3"}
+    assert set(facts["errors"]) == exact | {
+        f"{path}{what}" for path in ("CUDA cores", "tensor cores") for what in ("", ", replays")
+    }
+    assert all(0 <= error < (1e-4 if name in exact else 2e-2) for name, error in facts["errors"].items())
     assert {entry["arm"] for entry in rows} == {
         "stock",
+        "gated off",
+        "emitting",
         "emitting+reduction",
         "qk-probe alone",
+        "FA3",
         *(f"whole step, {how}" for how in ("stock", "unobserved", "together", "in turns")),
     }
     assert all(entry["to_stock"] == 1 for entry in rows if entry["arm"].endswith("stock"))
     assert len({entry["shape"] for entry in rows}) == 2
 
 
-def test_shapes_beyond_the_time_limit_are_named(tmp_path: Path) -> None:
-    done = run("--dry-run", "--minutes", "0", "--out", str(tmp_path / "kernels.json"))
-    assert done.returncode != 0
-    assert "raise --minutes" in done.stderr
-
-
-def test_without_a_gpu_it_says_so() -> None:
+def test_without_a_gpu_it_says_so_and_needs_neither_sglang_nor_numba() -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    done = run()
+    done = run(PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode != 0
     assert "no CUDA device: run it on a GPU, or with --dry-run" in done.stderr
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert {"torch", "triton", "sgl_importance_kernels"} <= imported
+    assert not imported & {"sglang", "sglang_importance", "numba", "transformers", "flashinfer"}
+
+
+@pytest.fixture
+def benchmark_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The script's own modules; other benchmarks have some of the same names."""
+    names = ("run", "arms", "fa3", "decode_shape", "decode_stack", "timing", "torch_decode", "results")
+    for folder in (SCRIPT.parents[1], SCRIPT.parent):
+        monkeypatch.syspath_prepend(str(folder))
+    before = {name: sys.modules.pop(name, None) for name in names}
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    for name, module in before.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
+
+
+def fa3_of(source: str) -> Any:
+    names: dict[str, Any] = {}
+    exec(source, names)
+    return names["flash_attn_with_kvcache"]
+
+
+def test_fa3_over_another_cache_is_told_apart(benchmark_modules: SimpleNamespace) -> None:
+    modules = benchmark_modules
+    inputs = modules.decode_shape.Inputs(modules.decode_shape.TINY[0], "cpu")
+    arms = modules.arms.DecodeArms(inputs, tensor_cores=False)
+    fine = modules.fa3.Fa3Kernel("x", fa3_of(FA3))
+    assert modules.run.check_fa3(fine, arms, inputs) <= 2e-2
+    broken = modules.fa3.Fa3Kernel("x", fa3_of(FA3.replace("page_table[request,", "page_table[0,")))
+    with pytest.raises(SystemExit, match="FA3 differs from stock"):
+        modules.run.check_fa3(broken, arms, inputs)
+
+
+def test_an_fa3_that_does_not_run_here_is_named(
+    benchmark_modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("only sm90")
+
+    modules = benchmark_modules
+    inputs = modules.decode_shape.Inputs(modules.decode_shape.TINY[1], "cpu")
+    module = SimpleNamespace(flash_attn_with_kvcache=refuses)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
+    assert modules.fa3.usable_kernel(inputs) == (None, "flash_attn_interface does not run: only sm90")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        ("no", ""),
+        ("emit_logits", "emits behind a closed gate"),
+        ("output", "changed the output of attention"),
+        ("nothing", "some logits were not emitted"),
+        ("shifted", "is wrong by"),
+    ],
+)
+def test_broken_variants_are_told_apart(
+    benchmark_modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, spoil: str, words: str
+) -> None:
+    """What the checks on a GPU would say of a kernel that is wrong."""
+    modules = benchmark_modules
+    right = modules.torch_decode.TorchDecode.run
+
+    def wrong(self: Any, q: Any, cache: Any, *arguments: Any, **settings: Any) -> None:
+        right(self, q, cache, *arguments, **settings)
+        if not arguments:
+            return
+        logits, starts = arguments[:2]
+        if spoil == "emit_logits":
+            logits[0, 0] = 1.0
+        elif spoil == "output":
+            settings["out"][0, 0] += 0.1
+        elif spoil == "nothing" and int(starts[0]) >= 0:
+            logits[0, -1] = modules.run.POISON
+        elif spoil == "shifted" and int(starts[0]) >= 0:
+            logits.copy_(logits.roll(16, dims=1))
+
+    monkeypatch.setattr(modules.torch_decode.TorchDecode, "run", wrong)
+    monkeypatch.setattr(modules.arms, "reduce_logits", reduced_by_torch)
+    definition = modules.run.expected_rows
+    monkeypatch.setattr(modules.run, "expected_rows", lambda inputs: mass_only(definition(inputs)))
+    inputs = modules.decode_shape.Inputs(modules.decode_shape.TINY[0], "cpu")
+    arms = modules.arms.DecodeArms(inputs, tensor_cores=False)
+    if spoil == "no":
+        assert modules.run.check_logits(arms, inputs, "path") <= 2e-2
+        return
+    with pytest.raises(SystemExit, match=words):
+        modules.run.check_logits(arms, inputs, "path")
+
+
+def mass_only(rows: Any) -> Any:
+    rows[1:] = 0.0
+    return rows
+
+
+def reduced_by_torch(step: Any, observed: Any, rows: Any, *, gate: Any, page_size: int, **_: Any) -> None:
+    """Mass alone, in place of the kernel, which would need the interpreter."""
+    if not int(gate):
+        return
+    for request, start in enumerate(observed.starts.tolist()):
+        logits = step.logits[:, :, start : start + int(observed.seq_lens[request])].float()
+        log_sums = step.log_sums[:, request].view(*logits.shape[:2], 1, -1) * math.log(2)
+        mass = (logits - log_sums).exp().mean(dim=(0, 1, 3))
+        for page in range(rows.shape[2]):
+            rows[0, request, page] += mass[page * page_size : (page + 1) * page_size].sum()
+
+
+def test_shapes_beyond_the_time_limit_are_not_timed(
+    benchmark_modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_module = benchmark_modules.run
+    for check in ("check_probe", "check_reduction", "check_logits", "check_replays"):
+        monkeypatch.setattr(run_module, check, lambda *_: 0.0)
+    with pytest.raises(SystemExit, match="no shape was timed: raise --minutes"):
+        run_module.main(dry_run=True, minutes=0.0, out=tmp_path / "kernels.json")
+
+
+def test_one_command_for_a_machine_with_a_gpu(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    environment = {**os.environ, "PYTHON": sys.executable}
+    script = SCRIPT.parents[2] / "scripts" / "gpu.sh"
+    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: torch of ")
+    assert "sees no CUDA device" in done.stderr
