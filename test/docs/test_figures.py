@@ -103,6 +103,13 @@ SENTENCES: list[tuple[str, str, Callable[[], list[float]]]] = [
     ("README.md", "and #, # and # of the best of sglang's other policies", lambda: agents("python-lfu")),
     ("README.md", "hot documents under a scan #", lambda: [seed_ratio("scan", "python-lru")]),
     ("README.md", "shared documents #", lambda: [seed_ratio("documents", "python-lru")]),
+    ("README.md", "of the host tier's size #", lambda: [seed_ratio("scan-host", "python-lru")]),
+    (
+        "README.md",
+        "LFU 0.83; over 2,560 requests ours #",
+        lambda: [seed_ratio("scan-host", "python-lru", factor=8)],
+    ),
+    ("README.md", "chat #", lambda: [seed_ratio("chat", "python-lru")]),
     ("README.md", "traffic that fits #", lambda: [seed_ratio("fits", "python-lru")]),
     (
         "docs/how_it_works.md",
