@@ -118,13 +118,22 @@ def test_a_copied_arm_decides_as_the_one_that_it_copies_and_only_there(name: str
 def test_rows_stay_until_they_are_measured_again(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     first = Rows(file)
-    first.add({"pass": "counts", "workload": "fits", "arm": OURS, "uncached_tokens": 1})
-    first.add({"pass": "times", "workload": "fits", "arm": OURS, "alternation": 0})
+    cell = {"workload": "fits", "arm": OURS}
+    measured = [
+        {"pass": "counts", **cell},
+        {"pass": "capacity", **cell},
+        {"pass": "times", **cell, "alternation": 0},
+        {"pass": "times", **cell, "alternation": 1},
+        {"pass": "restart", **cell, "alternation": 1, "document": 3},
+        {"pass": "restart", **cell, "alternation": 1, "document": 4},
+    ]
+    for row in measured:
+        first.add({**row, "run": 1})
     later = Rows(file)
-    assert later.have(**{"pass": "times"}, arm=OURS, alternation=0)
-    assert not later.have(**{"pass": "times"}, arm=OURS, alternation=1)
-    later.add({"pass": "counts", "workload": "fits", "arm": OURS, "uncached_tokens": 2})
-    assert [row.get("uncached_tokens") for row in Rows(file)] == [2, None]
+    assert later.have(**{"pass": "times"}, arm=OURS, alternation=1)
+    assert not later.have(**{"pass": "times"}, arm=OURS, alternation=2)
+    later.add({**measured[2], "run": 2})
+    assert [row["run"] for row in Rows(file)] == [1, 1, 2, 1, 1, 1]
 
 
 def _counts(workload: str, arm: str, uncached: int) -> dict:
