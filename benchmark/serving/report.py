@@ -74,9 +74,9 @@ def capacity(measured: Measured) -> str:
         curves: dict[str, dict[int, float]] = {}
         for row in measured.of("capacity", workload=workload):
             curves.setdefault(row["arm"], {})[row["device_tokens"]] = row["hit_rate"]
-        for arm, curve in curves.items():
+        for arm in measured.parameters["capacity"]["arms"]:
             if (rate := measured.value(workload, arm, "hit_rate")) is not None:
-                curve[committed] = rate
+                curves.setdefault(arm, {})[committed] = rate
         for arm, curve in curves.items():
             rates = [f"{curve[size]:.3f}" if size in curve else MISSING for size in sizes]
             needed = MISSING

@@ -153,6 +153,8 @@ def test_the_report_names_what_was_lost(tmp_path: Path) -> None:
     assert "old" not in text
     assert "| agents-4x | 800 against 700 (lfu): 1.143 | **no** |" in text
     assert "| agents-4x | 0.800 | **no** |" in text
+    assert "| fits | not measured yet | - |" in text
+    assert "| restart | not measured yet | - |" in text
     assert "| ours | 0.8 (0.80) |" in text
     assert "| ours (g = 1) | = ours |" in text
     assert "| ours (g on) | - |" in text
