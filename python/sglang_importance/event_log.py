@@ -1,13 +1,15 @@
-"""The last moves of the tree's nodes: why a prefix is where it is."""
+"""The last moves of the tree's nodes, and its pins: why a prefix is where it is."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sgl_importance.cost import Tier
+from sgl_importance.placement.pin import Pin, PinEnd
 from sgl_importance.trace.records import EventKind
 from sglang_importance.desk import Document
 
@@ -31,26 +33,35 @@ _REASONS = {
 }
 
 
+class PinChange(StrEnum):
+    """What happens to pins; nothing moves."""
+
+    PIN = "pin"
+    UNPIN = "unpin"
+
+
 class Event(NamedTuple):
-    """One move of one node.
+    """One move of one node, or the beginning or end of a pin.
 
     Attributes:
         kind: what happened.
-        tier: where it happened; of a split or a reset always the device.
-        node: id of the node.
-        tokens: of the node, when it happened.
+        tier: where it happened; of a split, a reset or a pin always the device.
+        node: id of the node; None of a pin, which holds text and not nodes.
+        tokens: of the node, when it happened, or of the pin.
         clock: when, in admitted requests.
         time: when, Unix time in seconds.
         reason: why; empty where the kind says it all.
+        pin_id: of the pin; None of a node.
     """
 
-    kind: EventKind
+    kind: EventKind | PinChange
     tier: Tier
-    node: int
+    node: int | None
     tokens: int
     clock: int
     time: float
     reason: str
+    pin_id: str | None = None
 
 
 class EventLog:
@@ -91,6 +102,14 @@ class EventLog:
         """The tree was emptied at once."""
         self._append(EventKind.RESET, Tier.DEVICE, 0, 0, _REASONS[EventKind.RESET])
 
+    def pinned(self, pin: Pin, reason: str) -> None:
+        """A pin was taken in."""
+        self._append(PinChange.PIN, Tier.DEVICE, None, len(pin.tokens), reason, pin.pin_id)
+
+    def unpinned(self, pin: Pin, why: PinEnd) -> None:
+        """A pin has ended."""
+        self._append(PinChange.UNPIN, Tier.DEVICE, None, len(pin.tokens), why, pin.pin_id)
+
     def since(self, serial: int, limit: int) -> list[tuple[int, Event]]:
         """The newest events from a serial number on, oldest first, each with its number.
 
@@ -107,9 +126,18 @@ class EventLog:
         """What last happened to a node; None where that is forgotten."""
         return next((Event._make(each) for each in reversed(self._events) if each[2] == node_id), None)
 
-    def _append(self, kind: EventKind, tier: Tier, node: int, tokens: int, reason: str) -> None:
+    def _append(
+        self,
+        kind: EventKind | PinChange,
+        tier: Tier,
+        node: int | None,
+        tokens: int,
+        reason: str,
+        pin_id: str | None = None,
+    ) -> None:
         self.total += 1
-        self._events.append((kind, tier, node, tokens, self._component.policy.clock, time.time(), reason))
+        clock = self._component.policy.clock
+        self._events.append((kind, tier, node, tokens, clock, time.time(), reason, pin_id))
 
 
 def describe_event(event: Event) -> dict[str, Any]:
@@ -119,13 +147,15 @@ def describe_event(event: Event) -> dict[str, Any]:
 
 def events(scheduler: Scheduler, arguments: Document) -> Document:
     """``since`` and ``limit``: what happened from a serial number on."""
-    log: EventLog = scheduler.tree_cache.importance.events
+    component: RankedComponent = scheduler.tree_cache.importance
+    component.pins.let_time_pass()  # a pin whose lifetime is over ends even where no request comes
+    log = component.events
     found = log.since(arguments["since"], arguments["limit"])
     first = found[0][0] if found else log.total
     return {
         "events": [{"serial": serial, **describe_event(event)} for serial, event in found],
         "next": log.total,
         "left_out": max(first - arguments["since"], 0),
-        "clock": scheduler.tree_cache.importance.policy.clock,
+        "clock": component.policy.clock,
         "now": time.time(),
     }

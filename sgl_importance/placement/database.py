@@ -19,13 +19,25 @@ from sgl_importance.reuse import NUM_AGE_BUCKETS, NUM_CLASSES, visit_level
 logger = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x53474C49  # "SGLI"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _LEVELS = bytes(visit_level(2**power, 4**power) for power in range(12)).hex()
 REUSE_LAYOUT = f"{NUM_CLASSES} classes (visits {_LEVELS}) x {NUM_AGE_BUCKETS} age buckets"
 BUSY_SECONDS = 5.0
 WAL_BYTES = 16 << 20
 _SIDE_FILES = ("", "-wal", "-shm")
 
+_PINS = """
+CREATE TABLE pins (
+    id INTEGER PRIMARY KEY,
+    model INTEGER NOT NULL REFERENCES models(id),
+    pin_id TEXT NOT NULL,
+    names TEXT NOT NULL,
+    expires_at REAL,
+    tokens BLOB NOT NULL,
+    checksum INTEGER NOT NULL,
+    UNIQUE (model, pin_id)
+);
+"""
 _SCHEMA = f"""
 CREATE TABLE format (reuse_layout TEXT NOT NULL);
 INSERT INTO format VALUES ('{REUSE_LAYOUT}');
@@ -58,9 +70,12 @@ CREATE TABLE prefixes (
     PRIMARY KEY (model, digest)
 );
 CREATE INDEX prefixes_by_clock ON prefixes (model, clock);
+{_PINS}
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
+_UPGRADES = {1: f"{_PINS} PRAGMA user_version = 2;"}
+"""From an earlier schema to the next one, while servers of the earlier one may have the file open."""
 
 
 class LedgerUnusable(Exception):
@@ -160,8 +175,9 @@ def _create_schema(connection: sqlite3.Connection) -> None:
         return  # without the write lock, which a busy server may hold longer than anybody waits
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-            for statement in _SCHEMA.split(";"):
+        while (version := connection.execute("PRAGMA user_version").fetchone()[0]) != SCHEMA_VERSION:
+            statements = _UPGRADES[version] if version else _SCHEMA
+            for statement in statements.split(";"):
                 connection.execute(statement)
         connection.execute("COMMIT")
     except BaseException:
@@ -183,7 +199,7 @@ def _check(path: Path) -> None:
                 return  # made by another server that has not written its schema yet
             if application != APPLICATION_ID:
                 raise _Unreadable(f"{path} is the database of another program")
-            if version != SCHEMA_VERSION:
+            if version != SCHEMA_VERSION and version not in _UPGRADES:
                 age = "newer" if version > SCHEMA_VERSION else "older"
                 raise _Unreadable(f"{path} has schema {version}, {age} than {SCHEMA_VERSION} of this version")
             (layout,) = connection.execute("SELECT reuse_layout FROM format").fetchone()

@@ -1,4 +1,4 @@
-"""The ledger: what a server learnt about prefixes and their reuse, kept from one start to the next.
+"""The ledger: what a server learnt about prefixes and their reuse, and its pins, from one start to the next.
 
 One SQLite file for any number of models, keyed by model identity. A row is a run of pages behind its parent
 row, named by its chained digest, so rows of servers that cut their trees elsewhere still agree. Several
@@ -20,7 +20,8 @@ import numpy as np
 from sgl_importance.ghost import root_digest
 from sgl_importance.placement.database import LedgerUnusable, open_database, set_aside
 from sgl_importance.placement.evidence import ReuseEvidence
-from sgl_importance.placement.record import COLUMNS, PrefixRecord, RowDamaged, decode_row, encode_row
+from sgl_importance.placement.pin_rows import PinRows
+from sgl_importance.placement.record import NAMES, UPSERT, PrefixRecord, RowDamaged, decode_row, encode_row
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +34,6 @@ _ROW_BYTES = 200  # of a row without its blobs, with its part of the indices
 
 Worth = Callable[[int | None, int, int, int], float]
 """Seconds saved per KV byte, of (class, age in requests, tokens, tokens in front)."""
-
-_NAMES = ", ".join(COLUMNS)
-_UPSERT = (
-    f"INSERT INTO prefixes (model, {_NAMES}, checksum) VALUES ({', '.join('?' * (len(COLUMNS) + 2))}) "
-    "ON CONFLICT (model, digest) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in (*COLUMNS[1:], "checksum"))
-)
 
 
 class Ledger:
@@ -70,6 +64,7 @@ class Ledger:
             self._connection, self._lock = open_database(self.path)
             try:
                 self._model = self._model_number(self.model)
+                self.pins = PinRows(self._connection, self._model)
                 self._counted_bytes, self._written_bytes = self.num_bytes, 0
                 return
             except sqlite3.DatabaseError as error:
@@ -135,7 +130,7 @@ class Ledger:
             for record in records:
                 rows.append(self._row(record, now - (clock - record.last_access)))
                 _let_others_run()
-            self._connection.executemany(_UPSERT, rows)
+            self._connection.executemany(UPSERT, rows)
             if evidence is not None:
                 self._add_evidence(evidence)
             new = [names for names in namespaces if names not in self._namespaces]
@@ -188,7 +183,7 @@ class Ledger:
             max_pages: stops before there are more.
         """
         rows = self._connection.execute(
-            f"SELECT {_NAMES}, checksum FROM prefixes WHERE model = ? ORDER BY clock DESC, depth",
+            f"SELECT {NAMES}, checksum FROM prefixes WHERE model = ? ORDER BY clock DESC, depth",
             (self._model,),
         )
         pages = 0
@@ -223,7 +218,7 @@ class Ledger:
         (size,) = self._connection.execute(
             f"SELECT sum(length(pages) + length(vectors) + {_ROW_BYTES}) FROM prefixes"
         ).fetchone()
-        return int(size or 0)
+        return int(size or 0) + self.pins.num_bytes
 
     def forget(self, budget_bytes: int, worth: Worth) -> int:
         """Brings the rows under their budget; those of least worth go first, and none before what follows it.

@@ -6,11 +6,13 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sgl_importance.placement.evidence import ReuseEvidence
 from sgl_importance.placement.ledger import Ledger, Worth
+from sgl_importance.placement.pin import Pin
+from sgl_importance.placement.pin_rows import MAX_SHARE
 from sgl_importance.placement.record import PrefixRecord
 from sgl_importance.trace.queue import BoundedQueue
 
@@ -56,6 +58,7 @@ class LedgerWriter:
         worth: ranks its rows; called on the writer's thread.
         clock: of the server now.
         evidence: that the server starts with.
+        pins: that the ledger holds and the server too.
         queue_bytes: bound of what waits to be written.
     """
 
@@ -67,6 +70,7 @@ class LedgerWriter:
         worth: Worth,
         clock: int,
         evidence: ReuseEvidence,
+        pins: Iterable[Pin] = (),
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self._ledger = ledger
@@ -75,9 +79,14 @@ class LedgerWriter:
         self._clock = clock
         self._evidence = evidence
         self._queue: BoundedQueue[Visit] = BoundedQueue(queue_bytes)
+        self._pins = {pin.pin_id: pin for pin in pins}
+        self._written_pins = self._pins
+        self.kept_pins: frozenset[str] = frozenset(self._pins)
+        """Names of the pins that are in the file: replaced, never changed."""
         self._closing = threading.Event()
         self._retry_at = 0.0
         self._has_warned = False
+        self._has_told_of_pins = False
         self.dropped = 0
         self.written = 0
         """Records; for tests and reports."""
@@ -90,6 +99,11 @@ class LedgerWriter:
         taken = self._queue.offer(visit, num_bytes)
         self.dropped += not taken
         return taken
+
+    def keep_pins(self, pins: Iterable[Pin], clock: int) -> None:
+        """Says which pins, oldest first, the file shall hold. What cannot be written now is written later."""
+        self._pins = {pin.pin_id: pin for pin in pins}
+        self.put(Visit((), clock, None, None))
 
     def close(self) -> None:
         """Writes what waits and closes the ledger."""
@@ -108,6 +122,7 @@ class LedgerWriter:
                 self._closing.wait(BATCH_SECONDS)
         except Exception:
             logger.exception("KV importance ledger: nothing more is written; the server goes on")
+            self.kept_pins = frozenset()  # the next start sets the file aside
             self._queue.close()
         finally:
             self._ledger.close()
@@ -151,6 +166,28 @@ class LedgerWriter:
         self._clock = clock
         self._evidence = evidence or self._evidence
         self.written += len(records)
+        self._write_pins()
         if self._has_warned:
             self._has_warned = False
             logger.info("KV importance ledger: %s is written again", self._ledger.path)
+
+    def _write_pins(self) -> None:
+        pins = self._pins
+        if pins is self._written_pins:
+            return
+        kept = self._ledger.pins.write(
+            [pin for name, pin in pins.items() if name not in self.kept_pins],
+            self.kept_pins - pins.keys(),
+            now=time.time(),
+            budget_bytes=self._budget_bytes,
+        )
+        self.kept_pins = frozenset(kept) | (self.kept_pins & pins.keys())
+        self._written_pins = pins
+        if len(self.kept_pins) < len(pins) and not self._has_told_of_pins:
+            self._has_told_of_pins = True
+            logger.warning(
+                "KV importance ledger: %d pins will not outlive the server: pins may fill %.0f %% of it; "
+                "unpin some, or raise --kv-importance-ledger-megabytes",
+                len(pins) - len(self.kept_pins),
+                100 * MAX_SHARE,
+            )

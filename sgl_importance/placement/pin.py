@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from sgl_importance.cost import Tier
 
@@ -27,6 +27,17 @@ class PinSource(IntEnum):
     REQUESTED = 0  # by the operator's route
     HINTED = 1  # by a hint of an ordinary request
     AUTOMATIC = 2  # by nobody
+
+
+class PinEnd(StrEnum):
+    """Why a pin ended."""
+
+    UNPINNED = "unpinned"
+    EXPIRED = "expired"  # its lifetime is over
+    UNUSED = "unused"  # without a lifetime, and nobody asked for it
+    SUPERSEDED = "superseded"  # by a hint for the same text or more of it, for no shorter
+    MADE_ROOM = "made_room"  # automatic, unused longest when one more came
+    FLUSHED = "flushed"  # automatic, and the cache was emptied
 
 
 @dataclass(slots=True, eq=False)

@@ -6,16 +6,21 @@ evicts, pinned nodes last and among themselves by what their loss costs. Locks c
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from sgl_importance.cost import Tier
 from sgl_importance.ghost import chain_digests, root_digest
-from sgl_importance.placement.pin import HALF_LIFE_REQUESTS, PIN_OCTAVES, Pin, PinSource, decayed_octaves
+from sgl_importance.placement.pin import (
+    HALF_LIFE_REQUESTS,
+    PIN_OCTAVES,
+    Pin,
+    PinEnd,
+    PinSource,
+    decayed_octaves,
+)
 from sgl_importance.placement.pin_budget import divide
 
 MAX_TENANTS = 256
@@ -55,6 +60,8 @@ class PinTable:
         self._now = 0.0
         self._next_decay: float = inf
         self._next_expiry: float = inf
+        self.on_ended: Callable[[Pin, PinEnd], None] = lambda pin, why: None
+        """Told of every pin that ends."""
         self.version = 0
         """Grows whenever budgets are divided anew."""
 
@@ -106,6 +113,9 @@ class PinTable:
         Raises:
             PinRefused: the prefix fills no page, or the table is full.
         """
+        return self._take_in(pin) + self._settle()
+
+    def _take_in(self, pin: Pin) -> list[Pin]:
         pin.tokens = pin.tokens[: len(pin.tokens) // self.page_size * self.page_size]
         if not pin.tokens:
             raise PinRefused(f"shorter than one page of {self.page_size} tokens: there is nothing to pin")
@@ -123,16 +133,16 @@ class PinTable:
         self._pins[pin.pin_id] = pin
         for index, digest in enumerate(pin.digests):
             self._pages.setdefault(digest, _Page(index, [])).pins.append(pin)
-        return changed + self._settle()
+        return changed
 
-    def remove(self, pin_id: str) -> list[Pin]:
+    def remove(self, pin_id: str, why: PinEnd = PinEnd.UNPINNED) -> list[Pin]:
         """Ends a pin; KeyError where there is none of that name."""
-        return [self._drop(pin_id), *self._settle()]
+        return [self._drop(pin_id, why), *self._settle()]
 
     def remove_automatic(self) -> list[Pin]:
         """Ends every automatic pin: what they were learnt from is gone."""
         names = [pin.pin_id for pin in self._pins.values() if pin.source is PinSource.AUTOMATIC]
-        return [self._drop(name) for name in names] + self._settle()
+        return [self._drop(name, PinEnd.FLUSHED) for name in names] + self._settle()
 
     def used(self, digest: bytes, clock: int) -> list[Pin]:
         """An admitted request found the page in the cache: the pins that want it are fresh again."""
@@ -160,7 +170,7 @@ class PinTable:
             for pin in self._pins.values()
             if pin.expires_at is not None and pin.expires_at <= self._now
         ]
-        changed = [self._drop(name) for name in ended]
+        changed = [self._drop(name, PinEnd.EXPIRED) for name in ended]
         for pin in list(self._pins.values()):
             if pin.expires_at is not None:
                 continue  # its caller has said how long it counts in full
@@ -169,7 +179,7 @@ class PinTable:
                 pin.octaves = octaves
                 changed.append(pin)
                 if not octaves:
-                    self._drop(pin.pin_id)
+                    self._drop(pin.pin_id, PinEnd.UNUSED)
         return changed + self._settle()
 
     def resize(self, capacity_tokens: Mapping[Tier, int]) -> list[Pin]:
@@ -182,34 +192,22 @@ class PinTable:
 
     # ---- across a restart ----
 
-    def export(self) -> list[dict[str, Any]]:
-        """The pins that were asked for, as JSON-serialisable records; automatic ones are learnt anew."""
-        return [
-            {
-                "pin_id": pin.pin_id,
-                "tokens": list(pin.tokens),
-                "extra_key": pin.extra_key,
-                "cache_salt": pin.cache_salt,
-                "expires_at": pin.expires_at,
-            }
-            for pin in self._pins.values()
-            if pin.source is PinSource.REQUESTED
-        ]
+    def requested(self) -> list[Pin]:
+        """The pins that outlive a server, oldest first: others are learnt anew, or hinted again."""
+        return [pin for pin in self._pins.values() if pin.source is PinSource.REQUESTED]
 
-    def restore(self, records: Iterable[Mapping[str, Any]]) -> list[Pin]:
-        """Takes in what ``export`` gave, after ``advance`` has told the time.
+    def restore(self, pins: Iterable[Pin]) -> list[Pin]:
+        """Takes in what ``requested`` gave before a restart, as fresh; call ``advance`` first.
 
         Left out are pins that have ended, that are held already, or for which there is no room any more.
         """
         changed: list[Pin] = []
-        for record in records:
-            expires_at = record["expires_at"]
-            if record["pin_id"] in self._pins or (expires_at is not None and expires_at <= self._now):
-                continue
-            names = record["extra_key"], record["cache_salt"]
-            with suppress(PinRefused):
-                changed += self.add(Pin(record["pin_id"], array("q", record["tokens"]), *names, expires_at))
-        return changed
+        for pin in pins:
+            has_ended = pin.expires_at is not None and pin.expires_at <= self._now
+            if pin.pin_id not in self._pins and not has_ended:
+                with suppress(PinRefused):
+                    changed += self._take_in(pin)
+        return changed + self._settle()
 
     # ---- who gets how much ----
 
@@ -254,9 +252,10 @@ class PinTable:
         automatic = [pin for pin in self._pins.values() if pin.source is PinSource.AUTOMATIC]
         if len(automatic) < MAX_AUTOMATIC_PINS:
             return []
-        return [self._drop(min(automatic, key=lambda pin: pin.last_used).pin_id)]
+        unused_longest = min(automatic, key=lambda pin: pin.last_used)
+        return [self._drop(unused_longest.pin_id, PinEnd.MADE_ROOM)]
 
-    def _drop(self, pin_id: str) -> Pin:
+    def _drop(self, pin_id: str, why: PinEnd) -> Pin:
         pin = self._pins.pop(pin_id)
         for digest in pin.digests:
             page = self._pages[digest]
@@ -264,6 +263,7 @@ class PinTable:
             if not page.pins:
                 del self._pages[digest]
         pin.granted = dict.fromkeys(self._capacity_pages, 0)
+        self.on_ended(pin, why)
         return pin
 
     def check_integrity(self) -> None:

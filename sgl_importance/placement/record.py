@@ -22,6 +22,12 @@ COLUMNS = (
     *("watched_as", "clock", "used", "in_storage", "has_token_ids", "pages", "vectors"),
 )
 """Of a row, in the order of ``encode_row``; the checksum follows."""
+NAMES = ", ".join(COLUMNS)
+UPSERT = (
+    f"INSERT INTO prefixes (model, {NAMES}, checksum) VALUES ({', '.join('?' * (len(COLUMNS) + 2))}) "
+    "ON CONFLICT (model, digest) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in (*COLUMNS[1:], "checksum"))
+)
 
 
 class RowDamaged(ValueError):

@@ -274,20 +274,30 @@ def test_the_automatic_pin_unused_longest_makes_room(monkeypatch: pytest.MonkeyP
 # ---- across a restart ----
 
 
-def test_what_was_exported_is_restored_but_for_what_ended():
+def again(table: PinTable) -> list[Pin]:
+    """The pins that outlive the table, as another process reads them."""
+    kept = table.requested()
+    return [Pin(pin.pin_id, pin.tokens[:], pin.extra_key, pin.cache_salt, pin.expires_at) for pin in kept]
+
+
+def test_pins_that_were_asked_for_are_restored_but_for_what_ended():
     table = make_table()
     table.add(make_pin("kept", text(0, 3), "a"))
     table.add(make_pin("short", text(50, 3), expires_at=10.0))
     table.add(make_pin("long", text(90, 3), expires_at=1000.0))
     table.add(make_pin("auto", text(0, 3), source=PinSource.AUTOMATIC))
+    table.add(make_pin("hint", text(0, 3), source=PinSource.HINTED))
     restarted = make_table()
     restarted.advance(0, 100.0)
-    restarted.restore(table.export())
+    assert {pin.pin_id for pin in restarted.restore(again(table))} == {"kept", "long"}
     assert [pin.pin_id for pin in restarted.pins()] == ["kept", "long"]
     assert restarted.get("kept").digests == chain_digests(root_digest(None, "a"), text(0, 3), PAGE)
+    assert restarted.get("kept").granted == {DEVICE: 3}
     assert restarted.get("long").expires_at == 1000.0
-    restarted.restore(table.export())
+    restarted.restore(again(table))
     assert len(restarted) == 2
+    restarted.check_integrity()
+    assert restarted.advance(0, 1000.0)[0].pin_id == "long"
     smaller = make_table(device_pages=2)
-    smaller.restore(table.export())
+    smaller.restore(again(table))
     assert len(smaller) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 
 import numpy as np
@@ -202,9 +201,9 @@ def test_a_flush_empties_the_tree_and_keeps_the_pins(driver: TreeDriver):
 def test_pins_hold_after_a_restart(driver: TreeDriver, make_driver):
     tokens = prompt(0, 8)
     pin(driver, tokens)
-    records = json.loads(json.dumps(driver.component.pins.table.export()))
     restarted = make_driver(tokens=POOL)
-    restarted.component.pins.restore(records)
+    again = [Pin(each.pin_id, each.tokens[:]) for each in driver.component.pins.table.requested()]
+    assert restarted.component.pins.restore(again) == again
     serve(restarted, tokens)
     scan(restarted, 10 * POOL)
     assert resident(restarted, tokens) == len(tokens)

@@ -16,7 +16,7 @@ from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.hinted import HintedRequest
 from sgl_importance.placement.hints import BadHint, Hints
-from sgl_importance.placement.pin import Pin
+from sgl_importance.placement.pin import Pin, PinEnd
 from sgl_importance.placement.pins import PinRefused
 from sgl_importance.placement.retained import not_retained, pin_of, retained, superseded
 from sgl_importance.policy.importance import ImportancePolicy
@@ -116,7 +116,7 @@ class HintFollower:
 
     def _retain(self, pin: Pin) -> dict[str, Any]:
         for name in superseded(self._pins.current(), pin):
-            self._pins.unpin(name)
+            self._pins.unpin(name, PinEnd.SUPERSEDED)
         held = self._pins.table.get(pin.pin_id)
         if held is None:  # else it is held for longer
             try:

@@ -6,7 +6,7 @@ import atexit
 import logging
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.evidence import ReuseEvidence
 from sgl_importance.placement.ledger import LEDGER_FILE, Ledger
 from sgl_importance.placement.ledger_writer import LedgerWriter, Visit
+from sgl_importance.placement.pin import Pin
 from sgl_importance.placement.record import PrefixRecord
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import REFRESH_INTERVAL
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
     from sglang_importance.annotated_tree import AnnotatedTree
+    from sglang_importance.placement.pinning import Pinning
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class LedgerFeed:
         policy: whose clock and reuse counts go on where the ledger's stand.
         weights: that the ledger was opened for; while others are in memory, nothing is written.
         budget_bytes: of the ledger.
+        pins: take in those of the ledger; None where pins move nothing.
 
     Raises:
         sqlite3.Error: the ledger cannot be read.
@@ -56,6 +59,7 @@ class LedgerFeed:
         *,
         weights: Weights,
         budget_bytes: int,
+        pins: Pinning | None = None,
     ) -> None:
         self.path = ledger.path
         self.page_size = ledger.page_size
@@ -65,6 +69,8 @@ class LedgerFeed:
         self._policy = policy
         self._fingerprint = weights.fingerprint
         self.restored_pages = self._restore(ledger)
+        restored_pins = [] if pins is None else self._restore_pins(ledger, pins)
+        self.restored_pins = len(restored_pins)
         self._cut: list[UnifiedTreeNode] = []
         self._told_at = policy.clock // REFRESH_INTERVAL
         self._writer = LedgerWriter(
@@ -73,6 +79,7 @@ class LedgerFeed:
             worth=self._worth,
             clock=policy.clock,
             evidence=ReuseEvidence.of(policy.reuse),
+            pins=restored_pins,
         )
         atexit.register(self.close)
 
@@ -108,6 +115,31 @@ class LedgerFeed:
                 "KV importance ledger: %d damaged rows of %s are left out", ledger.damaged_rows, ledger.path
             )
         return len(self._tree.ghosts)
+
+    def _restore_pins(self, ledger: Ledger, pins: Pinning) -> list[Pin]:
+        known = ledger.pins.read(time.time(), page_size=self.page_size)
+        restored = pins.restore(known)
+        if ledger.pins.damaged:
+            logger.warning(
+                "KV importance ledger: %d damaged pins of %s are left out", ledger.pins.damaged, ledger.path
+            )
+        if len(restored) < len(known):
+            logger.warning(
+                "KV importance ledger: no room for %d of %d pins (a cache salt's must fit the largest tier)",
+                len(known) - len(restored),
+                len(known),
+            )
+        return restored
+
+    def keep_pins(self, pins: Iterable[Pin]) -> None:
+        """The pins that shall outlive the server, oldest first; no new ones where no token ids are kept."""
+        kept = self._writer.kept_pins
+        wanted = [pin for pin in pins if self.keeps_token_ids or pin.pin_id in kept]
+        self._writer.keep_pins(wanted, self._policy.clock)
+
+    def keeps_pin(self, pin_id: str) -> bool:
+        """Whether the pin is in the file by now."""
+        return pin_id in self._writer.kept_pins
 
     def visited(self, req: Req, path: Sequence[UnifiedTreeNode]) -> None:
         """A request has finished on this path from the root."""
@@ -192,6 +224,7 @@ def attach_ledger(scheduler: Scheduler, options: ImportanceOptions) -> None:
                 component.policy,
                 weights=weights,
                 budget_bytes=options.ledger_megabytes << 20,
+                pins=component.pins if options.policy == "importance" else None,
             )
             break
         except sqlite3.Error as error:
@@ -202,8 +235,9 @@ def attach_ledger(scheduler: Scheduler, options: ImportanceOptions) -> None:
             if attempt:
                 return
     logger.info(
-        "KV importance ledger %s: %d pages known, %d requests",
+        "KV importance ledger %s: %d pages known, %d pins, %d requests",
         path,
-        component.ledger.restored_pages if component.ledger else 0,
+        component.ledger.restored_pages,
+        component.ledger.restored_pins,
         component.policy.clock,
     )

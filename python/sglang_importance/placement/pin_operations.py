@@ -76,6 +76,7 @@ def _describe(pinning: Pinning) -> Generator[None, None, Document]:
                 "resident_tokens": pinning.resident_tokens(held),
                 "strength": held.octaves / PIN_OCTAVES,
                 "expires_in_seconds": _remaining(held),
+                "survives_restart": pinning.survives_restart(held),
             }
         )
         yield

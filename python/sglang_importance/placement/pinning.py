@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -13,13 +13,19 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sgl_importance.cost import Tier
 from sgl_importance.node import NOT_PINNED, NodeMetadata
 from sgl_importance.placement.automatic import deserves_pin
-from sgl_importance.placement.pin import Pin, PinSource
+from sgl_importance.placement.pin import Pin, PinEnd, PinSource
 from sgl_importance.placement.pins import PinTable
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
     from sglang_importance.ranked_component import RankedComponent
+
+_PINNED_BY = {
+    PinSource.REQUESTED: "asked_for",
+    PinSource.HINTED: "hinted",
+    PinSource.AUTOMATIC: "automatic",
+}
 
 
 class Pinning:
@@ -40,6 +46,9 @@ class Pinning:
         self._tree = component.tree
         self._now = now
         self.table = PinTable(component.tree.page_size, component.options.pin_budget, {})
+        self.table.on_ended = self._ended
+        self._has_kept = True
+        """Whether the ledger knows of every change."""
         self._unsettled: dict[str, Pin] = {}
         self._granted: dict[Tier, int] = {}
         self._granted_as_of = -1
@@ -53,17 +62,18 @@ class Pinning:
         Raises:
             PinRefused: the prefix fills no page, or there is no room for one more pin.
         """
-        self._let_time_pass()
-        self._apply(self.table.add(pin))
+        self.let_time_pass()
+        self._add(pin)
 
-    def unpin(self, pin_id: str) -> None:
+    def unpin(self, pin_id: str, why: PinEnd = PinEnd.UNPINNED) -> None:
         """Ends a pin; KeyError where there is none of that name."""
-        self._let_time_pass()
-        self._apply(self.table.remove(pin_id))
+        self.let_time_pass()
+        self._apply(self.table.remove(pin_id, why))
+        self._keep()
 
     def current(self) -> list[Pin]:
         """The pins that have not ended, oldest first."""
-        self._let_time_pass()
+        self.let_time_pass()
         return self.table.pins()
 
     def resident_tokens(self, pin: Pin) -> int:
@@ -71,10 +81,19 @@ class Pinning:
         tokens, _, _ = self._component.tree_core.match_full_device_prefix(self._key(pin, len(pin.digests)))
         return int(tokens)
 
-    def restore(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Takes in what ``PinTable.export`` gave before a restart."""
-        self._let_time_pass()
-        self._apply(self.table.restore(records))
+    def survives_restart(self, pin: Pin) -> bool:
+        """Whether the ledger has the pin."""
+        ledger = self._component.ledger
+        return ledger is not None and ledger.keeps_pin(pin.pin_id)
+
+    def restore(self, pins: Sequence[Pin]) -> list[Pin]:
+        """Takes in what an earlier server held; those for which there is room."""
+        self.let_time_pass()
+        self._apply(self.table.restore(pins))
+        restored = [pin for pin in pins if self.table.get(pin.pin_id) is pin]
+        for pin in restored:
+            self._component.events.pinned(pin, "restored")
+        return restored
 
     # ---- what happens to the tree ----
 
@@ -105,13 +124,11 @@ class Pinning:
         name = f"auto-{self._tree.end_digest(covered[-1]).hex()}"
         if self.table.get(name) is not None:
             return
-        self._let_time_pass()
+        self.let_time_pass()
         tokens = array("q")
         for node in covered:
             tokens.extend(node.key.raw_token_ids())
-        self._apply(
-            self.table.add(Pin(name, tokens, key.extra_key, key.cache_salt, source=PinSource.AUTOMATIC))
-        )
+        self._add(Pin(name, tokens, key.extra_key, key.cache_salt, source=PinSource.AUTOMATIC))
 
     def settle(self) -> None:
         """Carries out what tree events left to do; call it where the tree may be changed."""
@@ -148,12 +165,31 @@ class Pinning:
 
     # ---- how ----
 
-    def _let_time_pass(self) -> None:
+    def let_time_pass(self) -> None:
+        """Ends the pins whose time is over; cheap where nothing is due."""
         # The host pool is made after the component: sizes are known when the first pin comes.
         self._apply(self.table.resize(self.capacity_tokens()) + self._advance())
 
     def _advance(self) -> list[Pin]:
-        return self.table.advance(self._component.policy.clock, self._now())
+        changed = self.table.advance(self._component.policy.clock, self._now())
+        self._keep()
+        return changed
+
+    def _add(self, pin: Pin) -> None:
+        self._apply(self.table.add(pin))
+        self._component.events.pinned(pin, _PINNED_BY[pin.source])
+        self._has_kept &= pin.source is not PinSource.REQUESTED
+        self._keep()
+
+    def _ended(self, pin: Pin, why: PinEnd) -> None:
+        self._component.events.unpinned(pin, why)
+        self._has_kept &= pin.source is not PinSource.REQUESTED
+
+    def _keep(self) -> None:
+        """Tells the ledger which pins there are, where that has changed."""
+        if not self._has_kept and self._component.ledger is not None:
+            self._component.ledger.keep_pins(self.table.requested())
+            self._has_kept = True
 
     def capacity_tokens(self) -> dict[Tier, int]:
         """Size of the tiers that evict."""
