@@ -91,6 +91,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table("pin", "by", "salt", box=SIMPLE_HEAD)
     for title in ("tokens", "granted", "in the cache", "strength", "ends in"):
         table.add_column(title, justify="right")
+    table.add_column("after a restart")
     for row in rows:
         ends = row["expires_in_seconds"]
         table.add_row(
@@ -102,5 +103,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             f"{row['resident_tokens']:,}",
             f"{row['strength']:.2f}",
             "" if ends is None else f"{ends:,.0f} s",
+            "held" if row["survives_restart"] else "lost",
         )
     return table

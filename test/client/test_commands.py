@@ -28,6 +28,7 @@ PIN = {
     "resident_tokens": 640,
     "strength": 1.0,
     "expires_in_seconds": 59.6,
+    "survives_restart": True,
 }
 NODE = {
     "id": 7,

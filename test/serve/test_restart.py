@@ -25,6 +25,13 @@ def prompts() -> list[list[int]]:
     return [encode(each.messages(name)) for each in documents for name in list(each.records)[:3]]
 
 
+PINS = {
+    "unsalted": {"input_ids": prompts()[0][:400], "ttl_seconds": 600},
+    "salted": {"input_ids": [900 - number % 50 for number in range(320)], "cache_salt": "kept"},
+    "never asked for": {"input_ids": [800 - number % 50 for number in range(160)], "cache_salt": "kept"},
+}
+
+
 def flags(folder: Path) -> tuple[str, ...]:
     return (
         *("--kv-policy", "importance", "--page-size", "16", "--max-total-tokens", str(POOL_TOKENS)),
@@ -46,28 +53,35 @@ def ended(server: ServerProcess, job_id: str | None = None) -> dict:
 
 
 @pytest.fixture(scope="module")
-def before(probe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict], dict]:
-    """The folder, the answers of a warm server, and its tree; the server is killed as a crash would."""
+def before(
+    probe_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[dict], dict, dict]:
+    """Folder, answers, tree and pins of a warm server; it is killed as a crash would."""
     folder = tmp_path_factory.mktemp("store")
     with ServerProcess(*flags(folder), model=probe_model) as server:
         for prompt in prompts():
             server.generate(prompt, max_new_tokens=4)
         warm = [server.generate(prompt, max_new_tokens=4) for prompt in prompts()]
         tree = server.get("/kv_importance", limit=1000)
+        for body in PINS.values():
+            server.post("/kv_importance/pin", body)
+        ended = server.post("/kv_importance/pin", PINS["unsalted"])["pin_id"]
+        server.post("/kv_importance/unpin", {"pin_id": ended})
         time.sleep(1.5)  # the ledger is at most half a second behind
+        pins = server.get("/kv_importance/pins")
         assert server._process is not None
         server._process.kill()
-    return folder, warm, tree
+    return folder, warm, tree, pins
 
 
 @pytest.fixture(scope="module")
-def after(before: tuple[Path, list[dict], dict], probe_model: Path) -> Iterator[ServerProcess]:
+def after(before: tuple[Path, list[dict], dict, dict], probe_model: Path) -> Iterator[ServerProcess]:
     with ServerProcess(*flags(before[0]), "--kv-importance-prewarm", "idle", model=probe_model) as server:
         yield server
 
 
 def test_the_first_requests_find_what_they_would_have_found(before, after: ServerProcess):
-    _, warm, tree = before
+    _, warm, tree, _ = before
     job = ended(after)
     assert (job["state"], job["detail"], job["refused_tokens"]) == ("done", "", 0)
     assert job["done_tokens"] == job["total_tokens"] > 700
@@ -84,7 +98,7 @@ def test_the_first_requests_find_what_they_would_have_found(before, after: Serve
 
 def test_what_was_learnt_is_there_again(before, after: ServerProcess):
     """One more visit each; scores are those of before and of that visit."""
-    _, _, tree = before
+    _, _, tree, _ = before
     nodes = {node["depth_tokens"]: node for node in tree["nodes"] if node["tokens"] > 100}
     found = {node["depth_tokens"]: node for node in after.get("/kv_importance", limit=1000)["nodes"]}
     compared = 0
@@ -95,6 +109,41 @@ def test_what_was_learnt_is_there_again(before, after: ServerProcess):
             assert found[depth]["peak"] == pytest.approx(node["peak"], abs=0.3)
             compared += 1
     assert compared > 0
+
+
+def test_pins_hold_again_for_what_is_left_of_their_time(before, after: ServerProcess):
+    *_, held = before
+    restored = after.get("/kv_importance/pins")["pins"]
+    assert all(pin["survives_restart"] for pin in (*held["pins"], *restored))
+    for name in ("pin_id", "tokens", "cache_salt", "granted_tokens", "source"):
+        assert [pin[name] for pin in restored] == [pin[name] for pin in held["pins"]], name
+    assert [pin["cache_salt"] for pin in restored] == [None, "kept", "kept"]
+    elapsed = [pin["expires_in_seconds"] for pin in restored]
+    assert 0 < elapsed[0] < held["pins"][0]["expires_in_seconds"] - 1
+    assert elapsed[1:] == [None, None]
+    events = after.get("/kv_importance/events", limit=4096)["events"]
+    told = [(each["kind"], each["reason"], each["pin_id"]) for each in events if each["pin_id"]]
+    assert told == [("pin", "restored", pin["pin_id"]) for pin in restored]
+
+
+def test_a_restored_pin_takes_hold_of_its_salt_s_text_when_that_returns(after: ServerProcess):
+    def resident() -> list[int]:
+        return [pin["resident_tokens"] for pin in after.get("/kv_importance/pins")["pins"]]
+
+    ended(after)
+    assert resident() == [400, 0, 0], "the pre-warm has brought in the first, nobody ever the others"
+    body = {"input_ids": PINS["salted"]["input_ids"], "sampling_params": {"max_new_tokens": 1}}
+    after.post("/generate", body)
+    assert resident() == [400, 0, 0], "another namespace"
+    after.post("/generate", {**body, "cache_salt": "kept"})
+    assert resident() == [400, 320, 0]
+    pinned = [node for node in after.get("/kv_importance", limit=1000)["nodes"] if node["pinned"]]
+    assert sum(node["tokens"] for node in pinned) == 720
+    last = after.get("/kv_importance/pins")["pins"][-1]
+    after.post("/kv_importance/unpin", {"pin_id": last["pin_id"]})
+    newest = after.get("/kv_importance/events", limit=1)["events"][0]
+    assert (newest["kind"], newest["reason"], newest["pin_id"]) == ("unpin", "unpinned", last["pin_id"])
+    assert newest["tokens"] == last["tokens"]
 
 
 def test_a_prompt_can_be_named_as_text_messages_or_tokens(after: ServerProcess):

@@ -30,8 +30,14 @@ def validated(model: type[M], values: Any) -> M:
 
 async def json_body(request: Request) -> Any:
     """Raises:
-    HTTPException: 400, the body is not JSON.
+    HTTPException: 415, it is sent as something else, as any web page may; 400, the body is not JSON.
     """
+    sent_as = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if sent_as != "application/json":
+        raise HTTPException(
+            status_code=415,
+            detail=f"Content-Type: application/json is wanted, not {sent_as or 'nothing'}",
+        )
     try:
         return await request.json()
     except (json.JSONDecodeError, UnicodeDecodeError):

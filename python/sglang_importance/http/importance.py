@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
-from fastapi import HTTPException, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sgl_importance.ghost import DIGEST_BYTES
-from sglang_importance.http.ask import ask, validated
+from sglang_importance.http.ask import ask, json_body, validated
 from sglang_importance.importance_operation import MAX_KEYS
 
 Digest = Annotated[str, StringConstraints(pattern=f"^[0-9a-fA-F]{{{2 * DIGEST_BYTES}}}$")]
@@ -31,8 +30,4 @@ class ImportanceBody(BaseModel):
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def post_importance(request: Request) -> dict[str, Any]:
     """What is known of each page, in the order of the keys; null where the page is unknown."""
-    try:
-        body = await request.json()
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise HTTPException(status_code=400, detail="the body is not JSON") from None
-    return await ask("importance", validated(ImportanceBody, body).model_dump())
+    return await ask("importance", validated(ImportanceBody, await json_body(request)).model_dump())

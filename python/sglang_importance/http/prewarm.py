@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import APIRouter, FastAPI, HTTPException, Request
 from pydantic import Field, model_validator
 from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
@@ -23,7 +23,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.ledger import Ledger
 from sgl_importance.placement.ledger_plan import WarmPath, plan_from_ledger
-from sglang_importance.http.ask import ask, validated
+from sglang_importance.http.ask import ask, json_body, validated
 from sglang_importance.placement import prewarm_metrics
 from sglang_importance.placement.prewarming import RESERVE, Job, Prewarmer, State
 from sglang_importance.prompt_tokens import Prompt, prompt_tokens
@@ -170,8 +170,7 @@ def _jobs(request: Request) -> Jobs:
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def post_prewarm(request: Request) -> dict[str, Any]:
     """Starts to bring a prompt's prefix, or the ledger's best, into the cache."""
-    body = await request.body()
-    chosen = validated(PrewarmRequest, await request.json() if body else {})
+    chosen = validated(PrewarmRequest, await json_body(request) if await request.body() else {})
     jobs = _jobs(request)
     if not chosen.has_prompt:
         return {"job_id": jobs.begin("ledger", chosen.max_seconds).job_id}
@@ -200,14 +199,17 @@ async def delete_prewarm(request: Request, job_id: str) -> dict[str, Any]:
     return job.describe()
 
 
+def add_prewarm_routes(routes: APIRouter) -> None:
+    """Adds the routes, below ``/kv_importance``."""
+    routes.post("/prewarm")(post_prewarm)
+    routes.get("/prewarm")(list_prewarm)
+    routes.get("/prewarm/{job_id}")(get_prewarm)
+    routes.delete("/prewarm/{job_id}")(delete_prewarm)
+
+
 def install_prewarm(app: FastAPI, options: ImportanceOptions) -> None:
-    """Adds the routes, and what runs by itself while the server does."""
+    """Gives the routes their jobs, and the server what runs by itself."""
     jobs = app.state.kv_importance_prewarm = Jobs(options)
-    path, tags = "/kv_importance/prewarm", ["importance"]
-    app.post(path, tags=tags)(post_prewarm)
-    app.get(path, tags=tags)(list_prewarm)
-    app.get(path + "/{job_id}", tags=tags)(get_prewarm)
-    app.delete(path + "/{job_id}", tags=tags)(delete_prewarm)
     is_unasked = options.prewarm != "off" and options.policy == "importance" and options.ledger_directory
     serve = app.router.lifespan_context
 

@@ -3,7 +3,8 @@
 import { ago, el, plural, refill } from "./dom.js";
 import { because, phrase } from "./words.js";
 
-const LANES = [["insert", "entered"], ["back_up", "copied"], ["load_back", "loaded"], ["evict", "evicted"]];
+const LANES = [["insert", "entered"], ["back_up", "copied"], ["load_back", "loaded"], ["evict", "evicted"],
+  ["pin", "pinned"], ["unpin", "unpinned"]];
 const KEPT = 500;
 const LISTED = 40;
 const BINS = 60;
@@ -41,6 +42,7 @@ export class Moves {
 
   #item(event) {
     const name = event.kind === "reset" ? "the whole cache"
+      : event.node === null ? `pin ${event.pin_id.slice(0, 12)}`
       : el("button", { type: "button", class: "link", "data-key": event.serial, onclick: () => this.onSelect(event.node) },
         `node ${event.node}`);
     const tokens = event.tokens ? ` · ${plural(event.tokens, "token")}` : "";

@@ -2,7 +2,7 @@
 
 const KINDS = {
   insert: "entered", split: "split", back_up: "copied", load_back: "loaded", evict: "evicted", remove: "gone",
-  reset: "flushed",
+  reset: "flushed", pin: "taken in", unpin: "ended",
 };
 
 const REASONS = {
@@ -17,6 +17,15 @@ const REASONS = {
   dropped_after_use: "its request said that nobody would ask again",
   stock_order: "SGLang's own order chose it",
   flushed: "the cache was emptied",
+  asked_for: "the operator asked for it",
+  hinted: "a request asked to retain its prompt",
+  automatic: "many queries looked at it",
+  restored: "it was held before the restart",
+  unpinned: "the operator unpinned it",
+  expired: "its lifetime is over",
+  unused: "nobody has asked for it for long",
+  superseded: "a later request retains the same prompt, or more of it",
+  made_room: "another automatic pin took its place",
 };
 
 const TO = { device: "to the device", host: "to host memory", storage: "to storage" };
