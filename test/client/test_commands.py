@@ -127,7 +127,7 @@ def test_a_prompt_may_come_from_standard_input(server: HTTPServer):
 
 def test_tables_and_json(server: HTTPServer):
     table = run(pins_app, server).output
-    for cell in ("abc", "requested", "tenant", "1,280", "800", "640", "1.00", "60 s"):
+    for cell in ("abc", "requested", "tenant", "1,280", "800", "640", "1.00", "60 s", "held"):
         assert cell in table
     assert "device: 800 of 800 tokens of the budget" in table
     assert json.loads(run(pins_app, server, "--json").output)["pins"] == [PIN]

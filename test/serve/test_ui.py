@@ -1,105 +1,19 @@
-"""The live page in a real Chromium, on a real server with an API key."""
+"""The live page in a real Chromium, on a real server: what it shows, to whom, and how often it asks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import httpx
 import pytest
+from ui_page import NARROW, TREEITEM, WIDE, choose, reused_leaf, shown, tree
 
 from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
 
-from browser import NoBrowser, open_browser
 from serving import ServerProcess
 
 pytestmark = pytest.mark.server
-
-API_KEY = "test-key"
-WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-TREEITEM = "#chart [role=treeitem]"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    try:
-        with open_browser() as browser:
-            yield browser
-    except NoBrowser as missing:
-        pytest.skip(str(missing))
-
-
-@pytest.fixture(scope="module")
-def asked(server: ServerProcess) -> ServerProcess:
-    """The server, after questions about four documents, all asked again."""
-    for _ in range(2):
-        for seed in range(200, 204):
-            document = make_document(300, seed)
-            for name in list(document.records)[:2]:
-                server.generate(encode(document.messages(name)), max_new_tokens=2)
-    return server
-
-
-@pytest.fixture
-def open_page(browser: Any, asked: ServerProcess) -> Iterator[Callable[..., Any]]:
-    """Opens the page with the key in place; afterwards nothing may have gone wrong in it."""
-    problems: list[str] = []
-    pages = []
-
-    def open_(*, key: str | None = API_KEY, limit: int | None = None, **options: Any) -> Any:
-        page = browser.new_page(**({"viewport": WIDE} | options))
-        pages.append(page)
-        page.set_default_timeout(10_000)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
-        page.on("request", lambda sent: problems.append(sent.url) if API_KEY in sent.url else None)
-        if key is not None:
-            page.add_init_script(f"sessionStorage.setItem('kv-importance-api-key', '{key}')")
-        if limit is not None:
-            page.route(
-                "**/kv_importance/tree?*",
-                lambda route: route.continue_(url=route.request.url.replace("limit=120", f"limit={limit}")),
-            )
-        page.goto(f"{asked.base_url}/kv_importance/ui")
-        return page
-
-    open_.problems = problems  # type: ignore[attr-defined]
-    yield open_
-    for page in pages:
-        page.close()
-    assert problems == []
-
-
-def tree(server: ServerProcess, **params: Any) -> dict[str, Any]:
-    return server.get("/kv_importance/tree", **params)
-
-
-def shown(page: Any) -> dict[str, dict[str, float]]:
-    """Places of the chart's blocks, by node id."""
-    page.wait_for_selector(TREEITEM)
-    return page.evaluate(
-        """() => Object.fromEntries([...document.querySelectorAll('#chart .node')].map((node) => {
-            const { x, y, width, height } = node.querySelector('.block').getBBox();
-            return [node.dataset.key, { x, y, width, height }];
-        }))"""
-    )
-
-
-def reused_leaf(server: ServerProcess) -> dict[str, Any]:
-    nodes = tree(server)["nodes"]
-    return max((node for node in nodes if node["parent"] is not None), key=lambda node: node["cross_mass"])
-
-
-def choose(page: Any, node_id: int) -> None:
-    page.locator(f'#chart [data-key="{node_id}"]').click()
-    page.wait_for_selector("#node .strip")
-
-
-def confirm(page: Any, button: str) -> None:
-    page.locator("#confirm-dialog").get_by_role("button", name=button, exact=True).click()
 
 
 # ---- what it shows ----
@@ -192,90 +106,6 @@ def test_search_finds_a_prefix(open_page, asked: ServerProcess):
     page.locator("#search-kind").select_option("text")
     page.get_by_role("button", name="Find").click()
     page.get_by_text("nothing in the cache begins like this").wait_for()
-
-
-# ---- what it does ----
-
-
-def test_pin_and_unpin_ask_first_and_act(open_page, asked: ServerProcess):
-    leaf = reused_leaf(asked)
-    page = open_page()
-    choose(page, leaf["id"])
-    page.get_by_role("button", name="Pin", exact=True).click()
-    confirm(page, "Cancel")
-    assert asked.get("/kv_importance/pins")["pins"] == []
-    page.get_by_role("button", name="Pin", exact=True).click()
-    page.locator("#confirm-ttl").select_option("3600")
-    confirm(page, "Pin")
-    page.get_by_role("button", name="Unpin").wait_for()
-    (pin,) = asked.get("/kv_importance/pins")["pins"]
-    assert pin["tokens"] == leaf["depth_tokens"] + leaf["tokens"]
-    assert 3500 < pin["expires_in_seconds"] <= 3600
-    page.wait_for_selector(f'#chart .pinned[data-key="{leaf["id"]}"]')
-    page.get_by_role("button", name="Unpin").click()
-    confirm(page, "Unpin")
-    page.wait_for_selector("#node .pins", state="detached")
-    assert asked.get("/kv_importance/pins")["pins"] == []
-
-
-def test_pre_warm_acts_and_says_how_it_went(open_page, asked: ServerProcess):
-    leaf = reused_leaf(asked)
-    page = open_page()
-    choose(page, leaf["id"])
-    before = len(asked.get("/kv_importance/prewarm")["jobs"])
-    page.get_by_role("button", name="Pre-warm").click()
-    confirm(page, "Pre-warm")
-    page.get_by_text("Pre-warm done").wait_for()
-    jobs = asked.get("/kv_importance/prewarm")["jobs"]
-    assert len(jobs) == before + 1
-    tokens = leaf["depth_tokens"] + leaf["tokens"]
-    assert (jobs[-1]["state"], jobs[-1]["total_tokens"]) == ("done", tokens)
-
-
-def test_what_the_server_refuses_is_said(open_page, asked: ServerProcess):
-    page = open_page()
-    choose(page, reused_leaf(asked)["id"])
-    refusal = {"status": 400, "json": {"message": "there is no room for one more pin"}}
-    page.route("**/kv_importance/pin", lambda route: route.fulfill(**refusal))
-    page.get_by_role("button", name="Pin", exact=True).click()
-    confirm(page, "Pin")
-    page.locator("#notice").get_by_text("there is no room for one more pin").wait_for()
-    assert "400" in open_page.problems.pop()
-
-
-# ---- the key ----
-
-
-def test_the_page_asks_for_the_key_once_and_keeps_it_out_of_urls(open_page, asked: ServerProcess):
-    assert httpx.get(f"{asked.base_url}/kv_importance/tree", trust_env=False).status_code == 401
-    page = open_page(key=None)
-    page.locator("#key").wait_for()
-    page.locator("#key").fill("wrong")
-    page.keyboard.press("Enter")
-    page.get_by_text("The server refused this key").wait_for()
-    page.locator("#key").fill(API_KEY)
-    page.keyboard.press("Enter")
-    shown(page)
-    assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
-    page.reload()
-    shown(page)
-    assert not page.locator("#key-dialog").is_visible()
-    unauthorised = [line for line in open_page.problems if "401" in line]
-    assert len(unauthorised) == 2
-    open_page.problems.clear()
-
-
-@pytest.mark.parametrize("path", ["", "/main.js", "/page.css", "/icon.svg"])
-def test_the_files_of_the_page_need_no_key(asked: ServerProcess, path: str):
-    answer = httpx.get(f"{asked.base_url}/kv_importance/ui{path}", trust_env=False)
-    assert answer.status_code == 200
-    assert "default-src 'self'" in answer.headers["content-security-policy"]
-
-
-@pytest.mark.parametrize("path", ["/../ui.py", "/..%2fcontrol.py", "/gone.js", "x", "/index.html"])
-def test_nothing_else_is_served_without_the_key(asked: ServerProcess, path: str):
-    answer = httpx.get(f"{asked.base_url}/kv_importance/ui{path}", trust_env=False)
-    assert answer.status_code == 401
 
 
 # ---- how it looks, and who can use it ----
