@@ -200,6 +200,23 @@ def test_events_say_what_happened_and_why(make_driver):
     assert ask(driver, "events", since=answer["next"], limit=100)["events"] == []
 
 
+def test_a_pin_s_beginning_and_end_are_events_without_a_request(make_driver):
+    driver = make_driver(tokens=64 * PAGE)
+    now = 100.0
+    driver.component.pins._now = lambda: now
+    first = ask(driver, "events", since=0, limit=100)["next"]
+    namespace = {"extra_key": None, "cache_salt": None}
+    ask(driver, "pin", pin_id="p", tokens=prompt(0, 3), expires_at=160.0, **namespace)
+    assert [event["kind"] for event in ask(driver, "events", since=first, limit=100)["events"]] == ["pin"]
+    now = 160.0
+    begun, ended = ask(driver, "events", since=first, limit=100)["events"]
+    assert (begun["reason"], ended["kind"], ended["reason"]) == ("asked_for", "unpin", "expired")
+    assert begun["pin_id"] == ended["pin_id"] == "p"
+    assert begun["tokens"] == ended["tokens"] == 3 * PAGE
+    assert begun["node"] is ended["node"] is None
+    assert ask(driver, "pins")["pins"] == []
+
+
 @pytest.fixture
 def small_log():
     policy = SimpleNamespace(clock=3)
