@@ -1,1 +1,1 @@
-"""The SGLang side: every file here imports sglang, nothing else does."""
+"""The SGLang side: the only package that imports sglang."""

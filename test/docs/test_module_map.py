@@ -48,6 +48,18 @@ def test_the_map_names_nothing_twice_and_nothing_that_is_not_there() -> None:
     assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
 
 
+def test_where_to_look_first_names_what_is_there() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page.partition("Where to look first:")[2].partition("\n(Names")[0]
+    names = [name for name in re.findall(r"`([\w/]+(?:\.py|/))`", table) if name != "cli.py"]
+    assert len(names) > 20
+    roots = {
+        name: ROOT if name.startswith("sgl_importance") else ROOT / "python/sglang_importance"
+        for name in names
+    }
+    assert [name for name, root in roots.items() if not (root / name).exists()] == []
+
+
 def test_every_installed_folder_is_a_package() -> None:
     """setuptools ships what pyproject lists: a package that is not listed works in a checkout only."""
     installed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
