@@ -289,7 +289,7 @@ def test_it_runs(reader: Reader, command: PageCommand) -> None:
 
 
 def python_blocks() -> list[tuple[str, str]]:
-    """Programs of a client; others are run by test_examples.py, and an engine's by test/plugin/test_engine.py."""
+    """Programs of a client; others are for test_examples.py, an engine's for test_engine.py."""
     found = []
     for page in PAGES:
         if page.name not in ("extending.md", "connectors.md"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,16 @@ def test_an_untested_mode_is_refused_before_anything_starts() -> None:
 def test_an_eviction_policy_is_refused() -> None:
     with pytest.raises(LaunchRefused, match="drop --radix-eviction-policy"):
         importance_engine(model_path="dummy", radix_eviction_policy="lru")
+
+
+def test_the_documented_call_is_understood() -> None:
+    page = (Path(__file__).parents[2] / "docs/operating.md").read_text()
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "importance_engine" in b)
+    exec(compile(block, "operating.md", "exec"), {"__name__": "imported"})
+    (call,) = (node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call))
+    arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    assert take_options(arguments) == ImportanceOptions(policy="observe")
+    assert arguments == {"model_path": "<model>", "attention_backend": "torch_native"}
 
 
 PROGRAM = """
