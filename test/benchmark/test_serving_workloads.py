@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from benchmark.serving.workloads import (
     load_parameters,
     make_workload,
 )
-from sglang_importance.server_args import add_flags, options_of
+from sgl_importance.options import SETTINGS, ImportanceOptions, flag
 
 PARAMETERS = load_parameters()
 PAGE = PARAMETERS["page_tokens"]
@@ -92,13 +91,14 @@ def test_arms_differ_in_nothing_but_their_own_flags() -> None:
 
 def _decisions(arm: Arm, tiers: str) -> dict[str, Any]:
     """What decides under an arm, on workloads that neither hint nor ask for a pin or a pre-warm."""
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    store = ("--kv-importance-store", "/store") if tiers == "storage" else ()
-    known, others = parser.parse_known_args([*arm.flags, *store])
-    options = options_of(known)
+    words = [*arm.flags, *(("--kv-importance-store", "/store") if tiers == "storage" else ())]
+    defaults, names = ImportanceOptions(), {flag(name): name for name in SETTINGS}
+    chosen = {names[word]: value for word, value in zip(words[::2], words[1::2], strict=True)}
+    options = ImportanceOptions(
+        **{name: type(getattr(defaults, name))(value) for name, value in chosen.items()}
+    )
     return {
-        "sglang": (others, dict(arm.env)),
+        "environment": dict(arm.env),
         "policy": options.policy,
         "g": options.g if options.use_importance else "off",
         "gate": options.use_gate and tiers != "device",
