@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import track
 
+if TYPE_CHECKING:
+    import torch
+
 app = typer.Typer(help="Kernels that emit page scores.", no_args_is_help=True)
 console = Console()
 
 DTYPES = ("bfloat16", "float16", "float32")
+KV_DTYPES = {"auto": None, "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""torch's names of sglang's ``--kv-cache-dtype``; None for that of the queries."""
 
 
 @app.callback()
@@ -30,6 +35,10 @@ def build(
     window: Annotated[int, typer.Option(help="last prompt tokens that are observed")] = 32,
     layers: Annotated[int, typer.Option(help="sampled layers")] = 4,
     dtype: Annotated[str, typer.Option(help="of queries and keys: " + ", ".join(DTYPES))] = "bfloat16",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="as the server has it: " + ", ".join(KV_DTYPES))
+    ] = "auto",
+    logit_cap: Annotated[float, typer.Option(min=0, help="soft cap of the model's logits, 0 for none")] = 0.0,
     flashinfer: Annotated[bool, typer.Option(help="the FlashInfer variant too, both paths")] = False,
 ) -> None:
     """Compiles the kernels for one model into the caches of Triton and FlashInfer.
@@ -38,6 +47,11 @@ def build(
     """
     if dtype not in DTYPES:
         raise typer.BadParameter(f"must be one of {', '.join(DTYPES)}, not {dtype}", param_hint="--dtype")
+    if kv_cache_dtype not in KV_DTYPES:
+        known = ", ".join(KV_DTYPES)
+        raise typer.BadParameter(
+            f"must be one of {known}, not {kv_cache_dtype}", param_hint="--kv-cache-dtype"
+        )
     if heads % kv_heads:
         raise typer.BadParameter(f"{heads} query heads over {kv_heads} KV heads", param_hint="--heads")
     import torch
@@ -47,6 +61,7 @@ def build(
         _require_flashinfer(device)
     from sgl_importance_kernels.triton.warm_up import WarmUp
 
+    stored = KV_DTYPES[kv_cache_dtype] or dtype
     model = WarmUp(
         head_dim=head_dim,
         heads=heads,
@@ -55,12 +70,14 @@ def build(
         layers=layers,
         dtype=getattr(torch, dtype),
         device=device,
+        key_dtype=getattr(torch, stored),
+        logit_cap=logit_cap,
     )
     for num_q in track(model.windows(window), description="qk-probe", console=console):
         model.run(num_q)
     model.run_logits()
     if flashinfer:
-        _build_flashinfer(head_dim, getattr(torch, dtype))
+        _build_flashinfer(head_dim, getattr(torch, dtype), getattr(torch, stored))
     console.print(
         f"built for heads of {head_dim}, {heads}/{kv_heads} heads, pages of {page_size} on {device}"
     )
@@ -88,13 +105,13 @@ def _require_flashinfer(device: str) -> None:
         raise typer.Exit(1)
 
 
-def _build_flashinfer(head_dim: int, dtype: object) -> None:
+def _build_flashinfer(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     from flashinfer.jit import gen_customize_batch_decode_module, gen_customize_batch_prefill_module
 
     from sgl_importance_kernels.flashinfer import EmittingDecode
 
     for tensor_cores in track((False, True), description="FlashInfer variant", console=console):
-        form = EmittingDecode(head_dim=head_dim, dtype=dtype, kv_dtype=dtype, tensor_cores=tensor_cores)
+        form = EmittingDecode(head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype, tensor_cores=tensor_cores)
         arguments = form.jit_args()
         if tensor_cores:
             gen_customize_batch_prefill_module("fa2", *arguments).build_and_load()

@@ -19,7 +19,12 @@ BODY = {"sink_tokens": 4, "local_tokens": 16}
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The sizes of a model that kernels are specialised to."""
+    """What kernels are specialised to.
+
+    Attributes:
+        key_dtype: of the KV cache; that of the queries where None.
+        logit_cap: soft cap of the logits; 0 means none.
+    """
 
     head_dim: int
     heads: int
@@ -28,6 +33,8 @@ class WarmUp:
     layers: int
     dtype: torch.dtype
     device: str
+    key_dtype: torch.dtype | None = None
+    logit_cap: float = 0.0
 
     def windows(self, longest: int) -> list[int]:
         """Query tokens per request that between them need every kernel up to ``longest``.
@@ -67,7 +74,7 @@ class WarmUp:
         )
         real = {"dtype": self.dtype, "device": self.device}
         q = torch.randn(num_q, self.heads, self.head_dim, **real)
-        k = torch.randn(tokens, self.kv_heads, self.head_dim, **real)
+        k = torch.randn(tokens, self.kv_heads, self.head_dim, **real).to(self.key_dtype or self.dtype)
         rows = torch.zeros(3, 1, max_pages, device=self.device)
         gate = torch.ones(1, **int32)
         for layer in range(self.layers):
@@ -79,6 +86,7 @@ class WarmUp:
                 layer,
                 gate=gate,
                 scale=self.head_dim**-0.5,
+                logit_cap=self.logit_cap,
                 page_size=self.page_size,
                 **BODY,
             )

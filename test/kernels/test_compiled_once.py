@@ -189,6 +189,16 @@ def test_what_is_built_ahead_serves_every_decode_step(decode: Any, compiled: Com
             assert compiled.take() <= built, (max_batch, context)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"key_dtype": torch.float8_e4m3fn}, {"logit_cap": 30.0}, {"dtype": torch.float16}], ids=str
+)
+def test_another_cache_needs_another_probe(changes: dict[str, Any], compiled: Compiled) -> None:
+    MODEL.run(1)
+    built = {key for key in compiled.take() if key[0] == "_qk_probe_kernel"}
+    replace(MODEL, **changes).run(1)
+    assert not compiled & built
+
+
 def test_another_model_needs_other_kernels(compiled: Compiled) -> None:
     MODEL.run(1)
     built = compiled.take()

@@ -3,42 +3,54 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-pytest.importorskip("triton")
+from sgl_importance_kernels.cli import app
+
+triton = pytest.importorskip("triton")
 
 COMMAND = [sys.executable, "-W", "ignore", "-c", "from sgl_importance_kernels.cli import app; app()", "build"]
 
 
-def run(*arguments: str, interpreted: bool) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpreted else "0", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-def test_it_runs_every_window_once() -> None:
+def test_it_runs_every_window_once_of_a_quantized_cache_with_a_soft_cap() -> None:
+    """In the interpreter, which needs a process of its own."""
     sizes = ["--head-dim", "16", "--heads", "4", "--kv-heads", "2", "--layers", "1", "--window", "4"]
-    done = run(*sizes, "--dtype", "float32", interpreted=True)
+    form = ["--kv-cache-dtype", "fp8_e4m3", "--logit-cap", "30"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*COMMAND, *sizes, *form], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "built for heads of 16, 4/2 heads, pages of 16 on cpu" in " ".join(done.stdout.split())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter needs no device")
 def test_without_a_device_it_says_where_to_build() -> None:
-    done = run(interpreted=False)
-    assert done.returncode == 1
-    assert "compiled on the machine that runs them" in " ".join(done.stdout.split())
+    done = CliRunner().invoke(app, ["build"])
+    assert done.exit_code == 1
+    assert "compiled on the machine that runs them" in " ".join(done.output.split())
 
 
-def test_bad_sizes_are_named() -> None:
-    done = run("--heads", "6", "--kv-heads", "4", interpreted=True)
-    assert done.returncode == 2
-    assert "6 query heads over 4 KV heads" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--heads", "6", "--kv-heads", "4"], "6 query heads over 4 KV heads"),
+        (["--dtype", "int8"], "must be one of bfloat16, float16, float32, not int8"),
+        (["--kv-cache-dtype", "fp4"], "must be one of auto, fp8_e4m3, fp8_e5m2, not fp4"),
+    ],
+)
+def test_bad_values_are_named(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, ["build", *arguments])
+    assert done.exit_code == 2
+    plain = " ".join(re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", " ", done.output).split())
+    assert words in plain
 
 
 def test_windows_cover_every_tile_once() -> None:

@@ -27,7 +27,8 @@ pytestmark = [
 ]
 
 TOLERANCE = 2e-5  # Of a sum over 5 query tokens in float32; logits up to 60 have a rounding error of 4e-6.
-RAGGED = [(100, 1), (37, 3), (260, 5), (9, 0)]
+RAGGED = [(100, 1), (37, 3), (260, 2), (9, 0)]
+SHORT = [(70, 1), (37, 3), (9, 0)]
 FP8 = torch.float8_e4m3fn
 
 
@@ -45,7 +46,7 @@ def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> N
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64, 256])
 def test_page_sizes(page_size: int, device: str) -> None:
-    check(ProbeCase(RAGGED, page_size=page_size, device=device))
+    check(ProbeCase(RAGGED, page_size=page_size, num_layers=1, num_kv_heads=1, device=device))
 
 
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 128), (4, 64), (7, 96), (8, 128), (8, 256)])
@@ -54,7 +55,7 @@ def test_head_sizes_and_groups(group: int, head_dim: int, device: str) -> None:
 
 
 def test_a_full_observation_window(device: str) -> None:
-    check(ProbeCase([(90, 32), (32, 32)], group=4, num_layers=1, num_kv_heads=1, device=device))
+    check(ProbeCase([(50, 32), (20, 20)], group=4, num_layers=1, num_kv_heads=1, device=device))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,8 @@ def test_a_full_observation_window(device: str) -> None:
     ],
 )
 def test_key_dtypes(key_dtype: torch.dtype, query_dtype: torch.dtype, device: str) -> None:
-    check(ProbeCase(RAGGED, key_dtype=key_dtype, query_dtype=query_dtype, key_scale=0.7, device=device))
+    dtypes = {"key_dtype": key_dtype, "query_dtype": query_dtype}
+    check(ProbeCase(SHORT, key_scale=0.7, num_layers=1, device=device, **dtypes))
 
 
 def test_more_splits_than_blocks_and_fewer(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,12 +82,12 @@ def test_more_splits_than_blocks_and_fewer(device: str, monkeypatch: pytest.Monk
 
 
 def test_a_closed_gate_writes_nothing(device: str) -> None:
-    case = ProbeCase(RAGGED, device=device)
+    case = ProbeCase(SHORT, device=device)
     assert torch.equal(case.probed(gate=0), case.empty_rows().cpu())
 
 
 def test_steps_add_up_and_other_rows_stay(device: str) -> None:
-    case = ProbeCase(RAGGED, device=device)
+    case = ProbeCase(SHORT, device=device)
     rows = case.empty_rows() + 0.25
     once = case.probed(rows=rows.clone())
     twice = case.probed(rows=case.probed(rows=rows.clone()).to(device))
@@ -98,7 +100,7 @@ def test_steps_add_up_and_other_rows_stay(device: str) -> None:
 
 
 def test_the_same_step_gives_the_same_bits(device: str) -> None:
-    case = ProbeCase(RAGGED, device=device)
+    case = ProbeCase(SHORT, device=device)
     assert torch.equal(case.probed(), case.probed())
 
 

@@ -8,7 +8,6 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.modes import UNPROVEN
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -27,6 +26,7 @@ def install(options: ImportanceOptions) -> None:
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
     from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
+    from sglang_importance.modes import UNPROVEN
 
     @register_attention_backend("torch_native")
     def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
@@ -45,6 +45,8 @@ def install(options: ImportanceOptions) -> None:
 
 def _attach_probe(options: ImportanceOptions) -> None:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    from sglang_importance.modes import UNPROVEN
 
     for name in UNPROVEN[options.source]:
         if name in ATTENTION_BACKENDS:
