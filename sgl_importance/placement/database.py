@@ -171,11 +171,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _create_schema(connection: sqlite3.Connection) -> None:
-    if connection.execute("PRAGMA user_version").fetchone()[0]:
+    if connection.execute("PRAGMA user_version").fetchone()[0] >= SCHEMA_VERSION:
         return  # without the write lock, which a busy server may hold longer than anybody waits
     connection.execute("BEGIN IMMEDIATE")
     try:
-        while (version := connection.execute("PRAGMA user_version").fetchone()[0]) != SCHEMA_VERSION:
+        while (version := connection.execute("PRAGMA user_version").fetchone()[0]) < SCHEMA_VERSION:
             statements = _UPGRADES[version] if version else _SCHEMA
             for statement in statements.split(";"):
                 connection.execute(statement)
