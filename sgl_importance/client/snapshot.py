@@ -39,14 +39,16 @@ def snapshot(
 
 
 def _table(nodes: list[dict[str, Any]]) -> Table:
-    table = Table("node", "tiers", "pinned", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("depth", "tokens", "accesses", "queries", "age", "P(reuse)", "body mass", "peak", "loss"):
-        table.add_column(title, justify="right")
+    """Fits a window of 80 columns."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("node", no_wrap=True)
+    table.add_column("tiers", width=11)
+    for title in ("depth", "tokens", "uses", "queries", "age", "reuse", "mass", "peak", "loss"):
+        table.add_column(title, justify="right", no_wrap=True)
     for node in nodes:
         table.add_row(
             str(node["id"]),
-            " ".join(node["tiers"]),
-            "yes" if node["pinned"] else "",
+            " ".join([*node["tiers"], *(["pinned"] if node["pinned"] else [])]),
             f"{node['depth_tokens']:,}",
             f"{node['tokens']:,}",
             f"{node['accesses']:,}",

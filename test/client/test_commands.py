@@ -6,12 +6,15 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from sgl_importance.client import pins, snapshot
 from sgl_importance.client.pins import pin_app, pins_app, unpin_app
 from sgl_importance.client.snapshot import app as snapshot_app
 
@@ -132,10 +135,23 @@ def test_tables_and_json(server: HTTPServer):
     assert "device: 800 of 800 tokens of the budget" in table
     assert json.loads(run(pins_app, server, "--json").output)["pins"] == [PIN]
     tree = run(snapshot_app, server, "--limit", "1", "--min-tokens", "64").output
-    for cell in ("device host", "yes", "1,280", "0.25", "0.900", "1e-06", "more: --cursor more"):
+    for cell in ("device host", "pinned", "1,280", "0.25", "0.900", "1e-06", "more: --cursor more"):
         assert cell in tree
     assert "device: 1,280 of 4,000 tokens" in tree
     assert server.seen[-1][0] == "/kv_importance?limit=1&min_tokens=64"  # type: ignore[attr-defined]
+
+
+def test_tables_cut_no_figure_in_a_window_of_80_columns() -> None:
+    large = NODE | {"id": 123456, "depth_tokens": 12345, "age": 12345, "loss": 1.6e-10}
+    for table, cells in (
+        (snapshot._table([large]), ("123456", "12,345", "1.6e-10", "device", "host", "pinned")),
+        (pins._table([PIN | {"pin_id": "b" * 32}]), ("b" * 32, "1,280", "640")),
+    ):
+        window = Console(width=80, record=True, file=StringIO())
+        window.print(table)
+        shown = window.export_text()
+        assert "…" not in shown
+        assert all(cell in shown for cell in cells), shown
 
 
 def failure(result: Any) -> str:
