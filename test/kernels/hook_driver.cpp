@@ -19,10 +19,18 @@
 #define __host__
 #define __forceinline__ inline
 
-struct half {  // As exact as float: what is tested is where a logit goes, not its rounding.
+struct half {  // As exact as float: what is tested is where a logit goes and how often, not its rounding.
   float value;
+  int stores = 0;
+  explicit half(float number) : value(number) {}
+  half(const half&) = default;
+  half& operator=(const half& other) {
+    value = other.value;
+    ++stores;
+    return *this;
+  }
 };
-static half __float2half_rn(float value) { return {value}; }
+static half __float2half_rn(float value) { return half(value); }
 using std::min;
 
 struct Index3 {
@@ -140,7 +148,7 @@ int main(int argc, char** argv) {
     tokens = std::max(tokens, int64_t(starts[i]) + params.paged_kv.lengths[i] + 3);
   }
   params.emit_kv_head_stride = tokens * group;
-  std::vector<half> logits(kv_heads * params.emit_kv_head_stride, half{-1.f});
+  std::vector<half> logits(kv_heads * params.emit_kv_head_stride, half(-1.f));
   params.emit_logits = logits.data();
   // Later blocks first: a stale store into a neighbour's chunk must not be mended by the neighbour.
   for (int64_t x = int64_t(params.request_indices.size()) - 1; x >= 0; --x) {
@@ -153,5 +161,5 @@ int main(int argc, char** argv) {
       }
     }
   }
-  for (half logit : logits) std::printf("%.9g\n", logit.value);
+  for (const half& logit : logits) std::printf("%.9g %d\n", logit.value, logit.stores);
 }

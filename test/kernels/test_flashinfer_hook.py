@@ -39,16 +39,18 @@ class Launch:
     starts: tuple[int, ...]
 
     def stored(self, program: Path) -> np.ndarray:
+        """Every place of the logits: what it holds and how often it was stored to, [places, 2]."""
         *numbers, lengths, starts = astuple(self)
         numbers += chain.from_iterable(zip(lengths, starts, strict=True))
         command = [str(program), *(str(int(number)) for number in numbers)]
         run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        return np.array(run.stdout.split(), dtype=np.float64)
+        return np.array(run.stdout.split(), dtype=np.float64).reshape(-1, 2)
 
     def expected(self) -> np.ndarray:
         requests = list(zip(self.lengths, self.starts, strict=True))
         end = max(0, *(start + length for length, start in requests))
         logits = np.full((self.kv_heads, end + 3, self.group), -1.0)
+        stores = np.zeros_like(logits)
         for request, (length, start) in enumerate(requests):
             if start < 0:
                 continue
@@ -58,7 +60,8 @@ class Launch:
                 names = 1e6 * np.tanh(names / 1e6)
             limit = 65504.0  # The largest half: the hook saturates.
             logits[:, start : start + length] = np.clip(names, -limit, limit)
-        return logits.ravel()
+            stores[:, start : start + length] = 1
+        return np.stack([logits.ravel(), stores.ravel()], axis=1)
 
 
 def compiled(folder: Path, source: Path = SOURCE) -> Path:
@@ -128,6 +131,7 @@ TWINS = [
     (UNOBSERVED, Mutation("negative_is_zero", START, f"std::max(0, {START[:-1]});")),
     (CUDA_CORES, Mutation("no_scale", "static_cast<float>(params.sm_scale);", "1.f;")),
     (CUDA_CORES, Mutation("first_kv_head_only", "params.emit_kv_head_stride * kv_head_idx", "0")),
+    (CUDA_CORES, Mutation("every_lane_stores", "threadIdx.x == 0 &&", "true &&")),
     (LARGE, Mutation("no_saturation", "65504.f", "1e9f")),
 ]
 
