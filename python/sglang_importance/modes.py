@@ -209,6 +209,10 @@ def _unproven_refusals(args: Any, options: ImportanceOptions, in_use: set[str]) 
     for backend in sorted(in_use - set(backends)):
         what = f"{flag('source')} {options.source} beside attention backend {backend}"
         yield _line(options.policy, what, f"use --attention-backend {' or '.join(backends)}")
+    if len(in_use) > 1 and in_use <= set(backends):
+        # Each would get a producer, and rows, of its own.
+        what = f"{flag('source')} {options.source} over two attention backends ({', '.join(sorted(in_use))})"
+        yield _line(options.policy, what, "name one with --attention-backend for prefill and decode alike")
 
 
 def refusals(args: Any, options: ImportanceOptions) -> list[str]:

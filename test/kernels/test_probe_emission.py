@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,15 @@ def two_requests_in_turns(made: GraphDriver) -> None:
     made.check_row(second, Phase.DECODE, [6, 8], layers=(0, 2))
 
 
-def test_replays_of_one_graph_observe_and_do_not() -> None:
-    made = driver()
+def test_replays_of_one_graph_observe_and_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="sglang_importance"):
+        made = driver()
+    buffers = made.emission.log_sums
+    allocated = 4 * (buffers.storage.numel() + buffers.totals.numel())
+    assert f"Log-sums of decode steps: 2 requests at once, {allocated / 2**20:.1f} MiB" in caplog.text
+    addresses = buffers.values.data_ptr(), buffers.totals.data_ptr()
     two_requests_in_turns(made)
-    assert not made.emission.log_sums.values.isnan().any()
+    assert (buffers.values.data_ptr(), buffers.totals.data_ptr()) == addresses
 
 
 LAYER = "            index,\n            gate="

@@ -229,6 +229,11 @@ def test_an_unproven_producer_wants_a_device_and_a_backend_that_it_fits() -> Non
     assert refusals(ServerArgs(model_path="dummy", attention_backend="triton", device="cuda"), chosen) == []
     (line,) = refusals(ServerArgs(model_path="dummy", attention_backend="flex_attention"), chosen)
     assert "qk_probe beside attention backend flex_attention: use --attention-backend fa3 or" in line
+    two = ServerArgs(
+        model_path="dummy", attention_backend="fa3", decode_attention_backend="flashinfer", device="cuda"
+    )
+    (line,) = refusals(two, chosen)
+    assert "qk_probe over two attention backends (fa3, flashinfer): name one with --attention-backend" in line
     on_cpu = refusals(ServerArgs(model_path="dummy", attention_backend="torch_native", device="cpu"), chosen)
     assert any("qk_probe on a CPU: use --kv-importance-source auto" in line for line in on_cpu)
 
