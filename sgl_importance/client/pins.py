@@ -88,8 +88,8 @@ def pins(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("pin", no_wrap=True, min_width=33)  # whole, because unpin takes it
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    table.add_column("pin", no_wrap=True, min_width=32)  # whole, because unpin takes it
     for title in ("by", "salt"):
         table.add_column(title, overflow="fold")
     for title in ("tokens", "granted", "in the cache", "strength", "ends in"):

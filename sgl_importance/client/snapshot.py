@@ -40,7 +40,7 @@ def snapshot(
 
 def _table(nodes: list[dict[str, Any]]) -> Table:
     """Fits a window of 80 columns."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
     table.add_column("node", no_wrap=True)
     table.add_column("tiers", width=11)
     for title in ("depth", "tokens", "uses", "queries", "age", "reuse", "mass", "peak", "loss"):
