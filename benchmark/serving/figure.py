@@ -33,8 +33,8 @@ def draw(measured: Measured, path: Path) -> None:
     axes.set_xticks(range(len(measured.workloads)), measured.workloads, rotation=20, ha="right")
     axes.set_ylabel("uncached prefill tokens, to stock LRU")
     axes.set_title("One request at a time, through a real server; below 1 is better than stock")
-    axes.legend(ncols=4, fontsize=8)
-    figure.tight_layout()
+    figure.legend(ncols=len(shown), fontsize=8, loc="lower center", frameon=False)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))  # room for the legend, which would hide bars
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
