@@ -282,11 +282,11 @@ class Ledger:
         return ((rows[row][0], rows[row][-1] + _ROW_BYTES) for row in order)
 
     def _model_number(self, identity: bytes) -> int:
-        self._connection.execute("INSERT OR IGNORE INTO models (identity) VALUES (?)", (identity,))
-        (number,) = self._connection.execute(
-            "SELECT id FROM models WHERE identity = ?", (identity,)
-        ).fetchone()
-        return int(number)
+        find = "SELECT id FROM models WHERE identity = ?", (identity,)
+        if (known := self._connection.execute(*find).fetchone()) is None:  # else no write lock is needed
+            self._connection.execute("INSERT OR IGNORE INTO models (identity) VALUES (?)", (identity,))
+            known = self._connection.execute(*find).fetchone()
+        return int(known[0])
 
 
 def _let_others_run() -> None:

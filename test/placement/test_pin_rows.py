@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sgl_importance.placement import ledger_writer
+from sgl_importance.placement.database import BUSY_SECONDS
 from sgl_importance.placement.evidence import ReuseEvidence
 from sgl_importance.placement.ledger import Ledger
 from sgl_importance.placement.ledger_writer import LedgerWriter
@@ -121,6 +122,18 @@ def test_a_file_of_the_schema_without_pins_keeps_what_was_learnt(tmp_path: Path)
     again.close()
     assert named(path) == ["p"]
     assert [each.name for each in tmp_path.iterdir() if "set-aside" in each.name] == []
+
+
+def test_a_known_ledger_opens_while_another_server_writes(tmp_path: Path):
+    path = tmp_path / "l.sqlite"
+    busy = open_ledger(path)
+    write(busy, make_pin("p"))
+    busy._connection.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    assert named(path) == ["p"]
+    assert time.monotonic() - began < BUSY_SECONDS
+    busy._connection.execute("ROLLBACK")
+    busy.close()
 
 
 # ---- beside a server ----
