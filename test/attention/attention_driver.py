@@ -68,6 +68,12 @@ def model_runner(
     )
 
 
+def options(**changes: object) -> ImportanceOptions:
+    """What the drivers' tests observe where they do not say otherwise."""
+    defaults = {"policy": "importance", "interval": 1, "window": 4, "sink_tokens": 2, "local_tokens": 3}
+    return ImportanceOptions(**{**defaults, **changes})
+
+
 @dataclass
 class Sequence:
     """One request: where its tokens lie and every query and key that it had, by layer."""

@@ -5,20 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from attention_driver import AttentionDriver, Layers, Sequence, model_runner
+from attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
 
 import sglang_importance.attention.observed as observed
 import sglang_importance.attention.torch_native as torch_native
-from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention import install
 from sglang_importance.attention.rows import Phase, active_rows
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
-
-
-def options(**changes: object) -> ImportanceOptions:
-    return ImportanceOptions(
-        **{"policy": "importance", "interval": 1, "window": 4, "sink_tokens": 2, "local_tokens": 3} | changes
-    )
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

@@ -19,11 +19,11 @@ import torch
 pytest.importorskip("sglang")
 
 import flashinfer_double
+from attention_driver import options
 from flashinfer_driver import FlashInferDriver, install_double
 from triton_driver import Sequence, runtime_context
 
 import sglang_importance.attention.decode_emission as decode_emission
-from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.rows import Phase
 
 from twins import Mutation, broken_twin
@@ -43,11 +43,6 @@ def _double() -> Iterator[None]:
         install_double(patch)
         yield
     override.restore()
-
-
-def options(**changes: Any) -> ImportanceOptions:
-    defaults = {"policy": "importance", "interval": 1, "window": 4, "sink_tokens": 2, "local_tokens": 3}
-    return ImportanceOptions(**{**defaults, **changes})
 
 
 def test_prefill_and_decode_of_a_ragged_batch() -> None:

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from attention_driver import AttentionDriver, Layers, Sequence, model_runner
+from attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
 import sglang_importance.attention.qk_probe as producer
@@ -23,11 +23,6 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the driver's pools are on the CPU"),
     pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
 ]
-
-
-def options(**changes: Any) -> ImportanceOptions:
-    defaults = {"policy": "importance", "interval": 1, "window": 4, "sink_tokens": 2, "local_tokens": 3}
-    return ImportanceOptions(**{**defaults, **changes})
 
 
 class ProbedDriver(AttentionDriver):

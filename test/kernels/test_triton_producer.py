@@ -11,13 +11,13 @@ import torch
 
 pytest.importorskip("sglang")
 
+from attention_driver import options
 from captured_decode import CapturedDecode
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from triton_driver import Sequence, TritonDriver, complete, model_runner, runtime_context
 
 import sglang_importance.attention.decode_emission as decode_emission
 import sglang_importance.attention.triton as producer
-from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention import install
 from sglang_importance.attention.rows import Phase, active_rows
 from sglang_importance.attention.triton import EmittingTritonBackend, TritonEmission
@@ -37,11 +37,6 @@ def _runtime_context() -> Iterator[None]:
     override = runtime_context()
     yield
     override.restore()
-
-
-def options(**changes: Any) -> ImportanceOptions:
-    defaults = {"policy": "importance", "interval": 1, "window": 4, "sink_tokens": 2, "local_tokens": 3}
-    return ImportanceOptions(**{**defaults, **changes})
 
 
 def test_prefill_and_decode_of_a_ragged_batch() -> None:

@@ -88,10 +88,9 @@ def _emit_from_flashinfer(options: ImportanceOptions) -> None:
 
 
 def _flashinfer_backend(model_runner: ModelRunner, options: ImportanceOptions) -> AttentionBackend:
-    if model_runner.use_mla_backend:
-        raise ValueError(
-            "page scores of multi-head latent attention are not supported yet: start with --kv-policy default"
-        )
+    from sglang_importance.attention.score_sources import refuse_unsupported
+
+    refuse_unsupported(model_runner)  # Before upstream's constructor, which has another for it.
     from sglang_importance.attention.flashinfer import EmittingFlashInferBackend
 
     return EmittingFlashInferBackend(model_runner, options)

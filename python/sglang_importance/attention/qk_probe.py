@@ -17,9 +17,9 @@ from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
 from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer, refusal
 from sglang_importance.attention.emission_time import EMISSION_TIME
-from sglang_importance.attention.layers import full_attention_layers, sampled_layers
-from sglang_importance.attention.observed import ObservedQueries, StepSampler
-from sglang_importance.attention.rows import ScoreRows, activate
+from sglang_importance.attention.layers import full_attention_layers
+from sglang_importance.attention.observed import ObservedQueries
+from sglang_importance.attention.score_sources import CURE, opened_source, refuse_unsupported
 from sglang_importance.recorder import active_recorder
 
 if TYPE_CHECKING:
@@ -64,31 +64,16 @@ class QkProbe:
         _refuse_unsupported(model_runner)
         _refuse_captured(model_runner)
         self.options = options
-        self.layers = sampled_layers(full_attention_layers(model_runner.model), options.layers)
+        source = opened_source(model_runner, options)
+        self.layers, self.rows, self.sampler = source.layers, source.rows, source.sampler
         self._index = {layer: index for index, layer in enumerate(self.layers)}
         self._pool = model_runner.token_to_kv_pool
         self._table = model_runner.req_to_token_pool.req_to_token
-        num_slots, max_context_tokens = self._table.shape
-        self.rows = ScoreRows(
-            page_size=model_runner.page_size or 1,
-            num_slots=num_slots,
-            max_context_tokens=max_context_tokens,
-            device=model_runner.device,
-            layers=self.layers,
-        )
         self.num_heads = _query_heads(model_runner.model, self.layers)
         self._gate = torch.ones(1, dtype=torch.int32, device=model_runner.device)
-        self.sampler = StepSampler(self.rows, options)
         self._step: _Step | None = None
         backend.init_forward_metadata = self._after_metadata(backend.init_forward_metadata)
         backend.forward_extend = self._after_forward(backend.forward_extend)
-        activate(self.rows)
-        logger.info(
-            "Page scores from layers %s, every %d decode steps and the last %d prompt tokens",
-            list(self.layers),
-            options.interval,
-            options.window,
-        )
 
     def _after_metadata(self, upstream: Callable[..., None]) -> Callable[..., None]:
         @wraps(upstream)
@@ -223,11 +208,7 @@ def _query_heads(model: torch.nn.Module, layers: Iterable[int]) -> int:
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:
     """Raises where the probe would score something else than what attention attends to."""
-    cure = "start with --kv-policy default"
-    if model_runner.model_config.is_encoder_decoder:
-        raise ValueError(f"page scores of encoder-decoder models are not supported: {cure}")
-    if model_runner.use_mla_backend:
-        raise ValueError(f"page scores of multi-head latent attention are not supported yet: {cure}")
+    refuse_unsupported(model_runner)
     recorder = active_recorder()
     if recorder is not None and recorder.wants_steps:
         raise ValueError("qk-probe keeps no scores of single steps: use --kv-importance-trace-detail folds")
@@ -244,7 +225,7 @@ def _refuse_unsupported(model_runner: ModelRunner) -> None:
             num_kv_heads=layer.tp_k_head_num,
         )
         if why is not None:
-            raise ValueError(f"qk-probe cannot score layer {layer.layer_id}, which has {why}: {cure}")
+            raise ValueError(f"qk-probe cannot score layer {layer.layer_id}, which has {why}: {CURE}")
 
 
 def _refuse_captured(model_runner: ModelRunner) -> None:

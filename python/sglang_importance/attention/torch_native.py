@@ -12,9 +12,8 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.eager import PageScoreAccumulator
 from sglang_importance.attention.emission_time import EMISSION_TIME
-from sglang_importance.attention.layers import full_attention_layers, sampled_layers
-from sglang_importance.attention.observed import ObservedQueries, StepSampler
-from sglang_importance.attention.rows import ScoreRows, activate
+from sglang_importance.attention.observed import ObservedQueries
+from sglang_importance.attention.score_sources import CURE, opened_source, refuse_unsupported
 from sglang_importance.recorder import active_recorder
 
 if TYPE_CHECKING:
@@ -64,24 +63,9 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         super().__init__(model_runner)
         _refuse_unsupported(model_runner)
         self.options = options
-        self.layers = sampled_layers(full_attention_layers(model_runner.model), options.layers)
-        num_slots, max_context_tokens = self.req_to_token_pool.req_to_token.shape
-        self.rows = ScoreRows(
-            page_size=model_runner.page_size or 1,
-            num_slots=num_slots,
-            max_context_tokens=max_context_tokens,
-            device=self.device,
-            layers=self.layers,
-        )
-        self._sampler = StepSampler(self.rows, options)
+        source = opened_source(model_runner, options)
+        self.layers, self.rows, self._sampler = source.layers, source.rows, source.sampler
         self._step: _Step | None = None
-        activate(self.rows)
-        logger.info(
-            "Page scores from layers %s, every %d decode steps and the last %d prompt tokens",
-            list(self.layers),
-            options.interval,
-            options.window,
-        )
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
@@ -170,14 +154,10 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:
     """Raises where the keys in the pool are not what the model's queries are multiplied with."""
-    cure = "start with --kv-policy default"
-    if model_runner.model_config.is_encoder_decoder:
-        raise ValueError(f"page scores of encoder-decoder models are not supported: {cure}")
-    if model_runner.use_mla_backend:
-        raise ValueError(f"page scores of multi-head latent attention are not supported yet: {cure}")
+    refuse_unsupported(model_runner)
     dtype = model_runner.token_to_kv_pool.dtype
     if dtype not in KEY_DTYPES:
         raise ValueError(
             f"page scores need keys in float32, bfloat16 or float16, not {dtype}: "
-            "use --kv-cache-dtype auto, or " + cure
+            "use --kv-cache-dtype auto, or " + CURE
         )
