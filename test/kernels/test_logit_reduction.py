@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -156,10 +156,16 @@ TWINS = [
 ]
 
 
+FIXED = LogitCase([300, 77], page_size=8)
+
+
+def test_the_fixed_case_passes_unbroken(device: str) -> None:
+    got, expected = replace(FIXED, device=device).reduced()
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
 @pytest.mark.parametrize("mutation", TWINS, ids=str)
 def test_broken_twins_are_told_apart(mutation: Mutation, device: str, tmp_path: Path) -> None:
-    case = LogitCase([300, 77], page_size=8, device=device)
-    got, expected = case.reduced()
-    np.testing.assert_allclose(got, expected, atol=2e-5)
-    got, _ = case.reduced(broken_twin(logit_reduction, mutation, tmp_path))
+    case = replace(FIXED, device=device)
+    got, expected = case.reduced(broken_twin(logit_reduction, mutation, tmp_path))
     assert not np.allclose(got, expected, atol=1e-3)
