@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from sgl_importance.cost import CostModel, Tier
 from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.node import NodeMetadata
-from sgl_importance.placement import pins as pins_module
+from sgl_importance.placement import pin_table
 from sgl_importance.placement.pin import HALF_LIFE_REQUESTS, PIN_OCTAVES, Pin, PinSource
-from sgl_importance.placement.pins import PinRefused, PinTable
+from sgl_importance.placement.pin_table import PinRefused, PinTable
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import BlockType, Transition
 
@@ -245,8 +245,8 @@ def test_text_shorter_than_a_page_is_refused_and_a_tail_is_left_out():
 
 
 def test_the_table_is_bounded_for_each_tenant_and_in_all(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pins_module, "MAX_PINS_PER_TENANT", 2)
-    monkeypatch.setattr(pins_module, "MAX_TENANTS", 2)
+    monkeypatch.setattr(pin_table, "MAX_PINS_PER_TENANT", 2)
+    monkeypatch.setattr(pin_table, "MAX_TENANTS", 2)
     table = make_table()
     with pytest.raises(PinRefused, match="the largest tier is 400: unpin some"):
         table.add(make_pin("big", text(0, 101), "a"))
@@ -261,7 +261,7 @@ def test_the_table_is_bounded_for_each_tenant_and_in_all(monkeypatch: pytest.Mon
 
 
 def test_the_automatic_pin_unused_longest_makes_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pins_module, "MAX_AUTOMATIC_PINS", 2)
+    monkeypatch.setattr(pin_table, "MAX_AUTOMATIC_PINS", 2)
     table = make_table()
     for serial in range(2):
         table.add(make_pin(str(serial), text(1000 * serial, 2), source=PinSource.AUTOMATIC))

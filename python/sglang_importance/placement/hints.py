@@ -17,7 +17,7 @@ from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.hinted import HintedRequest
 from sgl_importance.placement.hints import BadHint, Hints
 from sgl_importance.placement.pin import Pin, PinEnd
-from sgl_importance.placement.pins import PinRefused
+from sgl_importance.placement.pin_table import PinRefused
 from sgl_importance.placement.retained import not_retained, pin_of, retained, superseded
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import Transition

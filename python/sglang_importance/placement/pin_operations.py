@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sgl_importance.ghost import iterate_chain, root_digest
 from sgl_importance.placement.pin import PIN_OCTAVES, Pin
-from sgl_importance.placement.pins import PinRefused
+from sgl_importance.placement.pin_table import PinRefused
 from sglang_importance.desk import Document, Job, NotFound, RequestError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from sgl_importance.cost import Tier
 from sgl_importance.node import NOT_PINNED, NodeMetadata
 from sgl_importance.placement.automatic import deserves_pin
 from sgl_importance.placement.pin import Pin, PinEnd, PinSource
-from sgl_importance.placement.pins import PinTable
+from sgl_importance.placement.pin_table import PinTable
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
