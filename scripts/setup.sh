@@ -132,6 +132,12 @@ package=$root
 [[ $extras == test ]] && package+='[test]'
 pip_install "${constraints[@]}" --editable "$package"
 
+if [[ $extras == test && $target == cpu ]] && command -v nvcc >/dev/null; then
+  step "Fetching FlashInfer's headers, for the tests that compile against them (18 MB)"
+  pip_install --no-deps --upgrade --target "$venv/flashinfer" --requirement "$root/scripts/pins-kernels.txt" ||
+    echo "setup.sh: not fetched: those tests will be skipped" >&2
+fi
+
 step "Checking that sglang can be imported"
 (cd / && "$venv/bin/python" -W ignore -c 'import sglang, sglang_importance.cpu')
 

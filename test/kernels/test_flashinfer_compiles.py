@@ -1,13 +1,11 @@
 """The emitting decode compiled by nvcc, without a GPU: it builds, spills nothing, costs few registers.
 
-Needs nvcc and FlashInfer's headers: an installed flashinfer, or FLASHINFER_DATA naming the folder ``data`` of
-an unpacked wheel. Skipped where either is absent.
+Needs nvcc and FlashInfer's headers, which ``scripts/setup.sh --with-tests`` fetches where there is an nvcc;
+FLASHINFER_DATA may name another folder ``data`` of an unpacked wheel. Skipped where either is absent.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -15,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from flashinfer_source import flashinfer_package
 
 from sgl_importance_kernels.flashinfer import SOURCE
 
@@ -23,16 +22,8 @@ CCCL = ("cccl/cub", "cccl/libcudacxx/include", "cccl/thrust")
 TYPES = {"bf16": "nv_bfloat16", "fp16": "half", "fp8": "__nv_fp8_e4m3", "fp32": "float"}
 
 
-def flashinfer_data() -> Path | None:
-    if named := os.environ.get("FLASHINFER_DATA"):
-        return Path(named)
-    package = importlib.util.find_spec("flashinfer")
-    if package is None or package.origin is None:
-        return None
-    return Path(package.origin).parent / "data"
-
-
-DATA = flashinfer_data()
+PACKAGE = flashinfer_package()
+DATA = PACKAGE and PACKAGE / "data"
 pytestmark = pytest.mark.skipif(NVCC is None or DATA is None, reason="needs nvcc and FlashInfer's headers")
 
 
