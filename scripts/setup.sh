@@ -9,6 +9,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 pins=$root/scripts/pins-cpu.txt
+kernel_pins=$root/scripts/pins-kernels.txt
 cpu_index=https://download.pytorch.org/whl/cpu
 
 extras=runtime
@@ -33,7 +34,7 @@ target=$(target)
 [[ $target == cpu || $target == cuda ]] || { echo "setup.sh: TARGET must be cpu or cuda, not '$target'" >&2; exit 2; }
 
 # An editable install and the scripts in .venv name their folder: a moved checkout is set up again.
-wanted=$( { echo "$target $root"; cat "$pins" "$root/pyproject.toml" "${BASH_SOURCE[0]}"; } | sha256sum | cut -d' ' -f1)
+wanted=$( { echo "$target $root"; cat "$pins" "$kernel_pins" "$root/pyproject.toml" "${BASH_SOURCE[0]}"; } | sha256sum | cut -d' ' -f1)
 stamp() { echo "$venv/.sgl-importance-$1"; }
 is_done() { [[ -x $venv/bin/python && $(cat "$(stamp "$1")" 2>/dev/null) == "$wanted" ]]; }
 
@@ -134,7 +135,7 @@ pip_install "${constraints[@]}" --editable "$package"
 
 if [[ $extras == test && $target == cpu ]] && command -v nvcc >/dev/null; then
   step "Fetching FlashInfer's headers, for the tests that compile against them (18 MB)"
-  pip_install --no-deps --upgrade --target "$venv/flashinfer" --requirement "$root/scripts/pins-kernels.txt" ||
+  pip_install --no-deps --upgrade --target "$venv/flashinfer" --requirement "$kernel_pins" ||
     echo "setup.sh: not fetched: those tests will be skipped" >&2
 fi
 

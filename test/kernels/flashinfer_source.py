@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 
@@ -12,8 +13,8 @@ def flashinfer_package() -> Path | None:
     """Folder of the package: beside FLASHINFER_DATA, installed, or where ``scripts/setup.sh`` unpacks it."""
     if named := os.environ.get("FLASHINFER_DATA"):
         return Path(named).parent
-    package = importlib.util.find_spec("flashinfer")
-    if package is not None and package.origin is not None:
-        return Path(package.origin).parent
+    # By its metadata: among the modules there may be a stand-in.
+    with suppress(PackageNotFoundError):
+        return Path(str(distribution("flashinfer-python").locate_file("flashinfer")))
     unpacked = Path(sys.prefix) / "flashinfer" / "flashinfer"
     return unpacked if (unpacked / "data").is_dir() else None
