@@ -27,6 +27,7 @@ def probe_model() -> Path:
 _TOGETHER = ("equality", "serve")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Among several workers, what shares a server goes to one of them, and what starts servers goes first."""
     if not config.pluginmanager.hasplugin("xdist"):
