@@ -25,5 +25,5 @@ step "ruff format"
 step "mypy"
 "$bin/mypy"
 step "pytest"
-"$bin/python" -m pytest --durations=15 --numprocesses "$workers" --dist loadgroup --no-loadscope-reorder
+"$bin/python" -m pytest --durations=15 --numprocesses "$workers" --dist loadfile --no-loadscope-reorder
 step "All passed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -27,21 +28,30 @@ def probe_model() -> Path:
 _TOGETHER = ("equality", "serve")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook too
+def _group(module: str) -> str:
+    """What one of several workers runs alone: a module, or such a folder."""
+    folder = module.split("/")[1]
+    return folder if folder in _TOGETHER else module
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Instead of ``loadfile``. (``loadgroup`` marks node ids in a way that pytest 9.2 does not read.)"""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class LoadGroups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid.split("::")[0])
+
+    return LoadGroups(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Among several workers, what shares a server goes to one of them, and what starts servers goes first."""
-    if not config.pluginmanager.hasplugin("xdist"):
+    """Among several workers, what starts servers goes first: the rest fills the gaps at the end."""
+    if not hasattr(config, "workerinput"):
         return
-    tests = Path(__file__).parent
-    starts_server = set[str]()
-    groups: list[str] = []
-    for item in items:
-        module = item.path.relative_to(tests)
-        folder = module.parts[0]
-        groups.append(folder if folder in _TOGETHER else str(module))
-        item.add_marker(pytest.mark.xdist_group(groups[-1]))
-        if item.get_closest_marker("server") is not None:
-            starts_server.add(groups[-1])
-    if config.getoption("numprocesses"):
-        order = sorted(range(len(items)), key=lambda index: groups[index] not in starts_server)
-        items[:] = [items[index] for index in order]
+    groups = {item: _group(item.nodeid.split("::")[0]) for item in items}
+    slow = {groups[item] for item in items if item.get_closest_marker("server") is not None}
+    items.sort(key=lambda item: groups[item] not in slow)
