@@ -33,6 +33,7 @@ STORE, RECORDINGS = "/path/on/a/fast/disk", ("recordings/mine", "recording")
 # all the same. A command that is neither here nor run fails the test.
 NOT_RUN = {
     "bash scripts/serve.sh": "test/scripts runs it; the server here has its flags",
+    "bash scripts/gpu.sh": "needs a GPU; test/kernels has its refusals and a dry run of its benchmark",
     "bash scripts/test.sh": "it is what runs this test",
     "bash scripts/docs.sh": "test_site.py builds the site where its generator is installed",
     "pip install": "it would change the environment",
