@@ -6,9 +6,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh --with-tests
 
-# Servers spend much of a test waiting, and one of them takes up to two cores and 2 GB.
-workers=$(($(env -u OMP_NUM_THREADS nproc) * 3 / 4))
-workers=$((workers < 1 ? 1 : workers > 4 ? 4 : workers))
+# One for each core; more than four would want more than 16 GB, as each starts servers of 2 GB.
+workers=$(env -u OMP_NUM_THREADS nproc)
+workers=$((workers > 4 ? 4 : workers))
 # Tests start servers of small models: more threads cost more in waiting for each other than they save.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS-1}
 bin=$PWD/.venv/bin
