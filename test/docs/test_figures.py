@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
+from benchmark.serving.measured import bootstrap, paired_ratios
 from benchmark.serving.report import tables
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +111,11 @@ SENTENCES: list[tuple[str, str, Callable[[], list[float]]]] = [
         lambda: [seed_ratio("scan-host", "python-lru", factor=8)],
     ),
     ("README.md", "chat #", lambda: [seed_ratio("chat", "python-lru")]),
+    (
+        "README.md",
+        "the median first token takes # times as long as stock's (# to #)",
+        lambda: list(bootstrap(paired_ratios(results("serving")["rows"], "fits", "ours", "ttft_p50"))),
+    ),
     ("README.md", "traffic that fits #", lambda: [seed_ratio("fits", "python-lru")]),
     (
         "docs/how_it_works.md",
