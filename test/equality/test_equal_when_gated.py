@@ -12,10 +12,11 @@ from workload import TIER_FLAGS, Exchange, replay
 pytestmark = pytest.mark.server
 
 PREFIX = "sglang:kv_importance_"
-ASKED = 90
+# Under the selective policy everything on offer has come back before, so it takes longer until some is refused.
+ASKED = {"write_through": 90, "write_through_selective": 160, "write_back": 90}
 
 
-@pytest.mark.parametrize("write_policy", ["write_through", "write_through_selective", "write_back"])
+@pytest.mark.parametrize("write_policy", ASKED)
 def test_tokens_equal_those_without_a_radix_cache(
     random_model: Path, exchanges: list[Exchange], write_policy: str
 ):
@@ -23,17 +24,14 @@ def test_tokens_equal_those_without_a_radix_cache(
     with ServerProcess(
         *("--kv-policy", "importance", "--kv-importance-gate", "on", *TIER_FLAGS, *flags), model=random_model
     ) as server:
-        assert replay(server, exchanges[:ASKED], concurrency=8).differing == []
+        assert replay(server, exchanges[: ASKED[write_policy]], concurrency=8).differing == []
         offered, refused, written = (
             {tier: server.metric(f"{PREFIX}{series}_tokens_total", tier=tier) for tier in ("host", "storage")}
             for series in ("offered", "refused", "written")
         )
         hits = {tier: server.metric(f"{PREFIX}hit_tokens_total", tier=tier) for tier in ("device", "host")}
         print(f"{write_policy}: offered {offered}, refused {refused}, written {written}, hits {hits}")
-        assert 0 <= refused["host"] < offered["host"]
-        if write_policy != "write_through_selective":
-            # There everything on offer has come back before: one request at a time, none is refused.
-            assert refused["host"] > 0
+        assert 0 < refused["host"] < offered["host"]
         assert offered["storage"] > 0
         assert written["host"] > 0
         assert written["storage"] > 0
