@@ -104,14 +104,16 @@ def arms(trace: Trace) -> Iterator[tuple[str, list[float]]]:
     last_access = np.full(trace.num_blocks, -1, dtype=np.int64)
     last_access[trace.blocks] = np.arange(trace.num_accesses)  # of equal indices the last one stays
     returns = (last_access[trace.blocks] != np.arange(trace.num_accesses)).astype(np.int64)
+    unvisited = np.zeros(trace.num_accesses, dtype=np.int64)
     classes = {
-        "one class": np.zeros(trace.num_accesses, dtype=np.int64),
+        "one class": unvisited,
         "no visits": facts.reuse_classes // NUM_VISIT_LEVELS,
         "no structure": facts.reuse_classes % NUM_VISIT_LEVELS,
         "told who returns": facts.reuse_classes * 2 + returns,
     }
     for name, reuse_classes in classes.items():
-        yield name, _hit_rates(trace, replace(facts, reuse_classes=reuse_classes))
+        levels = facts.visit_levels if name in ("no structure", "told who returns") else unvisited
+        yield name, _hit_rates(trace, replace(facts, reuse_classes=reuse_classes, visit_levels=levels))
     doubled = twice(trace)
     rates = []
     for capacity in capacities(trace):

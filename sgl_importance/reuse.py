@@ -5,8 +5,12 @@ bucket, the watches that reached the bucket and those that ended in it: the haza
 posterior mean. Watches still open count where they got to (they are censored, not lost), so an eviction
 takes nothing from what is learnt, and what is learnt does not depend on the size of the cache.
 
-Classes share data twice: a class's hazard starts as the hazard of all nodes times the class's own hit ratio
-to it (proportional hazards, Cox 1972), and leaves that prior as its own evidence grows.
+Classes share data: a class's hazard starts as the hazard of all nodes times a ratio (proportional hazards,
+Cox 1972), and leaves that prior as its own evidence grows. The ratio is the class's own hits to those
+expected. It starts as the ratio of all classes of its visit level, and that doubles from level to level until
+there is evidence. Where the gap between visits is known, the prior is a Poisson process with that gap. So
+before anything is learnt a node visited more often goes later, as under LFU, and one visited earlier goes
+sooner, as under LRU; evidence moves first the levels, then the classes.
 
 What to keep is ranked by the *retention index*: the most reuses per admitted request that keeping the node
 can earn, over all times at which one could give it up. It is Gittins' index (1979) of the stopping problem
@@ -63,6 +67,8 @@ GAP_STARTS = (4, 16, 64, 256, 1024)
 """First mean number of requests between visits of each division of the last level, but the lowest. Eight
 visits tell how often a node is asked for; how many more there were says little."""
 NUM_VISIT_LEVELS = len(VISIT_STARTS) + 1 + len(GAP_STARTS)
+NUM_COUNTED_LEVELS = len(VISIT_STARTS)
+"""Levels below this one count visits; the others are told apart by the gaps between them."""
 NUM_CLASSES = len(BlockType) * len(Transition) * NUM_VISIT_LEVELS
 
 BUCKETS_PER_OCTAVE = 3
@@ -78,10 +84,14 @@ PRIOR_HAZARD = 0.05
 """Of every bucket. Buckets widen with age, so without evidence the index ranks like LRU."""
 PRIOR_STRENGTH = 4.0
 """Watches that the prior hazard of all classes together is worth, per bucket."""
-CLASS_RATIO_STRENGTH = 2.0
-"""Expected hits that the belief "this class is like all others" is worth."""
+LEVEL_RATIOS: FloatArray = 0.5 * 2.0 ** np.arange(NUM_COUNTED_LEVELS, dtype=np.float64)
+"""What a visit level's hazard is believed to be, relative to that of all nodes, before it has evidence."""
+RATIO_STRENGTH = 2.0
+"""Expected hits that this belief is worth, and the belief "this class is like all others of its level"."""
 CLASS_STRENGTH = 0.5
 """Watches that a class's proportional hazard is worth, per bucket."""
+GAP_STRENGTH = 1.0
+"""Watches that the hazard of a known gap is worth, per bucket."""
 
 
 def visit_level(accesses: int, span: int) -> int:
@@ -121,6 +131,11 @@ BUCKET_STARTS = _bucket_starts()
 """First age of each bucket, in admitted requests; int64, from 1 on. The last bucket has no end."""
 NUM_AGE_BUCKETS = len(BUCKET_STARTS)
 BUCKET_WIDTHS: FloatArray = np.append(np.diff(BUCKET_STARTS), BUCKET_STARTS[-1]).astype(np.float64)
+GAP_HAZARDS: FloatArray = -np.expm1(
+    -BUCKET_WIDTHS / (GAP_STARTS[0] / 2 * 4.0 ** np.arange(len(GAP_STARTS) + 1))[:, None]
+)
+"""P(visit in a bucket) of a Poisson process whose mean gap is the middle of a division of GAP_STARTS, each
+four times the one before; float64 [divisions, buckets]."""
 _BUCKET_OF_AGE: npt.NDArray[np.int64] = (
     np.searchsorted(BUCKET_STARTS, np.maximum(np.arange(MAX_AGE), 1), side="right") - 1
 )
@@ -132,16 +147,17 @@ def age_bucket(age: int) -> int:
     return _BUCKET_LIST[age] if age < MAX_AGE else NUM_AGE_BUCKETS - 1
 
 
-def hazards(hits: FloatArray, reached: FloatArray) -> FloatArray:
+def hazards(hits: FloatArray, reached: FloatArray, levels: npt.NDArray[np.int64]) -> FloatArray:
     """Posterior mean hazards.
 
     Args:
         hits: watches that ended with a visit, by class and age bucket; float64 [classes, buckets].
         reached: watches that got as far as the bucket; float64 [classes, buckets].
+        levels: visit level of each class; int64 [classes].
 
     Returns:
-        P(visit in the bucket | not before), float64 [classes + 1, buckets], in (0, 1]; the last row is what
-        a class without evidence is given.
+        P(visit in the bucket | not before), float64 [classes + NUM_VISIT_LEVELS, buckets], in (0, 1]; the
+        last rows are what a class without evidence is given, by its visit level.
     """
     pooled = (hits.sum(axis=0) + PRIOR_STRENGTH * PRIOR_HAZARD) / (reached.sum(axis=0) + PRIOR_STRENGTH)
     observed = np.zeros(len(hits))
@@ -149,10 +165,26 @@ def hazards(hits: FloatArray, reached: FloatArray) -> FloatArray:
     for bucket in range(hits.shape[1]):
         observed += hits[:, bucket]
         expected += reached[:, bucket] * pooled[bucket]
-    ratio = (observed + CLASS_RATIO_STRENGTH) / (expected + CLASS_RATIO_STRENGTH)
-    prior = CLASS_STRENGTH * ratio[:, None] * pooled
-    own = np.minimum((hits + prior) / (reached + CLASS_STRENGTH), 1.0)
-    return np.concatenate((own, np.minimum(pooled, 1.0)[None]))
+    level_observed = np.bincount(levels, observed, NUM_VISIT_LEVELS)[:NUM_COUNTED_LEVELS]
+    level_expected = np.bincount(levels, expected, NUM_VISIT_LEVELS)[:NUM_COUNTED_LEVELS]
+    level_ratio = (level_observed + RATIO_STRENGTH * LEVEL_RATIOS) / (level_expected + RATIO_STRENGTH)
+
+    unknown = np.zeros((NUM_VISIT_LEVELS, hits.shape[1]))
+    hits, reached = np.concatenate((hits, unknown)), np.concatenate((reached, unknown))
+    observed = np.concatenate((observed, np.zeros(NUM_VISIT_LEVELS)))
+    expected = np.concatenate((expected, np.zeros(NUM_VISIT_LEVELS)))
+    levels = np.concatenate((levels, np.arange(NUM_VISIT_LEVELS)))
+
+    counted = levels < NUM_COUNTED_LEVELS
+    prior = np.empty_like(hits)
+    ratio = (observed[counted] + RATIO_STRENGTH * level_ratio[levels[counted]]) / (
+        expected[counted] + RATIO_STRENGTH
+    )
+    prior[counted] = CLASS_STRENGTH * ratio[:, None] * pooled
+    prior[~counted] = GAP_STRENGTH * GAP_HAZARDS[levels[~counted] - NUM_COUNTED_LEVELS]
+    strength = np.where(counted, CLASS_STRENGTH, GAP_STRENGTH)[:, None]
+    posterior: FloatArray = np.minimum((hits + prior) / (reached + strength), 1.0)
+    return posterior
 
 
 def retention_index(hazard: FloatArray) -> FloatArray:
@@ -255,8 +287,9 @@ class ReuseEstimator:
     def refresh(self) -> None:
         """Computes hazards and index from what was counted so far."""
         active = np.flatnonzero(self._reached.any(axis=1) | self._hits.any(axis=1))
-        computed = hazards(self._hits[active], self._reached[active])
-        rows = np.full(NUM_CLASSES, len(active))
+        levels = np.arange(NUM_CLASSES) % NUM_VISIT_LEVELS
+        computed = hazards(self._hits[active], self._reached[active], levels[active])
+        rows = len(active) + levels
         rows[active] = np.arange(len(active))
         self._hazards = computed[rows]
         index: list[list[float]] = retention_index(computed).tolist()

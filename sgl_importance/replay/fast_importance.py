@@ -29,8 +29,11 @@ class _Rules(NamedTuple):
     bucket_widths: FloatArray
     prior_hazard: float
     prior_strength: float
-    class_ratio_strength: float
+    level_ratios: FloatArray
+    ratio_strength: float
     class_strength: float
+    gap_hazards: FloatArray
+    gap_strength: float
     decay: float
     refresh_interval: int
     max_age: int
@@ -42,8 +45,11 @@ def _rules() -> _Rules:
         bucket_widths=reuse.BUCKET_WIDTHS,
         prior_hazard=reuse.PRIOR_HAZARD,
         prior_strength=reuse.PRIOR_STRENGTH,
-        class_ratio_strength=reuse.CLASS_RATIO_STRENGTH,
+        level_ratios=reuse.LEVEL_RATIOS,
+        ratio_strength=reuse.RATIO_STRENGTH,
         class_strength=reuse.CLASS_STRENGTH,
+        gap_hazards=reuse.GAP_HAZARDS,
+        gap_strength=reuse.GAP_STRENGTH,
         decay=0.5 ** (reuse.REFRESH_INTERVAL / reuse.HALF_LIFE),
         refresh_interval=reuse.REFRESH_INTERVAL,
         max_age=reuse.MAX_AGE,
@@ -61,13 +67,14 @@ def replay_importance(trace: Trace, capacity: int, facts: BlockFacts | None = No
     assert trace.parents is not None
     assert capacity > 0
     facts = facts if facts is not None else block_facts(trace)
-    used_classes, classes = np.unique(facts.reuse_classes, return_inverse=True)
+    used_classes, first_uses, classes = np.unique(facts.reuse_classes, return_index=True, return_inverse=True)
+    levels = facts.visit_levels[first_uses] if len(used_classes) else np.zeros(1, dtype=np.int64)
     hit_blocks, hit_tokens, full_hits, evicted, rejected = _replay(
         trace.blocks,
         trace.offsets,
         trace.parents,
         classes.astype(np.int64),
-        max(len(used_classes), 1),
+        levels,
         facts.watched,
         trace.input_tokens,
         trace.block_tokens,
@@ -78,7 +85,9 @@ def replay_importance(trace: Trace, capacity: int, facts: BlockFacts | None = No
 
 
 @numba.njit(cache=True)
-def _update_index(hits: FloatArray, reached: FloatArray, index: FloatArray, rules: _Rules) -> None:
+def _update_index(
+    hits: FloatArray, reached: FloatArray, levels: IntArray, index: FloatArray, rules: _Rules
+) -> None:
     """``hazards`` and ``retention_index`` of ``sgl_importance.reuse``, to the last bit."""
     num_classes, num_buckets = hits.shape
     pooled = np.empty(num_buckets)
@@ -91,20 +100,35 @@ def _update_index(hits: FloatArray, reached: FloatArray, index: FloatArray, rule
         pooled[bucket] = (hit_sum + rules.prior_strength * rules.prior_hazard) / (
             reached_sum + rules.prior_strength
         )
+    observed = np.zeros(num_classes)
+    expected = np.zeros(num_classes)
+    num_counted = len(rules.level_ratios)
+    level_observed = np.zeros(num_counted)
+    level_expected = np.zeros(num_counted)
+    for row in range(num_classes):
+        for bucket in range(num_buckets):
+            observed[row] += hits[row, bucket]
+            expected[row] += reached[row, bucket] * pooled[bucket]
+        if levels[row] < num_counted:
+            level_observed[levels[row]] += observed[row]
+            level_expected[levels[row]] += expected[row]
+    level_ratio = (level_observed + rules.ratio_strength * rules.level_ratios) / (
+        level_expected + rules.ratio_strength
+    )
     hazard = np.empty(num_buckets)
     for row in range(num_classes):
-        observed = 0.0
-        expected = 0.0
-        active = False
+        level = levels[row]
+        counted = level < num_counted
+        strength = rules.class_strength if counted else rules.gap_strength
+        ratio = 0.0
+        if counted:
+            ratio = (observed[row] + rules.ratio_strength * level_ratio[level]) / (
+                expected[row] + rules.ratio_strength
+            )
         for bucket in range(num_buckets):
-            observed += hits[row, bucket]
-            expected += reached[row, bucket] * pooled[bucket]
-            active = active or hits[row, bucket] != 0.0 or reached[row, bucket] != 0.0
-        ratio = (observed + rules.class_ratio_strength) / (expected + rules.class_ratio_strength)
-        for bucket in range(num_buckets):
-            prior = rules.class_strength * ratio * pooled[bucket]
-            posterior = (hits[row, bucket] + prior) / (reached[row, bucket] + rules.class_strength)
-            hazard[bucket] = min(posterior if active else pooled[bucket], 1.0)
+            prior = ratio * pooled[bucket] if counted else rules.gap_hazards[level - num_counted, bucket]
+            posterior = (hits[row, bucket] + strength * prior) / (reached[row, bucket] + strength)
+            hazard[bucket] = min(posterior, 1.0)
         for first in range(num_buckets):
             best = 0.0
             survival = 1.0
@@ -218,7 +242,7 @@ def _replay(
     offsets: IntArray,
     parents: IntArray,
     access_classes: IntArray,
-    num_classes: int,
+    levels: IntArray,
     watched: npt.NDArray[np.bool_],
     input_tokens: IntArray,
     block_tokens: int,
@@ -233,6 +257,7 @@ def _replay(
     classes = np.zeros(num_blocks, dtype=np.int64)
     is_watched = np.zeros(num_blocks, dtype=np.bool_)
     candidate = np.zeros(num_requests + 1, dtype=np.int64)
+    num_classes = len(levels)
     bits = np.zeros((num_classes, (num_requests >> 6) + 1), dtype=np.uint64)
     lowest = np.full(num_classes, num_requests + 1, dtype=np.int64)
     ring = min(max_age, num_requests + 1)
@@ -240,7 +265,7 @@ def _replay(
     hits = np.zeros((num_classes, num_buckets))
     reached = np.zeros((num_classes, num_buckets))
     index = np.zeros((num_classes, num_buckets))
-    _update_index(hits, reached, index, rules)
+    _update_index(hits, reached, levels, index, rules)
     rank = np.empty(index.shape, dtype=np.int64)
     order = _rank_cells(index, rank)
     used, hit_blocks, hit_tokens, full_hits, evicted, rejected = 0, 0, 0, 0, 0, 0
@@ -256,7 +281,7 @@ def _replay(
         if clock % rules.refresh_interval == 0:
             hits *= rules.decay
             reached *= rules.decay
-            _update_index(hits, reached, index, rules)
+            _update_index(hits, reached, levels, index, rules)
             order = _rank_cells(index, rank)
 
         first, length = offsets[request], offsets[request + 1] - offsets[request]

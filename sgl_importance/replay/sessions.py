@@ -39,6 +39,7 @@ class BlockFacts:
         transitions: a Transition, the same for all blocks of a request; int8 [accesses].
         accesses: earlier requests that asked for the block; int64 [accesses].
         spans: requests between the block's first visit and this one; int64 [accesses].
+        visit_levels: the ``visit_level`` that follows; int64 [accesses].
         reuse_classes: the class that follows; int64 [accesses].
         watched: whether the estimator learns from the block's next visit; bool [accesses]. Neighbours of one
             class that were last visited together share one fate: like the tokens of one radix node they count
@@ -49,6 +50,7 @@ class BlockFacts:
     transitions: npt.NDArray[np.int8]
     accesses: IntArray
     spans: IntArray
+    visit_levels: IntArray
     reuse_classes: IntArray
     watched: npt.NDArray[np.bool_]
 
@@ -78,10 +80,10 @@ def block_facts(trace: Trace) -> BlockFacts:
             _Codes(),
         )
     pairs = block_types.astype(np.int64) * len(Transition) + transitions
-    classes = pairs * NUM_VISIT_LEVELS + visit_levels(accesses, spans)
-    return BlockFacts(
-        block_types, transitions, accesses, spans, classes, _ends_of_runs(trace, classes, previous)
-    )
+    levels = visit_levels(accesses, spans)
+    classes = pairs * NUM_VISIT_LEVELS + levels
+    watched = _ends_of_runs(trace, classes, previous)
+    return BlockFacts(block_types, transitions, accesses, spans, levels, classes, watched)
 
 
 def visit_levels(accesses: IntArray, spans: IntArray) -> IntArray:

@@ -16,6 +16,7 @@ from sgl_importance.reuse import (
     MAX_AGE,
     NUM_AGE_BUCKETS,
     NUM_CLASSES,
+    NUM_COUNTED_LEVELS,
     NUM_VISIT_LEVELS,
     REFRESH_INTERVAL,
     BlockType,
@@ -78,11 +79,37 @@ def test_the_index_is_the_best_of_all_horizons(hazard: list[float]):
         assert index[first] == pytest.approx(best)
 
 
-def test_without_evidence_older_is_worth_less_and_classes_are_equal():
+def test_without_evidence_older_is_worth_less_and_more_visits_are_worth_more():
     reuse = ReuseEstimator()
-    curve = [reuse.index(_CLASS, int(age)) for age in BUCKET_STARTS]
-    assert all(a >= b > 0 for a, b in pairwise(curve))
-    assert reuse.index(NUM_CLASSES - 1, 5) == reuse.index(0, 5)
+    for level in range(NUM_VISIT_LEVELS):
+        reuse_class_ = reuse_class(BlockType.USER, Transition.COLD, level)
+        curve = [reuse.index(reuse_class_, int(age)) for age in BUCKET_STARTS]
+        assert all(a >= b * (1 - 1e-12) > 0 for a, b in pairwise(curve))
+        assert curve == reuse.bucket_index(reuse_class(BlockType.GENERATED, Transition.BRANCH, level))
+    counted = [reuse.index(level, 5) for level in range(NUM_COUNTED_LEVELS)]
+    timed = [reuse.index(level, 5) for level in range(NUM_COUNTED_LEVELS, NUM_VISIT_LEVELS)]
+    assert counted == sorted(counted)
+    assert timed == sorted(timed, reverse=True)
+
+
+def test_a_known_gap_is_the_rate_until_there_is_evidence():
+    reuse = ReuseEstimator()
+    for division, gap in enumerate((2, 8, 32, 128, 512, 2048)):
+        assert reuse.index(NUM_COUNTED_LEVELS + division, 1) == pytest.approx(1 / gap, rel=0.3)
+
+
+def test_a_class_without_evidence_follows_the_others_of_its_visit_level():
+    """Levels are taught the contrary of what they start with: first visits return, later ones never."""
+    reuse = ReuseEstimator()
+    for _ in range(200):
+        start = reuse.clock
+        for level in range(NUM_COUNTED_LEVELS):
+            reuse.began(reuse_class(BlockType.USER, Transition.COLD, level))
+        reuse.tick()
+        reuse.hit(reuse_class(BlockType.USER, Transition.COLD, 0), start)
+    reuse.refresh()
+    unseen = [reuse_class(BlockType.GENERATED, Transition.BRANCH, level) for level in range(2)]
+    assert reuse.index(unseen[0], 1) > reuse.index(unseen[1], 1)
 
 
 def test_a_watch_without_outcome_is_censored_not_counted_as_a_miss():
@@ -138,8 +165,10 @@ def test_the_longest_watch_is_given_up():
 )
 def test_hazards_and_probabilities_are_probabilities(hits: list[int], missed: list[int]):
     counts = np.array([hits], dtype=float)
-    hazard = hazards(counts, counts + np.array([missed]))
-    assert ((hazard > 0) & (hazard <= 1)).all()
+    for level in range(NUM_VISIT_LEVELS):
+        hazard = hazards(counts, counts + np.array([missed]), np.array([level]))
+        assert hazard.shape == (1 + NUM_VISIT_LEVELS, NUM_AGE_BUCKETS)
+        assert ((hazard > 0) & (hazard <= 1)).all()
 
 
 @given(st.integers(0, 300), st.integers(1, 5000))

@@ -12,7 +12,7 @@ from workload import TIER_FLAGS, Exchange, replay
 pytestmark = pytest.mark.server
 
 PREFIX = "sglang:kv_importance_"
-# Under the selective policy everything on offer has come back before, so it takes longer until some is refused.
+# Under the selective policy all that is on offer has come back before: it takes longer until some is refused.
 ASKED = {"write_through": 90, "write_through_selective": 160, "write_back": 90}
 
 
