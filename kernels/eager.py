@@ -2,13 +2,14 @@
 
 The reference materialises full masks and scores one layer at a time. Here the queries are consecutive and
 end with the sequence, so only the last few columns need a mask, pages are a reshape of padded keys, and
-queries go in blocks that bound the memory of long contexts.
+queries go in blocks that bound the memory of long contexts. On a CPU the sums over pages are compiled.
 """
 
 from __future__ import annotations
 
 import torch
 
+from sgl_importance_kernels.page_sums import add_page_sums
 from sgl_importance_kernels.reference.page_scores import EMPTY_BODY
 
 BLOCK_LOGITS = 1 << 19
@@ -28,6 +29,7 @@ class PageScoreAccumulator:
         sink_tokens: first tokens of the sequence outside the body.
         local_tokens: last tokens seen by a query token, itself included, outside the body.
         device: where queries and keys are.
+        compiled: whether one compiled pass sums the pages, which only a CPU can; None: wherever it can.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class PageScoreAccumulator:
         sink_tokens: int,
         local_tokens: int,
         device: torch.device | str = "cpu",
+        compiled: bool | None = None,
     ) -> None:
         assert 0 < num_q <= seq_len, (num_q, seq_len)
         self.seq_len = seq_len
@@ -46,8 +49,14 @@ class PageScoreAccumulator:
         self.page_size = page_size
         self.num_pages = -(-seq_len // page_size)
         self.num_layers = 0
+        self._is_compiled = torch.device(device).type == "cpu" if compiled is None else compiled
         self._sink_tokens = sink_tokens
         self._local_tokens = local_tokens
+        # Columns that some query token does not see: those behind it, and the padding of the last page.
+        self._first_hidden = seq_len - num_q + 1
+        column = torch.arange(self._first_hidden, self.padded_len, device=device)
+        visible = torch.arange(self._first_hidden, seq_len + 1, device=device)
+        self._hidden = column >= visible[:, None]
         self._mass = torch.zeros(self.num_pages, device=device)
         self._peak = torch.zeros(self.num_pages, device=device)
         self._body = torch.zeros(num_q, self.num_pages, device=device)
@@ -85,31 +94,30 @@ class PageScoreAccumulator:
 
     def _add_block(self, logits: torch.Tensor, start: int) -> None:
         """Adds query tokens ``start`` and following, from logits [num_heads, tokens, padded_len]."""
-        num_tokens = logits.shape[1]
-        first_visible = self.seq_len - self.num_q + start + 1
-        self._mask_after(logits, first_visible, float("-inf"))
+        stop = start + logits.shape[1]
+        logits[..., self._first_hidden :].masked_fill_(self._hidden[start:stop], float("-inf"))
         probabilities = torch.softmax(logits, dim=-1)
-
+        first_body_end = self._first_hidden + start - self._local_tokens
+        if self._is_compiled:
+            add_page_sums(
+                probabilities.numpy(),
+                self.page_size,
+                self._sink_tokens,
+                first_body_end,
+                self._mass.numpy(),
+                self._peak.numpy(),
+                self._body[start:stop].numpy(),
+            )
+            return
         per_head = self._pages_of(probabilities)
         self._mass += per_head.sum(dim=1).mean(dim=0)
         self._peak = torch.maximum(self._peak, per_head.amax(dim=(0, 1)))
 
         token_mass = probabilities.mean(dim=0)
-        token_mass[:, : self._sink_tokens] = 0.0
-        self._mask_after(token_mass, first_visible - self._local_tokens, 0.0)
-        self._body[start : start + num_tokens] += self._pages_of(token_mass)
-
-    @staticmethod
-    def _mask_after(values: torch.Tensor, first_end: int, fill: float) -> None:
-        """Fills, for the i-th token of [..., tokens, kv], every column from ``first_end + i`` on."""
-        num_tokens, num_columns = values.shape[-2:]
-        start = max(0, first_end)
-        if num_tokens == 1:
-            values[..., start:] = fill
-            return
-        column = torch.arange(start, num_columns, device=values.device)
-        end = torch.arange(first_end, first_end + num_tokens, device=values.device)
-        values[..., start:].masked_fill_(column >= end[:, None], fill)
+        column = torch.arange(self.padded_len, device=logits.device)
+        body_end = torch.arange(first_body_end, first_body_end + stop - start, device=logits.device)
+        outside = (column < self._sink_tokens) | (column >= body_end[:, None])
+        self._body[start:stop] += self._pages_of(token_mass.masked_fill_(outside, 0.0))
 
     def _pages_of(self, token_values: torch.Tensor) -> torch.Tensor:
         if self.page_size == 1:

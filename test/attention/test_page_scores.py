@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,13 +119,19 @@ def naive_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return mass, peak, body
 
 
-def eager_sums(case: Case, accumulator_type: type[PageScoreAccumulator] = PageScoreAccumulator) -> np.ndarray:
+def eager_sums(
+    case: Case,
+    accumulator_type: type[PageScoreAccumulator] = PageScoreAccumulator,
+    *,
+    compiled: bool = True,
+) -> np.ndarray:
     accumulator = accumulator_type(
         seq_len=case.kv_len,
         num_q=case.num_q,
         page_size=case.page_size,
         sink_tokens=case.sink_tokens,
         local_tokens=case.local_tokens,
+        compiled=compiled,
     )
     for q, k in zip(case.q, case.k, strict=True):
         padded = torch.full((accumulator.padded_len, *k.shape[1:]), math.nan)
@@ -154,12 +161,12 @@ def test_scores_of_a_query_token_add_up(case: Case) -> None:
     assert (scores.peak <= 1 + 1e-5).all()
 
 
-@given(cases(), st.sampled_from([1, 50, 1 << 24]))
-def test_eager_agrees_with_reference(case: Case, block_logits: int) -> None:
+@given(cases(), st.sampled_from([1, 50, 1 << 24]), st.booleans())
+def test_eager_agrees_with_reference(case: Case, block_logits: int, compiled: bool) -> None:
     scores = reference_scores(case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager, "BLOCK_LOGITS", block_logits)
-        mass, body, peak = eager_sums(case)
+        mass, body, peak = eager_sums(case, compiled=compiled)
     np.testing.assert_allclose(mass, scores.mass.sum(dim=0), atol=1e-5)
     np.testing.assert_allclose(body, scores.body.sum(dim=0), atol=1e-5, rtol=1e-4)
     np.testing.assert_allclose(peak, scores.peak.amax(dim=0), atol=1e-5)
@@ -243,15 +250,18 @@ class HeadsSwapped(PageScoreAccumulator):
 
 
 class NotCausal(PageScoreAccumulator):
-    @staticmethod
-    def _mask_after(values: torch.Tensor, first_end: int, fill: float) -> None:
-        values[..., max(0, first_end + values.shape[-2] - 1) :] = fill
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._hidden = self._hidden[-1].expand_as(self._hidden)  # every token sees what the last one does
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("broken", [OnePageOff, HeadsSwapped, NotCausal])
-def test_a_broken_producer_is_told_from_the_reference(broken: type[PageScoreAccumulator]) -> None:
+def test_a_broken_producer_is_told_from_the_reference(
+    broken: type[PageScoreAccumulator], compiled: bool
+) -> None:
     scores = reference_scores(FIXED)
     expected = np.stack([scores.mass.sum(dim=0), scores.body.sum(dim=0), scores.peak.amax(dim=0)])
-    np.testing.assert_allclose(eager_sums(FIXED), expected, atol=1e-5)
-    for quantity, broken_quantity in zip(expected, eager_sums(FIXED, broken), strict=True):
+    np.testing.assert_allclose(eager_sums(FIXED, compiled=compiled), expected, atol=1e-5)
+    for quantity, broken_quantity in zip(expected, eager_sums(FIXED, broken, compiled=compiled), strict=True):
         assert np.abs(quantity - broken_quantity).max() > 1e-2
