@@ -3,7 +3,8 @@
 A copy is written if all of three hold:
 
 - *payback*: P(it is asked for while it stays) is large enough. How long it stays follows from Little's law,
-  capacity / write rate, so a tier that is written faster asks for more.
+  capacity / write rate, so a tier that is written faster asks for more; nor is it counted on for longer than
+  requests have been watched.
 - *displacement*: where the tier is full, losing the copy costs at least as much, per byte and admitted
   request, as losing what the tier has given up of late. That threshold is smoothed over victims, fades where
   nothing is given up any more, and is not crossed back and forth by single victims.
@@ -187,14 +188,19 @@ class WriteGate:
         return False
 
     def payback(self, tier: Tier, node: NodeMetadata) -> float:
-        """P(the node is asked for while a copy that is made now stays in the tier), raised by its pins."""
+        """P(the node is asked for while a copy that is made now stays in the tier), raised by its pins.
+
+        No copy is made for what might happen later than anything was watched so far: at ages without evidence
+        the estimate is all prior, which over a tier that is never full adds up to near certainty.
+        """
         reuse = self.policy.reuse
+        stays = min(self.tiers[tier].residence, reuse.clock)
         if self._paybacks_of != reuse.version:
             self._paybacks.clear()
             self._paybacks_of = reuse.version
         age = max(reuse.clock - node.last_access, 1)
         # Bucketed, so that a handful of answers serves all nodes until the estimate changes.
-        key = (node.reuse_class, age_bucket(age), age_bucket(self.tiers[tier].residence))
+        key = (node.reuse_class, age_bucket(age), age_bucket(stays))
         known = self._paybacks.get(key)
         if known is None:
             horizon = int(BUCKET_STARTS[key[2]])

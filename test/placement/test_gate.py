@@ -103,6 +103,16 @@ def test_what_never_returns_is_not_stored():
     assert not world.admits(1001, tier=Tier.STORAGE)
 
 
+def test_no_copy_is_made_for_ages_that_nobody_has_watched():
+    """A store without bound keeps a copy for ever, and the prior alone makes any return likely by then."""
+    world = returning_world(40)
+    one_off = world.nodes[2 * 39 + 1001]
+    likely = world.policy.reuse.probability_within(one_off.reuse_class, 1, MAX_AGE)
+    assert likely > world.gate.settings.early_payback
+    assert not world.gate.admits(Tier.STORAGE, [one_off], can_wait=True)
+    assert world.gate.admits(Tier.STORAGE, [world.nodes[0]], can_wait=True)
+
+
 def test_a_pin_raises_what_a_copy_promises():
     world = returning_world(800)
     assert not world.admits(1001, tier=Tier.STORAGE)
