@@ -8,7 +8,7 @@ takes nothing from what is learnt, and what is learnt does not depend on the siz
 Classes share data: a class's hazard starts as the hazard of all nodes times a ratio (proportional hazards,
 Cox 1972), and leaves that prior as its own evidence grows. The ratio is the class's own hits to those
 expected. It starts as the ratio of all classes of its visit level, and that doubles from level to level until
-there is evidence. Where the gap between visits is known, the prior is a Poisson process with that gap. So
+there is evidence. Where the gap between visits is known, the prior is the rate that these visits suggest. So
 before anything is learnt a node visited more often goes later, as under LFU, and one visited earlier goes
 sooner, as under LRU; evidence moves first the levels, then the classes.
 
@@ -131,11 +131,20 @@ BUCKET_STARTS = _bucket_starts()
 """First age of each bucket, in admitted requests; int64, from 1 on. The last bucket has no end."""
 NUM_AGE_BUCKETS = len(BUCKET_STARTS)
 BUCKET_WIDTHS: FloatArray = np.append(np.diff(BUCKET_STARTS), BUCKET_STARTS[-1]).astype(np.float64)
-GAP_HAZARDS: FloatArray = -np.expm1(
-    -BUCKET_WIDTHS / (GAP_STARTS[0] / 2 * 4.0 ** np.arange(len(GAP_STARTS) + 1))[:, None]
-)
-"""P(visit in a bucket) of a Poisson process whose mean gap is the middle of a division of GAP_STARTS, each
-four times the one before; float64 [divisions, buckets]."""
+
+
+def _gap_hazards() -> FloatArray:
+    visits = VISIT_STARTS[-1]
+    span = visits * GAP_STARTS[0] / 2 * 4.0 ** np.arange(len(GAP_STARTS) + 1)[:, None]
+    ends = BUCKET_STARTS + BUCKET_WIDTHS
+    hazard: FloatArray = 1.0 - ((span + BUCKET_STARTS) / (span + ends)) ** visits
+    return hazard
+
+
+GAP_HAZARDS = _gap_hazards()
+"""P(visit in a bucket) of a node that was visited eight times, with the middle of a division of GAP_STARTS as
+its mean gap (the middles quadruple); float64 [divisions, buckets]. A Poisson process whose rate is known from
+no more than these visits (gamma posterior): one that stays away is believed to visit less and less often."""
 _BUCKET_OF_AGE: npt.NDArray[np.int64] = (
     np.searchsorted(BUCKET_STARTS, np.maximum(np.arange(MAX_AGE), 1), side="right") - 1
 )
