@@ -1,59 +1,134 @@
-"""One pass over attention probabilities on a CPU, instead of one per quantity."""
+"""Sums of attention probabilities over pages, for layers and query tokens of one forward pass."""
 
 from __future__ import annotations
 
-import numba
+from typing import Protocol
+
 import numpy as np
-import numpy.typing as npt
+import torch
 
-FloatArray = npt.NDArray[np.float32]
+from sgl_importance_kernels import compiled
+from sgl_importance_kernels.reference.page_scores import EMPTY_BODY
 
 
-# With its types it is compiled, or loaded, on import and not in somebody's request. Sums may be taken in any
-# order: without that a loop over the tokens of a page is not vectorised.
-@numba.njit(
-    "void(float32[:,:,::1], int64, int64, int64, float32[::1], float32[::1], float32[:,::1])",
-    cache=True,
-    nogil=True,
-    fastmath={"reassoc", "nsz", "contract"},
-)
-def add_page_sums(
-    probabilities: FloatArray,
-    page_size: int,
-    body_start: int,
-    first_body_end: int,
-    mass: FloatArray,
-    peak: FloatArray,
-    body: FloatArray,
-) -> None:
-    """Adds the probabilities of consecutive query tokens to the scores of their pages, in place.
+class PageSums(Protocol):
+    """Mass and peak of pages over all query tokens, and the body of each; all float32.
 
     Args:
-        probabilities: of one layer, 0 where a token sees nothing; float32 [heads, tokens, pages * page_size].
+        num_q: query tokens.
+        num_pages: pages of the sequence.
         page_size: tokens per page.
-        body_start: first column of the body.
-        first_body_end: first column behind the body of the first token; each next token's is one further.
-        mass: sum over tokens of the mean over heads; float32 [pages].
-        peak: maximum over tokens and heads; float32 [pages].
-        body: mean over heads of what lies in the body; float32 [tokens, pages].
+        body_start: first token of the body.
     """
-    num_heads, num_tokens, _ = probabilities.shape
-    share = np.float32(1.0) / np.float32(num_heads)
-    for token in range(num_tokens):
-        body_end = first_body_end + token
-        for head in range(num_heads):
-            row = probabilities[head, token]
-            for page in range(len(mass)):
-                start = page * page_size
-                stop = start + page_size
-                total = np.float32(0.0)
-                for column in range(start, stop):
-                    total += row[column]
-                mass[page] += share * total
-                peak[page] = max(peak[page], total)
-                inner = total
-                if start < body_start or stop > body_end:
-                    inner = np.float32(0.0)
-                    for column in range(max(start, body_start), min(stop, body_end)):
-                        inner += row[column]
-                body[token, page] += share * inner
+
+    def __init__(self, *, num_q: int, num_pages: int, page_size: int, body_start: int) -> None: ...
+
+    def add(self, probabilities: torch.Tensor, first_token: int, first_body_end: int) -> None:
+        """Adds one layer of some query tokens.
+
+        Args:
+            probabilities: 0 where a token sees nothing; float32 [num_heads, tokens, num_pages * page_size].
+            first_token: number of the first of these tokens.
+            first_body_end: first column behind its body; each next token's is one further.
+        """
+
+    def normalised(self, num_layers: int) -> torch.Tensor:
+        """Means over layers, normalised bodies: mass, body mass and peak; float32 [3, num_pages]."""
+
+
+class EagerPageSums:
+    """In torch, on any device."""
+
+    def __init__(
+        self, *, num_q: int, num_pages: int, page_size: int, body_start: int, device: torch.device | str
+    ) -> None:
+        self._num_pages, self._page_size, self._body_start = num_pages, page_size, body_start
+        self._mass = torch.zeros(num_pages, device=device)
+        self._peak = torch.zeros(num_pages, device=device)
+        self._body = torch.zeros(num_q, num_pages, device=device)
+
+    def add(self, probabilities: torch.Tensor, first_token: int, first_body_end: int) -> None:
+        per_head = self._pages_of(probabilities)
+        self._mass += per_head.sum(dim=1).mean(dim=0)
+        self._peak = torch.maximum(self._peak, per_head.amax(dim=(0, 1)))
+
+        _, num_tokens, num_columns = probabilities.shape
+        column = torch.arange(num_columns, device=probabilities.device)
+        body_end = first_body_end + torch.arange(num_tokens, device=probabilities.device)
+        outside = (column < self._body_start) | (column >= body_end[:, None])
+        body = self._pages_of(probabilities.mean(dim=0).masked_fill_(outside, 0.0))
+        self._body[first_token : first_token + num_tokens] += body
+
+    def normalised(self, num_layers: int) -> torch.Tensor:
+        body = self._body / num_layers
+        total = body.sum(dim=-1, keepdim=True)
+        body = torch.where(total > EMPTY_BODY, body / total, torch.zeros_like(body))
+        return torch.stack((self._mass / num_layers, body.sum(dim=0), self._peak))
+
+    def _pages_of(self, token_values: torch.Tensor) -> torch.Tensor:
+        if self._page_size == 1:
+            return token_values
+        return token_values.unflatten(-1, (self._num_pages, self._page_size)).sum(dim=-1)
+
+
+class CompiledPageSums:
+    """On a CPU, where a pass of eager torch per quantity and the calls themselves cost more than the sums."""
+
+    def __init__(self, *, num_q: int, num_pages: int, page_size: int, body_start: int) -> None:
+        self._page_size, self._body_start = page_size, body_start
+        sums = np.zeros((2 + num_q, num_pages), dtype=np.float32)
+        self._mass, self._peak, self._body = sums[0], sums[1], sums[2:]
+
+    def add(self, probabilities: torch.Tensor, first_token: int, first_body_end: int) -> None:
+        body = self._body[first_token : first_token + probabilities.shape[1]]
+        compiled.add_probabilities(
+            probabilities.numpy(),
+            self._page_size,
+            self._body_start,
+            first_body_end,
+            self._mass,
+            self._peak,
+            body,
+        )
+
+    def add_query(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        locations: torch.Tensor,
+        *,
+        visible: int,
+        body_end: int,
+        scale: float,
+        logit_cap: float,
+    ) -> None:
+        """Adds one layer of the only query token, from the keys where they lie.
+
+        Args:
+            query: float32 [num_heads, head_dim].
+            keys: the pool; float32 [slots, num_kv_heads, head_dim].
+            locations: slot of each token; int32 [at least visible].
+            visible: tokens that the query sees.
+            body_end: first token behind the body.
+            scale: factor on the dot product.
+            logit_cap: soft cap of the scaled logits; 0 means none.
+        """
+        compiled.add_query(
+            query.numpy(),
+            keys.numpy(),
+            locations.numpy(),
+            visible,
+            scale,
+            logit_cap,
+            self._page_size,
+            self._body_start,
+            body_end,
+            self._mass,
+            self._peak,
+            self._body[0],
+        )
+
+    def normalised(self, num_layers: int) -> torch.Tensor:
+        return torch.from_numpy(
+            compiled.normalised(self._mass, self._peak, self._body, num_layers, EMPTY_BODY)
+        )

@@ -12,6 +12,7 @@ from benchmark.serving.workloads import Workload
 PYTHON_CORE = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
 STOCK = "stock LRU"  # what every ratio is to
 OURS = "ours"
+GATED = "ours (gate on)"
 # The goal compares with the best of these.
 PUBLISHED = ("LRU (Python core)", "slru", "tlru", "lfu")
 
@@ -69,7 +70,7 @@ ARMS: dict[str, Arm] = {
     "ours (g on)": _ours("--kv-importance-g", "on"),
     "ours (g shuffled)": _ours("--kv-importance-g", "shuffled"),
     "ours (g on + automatic pins)": _ours("--kv-importance-g", "on", "--kv-importance-auto-pins", "on"),
-    "ours (gate on)": _ours("--kv-importance-gate", "on", same_as=OURS, same_on=("device",)),
+    GATED: _ours("--kv-importance-gate", "on", same_as=OURS, same_on=("device",)),
 }
 
 

@@ -181,16 +181,20 @@ def test_the_comparison_notices_broken_producers(monkeypatch: pytest.MonkeyPatch
     stock = torch_native.PageScoreAccumulator
 
     class OnePageOff(stock):
-        def add_layer(self, q: torch.Tensor, k: torch.Tensor, **kwargs: float) -> None:
-            super().add_layer(q, k.roll(self.page_size, dims=0), **kwargs)
+        def add_layer(
+            self, q: torch.Tensor, keys: torch.Tensor, locations: torch.Tensor, **kwargs: float
+        ) -> None:
+            super().add_layer(q, keys, locations.roll(self.page_size), **kwargs)
 
     class HeadsSwapped(stock):
-        def add_layer(self, q: torch.Tensor, k: torch.Tensor, **kwargs: float) -> None:
-            super().add_layer(q[:, [0, 2, 1, 3]], k, **kwargs)
+        def add_layer(self, q: torch.Tensor, *args: torch.Tensor, **kwargs: float) -> None:
+            super().add_layer(q[:, [0, 2, 1, 3]], *args, **kwargs)
 
     class OneTokenLate(stock):
-        def add_layer(self, q: torch.Tensor, k: torch.Tensor, **kwargs: float) -> None:
-            super().add_layer(q, k.roll(1, dims=0), **kwargs)
+        def add_layer(
+            self, q: torch.Tensor, keys: torch.Tensor, locations: torch.Tensor, **kwargs: float
+        ) -> None:
+            super().add_layer(q, keys, locations.roll(1), **kwargs)
 
     for broken in (OnePageOff, HeadsSwapped, OneTokenLate):
         monkeypatch.setattr(torch_native, "PageScoreAccumulator", broken)

@@ -136,7 +136,13 @@ def eager_sums(
     for q, k in zip(case.q, case.k, strict=True):
         padded = torch.full((accumulator.padded_len, *k.shape[1:]), math.nan)
         padded[: case.kv_len] = k
-        accumulator.add_layer(q, padded, scale=case.scale, logit_cap=case.logit_cap)
+        accumulator.add_layer(
+            q,
+            padded,
+            torch.arange(len(padded), dtype=torch.int32),
+            scale=case.scale,
+            logit_cap=case.logit_cap,
+        )
     return accumulator.sums().numpy()
 
 
@@ -240,19 +246,19 @@ FIXED = Case(
 
 
 class OnePageOff(PageScoreAccumulator):
-    def add_layer(self, q: torch.Tensor, k: torch.Tensor, **kwargs: float) -> None:
-        super().add_layer(q, k.roll(self.page_size, dims=0), **kwargs)
+    def add_layer(self, q: torch.Tensor, keys: torch.Tensor, locations: torch.Tensor, **kwargs: Any) -> None:
+        super().add_layer(q, keys, locations.roll(self.page_size), **kwargs)
 
 
 class HeadsSwapped(PageScoreAccumulator):
-    def add_layer(self, q: torch.Tensor, k: torch.Tensor, **kwargs: float) -> None:
-        super().add_layer(q[:, [0, 2, 1, 3]], k, **kwargs)
+    def add_layer(self, q: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        super().add_layer(q[:, [0, 2, 1, 3]], *args, **kwargs)
 
 
 class NotCausal(PageScoreAccumulator):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._hidden = self._hidden[-1].expand_as(self._hidden)  # every token sees what the last one does
+        self._first_hidden = self.seq_len  # every token sees what the last one does
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -40,7 +40,13 @@ def cpu_producer(case: ProducerCase) -> BlockImportance:
     for q, k in zip(torch.from_numpy(case.q), torch.from_numpy(case.k), strict=True):
         padded = torch.full((scores.padded_len, *k.shape[1:]), 9.0)
         padded[:kv_len] = k
-        scores.add_layer(q, padded, scale=case.scale, logit_cap=case.logit_cap)
+        scores.add_layer(
+            q,
+            padded,
+            torch.arange(len(padded), dtype=torch.int32),
+            scale=case.scale,
+            logit_cap=case.logit_cap,
+        )
     rows = ScoreRows(page_size=case.page_size, num_slots=2, max_context_tokens=kv_len)
     rows.add(1, Phase.DECODE, "request", scores.sums(), num_q)
     taken = rows.consume(1, Phase.DECODE, owner="request")

@@ -31,7 +31,7 @@ class _Observed:
     """The query tokens of one request that this forward pass observes.
 
     Attributes:
-        key_locations: where the pool holds the keys of the sequence, int [padded_len].
+        key_locations: where the pool holds the keys of the sequence, int32 [padded_len].
     """
 
     queries: ObservedQueries
@@ -90,8 +90,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         **kwargs: Any,
     ) -> torch.Tensor:
         output = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        with EMISSION_TIME.measured():
-            self._observe(q, layer)
+        self._observe(q, layer)
         return output
 
     def forward_decode(
@@ -105,8 +104,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         **kwargs: Any,
     ) -> torch.Tensor:
         output = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        with EMISSION_TIME.measured():
-            self._observe(q, layer)
+        self._observe(q, layer)
         return output
 
     def _request(self, queries: ObservedQueries) -> _Observed:
@@ -128,13 +126,17 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         step = self._step
         if step is None or layer.layer_id not in step.pending_layers:
             return
+        with EMISSION_TIME.measured():
+            self._add_layer(step, q, layer)
+
+    def _add_layer(self, step: _Step, q: torch.Tensor, layer: RadixAttention) -> None:
         queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         for request in step.requests:
             request.scores.add_layer(
                 queries[request.queries.rows],
-                # On a CPU four times as fast as indexing.
-                keys.index_select(0, request.key_locations),
+                keys,
+                request.key_locations,
                 scale=layer.scaling,
                 logit_cap=layer.logit_cap,
             )

@@ -1,0 +1,185 @@
+"""Page scores on a CPU, compiled: one pass over the data where eager torch needs one per quantity.
+
+Functions are compiled, or loaded from numba's cache, when this module is imported and not in somebody's
+request: their types are given. Sums may be taken in any order, without which no loop over the tokens of a
+page is vectorised.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+
+_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
+
+
+@numba.njit(**_OPTIONS)
+def _add_head(
+    row: FloatArray,
+    factor: float,
+    share: float,
+    page_size: int,
+    body_start: int,
+    body_end: int,
+    mass: FloatArray,
+    peak: FloatArray,
+    body: FloatArray,
+) -> None:
+    """Adds the probabilities ``factor * row`` of one head, which counts as ``share``, to their pages."""
+    for page in range(len(mass)):
+        start = page * page_size
+        stop = start + page_size
+        total = np.float32(0.0)
+        for column in range(start, stop):
+            total += row[column]
+        inner = total
+        if start < body_start or stop > body_end:
+            inner = np.float32(0.0)
+            for column in range(max(start, body_start), min(stop, body_end)):
+                inner += row[column]
+        total *= factor
+        mass[page] += share * total
+        peak[page] = max(peak[page], total)
+        body[page] += share * factor * inner
+
+
+@numba.njit(
+    "void(float32[:,:,::1], int64, int64, int64, float32[::1], float32[::1], float32[:,::1])", **_OPTIONS
+)
+def add_probabilities(
+    probabilities: FloatArray,
+    page_size: int,
+    body_start: int,
+    first_body_end: int,
+    mass: FloatArray,
+    peak: FloatArray,
+    body: FloatArray,
+) -> None:
+    """Adds the probabilities of consecutive query tokens in one layer to the scores of their pages, in place.
+
+    Args:
+        probabilities: 0 where a token sees nothing; float32 [heads, tokens, pages * page_size].
+        page_size: tokens per page.
+        body_start: first column of the body.
+        first_body_end: first column behind the body of the first token; each next token's is one further.
+        mass: sum over tokens of the mean over heads; float32 [pages].
+        peak: maximum over tokens and heads; float32 [pages].
+        body: mean over heads of what lies in the body; float32 [tokens, pages].
+    """
+    num_heads, num_tokens, _ = probabilities.shape
+    share = np.float32(1.0) / np.float32(num_heads)
+    one = np.float32(1.0)
+    for token in range(num_tokens):
+        for head in range(num_heads):
+            _add_head(
+                probabilities[head, token],
+                one,
+                share,
+                page_size,
+                body_start,
+                first_body_end + token,
+                mass,
+                peak,
+                body[token],
+            )
+
+
+@numba.njit(
+    "void(float32[:,::1], float32[:,:,::1], int32[::1], int64, float32, float32, int64, int64, int64, "
+    "float32[::1], float32[::1], float32[::1])",
+    **_OPTIONS,
+)
+def add_query(
+    query: FloatArray,
+    keys: FloatArray,
+    locations: npt.NDArray[np.int32],
+    visible: int,
+    scale: float,
+    logit_cap: float,
+    page_size: int,
+    body_start: int,
+    body_end: int,
+    mass: FloatArray,
+    peak: FloatArray,
+    body: FloatArray,
+) -> None:
+    """Adds one query token in one layer to the scores of its pages, in place; reads the keys where they lie.
+
+    Args:
+        query: after positional encoding; float32 [heads, head_dim].
+        keys: the pool; float32 [slots, kv_heads, head_dim].
+        locations: slot of each token of the sequence; int32 [at least visible].
+        visible: tokens that the query sees.
+        scale: factor on the dot product.
+        logit_cap: soft cap of the scaled logits; 0 means none.
+        page_size: tokens per page.
+        body_start: first token of the body.
+        body_end: first token behind it.
+        mass: mean over heads; float32 [pages].
+        peak: maximum over heads; float32 [pages].
+        body: mean over heads of what lies in the body; float32 [pages].
+    """
+    num_heads, head_dim = query.shape
+    num_kv_heads = keys.shape[1]
+    group = num_heads // num_kv_heads
+    logits = np.zeros((num_heads, len(mass) * page_size), dtype=np.float32)
+    for column in range(visible):
+        location = locations[column]
+        for kv_head in range(num_kv_heads):
+            key = keys[location, kv_head]
+            for head in range(kv_head * group, (kv_head + 1) * group):
+                dot = np.float32(0.0)
+                for i in range(head_dim):
+                    dot += query[head, i] * key[i]
+                logits[head, column] = dot * scale
+    share = np.float32(1.0) / np.float32(num_heads)
+    for head in range(num_heads):
+        row = logits[head]
+        if logit_cap > 0:
+            for column in range(visible):
+                row[column] = logit_cap * math.tanh(row[column] / logit_cap)
+        top = row[0]
+        for column in range(1, visible):
+            top = max(top, row[column])
+        total = np.float32(0.0)
+        for column in range(visible):
+            row[column] = math.exp(row[column] - top)
+            total += row[column]
+        factor = np.float32(1.0) / total
+        _add_head(row, factor, share, page_size, body_start, body_end, mass, peak, body)
+
+
+@numba.njit("float32[:,::1](float32[::1], float32[::1], float32[:,::1], int64, float32)", **_OPTIONS)
+def normalised(
+    mass: FloatArray, peak: FloatArray, body: FloatArray, num_layers: int, empty_body: float
+) -> FloatArray:
+    """Means over layers; the body of each token divided by its total, or 0 where that is hardly more than 0.
+
+    Args:
+        mass: sum over layers and tokens; float32 [pages].
+        peak: maximum over layers and tokens; float32 [pages].
+        body: sum over layers; float32 [tokens, pages].
+        num_layers: layers that were added.
+        empty_body: mean over layers up to which a token's body is empty.
+
+    Returns:
+        Mass, body mass and peak over the tokens: sum, sum and maximum; float32 [3, pages].
+    """
+    scores = np.zeros((3, len(mass)), dtype=np.float32)
+    for token in range(len(body)):
+        total = np.float32(0.0)
+        for page in range(len(mass)):
+            total += body[token, page]
+        if total / num_layers > empty_body:
+            for page in range(len(mass)):
+                scores[1, page] += body[token, page] / total
+    for page in range(len(mass)):
+        scores[0, page] = mass[page] / num_layers
+        scores[2, page] = peak[page]
+    return scores
