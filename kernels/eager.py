@@ -16,6 +16,9 @@ from sgl_importance_kernels.page_sums import CompiledPageSums, EagerPageSums, Pa
 BLOCK_LOGITS = 1 << 19
 """Logits held at once, 2 MiB in float32. One block for a window of 32 x 8k was three times as slow with
 8 heads of 32 dimensions, and a fifth faster with 16 of 128."""
+COMPILED_PRODUCTS = 1 << 22
+"""Products of a query's and a key's number up to which several query tokens are scored in one compiled pass.
+From there on a BLAS makes up for the calls around it."""
 
 
 class PageScoreAccumulator:
@@ -88,13 +91,12 @@ class PageScoreAccumulator:
         assert num_q == self.num_q, (num_q, self.num_q)
         assert locations.shape == (self.padded_len,), (locations.shape, self.padded_len)
         self.num_layers += 1
-        if self._compiled is not None and num_q == 1 and q.dtype == keys.dtype == torch.float32:
-            self._compiled.add_query(
-                q[0],
+        if self._compiled is not None and self._is_small(q) and q.dtype == keys.dtype == torch.float32:
+            self._compiled.add_queries(
+                q,
                 keys,
-                locations,
-                visible=self.seq_len,
-                body_end=self.seq_len - self._local_tokens,
+                locations[: self.seq_len],
+                local_tokens=self._local_tokens,
                 scale=scale,
                 logit_cap=logit_cap,
             )
@@ -110,6 +112,9 @@ class PageScoreAccumulator:
             if logit_cap > 0:
                 logits = logit_cap * torch.tanh(logits / logit_cap)
             self._add_block(logits.view(num_heads, -1, self.padded_len), start)
+
+    def _is_small(self, q: torch.Tensor) -> bool:
+        return len(q) == 1 or q.numel() * self.seq_len <= COMPILED_PRODUCTS
 
     def _add_block(self, logits: torch.Tensor, start: int) -> None:
         """Adds query tokens ``start`` and following, from logits [num_heads, tokens, padded_len]."""

@@ -91,41 +91,39 @@ class CompiledPageSums:
             body,
         )
 
-    def add_query(
+    def add_queries(
         self,
-        query: torch.Tensor,
+        queries: torch.Tensor,
         keys: torch.Tensor,
         locations: torch.Tensor,
         *,
-        visible: int,
-        body_end: int,
+        local_tokens: int,
         scale: float,
         logit_cap: float,
     ) -> None:
-        """Adds one layer of the only query token, from the keys where they lie.
+        """Adds one layer of all query tokens, from the keys where they lie.
 
         Args:
-            query: float32 [num_heads, head_dim].
+            queries: float32 [num_q, num_heads, head_dim].
             keys: the pool; float32 [slots, num_kv_heads, head_dim].
-            locations: slot of each token; int32 [at least visible].
-            visible: tokens that the query sees.
-            body_end: first token behind the body.
+            locations: slot of each token of the sequence; int32 [seq_len].
+            local_tokens: last tokens seen by a query token, itself included, outside its body.
             scale: factor on the dot product.
             logit_cap: soft cap of the scaled logits; 0 means none.
         """
-        compiled.add_query(
-            query.numpy(),
+        add = compiled.add_query if len(queries) == 1 else compiled.add_queries
+        add(
+            queries.numpy(),
             keys.numpy(),
             locations.numpy(),
-            visible,
             scale,
             logit_cap,
             self._page_size,
             self._body_start,
-            body_end,
+            local_tokens,
             self._mass,
             self._peak,
-            self._body[0],
+            self._body,
         )
 
     def normalised(self, num_layers: int) -> torch.Tensor:
