@@ -37,6 +37,13 @@ class Folding:
     counters: Counters
     recorder: Recorder | None
 
+    @staticmethod
+    def settle(req: Req) -> None:
+        """Upstream may free KV of the request after this: waits for scores that are computed from it."""
+        rows = active_rows()
+        if rows is not None and req.kv.req_pool_idx is not None:
+            rows.settle(req.kv.req_pool_idx)
+
     def fold(
         self, req: Req, query: QueryFolds, path: Sequence[UnifiedTreeNode], *, is_finished: bool
     ) -> bool:

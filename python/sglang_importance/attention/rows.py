@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from itertools import product
@@ -67,6 +68,16 @@ class RowScores:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    """Scores that are still being computed."""
+
+    phase: Phase
+    owner: str
+    scores: Future[torch.Tensor]
+    query_tokens: int
+
+
 class ScoreRows:
     """Static accumulators, one row per request slot and phase, allocated once.
 
@@ -114,6 +125,7 @@ class ScoreRows:
         self._num_pages = {phase: [0] * num_slots for phase in Phase}
         self._query_tokens = {phase: [0] * num_slots for phase in Phase}
         self._owners: list[str | None] = [None] * num_slots
+        self._deferred: dict[int, list[_Deferred]] = {}
         self._stream = stream or stream_of(device)
         self._last_write: Mark | None = None
         self.over_ranks: Callable[[RowScores], RowScores] | None = None
@@ -148,6 +160,20 @@ class ScoreRows:
         row[: Quantity.PEAK] += scores[: Quantity.PEAK]
         row[Quantity.PEAK] = torch.maximum(row[Quantity.PEAK], scores[Quantity.PEAK])
 
+    def add_later(
+        self, slot: int, phase: Phase, owner: str, scores: Future[torch.Tensor], query_tokens: int
+    ) -> None:
+        """As ``add``, with scores that another thread computes; they are waited for when they are needed."""
+        if self._owners[slot] != owner:
+            self.begin(slot, owner)
+        self._deferred.setdefault(slot, []).append(_Deferred(phase, owner, scores, query_tokens))
+
+    def settle(self, slot: int) -> None:
+        """Waits for the scores of a slot that are still being computed, which read the KV of its request: to
+        be called before that KV may go to somebody else."""
+        for deferred in self._deferred.pop(slot, ()):
+            self.add(slot, deferred.phase, deferred.owner, deferred.scores.result(), deferred.query_tokens)
+
     def claim(self, slot: int, phase: Phase, owner: str, num_pages: int, query_tokens: int) -> None:
         """Books scores that the caller then adds to ``stacked``: a kernel, after this call."""
         assert num_pages <= self.max_pages, (num_pages, self.max_pages)
@@ -170,6 +196,7 @@ class ScoreRows:
         Args:
             owner: id of the request that reads; another's row is left alone. None takes any owner's.
         """
+        self.settle(slot)
         query_tokens = self._query_tokens[phase][slot]
         if query_tokens == 0 or (owner is not None and self._owners[slot] != owner):
             return None
@@ -183,6 +210,7 @@ class ScoreRows:
 
     def discard(self, slot: int) -> None:
         """Zeroes both rows of a slot and forgets its owner."""
+        self._deferred.pop(slot, None)
         for phase in Phase:
             self._clear(slot, phase)
         self._owners[slot] = None
@@ -203,6 +231,8 @@ class ScoreRows:
 
     def check_integrity(self) -> None:
         """Asserts that rows are zero outside what they claim to hold and that every mass adds up."""
+        for slot in list(self._deferred):
+            self.settle(slot)
         for phase, slot in product(Phase, range(self.num_slots)):
             num_pages, query_tokens = self._num_pages[phase][slot], self._query_tokens[phase][slot]
             row = self._scores[phase][:, slot]

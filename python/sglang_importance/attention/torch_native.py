@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,17 +27,42 @@ logger = logging.getLogger(__name__)
 KEY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What one sampled layer computes scores from.
+
+    Attributes:
+        q: the observed queries, [num_q, num_heads, head_dim].
+        keys: the layer's pool, [slots, num_kv_heads, head_dim].
+    """
+
+    q: torch.Tensor
+    keys: torch.Tensor
+    scale: float
+    logit_cap: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Observed:
     """The query tokens of one request that this forward pass observes.
 
     Attributes:
-        key_locations: where the pool holds the keys of the sequence, int32 [padded_len].
+        key_locations: where the pools hold the keys of the sequence, int32 [padded_len].
     """
 
     queries: ObservedQueries
     key_locations: torch.Tensor
     scores: PageScoreAccumulator
+    layers: list[_Layer] = field(default_factory=list)
+
+    @torch.inference_mode()
+    def sums(self) -> torch.Tensor:
+        """Scores of all layers, as ``ScoreRows`` takes them."""
+        for layer in self.layers:
+            self.scores.add_layer(
+                layer.q, layer.keys, self.key_locations, scale=layer.scale, logit_cap=layer.logit_cap
+            )
+        return self.scores.sums()
 
 
 @dataclass(slots=True)
@@ -51,9 +77,10 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
     """Upstream's outputs, bit for bit, and page scores of the sampled layers and steps.
 
     Observed are the last ``window`` tokens of every extend and, per request, its first decode step and every
-    ``interval``-th after it. Scores are taken after upstream's forward, which writes this step's keys, and
-    reach the rows when the last sampled layer of the pass has run. A layer's logit soft cap is applied, as
-    the model defines it, although this backend of upstream ignores it.
+    ``interval``-th after it. Scores are taken when the last sampled layer of the pass has run: upstream has
+    written the keys of this step by then. On a CPU a thread of its own computes them while the pass goes on:
+    queries are copied, keys are read where they lie, and a request keeps those until its rows are settled. A
+    layer's logit soft cap is applied, as the model defines it, although this backend of upstream ignores it.
 
     Raises:
         ValueError: the model, its KV cache or the options do not fit; the message names the cure.
@@ -66,6 +93,10 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         source = opened_source(model_runner, options)
         self.layers, self.rows, self._sampler = source.layers, source.rows, source.sampler
         self._step: _Step | None = None
+        # One thread: scores of a slot are added in the order of its passes.
+        self._scorer: ThreadPoolExecutor | None = None
+        if torch.device(self.device).type == "cpu":
+            self._scorer = ThreadPoolExecutor(1, "page-scores")
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
@@ -133,13 +164,8 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         for request in step.requests:
-            request.scores.add_layer(
-                queries[request.queries.rows],
-                keys,
-                request.key_locations,
-                scale=layer.scaling,
-                logit_cap=layer.logit_cap,
-            )
+            observed = queries[request.queries.rows].clone()
+            request.layers.append(_Layer(observed, keys, layer.scaling, layer.logit_cap))
         step.pending_layers.remove(layer.layer_id)
         if not step.pending_layers:
             self._commit(step)
@@ -147,9 +173,15 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
 
     def _commit(self, step: _Step) -> None:
         recorder = active_recorder()
+        is_recorded = recorder is not None and recorder.wants_steps
         for request in step.requests:
-            queries, sums = request.queries, request.scores.sums()
-            self.rows.add(queries.slot, queries.phase, queries.owner, sums, queries.num_q)
+            queries = request.queries
+            row = (queries.slot, queries.phase, queries.owner)
+            if self._scorer is not None and not is_recorded:
+                self.rows.add_later(*row, self._scorer.submit(request.sums), queries.num_q)
+                continue
+            sums = request.sums()
+            self.rows.add(*row, sums, queries.num_q)
             if recorder is not None and recorder.wants_steps:
                 recorder.step(queries.owner, queries.phase, queries.seq_len, sums, queries.num_q)
 
