@@ -60,7 +60,6 @@ class ImportanceComponent(RankedComponent):
     def prepare_for_caching_req(
         self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool
     ) -> int | None:
-        self._folding.settle(req)
         if is_prewarm(req.rid):
             self.tree.warming = True
             return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)

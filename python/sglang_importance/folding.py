@@ -37,13 +37,6 @@ class Folding:
     counters: Counters
     recorder: Recorder | None
 
-    @staticmethod
-    def settle(req: Req) -> None:
-        """Upstream may free KV of the request after this: waits for scores that are computed from it."""
-        rows = active_rows()
-        if rows is not None and req.kv.req_pool_idx is not None:
-            rows.settle(req.kv.req_pool_idx)
-
     def fold(
         self, req: Req, query: QueryFolds, path: Sequence[UnifiedTreeNode], *, is_finished: bool
     ) -> bool:
@@ -77,7 +70,9 @@ class Folding:
         if rows is None or req.kv.req_pool_idx is None:
             return []
         slot = req.kv.req_pool_idx
-        taken = [rows.consume(slot, Phase.PREFILL, owner=req.rid)]
+        # At the end of a prefill a first token waits: what must be computed first is folded at the finish. Until
+        # then nobody can evict the path of the request.
+        taken = [rows.consume(slot, Phase.PREFILL, owner=req.rid, compute=is_finished)]
         if is_finished:
             decode = rows.consume(slot, Phase.DECODE, owner=req.rid)
             # Under overlap scheduling a step runs behind the last token; it is all that a request of one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from itertools import product
@@ -68,13 +67,16 @@ class RowScores:
         )
 
 
+MAX_DEFERRED = 4
+"""Forward passes of a slot whose scores may wait to be computed: a prefill and some decode steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Deferred:
-    """Scores that are still being computed."""
+    """Scores that are not computed yet."""
 
     phase: Phase
-    owner: str
-    scores: Future[torch.Tensor]
+    compute: Callable[[], torch.Tensor]
     query_tokens: int
 
 
@@ -161,18 +163,31 @@ class ScoreRows:
         row[Quantity.PEAK] = torch.maximum(row[Quantity.PEAK], scores[Quantity.PEAK])
 
     def add_later(
-        self, slot: int, phase: Phase, owner: str, scores: Future[torch.Tensor], query_tokens: int
+        self,
+        slot: int,
+        phase: Phase,
+        owner: str,
+        compute: Callable[[], torch.Tensor],
+        query_tokens: int,
     ) -> None:
-        """As ``add``, with scores that another thread computes; they are waited for when they are needed."""
+        """As ``add``, with scores that are computed when they are needed: after a first token was sent.
+
+        ``compute`` reads the KV of the request through its slot, so it is called before the slot goes to
+        another request, or not at all.
+        """
         if self._owners[slot] != owner:
             self.begin(slot, owner)
-        self._deferred.setdefault(slot, []).append(_Deferred(phase, owner, scores, query_tokens))
+        deferred = self._deferred.setdefault(slot, [])
+        if len(deferred) == MAX_DEFERRED:
+            self._compute_deferred(slot)
+            deferred = self._deferred.setdefault(slot, [])
+        deferred.append(_Deferred(phase, compute, query_tokens))
 
-    def settle(self, slot: int) -> None:
-        """Waits for the scores of a slot that are still being computed, which read the KV of its request: to
-        be called before that KV may go to somebody else."""
+    def _compute_deferred(self, slot: int) -> None:
+        owner = self._owners[slot]
         for deferred in self._deferred.pop(slot, ()):
-            self.add(slot, deferred.phase, deferred.owner, deferred.scores.result(), deferred.query_tokens)
+            assert owner is not None
+            self.add(slot, deferred.phase, owner, deferred.compute(), deferred.query_tokens)
 
     def claim(self, slot: int, phase: Phase, owner: str, num_pages: int, query_tokens: int) -> None:
         """Books scores that the caller then adds to ``stacked``: a kernel, after this call."""
@@ -190,15 +205,21 @@ class ScoreRows:
         """Kernels that add to ``stacked`` were launched on the current stream: readers wait for them."""
         self._last_write = self._stream.mark()
 
-    def consume(self, slot: int, phase: Phase, owner: str | None = None) -> RowScores | None:
+    def consume(
+        self, slot: int, phase: Phase, owner: str | None = None, *, compute: bool = True
+    ) -> RowScores | None:
         """Reads and zeroes a row; None where nothing was accumulated.
 
         Args:
             owner: id of the request that reads; another's row is left alone. None takes any owner's.
+            compute: whether scores that wait to be computed are computed and read too.
         """
-        self.settle(slot)
+        if owner is not None and self._owners[slot] != owner:
+            return None
+        if compute:
+            self._compute_deferred(slot)
         query_tokens = self._query_tokens[phase][slot]
-        if query_tokens == 0 or (owner is not None and self._owners[slot] != owner):
+        if query_tokens == 0:
             return None
         self._await_kernels()
         # Copied in one transfer, before the row is zeroed.
@@ -232,7 +253,7 @@ class ScoreRows:
     def check_integrity(self) -> None:
         """Asserts that rows are zero outside what they claim to hold and that every mass adds up."""
         for slot in list(self._deferred):
-            self.settle(slot)
+            self._compute_deferred(slot)
         for phase, slot in product(Phase, range(self.num_slots)):
             num_pages, query_tokens = self._num_pages[phase][slot], self._query_tokens[phase][slot]
             row = self._scores[phase][:, slot]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_KEPT_RATIO = 2
+"""A pass's queries are kept as they are where at most this many times what is observed, else copied."""
 KEY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -44,25 +46,10 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """The query tokens of one request that this forward pass observes.
-
-    Attributes:
-        key_locations: where the pools hold the keys of the sequence, int32 [padded_len].
-    """
+    """The query tokens of one request that this forward pass observes."""
 
     queries: ObservedQueries
-    key_locations: torch.Tensor
-    scores: PageScoreAccumulator
     layers: list[_Layer] = field(default_factory=list)
-
-    @torch.inference_mode()
-    def sums(self) -> torch.Tensor:
-        """Scores of all layers, as ``ScoreRows`` takes them."""
-        for layer in self.layers:
-            self.scores.add_layer(
-                layer.q, layer.keys, self.key_locations, scale=layer.scale, logit_cap=layer.logit_cap
-            )
-        return self.scores.sums()
 
 
 @dataclass(slots=True)
@@ -77,10 +64,9 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
     """Upstream's outputs, bit for bit, and page scores of the sampled layers and steps.
 
     Observed are the last ``window`` tokens of every extend and, per request, its first decode step and every
-    ``interval``-th after it. Scores are taken when the last sampled layer of the pass has run: upstream has
-    written the keys of this step by then. On a CPU a thread of its own computes them while the pass goes on:
-    queries are copied, keys are read where they lie, and a request keeps those until its rows are settled. A
-    layer's logit soft cap is applied, as the model defines it, although this backend of upstream ignores it.
+    ``interval``-th after it. A pass only keeps its queries. Scores are computed when the rows are read, which
+    no first token waits for: until then the request holds the keys. A layer's logit soft cap is applied, as
+    the model defines it, although this backend of upstream ignores it.
 
     Raises:
         ValueError: the model, its KV cache or the options do not fit; the message names the cure.
@@ -94,9 +80,6 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         self.layers, self.rows, self._sampler = source.layers, source.rows, source.sampler
         self._step: _Step | None = None
         # One thread: scores of a slot are added in the order of its passes.
-        self._scorer: ThreadPoolExecutor | None = None
-        if torch.device(self.device).type == "cpu":
-            self._scorer = ThreadPoolExecutor(1, "page-scores")
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
@@ -106,7 +89,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
                 sorted(self._step.pending_layers),
             )
         with EMISSION_TIME.measured():
-            requests = [self._request(queries) for queries in self._sampler.observed(forward_batch)]
+            requests = [_Observed(queries) for queries in self._sampler.observed(forward_batch)]
             self._step = _Step(requests, set(self.layers)) if requests else None
         EMISSION_TIME.passes += bool(requests)
 
@@ -138,52 +121,58 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         self._observe(q, layer)
         return output
 
-    def _request(self, queries: ObservedQueries) -> _Observed:
-        scores = PageScoreAccumulator(
-            seq_len=queries.seq_len,
-            num_q=queries.num_q,
-            page_size=self.rows.page_size,
-            sink_tokens=self.options.sink_tokens,
-            local_tokens=self.options.local_tokens,
-            device=self.device,
-        )
-        # Padded with location 0, upstream's own padding token; the scores mask it.
-        table = self.req_to_token_pool.req_to_token
-        locations = table.new_zeros(scores.padded_len)
-        locations[: queries.seq_len] = table[queries.slot, : queries.seq_len]
-        return _Observed(queries, locations, scores)
-
     def _observe(self, q: torch.Tensor, layer: RadixAttention) -> None:
         step = self._step
         if step is None or layer.layer_id not in step.pending_layers:
             return
         with EMISSION_TIME.measured():
-            self._add_layer(step, q, layer)
-
-    def _add_layer(self, step: _Step, q: torch.Tensor, layer: RadixAttention) -> None:
-        queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
-        for request in step.requests:
-            observed = queries[request.queries.rows].clone()
-            request.layers.append(_Layer(observed, keys, layer.scaling, layer.logit_cap))
-        step.pending_layers.remove(layer.layer_id)
+            self._keep(step, q, layer)
         if not step.pending_layers:
             self._commit(step)
             self._step = None
 
+    def _keep(self, step: _Step, q: torch.Tensor, layer: RadixAttention) -> None:
+        queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        for request in step.requests:
+            observed = queries[request.queries.rows]
+            if len(queries) > MAX_KEPT_RATIO * len(observed):
+                observed = observed.clone()  # what is kept of a long prefill is not the whole of it
+            request.layers.append(_Layer(observed, keys, layer.scaling, layer.logit_cap))
+        step.pending_layers.remove(layer.layer_id)
+
     def _commit(self, step: _Step) -> None:
         recorder = active_recorder()
-        is_recorded = recorder is not None and recorder.wants_steps
         for request in step.requests:
             queries = request.queries
             row = (queries.slot, queries.phase, queries.owner)
-            if self._scorer is not None and not is_recorded:
-                self.rows.add_later(*row, self._scorer.submit(request.sums), queries.num_q)
-                continue
-            sums = request.sums()
-            self.rows.add(*row, sums, queries.num_q)
             if recorder is not None and recorder.wants_steps:
+                sums = self._scores(request)
+                self.rows.add(*row, sums, queries.num_q)
                 recorder.step(queries.owner, queries.phase, queries.seq_len, sums, queries.num_q)
+            else:
+                self.rows.add_later(*row, partial(self._scores, request), queries.num_q)
+
+    @torch.inference_mode()
+    def _scores(self, request: _Observed) -> torch.Tensor:
+        """Sums over the observed queries, as ``ScoreRows`` takes them; the request still has its slot."""
+        queries = request.queries
+        with EMISSION_TIME.measured():
+            scores = PageScoreAccumulator(
+                seq_len=queries.seq_len,
+                num_q=queries.num_q,
+                page_size=self.rows.page_size,
+                sink_tokens=self.options.sink_tokens,
+                local_tokens=self.options.local_tokens,
+                device=self.device,
+            )
+            # Padded with location 0, upstream's own padding token; the scores mask it.
+            table = self.req_to_token_pool.req_to_token
+            locations = table.new_zeros(scores.padded_len)
+            locations[: queries.seq_len] = table[queries.slot, : queries.seq_len]
+            for layer in request.layers:
+                scores.add_layer(layer.q, layer.keys, locations, scale=layer.scale, logit_cap=layer.logit_cap)
+            return scores.sums()
 
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:
