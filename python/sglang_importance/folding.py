@@ -70,8 +70,8 @@ class Folding:
         if rows is None or req.kv.req_pool_idx is None:
             return []
         slot = req.kv.req_pool_idx
-        # At the end of a prefill a first token waits: what must be computed first is folded at the finish. Until
-        # then nobody can evict the path of the request.
+        # At the end of a prefill a first token waits: what must be computed first is folded at the finish.
+        # Nobody can evict the path of the request until then.
         taken = [rows.consume(slot, Phase.PREFILL, owner=req.rid, compute=is_finished)]
         if is_finished:
             decode = rows.consume(slot, Phase.DECODE, owner=req.rid)

@@ -37,7 +37,9 @@ class RecordedRows:
     def put(self, phase: Phase, fold: Fold) -> None:
         self._scores[phase] = RowScores(mass=fold.body, body=fold.body, peak=fold.peak, query_tokens=1)
 
-    def consume(self, slot: int, phase: Phase, owner: str | None = None) -> RowScores | None:
+    def consume(
+        self, slot: int, phase: Phase, owner: str | None = None, *, compute: bool = True
+    ) -> RowScores | None:
         return self._scores.pop(phase, None)
 
 

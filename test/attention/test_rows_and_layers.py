@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from late_stream import LateStream
 
 from sglang_importance.attention.layers import sampled_layers
-from sglang_importance.attention.rows import Phase, ScoreRows
+from sglang_importance.attention.rows import MAX_DEFERRED, Phase, ScoreRows
 
 
 def rows() -> ScoreRows:
@@ -37,6 +38,49 @@ def test_rows_grow_with_the_sequence_and_shrink_on_consume() -> None:
     assert second is not None
     assert second.mass.tolist() == [1.0], "nothing of the consumed row came back"
     assert len(first.mass) == 3, "a consumed row is the reader's own"
+
+
+def test_deferred_scores_are_computed_when_they_are_read_and_not_before() -> None:
+    store, computed = rows(), []
+
+    def compute(name: str, num_pages: int) -> Callable[[], torch.Tensor]:
+        return lambda: (computed.append(name), one_token(num_pages))[1]
+
+    store.begin(1, "a")
+    store.add_later(1, Phase.PREFILL, "a", compute("prefill", 2), 1)
+    store.add_later(1, Phase.DECODE, "a", compute("decode", 3), 1)
+    assert store.consume(1, Phase.PREFILL, "a", compute=False) is None
+    assert store.consume(1, Phase.PREFILL, "b") is None, "another's row is left alone"
+    assert computed == []
+    prefill, decode = (store.consume(1, phase, "a") for phase in Phase)
+    assert computed == ["prefill", "decode"]
+    assert prefill is not None
+    assert decode is not None
+    assert (prefill.query_tokens, len(prefill.mass), len(decode.mass)) == (1, 2, 3)
+    store.check_integrity()
+
+
+def test_deferred_scores_of_a_request_that_lost_its_slot_are_never_computed() -> None:
+    store = rows()
+    store.add_later(1, Phase.PREFILL, "a", lambda: pytest.fail("reads another's KV"), 1)
+    store.begin(1, "b")
+    assert store.consume(1, Phase.PREFILL, "b") is None
+    store.add_later(1, Phase.PREFILL, "b", lambda: pytest.fail("reads another's KV"), 1)
+    store.add_later(1, Phase.PREFILL, "c", lambda: one_token(1), 1)
+    consumed = store.consume(1, Phase.PREFILL, "c")
+    assert consumed is not None
+    assert consumed.query_tokens == 1
+
+
+def test_a_long_answer_defers_a_few_passes_only() -> None:
+    store, computed = rows(), []
+    for step in range(3 * MAX_DEFERRED):
+        store.add_later(1, Phase.DECODE, "a", lambda step=step: (computed.append(step), one_token(1))[1], 1)
+        assert len(computed) >= step + 1 - MAX_DEFERRED
+    assert computed == list(range(2 * MAX_DEFERRED))
+    consumed = store.consume(1, Phase.DECODE, "a")
+    assert consumed is not None
+    assert consumed.query_tokens == 3 * MAX_DEFERRED
 
 
 def test_integrity_check_notices_a_row_that_was_not_zeroed() -> None:

@@ -35,7 +35,9 @@ class ScriptedRows:
         vector = body.astype(np.float32)
         self.scores[slot, phase] = RowScores(mass=vector, body=vector, peak=vector, query_tokens=1)
 
-    def consume(self, slot: int, phase: Phase, owner: str | None = None) -> RowScores | None:
+    def consume(
+        self, slot: int, phase: Phase, owner: str | None = None, *, compute: bool = True
+    ) -> RowScores | None:
         return self.scores.pop((slot, phase), None)
 
     def discard(self, slot: int) -> None:
