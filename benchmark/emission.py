@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 from sglang_importance.cpu.attention import ExtendComputesCachedRows
 from sglang_importance.cpu.shim import apply_needed
@@ -113,11 +115,14 @@ class Subject:
         )
 
     def run(self, backend: TorchNativeAttnBackend) -> float:
-        """Microseconds of one pass through all layers."""
+        """Microseconds of one pass through all layers, and of reading its scores."""
         start = time.perf_counter()
         backend.init_forward_metadata(self.batch)
         for layer in self.layers:
             backend.forward(*self.qkv, layer, self.batch)
+        if isinstance(backend, EmittingTorchNativeBackend):
+            for slot, phase in product(self.batch.req_pool_indices.tolist(), Phase):
+                backend.rows.consume(slot, phase)  # a CPU computes scores when they are read
         return (time.perf_counter() - start) * 1e6
 
 

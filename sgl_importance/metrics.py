@@ -111,9 +111,15 @@ _SCHEDULER = (
     Metric("pin_budget_tokens", "Tokens that pins may hold", Kind.GAUGE, {"tier": _EVICTING}),
     # ---- time ----
     Metric("folds_total", "Observations of attention folded into the tree"),
-    Metric("fold_seconds_total", "Scheduler time spent folding, in seconds"),
+    Metric(
+        "fold_seconds_total",
+        "Scheduler time spent folding, page scores that wait for it included, in seconds",
+    ),
     Metric("emissions_total", "Forward passes that observed attention"),
-    Metric("emission_seconds_total", "Host time spent on page scores in forward passes, in seconds"),
+    Metric(
+        "emission_seconds_total",
+        "Host time spent on page scores, in forward passes and after them, in seconds",
+    ),
     Metric("operations_total", "Answers to the HTTP process", labels={"operation": OPERATIONS}),
     Metric(
         "operation_seconds_total",
