@@ -143,6 +143,18 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, FileLock]:
         raise
 
 
+def is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file does not hold what we wrote, as opposed to being locked, full or forbidden.
+
+    Our statements are fixed, so one that SQLite does not understand (a column is missing, say) is damage too.
+    """
+    if not isinstance(error, sqlite3.OperationalError):
+        return True
+    # Text that is no text comes without a code.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    return code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT)
+
+
 def set_aside(path: Path) -> Path:
     """Renames a ledger and its side files; returns the new name."""
     aside = path.with_name(f"{path.name}.set-aside-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}")
@@ -164,8 +176,10 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         _create_schema(connection)
-    except BaseException:
+    except BaseException as error:
         connection.close()
+        if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
+            raise _Unreadable(f"{path} is damaged ({error})") from error
         raise
     return connection
 
@@ -208,11 +222,7 @@ def _check(path: Path) -> None:
             (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
                 raise _Unreadable(f"{path} is damaged ({' '.join(verdict.split())})")
-    except sqlite3.OperationalError as error:
-        # Text that is no text comes without a code.
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-        if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT):
-            raise _Unreadable(f"{path} is damaged ({error})") from error
-        raise
     except (sqlite3.DatabaseError, TypeError, ValueError) as error:
+        if isinstance(error, sqlite3.DatabaseError) and not is_damage(error):
+            raise
         raise _Unreadable(f"{path} is damaged ({error})") from error

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sgl_importance.ghost import root_digest
-from sgl_importance.placement.database import LedgerUnusable, open_database, set_aside
+from sgl_importance.placement.database import LedgerUnusable, is_damage, open_database, set_aside
 from sgl_importance.placement.evidence import ReuseEvidence
 from sgl_importance.placement.pin_rows import PinRows
 from sgl_importance.placement.record import NAMES, UPSERT, PrefixRecord, RowDamaged, decode_row, encode_row
@@ -68,7 +68,7 @@ class Ledger:
                 self._counted_bytes, self._written_bytes = self.num_bytes, 0
                 return
             except sqlite3.DatabaseError as error:
-                if attempt or isinstance(error, sqlite3.OperationalError):
+                if attempt or not is_damage(error):
                     self.close()
                     raise LedgerUnusable(f"{self.path}: {error}") from error
                 # The check at the opening does not look into every corner.

@@ -239,6 +239,7 @@ def test_flipped_bits_are_never_taken_for_knowledge(tmp_path_factory: pytest.Tem
         ("UPDATE format SET reuse_layout = '3 classes'", "counts reuse by 3 classes"),
         ("PRAGMA application_id = 7", "another program"),
         ("DROP TABLE format", "damaged"),
+        ("ALTER TABLE pins RENAME COLUMN tokens TO uokens", "damaged"),
     ],
 )
 def test_another_schema_is_set_aside_with_a_message(tmp_path: Path, change: str, message: str, caplog):
