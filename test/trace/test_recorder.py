@@ -65,7 +65,7 @@ class Recorded:
 def make_prompts() -> list[list[int]]:
     """Questions about five documents: more than the device holds, and each comes back at two distances."""
     documents = [make_document(500, seed) for seed in range(5)]
-    order = [0, 0, 1, 1, 0, 2, 2, 3, 3, 2, 4, 4, 0, 1, 2, 0]
+    order = [0, 0, 1, 1, 0, 2, 2, 3, 3, 2, 4, 4, 0, 1, 2, 0, 3, 4, 1]
     asked: Counter[int] = Counter()
     prompts = []
     for i in order:
@@ -93,7 +93,7 @@ def recorded(probe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Rec
     flags = [
         *("--kv-policy", "importance", "--page-size", str(PAGE_SIZE), "--max-total-tokens", str(POOL_TOKENS)),
         *("--kv-importance-half-life-queries", str(HALF_LIFE), "--kv-importance-interval", "1"),
-        *("--enable-hierarchical-cache", "--hicache-ratio", "1.1"),
+        *("--enable-hierarchical-cache", "--hicache-ratio", "1.3"),
     ]
     directory = tmp_path_factory.mktemp("trace")
     prompts = make_prompts()
