@@ -207,7 +207,8 @@ class ServerProcess:
         return answer.json() if answer.content else None
 
     def flush_cache(self) -> None:
-        self._client.post("/flush_cache").raise_for_status()
+        """Waits for the step behind the last answer, which may still run: upstream flushes idle servers only."""
+        self._client.post("/flush_cache", params={"timeout": 30}).raise_for_status()
 
     def metrics(self) -> dict[str, float]:
         """Every series that the server exports, by its name and labels as written."""
