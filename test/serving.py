@@ -207,7 +207,7 @@ class ServerProcess:
         return answer.json() if answer.content else None
 
     def flush_cache(self) -> None:
-        """Waits for the step behind the last answer, which may still run: upstream flushes idle servers only."""
+        """Waits for the step behind the last answer, which may still run: only idle servers are flushed."""
         self._client.post("/flush_cache", params={"timeout": 30}).raise_for_status()
 
     def metrics(self) -> dict[str, float]:
