@@ -8,6 +8,7 @@ page is vectorised.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -16,14 +17,26 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
-_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
+_OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
 _ADD_QUERIES = (
     "void(float32[:,:,::1], float32[:,:,::1], int32[::1], float32, float32, int64, int64, int64, "
     "float32[::1], float32[::1], float32[:,::1])"
 )
 
 
-@numba.njit(**_OPTIONS)
+def _jit(*signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """``numba.njit``, cached where there is a place to write to: a container may have none and must serve."""
+
+    def compile_now(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.njit(*signature, cache=True, **_OPTIONS)(function)
+        except RuntimeError:  # numba: no locator available
+            return numba.njit(*signature, **_OPTIONS)(function)
+
+    return compile_now
+
+
+@_jit()
 def _add_head(
     row: FloatArray,
     factor: float,
@@ -53,9 +66,7 @@ def _add_head(
         body[page] += share * factor * inner
 
 
-@numba.njit(
-    "void(float32[:,:,::1], int64, int64, int64, float32[::1], float32[::1], float32[:,::1])", **_OPTIONS
-)
+@_jit("void(float32[:,:,::1], int64, int64, int64, float32[::1], float32[::1], float32[:,::1])")
 def add_probabilities(
     probabilities: FloatArray,
     page_size: int,
@@ -94,7 +105,7 @@ def add_probabilities(
             )
 
 
-@numba.njit(**_OPTIONS)
+@_jit()
 def _exponentials(row: FloatArray, exponents: npt.NDArray[np.int32], logit_cap: float) -> float:
     """Replaces each logit x of the row by exp(x - max), after the soft cap, and returns their sum.
 
@@ -125,7 +136,7 @@ def _exponentials(row: FloatArray, exponents: npt.NDArray[np.int32], logit_cap: 
     return total
 
 
-@numba.njit(_ADD_QUERIES, **_OPTIONS)
+@_jit(_ADD_QUERIES)
 def add_queries(
     queries: FloatArray,
     keys: FloatArray,
@@ -188,7 +199,7 @@ def add_queries(
                 )
 
 
-@numba.njit(_ADD_QUERIES, **_OPTIONS)
+@_jit(_ADD_QUERIES)
 def add_query(
     queries: FloatArray,
     keys: FloatArray,
@@ -226,7 +237,7 @@ def add_query(
         _add_head(logits[head], factor, share, page_size, body_start, body_end, mass, peak, body[0])
 
 
-@numba.njit("float32[:,::1](float32[::1], float32[::1], float32[:,::1], int64, float32)", **_OPTIONS)
+@_jit("float32[:,::1](float32[::1], float32[::1], float32[:,::1], int64, float32)")
 def normalised(
     mass: FloatArray, peak: FloatArray, body: FloatArray, num_layers: int, empty_body: float
 ) -> FloatArray:

@@ -81,7 +81,7 @@ HALF_LIFE = 2**13
 DECAY = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
 """Of the evidence at each of these computations."""
 PRIOR_HAZARD = 0.05
-"""Of every bucket. Buckets widen with age, so without evidence the index ranks like LRU."""
+"""Of every bucket. Buckets widen with age, so without evidence nodes of one level are ranked like LRU."""
 PRIOR_STRENGTH = 4.0
 """Watches that the prior hazard of all classes together is worth, per bucket."""
 LEVEL_RATIOS: FloatArray = 0.5 * 2.0 ** np.arange(NUM_COUNTED_LEVELS, dtype=np.float64)
