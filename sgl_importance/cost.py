@@ -82,3 +82,7 @@ class CostModel:
         if source is Tier.STORAGE:
             seconds += size / self.storage_bytes_per_second
         return min(seconds, recompute)
+
+    def seconds_per_token(self, source: Tier | None) -> float:
+        """``restore_seconds`` of one token at the start of a prompt; None means from nothing."""
+        return self.restore_seconds(1, 0, source)

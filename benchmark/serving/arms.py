@@ -44,6 +44,8 @@ class Arm:
 
 # sglang refuses T-LRU without: the tokens that may be computed within the target, and those of a next turn.
 TLRU_CONFIG = {"threshold": 256, "next_prompt_estimate": 64}
+BY_DEPTH = "importance, by depth"
+"""A control of the replay only: a deep token's loss counts what attending to the tokens before it takes."""
 
 
 def _published(policy: str, *flags: str) -> Arm:

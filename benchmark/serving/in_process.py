@@ -4,21 +4,22 @@ With a pool of a few prompts one victim decides the next, and two equally good p
 percent on one stream of requests. Here sglang's own tree, its published policies and our component serve
 the same requests as the server does, in a second each. Prompts are those of the workload; of the answers only
 the length is. One tier, g = 1: the device pool; where there is a host tier, which keeps what the device has
-too, one of its size.
+too, one of its size. A control of ours counts what a node's own tokens take to compute, wherever they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 from transformers import AutoConfig
 
-from benchmark.serving.arms import TLRU_CONFIG
+from benchmark.serving.arms import BY_DEPTH, TLRU_CONFIG
 from benchmark.serving.workloads import make_workload, prefix_pages
-from sgl_importance.cost import CostModel
+from sgl_importance.cost import CostModel, Tier
+from sgl_importance.node import NodeMetadata
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.study.recording import Query, Recording
@@ -27,11 +28,23 @@ from sglang_importance.hardware import CPU, active_parameters
 from sglang_importance.standalone import CacheKind
 from sglang_importance.tree_replay import TreeReplay
 
-KINDS: tuple[CacheKind, ...] = ("python-lru", "python-slru", "python-tlru", "python-lfu", "importance")
+PUBLISHED: tuple[CacheKind, ...] = ("python-lru", "python-slru", "python-tlru", "python-lfu")
 ANSWER_TOKENS = 2  # a word and the end
 LONGER = 8
 LONGER_SEEDS = 3
-assert set(KINDS) <= set(get_args(CacheKind))
+
+
+class WeighsDepth(ImportancePolicy):
+    """Control: the loss of a node is what computing its own tokens takes, which grows with their depth."""
+
+    def value(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
+        assert below is None, "one tier"
+        seconds = self.cost.recompute_seconds(node.tokens, node.depth) / node.tokens
+        flat: float = super().value(tier, node, below=below)
+        return flat * seconds / self.cost.seconds_per_token(None)
+
+
+OURS = {"importance": ImportancePolicy, BY_DEPTH: WeighsDepth}
 
 
 def server_cost() -> CostModel:
@@ -77,18 +90,18 @@ def replay_seeds(name: str, parameters: dict[str, Any], seeds: int) -> Iterator[
     if parameters["workloads"][name].get("tiers", "device") != "device":
         pages *= parameters["host_ratio"]
     cost = server_cost()
-    for factor, kinds in ((1, KINDS), (LONGER, ("python-lru", "python-lfu", "importance"))):
+    for factor, policies in ((1, (*PUBLISHED, *OURS)), (LONGER, ("python-lru", "python-lfu", *OURS))):
         for seed in [parameters["seed"], *range(1, seeds)][: seeds if factor == 1 else LONGER_SEEDS]:
             recording = as_recording(
                 name, _requests(name, parameters, seed, factor), parameters["page_tokens"]
             )
-            for kind in kinds:
-                policy = ImportancePolicy(cost, use_importance=False) if kind == "importance" else None
+            for kind in policies:
+                ours = OURS.get(kind)
                 replay = TreeReplay(
                     recording,
                     capacity_pages=pages,
-                    kind=cast(CacheKind, kind),
-                    policy=policy,
+                    kind="importance" if ours else cast(CacheKind, kind),
+                    policy=ours(cost, use_importance=False) if ours else None,
                     eviction_config=TLRU_CONFIG if kind == "python-tlru" else None,
                 )
                 row = {"workload": name, "policy": kind, "seed": seed, "factor": factor}

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmark.serving.arms import ARMS, STOCK
+from benchmark.serving.arms import ARMS, BY_DEPTH, STOCK
 from benchmark.serving.figure import draw
 from benchmark.serving.goals import goals
 from benchmark.serving.measured import MISSING, Measured, bootstrap, paired_ratios, table
@@ -148,17 +148,24 @@ def seeds(measured: Measured) -> str:
             if policy in rows[0]
         }
         # The best of the means: the best of each seed would be a policy that nobody can choose.
-        best = min((policy for policy in means if policy != "importance"), key=lambda name: means[name])
+        best = min((policy for policy in means if policy.startswith("python")), key=lambda name: means[name])
         tokens, seconds = "uncached_share", "seconds_share"
         ratios = [
             "{:.3f} ({:.3f} - {:.3f})".format(
                 *bootstrap([known["importance"][value] / known[other][value] for known in rows])
             )
-            for other, value in (("python-lru", tokens), (best, tokens), (best, seconds))
+            for other, value in (
+                ("python-lru", tokens),
+                (best, tokens),
+                (best, seconds),
+                (BY_DEPTH, tokens),
+                (BY_DEPTH, seconds),
+            )
         ]
         cells = [f"{means[policy]:.3f}" if policy in means else MISSING for policy in policies]
         lines.append([f"{workload} x {factor}", str(len(rows)), *cells, ratios[0], best, *ratios[1:]])
-    compared = ["ours / LRU", "best published", "ours / best", "ours / best, seconds"]
+    compared = ["ours / LRU", "best published"]
+    compared += [f"ours / {other}{unit}" for other in ("best", "by depth") for unit in ("", ", seconds")]
     return table(["workload", "seeds", *policies, *compared], lines)
 
 

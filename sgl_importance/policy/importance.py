@@ -189,14 +189,16 @@ class ImportancePolicy:
         return bias
 
     def value(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
-        """What a certain reuse would lose: seconds to restore per KV byte freed, times g and pin."""
+        """What a certain reuse would lose: seconds to restore per KV byte freed, times g and pin.
+
+        Tokens deep in a prompt count like its first ones, although attending makes them dearer: a leaf is
+        only the first of its chain to go, so its own price says little about what goes with it.
+        """
         if node.expendable and tier not in node.pin_octaves:
             return EXPENDABLE_VALUE
-        seconds = self.cost.restore_seconds(node.tokens, node.depth, below) - self.cost.restore_seconds(
-            node.tokens, node.depth, tier
-        )
-        seconds = max(seconds, MIN_SECONDS_PER_TOKEN * node.tokens)
-        return seconds * self.factor(node) * self.bias(tier, node) / (node.tokens * self.cost.bytes_per_token)
+        seconds = self.cost.seconds_per_token(below) - self.cost.seconds_per_token(tier)
+        seconds = max(seconds, MIN_SECONDS_PER_TOKEN)
+        return seconds * self.factor(node) * self.bias(tier, node) / self.cost.bytes_per_token
 
     def reuse_probability(self, node: NodeMetadata) -> float:
         """P(the node is asked for again while its class is watched)."""
