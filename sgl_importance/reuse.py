@@ -234,7 +234,9 @@ class ReuseEstimator:
         """Grows whenever the index changes."""
         self._open = np.zeros((MAX_AGE, NUM_CLASSES), dtype=np.int32)  # open watches by start, a ring
         self._hits = np.zeros((NUM_CLASSES, NUM_AGE_BUCKETS))
-        self._reached = np.zeros((NUM_CLASSES, NUM_AGE_BUCKETS))
+        self._reached = np.zeros(
+            (NUM_AGE_BUCKETS, NUM_CLASSES)
+        )  # as the ring has it: every request adds rows
         self._index: list[list[float]] = []
         self._probabilities: list[list[float]] = []
         self._hazards: FloatArray = np.empty(0)
@@ -244,9 +246,9 @@ class ReuseEstimator:
         """One more request is admitted; returns the new clock."""
         self.clock += 1
         self._open[self.clock % MAX_AGE] = 0  # whatever began there is older than we look
-        starts = self.clock - BUCKET_STARTS
-        buckets = np.flatnonzero(starts > 0)
-        self._reached[:, buckets] += self._open[starts[buckets] % MAX_AGE].T
+        reachable = int(np.searchsorted(BUCKET_STARTS, self.clock))
+        starts = (self.clock - BUCKET_STARTS[:reachable]) % MAX_AGE
+        self._reached[:reachable] += self._open.take(starts, axis=0)
         if self.clock % REFRESH_INTERVAL == 0:
             self._hits *= DECAY
             self._reached *= DECAY
@@ -284,20 +286,20 @@ class ReuseEstimator:
 
     def counts(self) -> tuple[FloatArray, FloatArray]:
         """Copies of what ``hazards`` takes; watches still open are no part of it."""
-        return self._hits.copy(), self._reached.copy()
+        return self._hits.copy(), self._reached.T.copy()
 
     def restore(self, hits: FloatArray, reached: FloatArray, clock: int) -> None:
         """Goes on where an earlier estimator ended; ``resumed`` gives it the watches that were open."""
         assert not self._open.any(), "restore an estimator that watches nothing"
-        self._hits[:], self._reached[:] = hits, reached
+        self._hits[:], self._reached[:] = hits, reached.T
         self.clock = clock
         self.refresh()
 
     def refresh(self) -> None:
         """Computes hazards and index from what was counted so far."""
-        active = np.flatnonzero(self._reached.any(axis=1) | self._hits.any(axis=1))
+        active = np.flatnonzero(self._reached.any(axis=0) | self._hits.any(axis=1))
         levels = np.arange(NUM_CLASSES) % NUM_VISIT_LEVELS
-        computed = hazards(self._hits[active], self._reached[active], levels[active])
+        computed = hazards(self._hits[active], self._reached[:, active].T.copy(), levels[active])
         rows = len(active) + levels
         rows[active] = np.arange(len(active))
         self._hazards = computed[rows]

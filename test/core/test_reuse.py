@@ -61,8 +61,9 @@ def test_counts_are_those_of_single_watches(requests: list[list[int]]):
                 hits[age_bucket(clock - start[node])] += 1
             start[node] = clock
             reuse.began(_CLASS)
-    np.testing.assert_array_equal(reuse._hits[_CLASS], hits)
-    np.testing.assert_array_equal(reuse._reached[_CLASS], reached)
+    counted_hits, counted_reached = reuse.counts()
+    np.testing.assert_array_equal(counted_hits[_CLASS], hits)
+    np.testing.assert_array_equal(counted_reached[_CLASS], reached)
 
 
 @settings(max_examples=50, deadline=None)

@@ -222,9 +222,10 @@ def test_the_bias_is_more_than_losses_can_differ_by(given_up: int):
     pinned = NodeMetadata(tokens=PAGE, depth=0, page_size=PAGE, clock=0)
     hot = NodeMetadata(tokens=PAGE, depth=1_000_000, page_size=PAGE, clock=0)
     hot.block_type, hot.transition = BlockType.SHARED_PREFIX, Transition.NEXT_TURN
-    policy.reuse._reached[[pinned.reuse_class, hot.reuse_class]] = given_up
-    policy.reuse._hits[hot.reuse_class] = given_up
-    policy.reuse.refresh()
+    hits, reached = policy.reuse.counts()
+    reached[[pinned.reuse_class, hot.reuse_class]] = given_up
+    hits[hot.reuse_class] = given_up
+    policy.reuse.restore(hits, reached, 0)
     least = min(policy.reuse.bucket_index(pinned.reuse_class))
     most = max(policy.reuse.bucket_index(hot.reuse_class))
     pinned.pin_octaves = {DEVICE: PIN_OCTAVES}

@@ -79,7 +79,6 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         source = opened_source(model_runner, options)
         self.layers, self.rows, self._sampler = source.layers, source.rows, source.sampler
         self._step: _Step | None = None
-        # One thread: scores of a slot are added in the order of its passes.
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
