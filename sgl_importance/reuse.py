@@ -234,9 +234,7 @@ class ReuseEstimator:
         """Grows whenever the index changes."""
         self._open = np.zeros((MAX_AGE, NUM_CLASSES), dtype=np.int32)  # open watches by start, a ring
         self._hits = np.zeros((NUM_CLASSES, NUM_AGE_BUCKETS))
-        self._reached = np.zeros(
-            (NUM_AGE_BUCKETS, NUM_CLASSES)
-        )  # as the ring has it: every request adds rows
+        self._reached = np.zeros((NUM_AGE_BUCKETS, NUM_CLASSES))  # as the ring: requests add rows
         self._index: list[list[float]] = []
         self._probabilities: list[list[float]] = []
         self._hazards: FloatArray = np.empty(0)
