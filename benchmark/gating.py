@@ -5,7 +5,7 @@ importance (g = 1) and storage by LRU, as the server does. Arms:
 
 - the write policies without a gate;
 - the same behind the server's gate;
-- the gate with a higher bar under pressure;
+- the gate with a higher bar under pressure, or for storage at all times;
 - ``random``: a coin with the gate's shares, so that it writes about as many bytes.
 
 The constants of the gate were chosen on the first half of the Mooncake trace and on the traces marked as
@@ -43,8 +43,8 @@ OPEN = Gating(GateKind.OPEN)
 GATE = Gating(storage_offer=StorageOffer.EVICTED)
 
 
-def with_displacement(share: float) -> Gating:
-    return replace(GATE, settings=GateSettings(displacement=share))
+def with_settings(**settings: float) -> Gating:
+    return replace(GATE, settings=GateSettings(**settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,11 @@ THROUGH, BACK = WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK
 ARMS = (
     Arm("open", THROUGH, OPEN),
     Arm("gate", THROUGH, GATE),
-    Arm("gate, displacement 2", THROUGH, with_displacement(2.0)),
+    Arm("gate, displacement 2", THROUGH, with_settings(displacement=2.0)),
+    Arm("gate, payback 0.2", THROUGH, with_settings(storage_payback=0.2)),
     Arm("open", BACK, OPEN),
     Arm("gate", BACK, GATE),
+    Arm("gate, payback 0.2", BACK, with_settings(storage_payback=0.2)),
 )
 
 

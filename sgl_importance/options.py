@@ -43,6 +43,7 @@ class ImportanceOptions:
     half_life_queries: float = 32.0
     g: ImportanceG = "auto"
     gate: ImportanceGate = "auto"
+    gate_payback: float = 0.1
     pin_budget: float = 0.2
     auto_pins: AutoPins = "off"
     trace: str = ""
@@ -181,6 +182,14 @@ SETTINGS: dict[str, Setting] = {
         "'on' copies to host and storage only what is worth its bytes, 'off' copies what sglang's write "
         "policy offers; 'auto' is 'off'",
         choices=IMPORTANCE_GATE,
+    ),
+    "gate_payback": Setting(
+        "what the gate stores: pages that are read back, while they stay, with at least this probability; at "
+        "0.1 ten bytes may be written for one that is read",
+        unit="probability",
+        minimum=0,
+        maximum=1,
+        whole=False,
     ),
     "pin_budget": Setting(
         "part of each tier's tokens that soft pins may hold, divided among the cache salts that pin; "

@@ -13,6 +13,7 @@ PYTHON_CORE = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
 STOCK = "stock LRU"  # what every ratio is to
 OURS = "ours"
 GATED = "ours (gate on)"
+STRICTLY_GATED = "ours (gate on, payback 0.2)"
 # The goal compares with the best of these.
 PUBLISHED = ("LRU (Python core)", "slru", "tlru", "lfu")
 
@@ -73,6 +74,11 @@ ARMS: dict[str, Arm] = {
     "ours (g shuffled)": _ours("--kv-importance-g", "shuffled"),
     "ours (g on + automatic pins)": _ours("--kv-importance-g", "on", "--kv-importance-auto-pins", "on"),
     GATED: _ours("--kv-importance-gate", "on", same_as=OURS, same_on=("device",)),
+    STRICTLY_GATED: _ours(
+        *("--kv-importance-gate", "on", "--kv-importance-gate-payback", "0.2"),
+        same_as=OURS,
+        same_on=("device",),
+    ),
 }
 
 

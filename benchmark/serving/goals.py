@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from benchmark.serving.arms import GATED, OURS, STOCK
+from benchmark.serving.arms import GATED, OURS, STOCK, STRICTLY_GATED
 from benchmark.serving.measured import MISSING, Measured, bootstrap, paired_ratios, table
 
 TTFT_BOUND = 1.03
@@ -69,7 +69,7 @@ def _goal_storage(measured: Measured) -> Iterable[list[str]]:
         stock = measured.counts.get((workload, STOCK))
         if not (stock and stock.get("storage_bytes")):
             continue
-        for arm in (OURS, GATED):
+        for arm in (OURS, GATED, STRICTLY_GATED):
             if ours := measured.counts.get((workload, arm)):
                 ratio = ours["storage_bytes"] / stock["storage_bytes"]
                 hits = f"hit rate {ours['hit_rate']:.3f} against {stock['hit_rate']:.3f}"

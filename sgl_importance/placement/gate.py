@@ -54,8 +54,9 @@ class GateSettings:
     Attributes:
         host_payback: least P(asked for while the copy stays) on the host: bytes read per byte written.
         storage_payback: the same in storage: ten bytes may be written for one that is read.
-        early_payback: the same where the copy can still be made when its source is evicted. What is as likely
-            to come back as not is stored at once, so that it outlives the server.
+        early_payback: the same, where the copy can still be made when its source is evicted, unless
+            ``storage_payback`` asks for more. What is as likely to come back as not is stored at once, so
+            that it outlives the server.
         displacement: least loss of a copy, as a share of what recent victims of a full tier lost. Below 1,
             since the estimate is no better than that: at 1 agent sessions lose hits (docs/placement.md).
     """
@@ -174,7 +175,9 @@ class WriteGate:
         size = sum(self._bytes(node) for node in chain)
         if pressure.bucket_bytes <= 0:  # in debt: a chain is not cut, however long it is
             return self._refuse(Refusal.BUDGET)
-        least_payback = self.settings.early_payback if can_wait else self._min_payback[tier]
+        least_payback = self._min_payback[tier]
+        if can_wait:
+            least_payback = max(least_payback, self.settings.early_payback)
         if self._mean(chain, lambda node: self.payback(tier, node)) < least_payback:
             return self._refuse(Refusal.PAYBACK)
         least = self.settings.displacement * pressure.victim_loss

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sgl_importance.cost import CostModel, Tier
 from sgl_importance.node import NodeMetadata
+from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.gate import BURST_REQUESTS, MIN_RESIDENCE, GateSettings, TierPressure, WriteGate
 from sgl_importance.placement.pin import PIN_OCTAVES
 from sgl_importance.policy.importance import ImportancePolicy
@@ -101,6 +102,23 @@ def test_what_never_returns_is_not_stored():
     for serial in range(400, 800):
         world.request(2 * (serial % 8), 2 * serial + 1001)
     assert not world.admits(1001, tier=Tier.STORAGE)
+
+
+@pytest.mark.parametrize("can_wait", [False, True])
+def test_a_higher_bar_stores_less(can_wait: bool):
+    stored = []
+    for payback in (0.0, 0.2, 0.9, 1.0):
+        world = World(GateSettings(storage_payback=payback))
+        for serial in range(400):
+            world.request(2 * (serial % 8), 2 * serial + 1001)
+        chains = [[node] for node in world.nodes.values()]
+        stored.append(sum(world.gate.admits(Tier.STORAGE, chain, can_wait=can_wait) for chain in chains))
+    assert sorted(stored, reverse=True) == stored
+    assert stored[0] > 0 == stored[-1]
+
+
+def test_the_servers_bar_is_the_gates_own_unless_chosen():
+    assert ImportanceOptions().gate_payback == GateSettings().storage_payback
 
 
 def test_no_copy_is_made_for_ages_that_nobody_has_watched():

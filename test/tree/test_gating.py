@@ -57,6 +57,14 @@ def gated(
     return driver, tiers
 
 
+def test_the_option_is_the_bar_of_storage():
+    driver, _ = gated("write_through")
+    options = ImportanceOptions(policy="importance", gate="on", gate_payback=0.3)
+    gating = open_gate(driver.cache, options)
+    assert gating is not None
+    assert gating.gate.settings == GateSettings(storage_payback=0.3)
+
+
 def check(driver: TreeDriver) -> None:
     """Upstream's books, and what it does not check under write_back: that nothing is out of reach."""
     driver.cache.sanity_check()

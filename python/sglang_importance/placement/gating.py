@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.cost import Tier
-from sgl_importance.placement.gate import WriteGate
+from sgl_importance.placement.gate import GateSettings, WriteGate
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
@@ -43,7 +43,8 @@ def open_gate(cache: ImportanceRadixCache, options: ImportanceOptions) -> Gating
         Tier.HOST: host_tokens * component.policy.cost.bytes_per_token,
         Tier.STORAGE: options.store_bytes if options.store else None,
     }
-    return Gating(component, WriteGate(component.policy, capacities))
+    settings = GateSettings(storage_payback=options.gate_payback)
+    return Gating(component, WriteGate(component.policy, capacities, settings))
 
 
 class Gating:
