@@ -13,7 +13,7 @@ PYTHON_CORE = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
 STOCK = "stock LRU"  # what every ratio is to
 OURS = "ours"
 GATED = "ours (gate on)"
-STRICTLY_GATED = "ours (gate on, payback 0.2)"
+STRICTLY_GATED = "ours (gate on at 0.2)"
 # The goal compares with the best of these.
 PUBLISHED = ("LRU (Python core)", "slru", "tlru", "lfu")
 
