@@ -15,6 +15,7 @@ import uuid
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from random import SystemRandom
 from types import TracebackType
 from typing import Any
 
@@ -25,11 +26,17 @@ STOP_SECONDS = 20.0
 REQUEST_SECONDS = 300.0
 
 
+PORTS = range(20_000, 32_768)
+"""Below those that Linux gives to connections: a server binds its port many seconds after it was chosen."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    # Not the module's generator, which tests seed: two processes would choose the same.
+    for port in SystemRandom().sample(PORTS, 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"100 ports of {PORTS} are in use")
 
 
 class ServerFailed(RuntimeError):
