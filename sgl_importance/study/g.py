@@ -154,7 +154,7 @@ def conclude(
             "the server evicts them; the difference lies in the eviction order, the only thing that differs",
             *checks,
             *servers,
-            "pins, pre-warming and host admission by importance do not exist yet: nothing is said of them",
+            "pins, pre-warming and the gate of lower tiers are no part of it: nothing is said of them",
             SMALL_MODEL,
         ),
         rows=tuple(rows),
