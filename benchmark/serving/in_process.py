@@ -28,7 +28,7 @@ from sglang_importance.hardware import CPU, active_parameters
 from sglang_importance.standalone import CacheKind
 from sglang_importance.tree_replay import TreeReplay
 
-PUBLISHED: tuple[CacheKind, ...] = ("python-lru", "python-slru", "python-tlru", "python-lfu")
+PUBLISHED_KINDS: tuple[CacheKind, ...] = ("python-lru", "python-slru", "python-tlru", "python-lfu")
 ANSWER_TOKENS = 2  # a word and the end
 LONGER = 8
 LONGER_SEEDS = 3
@@ -44,7 +44,7 @@ class WeighsDepth(ImportancePolicy):
         return flat * seconds / self.cost.seconds_per_token(None)
 
 
-OURS = {"importance": ImportancePolicy, BY_DEPTH: WeighsDepth}
+OUR_POLICIES = {"importance": ImportancePolicy, BY_DEPTH: WeighsDepth}
 
 
 def server_cost() -> CostModel:
@@ -90,13 +90,16 @@ def replay_seeds(name: str, parameters: dict[str, Any], seeds: int) -> Iterator[
     if parameters["workloads"][name].get("tiers", "device") != "device":
         pages *= parameters["host_ratio"]
     cost = server_cost()
-    for factor, policies in ((1, (*PUBLISHED, *OURS)), (LONGER, ("python-lru", "python-lfu", *OURS))):
+    for factor, policies in (
+        (1, (*PUBLISHED_KINDS, *OUR_POLICIES)),
+        (LONGER, ("python-lru", "python-lfu", *OUR_POLICIES)),
+    ):
         for seed in [parameters["seed"], *range(1, seeds)][: seeds if factor == 1 else LONGER_SEEDS]:
             recording = as_recording(
                 name, _requests(name, parameters, seed, factor), parameters["page_tokens"]
             )
             for kind in policies:
-                ours = OURS.get(kind)
+                ours = OUR_POLICIES.get(kind)
                 replay = TreeReplay(
                     recording,
                     capacity_pages=pages,

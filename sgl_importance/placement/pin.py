@@ -9,7 +9,7 @@ from enum import IntEnum, StrEnum
 from sgl_importance.cost import Tier
 
 # Losses span less: the retention index 2 ** 68 (from a page that every request asks for to a class that ten
-# million watches have given up), the seconds per token 2 ** 30 (from one, in a very long context, to the
+# million watches have given up), the seconds per token 2 ** 30 (from one, on a very slow machine, to the
 # least that counts). A pinned page with a copy on the host must outlast any page without.
 PIN_OCTAVES = 128.0
 # Admitted requests without a use after which a pin without a lifetime has half its octaves left; it ends

@@ -56,6 +56,7 @@ class ImportancePolicy:
 
     def __init__(self, cost: CostModel, *, use_importance: bool = True) -> None:
         self.cost = cost
+        self._seconds_per_token = {tier: cost.seconds_per_token(tier) for tier in (*Tier, None)}
         self.use_importance = use_importance
         self.reuse = ReuseEstimator()
         self._orders: dict[Tier, VictimOrder] = {}
@@ -196,8 +197,7 @@ class ImportancePolicy:
         """
         if node.expendable and tier not in node.pin_octaves:
             return EXPENDABLE_VALUE
-        seconds = self.cost.seconds_per_token(below) - self.cost.seconds_per_token(tier)
-        seconds = max(seconds, MIN_SECONDS_PER_TOKEN)
+        seconds = max(self._seconds_per_token[below] - self._seconds_per_token[tier], MIN_SECONDS_PER_TOKEN)
         return seconds * self.factor(node) * self.bias(tier, node) / self.cost.bytes_per_token
 
     def reuse_probability(self, node: NodeMetadata) -> float:
