@@ -169,6 +169,8 @@ class ImportanceComponent(RankedComponent):
             self.ledger.visited(req, path)
         for node in path:
             self.refresh(node)
+        if is_finished:
+            self.policy.settle()
         self.counters.fold_seconds += time.perf_counter() - start
         if is_finished:
             self.publish()

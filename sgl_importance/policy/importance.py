@@ -76,6 +76,10 @@ class ImportancePolicy:
         """One more request was admitted; returns its serial number."""
         return self.reuse.tick()
 
+    def settle(self) -> None:
+        """Accounts for what was only written down while a first token waited."""
+        self.reuse.settle()
+
     # ---- what happens to nodes ----
 
     def created(self, node: NodeMetadata, transition: Transition, *, watch: bool = True) -> None:

@@ -196,9 +196,7 @@ def test_every_watched_node_has_one_open_watch_in_its_class(events: list[tuple[s
             end = policy.returned if event == "return" else policy.forgotten
             end(ghost.watched_as, ghost.last_access)
         expected = Counter((node.last_access, node.watched_as) for node in (*alive, *gone))
-        clocks, classes = np.nonzero(policy.reuse._open)
-        counted = {
-            (int(c), int(k)): int(policy.reuse._open[c, k]) for c, k in zip(clocks, classes, strict=True)
-        }
+        watches = policy.reuse.open_watches()
+        counted = {(int(c), int(k)): int(watches[c, k]) for c, k in np.argwhere(watches)}
         assert counted == expected
         assert all(node.watched_as == node.reuse_class for node in alive)

@@ -107,7 +107,7 @@ class Soak:
             recorder=self.recorder,
         )
         # Zeroed memory becomes resident when it is first touched: not a leak.
-        self.driver.component.policy.reuse._open[:] = 0
+        self.driver.component.policy.reuse.open_watches()[:] = 0
         self.traffic = Traffic(self._rng, MAX_PROMPT)
         self._live: list[_Live] = []
         self._retracted: list[_Live] = []

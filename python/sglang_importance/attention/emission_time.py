@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -22,13 +20,17 @@ class EmissionTime:
     passes: int = 0
     seconds: float = 0.0
 
-    @contextmanager
-    def measured(self) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - start
+    _start: float = 0.0
+
+    def measured(self) -> EmissionTime:
+        """Adds the time of the ``with`` block that it opens; blocks do not nest."""
+        return self
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        self.seconds += time.perf_counter() - self._start
 
 
 EMISSION_TIME = EmissionTime()

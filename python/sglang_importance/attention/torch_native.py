@@ -30,26 +30,15 @@ KEY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
-    """What one sampled layer computes scores from.
+class _Observed:
+    """The query tokens of one request that a forward pass observes.
 
     Attributes:
-        q: the observed queries, [num_q, num_heads, head_dim].
-        keys: the layer's pool, [slots, num_kv_heads, head_dim].
+        layers: the sampled layers that ran, each with the queries of the pass or a copy of those observed.
     """
 
-    q: torch.Tensor
-    keys: torch.Tensor
-    scale: float
-    logit_cap: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Observed:
-    """The query tokens of one request that this forward pass observes."""
-
     queries: ObservedQueries
-    layers: list[_Layer] = field(default_factory=list)
+    layers: list[tuple[RadixAttention, torch.Tensor]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -125,20 +114,12 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         if step is None or layer.layer_id not in step.pending_layers:
             return
         with EMISSION_TIME.measured():
-            self._keep(step, q, layer)
+            step.pending_layers.remove(layer.layer_id)
+            for request in step.requests:
+                request.layers.append((layer, _kept(q, layer, request.queries)))
         if not step.pending_layers:
             self._commit(step)
             self._step = None
-
-    def _keep(self, step: _Step, q: torch.Tensor, layer: RadixAttention) -> None:
-        queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
-        for request in step.requests:
-            observed = queries[request.queries.rows]
-            if len(queries) > MAX_KEPT_RATIO * len(observed):
-                observed = observed.clone()  # what is kept of a long prefill is not the whole of it
-            request.layers.append(_Layer(observed, keys, layer.scaling, layer.logit_cap))
-        step.pending_layers.remove(layer.layer_id)
 
     def _commit(self, step: _Step) -> None:
         recorder = active_recorder()
@@ -169,9 +150,20 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             table = self.req_to_token_pool.req_to_token
             locations = table.new_zeros(scores.padded_len)
             locations[: queries.seq_len] = table[queries.slot, : queries.seq_len]
-            for layer in request.layers:
-                scores.add_layer(layer.q, layer.keys, locations, scale=layer.scale, logit_cap=layer.logit_cap)
+            for layer, kept in request.layers:
+                q = kept.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+                observed = q if len(q) == queries.num_q else q[queries.rows]
+                keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+                scores.add_layer(observed, keys, locations, scale=layer.scaling, logit_cap=layer.logit_cap)
             return scores.sums()
+
+
+def _kept(q: torch.Tensor, layer: RadixAttention, observed: ObservedQueries) -> torch.Tensor:
+    """The queries of a layer as they are, or a copy of those observed where that is a small part of them."""
+    numbers = layer.tp_q_head_num * layer.qk_head_dim
+    if q.numel() <= MAX_KEPT_RATIO * observed.num_q * numbers:
+        return q
+    return q.reshape(-1, numbers)[observed.rows].clone()
 
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:
