@@ -70,7 +70,8 @@ visits tell how often a node is asked for; how many more there were says little.
 NUM_VISIT_LEVELS = len(VISIT_STARTS) + 1 + len(GAP_STARTS)
 NUM_COUNTED_LEVELS = len(VISIT_STARTS)
 """Levels below this one count visits; the others are told apart by the gaps between them."""
-NUM_CLASSES = len(BlockType) * len(Transition) * NUM_VISIT_LEVELS
+NUM_TRANSITIONS = len(Transition)  # asking an enumeration for it takes longer than the rest of a class number
+NUM_CLASSES = len(BlockType) * NUM_TRANSITIONS * NUM_VISIT_LEVELS
 
 BUCKETS_PER_OCTAVE = 3
 MAX_AGE = 2**15
@@ -116,12 +117,12 @@ def reuse_class(block_type: BlockType, transition: Transition, level: int) -> in
         transition: how the last request got to it.
         level: its ``visit_level``.
     """
-    return (block_type * len(Transition) + transition) * NUM_VISIT_LEVELS + level
+    return (block_type * NUM_TRANSITIONS + transition) * NUM_VISIT_LEVELS + level
 
 
 def transition_of(reuse_class: int) -> Transition:
     """The transition that a class number was made of."""
-    return Transition(reuse_class // NUM_VISIT_LEVELS % len(Transition))
+    return Transition(reuse_class // NUM_VISIT_LEVELS % NUM_TRANSITIONS)
 
 
 def _bucket_starts() -> npt.NDArray[np.int64]:

@@ -103,10 +103,15 @@ class ImportanceComponent(RankedComponent):
         """Nodes that the request found in the cache, root side first."""
         if cached_tokens <= 0 or req.last_node is None:
             return []
-        path = self.tree.path(self.tree_core.node_by_id(req.last_node))
-        ends = (self.tree.metadata(node) for node in path)
-        within = sum(1 for end in ends if end.depth + end.tokens <= cached_tokens)
-        return path[:within]
+        nodes = []
+        node = self.tree_core.node_by_id(req.last_node)
+        while node.parent is not None:
+            metadata = self.tree.metadata(node)
+            if metadata.depth + metadata.tokens <= cached_tokens:
+                nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
 
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, *args: Any, **kwargs: Any

@@ -34,10 +34,12 @@ class _Observed:
     """The query tokens of one request that a forward pass observes.
 
     Attributes:
-        layers: the sampled layers that ran, each with the queries of the pass or a copy of those observed.
+        keeps_pass: whether the queries of the whole pass are kept, not a copy of those observed.
+        layers: the sampled layers that ran, and what is kept of their queries.
     """
 
     queries: ObservedQueries
+    keeps_pass: bool
     layers: list[tuple[RadixAttention, torch.Tensor]] = field(default_factory=list)
 
 
@@ -77,7 +79,11 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
                 sorted(self._step.pending_layers),
             )
         with EMISSION_TIME.measured():
-            requests = [_Observed(queries) for queries in self._sampler.observed(forward_batch)]
+            pass_tokens = len(forward_batch.input_ids)
+            requests = [
+                _Observed(queries, keeps_pass=pass_tokens <= MAX_KEPT_RATIO * queries.num_q)
+                for queries in self._sampler.observed(forward_batch)
+            ]
             self._step = _Step(requests, set(self.layers)) if requests else None
         EMISSION_TIME.passes += bool(requests)
 
@@ -113,10 +119,10 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         step = self._step
         if step is None or layer.layer_id not in step.pending_layers:
             return
-        with EMISSION_TIME.measured():
-            step.pending_layers.remove(layer.layer_id)
-            for request in step.requests:
-                request.layers.append((layer, _kept(q, layer, request.queries)))
+        step.pending_layers.remove(layer.layer_id)
+        for request in step.requests:
+            kept = q if request.keeps_pass else _copied(q, layer, request.queries)
+            request.layers.append((layer, kept))
         if not step.pending_layers:
             self._commit(step)
             self._step = None
@@ -151,19 +157,20 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             locations = table.new_zeros(scores.padded_len)
             locations[: queries.seq_len] = table[queries.slot, : queries.seq_len]
             for layer, kept in request.layers:
-                q = kept.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-                observed = q if len(q) == queries.num_q else q[queries.rows]
+                q = _by_head(kept, layer)
+                observed = q[queries.rows] if request.keeps_pass else q
                 keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
                 scores.add_layer(observed, keys, locations, scale=layer.scaling, logit_cap=layer.logit_cap)
             return scores.sums()
 
 
-def _kept(q: torch.Tensor, layer: RadixAttention, observed: ObservedQueries) -> torch.Tensor:
-    """The queries of a layer as they are, or a copy of those observed where that is a small part of them."""
-    numbers = layer.tp_q_head_num * layer.qk_head_dim
-    if q.numel() <= MAX_KEPT_RATIO * observed.num_q * numbers:
-        return q
-    return q.reshape(-1, numbers)[observed.rows].clone()
+def _by_head(q: torch.Tensor, layer: RadixAttention) -> torch.Tensor:
+    return q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+
+
+def _copied(q: torch.Tensor, layer: RadixAttention, observed: ObservedQueries) -> torch.Tensor:
+    with EMISSION_TIME.measured():
+        return _by_head(q, layer)[observed.rows].clone()
 
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:
