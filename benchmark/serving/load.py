@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import httpx
@@ -57,6 +58,32 @@ def send_in_order(
             for request in requests:
                 answers.append(await _send(client, model, request, time.perf_counter()))
                 on_answer()
+        return answers
+
+    return asyncio.run(run())
+
+
+def send_in_turns(
+    targets: Mapping[str, tuple[str, str]], requests: Sequence[WorkloadRequest]
+) -> dict[str, list[Answer]]:
+    """Each request to every target before the next one, another target first each time.
+
+    Args:
+        targets: base URL and model, by name.
+    """
+    names = list(targets)
+
+    async def run() -> dict[str, list[Answer]]:
+        answers: dict[str, list[Answer]] = {name: [] for name in names}
+        async with AsyncExitStack() as stack:
+            clients = {
+                name: await stack.enter_async_context(_client(url)) for name, (url, _) in targets.items()
+            }
+            for number, request in enumerate(requests):
+                first = number % len(names)
+                for name in (*names[first:], *names[:first]):
+                    model = targets[name][1]
+                    answers[name].append(await _send(clients[name], model, request, time.perf_counter()))
         return answers
 
     return asyncio.run(run())

@@ -21,11 +21,13 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float, flo
     return statistics.median(values), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
 
 
-def paired_ratios(rows: Iterable[Row], workload: str, arm: str, value: str) -> list[float]:
-    """``value`` of ``arm`` over that of stock LRU, for each alternation that has both."""
+def paired_ratios(
+    rows: Iterable[Row], workload: str, arm: str, value: str, *, measured_by: str = "times"
+) -> list[float]:
+    """``value`` of ``arm`` over that of stock LRU, for each alternation of a pass that has both."""
     found: dict[int, dict[str, float]] = {}
     for row in rows:
-        if row["pass"] == "times" and row["workload"] == workload and row["arm"] in (arm, STOCK):
+        if row["pass"] == measured_by and row["workload"] == workload and row["arm"] in (arm, STOCK):
             found.setdefault(row["alternation"], {})[row["arm"]] = row[value]
     return [pair[arm] / pair[STOCK] for _, pair in sorted(found.items()) if pair.get(arm) and pair.get(STOCK)]
 

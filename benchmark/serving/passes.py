@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
-
 from benchmark.serving.arms import ARMS, Arm, server_flags
-from benchmark.serving.load import Answer, send_in_order, send_open_loop
+from benchmark.serving.load import Answer, send_in_order
 from benchmark.serving.rows import Row
-from benchmark.serving.workloads import Workload, at, document_of
+from benchmark.serving.workloads import Workload, document_of
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.workload.request import WorkloadRequest
 
@@ -47,6 +43,10 @@ class Servers:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+    def beside(self) -> Servers:
+        """Another such server, to run beside this one."""
+        return Servers(self._parameters)
 
     def stop(self) -> None:
         if self._server is not None:
@@ -133,7 +133,7 @@ def count_in_order(
     """Sends one request at a time; what was found where, and what was written meanwhile."""
     with _growth(server) as grown:
         answers = send_in_order(server.base_url, server.name, requests, advance)
-    return {**_counts(answers), **grown}
+    return {**counts_of(answers), **grown}
 
 
 @contextmanager
@@ -159,7 +159,8 @@ def _growth(server: ServerProcess) -> Iterator[dict[str, float]]:
         grown[key] = growth(name)
 
 
-def _counts(answers: Sequence[Answer]) -> Row:
+def counts_of(answers: Sequence[Answer]) -> Row:
+    """What was found, and how often the answer was right."""
     prompt = sum(answer.prompt_tokens for answer in answers)
     cached = sum(answer.cached_tokens for answer in answers)
     graded = [answer.correct for answer in answers if answer.correct is not None]
@@ -172,44 +173,7 @@ def _counts(answers: Sequence[Answer]) -> Row:
     }
 
 
-# ---- times ----
-
-
-def time_open_loop(server: ServerProcess, requests: Sequence[WorkloadRequest], *, warm_up: int) -> Row:
-    """Times of the requests behind the first ``warm_up``, which are sent one after the other."""
-    send_in_order(server.base_url, server.name, requests[:warm_up])
-    timed = requests[warm_up:]
-    shifted = [at(request, request.seconds - timed[0].seconds) for request in timed]
-    cpu, start = _cpu_seconds(server), time.perf_counter()
-    answers = send_open_loop(server.base_url, server.name, shifted)
-    took = time.perf_counter() - start
-    first = sorted(answer.first_token for answer in answers)
-    steps = [
-        (answer.last_token - answer.first_token) / (answer.output_tokens - 1)
-        for answer in answers
-        if answer.output_tokens > 1
-    ]
-    return {
-        **_counts(answers),
-        "ttft_p50": _quantile(first, 0.5),
-        "ttft_p95": _quantile(first, 0.95),
-        "ttft_p99": _quantile(first, 0.99),
-        "tpot_p50": statistics.median(steps) if steps else None,
-        "prompt_tokens_per_second": sum(answer.prompt_tokens for answer in answers) / took,
-        "cpu_seconds": _cpu_seconds(server) - cpu,
-    }
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Of values in ascending order, the smallest that ``share`` of them do not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def _cpu_seconds(server: ServerProcess) -> float:
-    """Processor time of all processes of the server so far."""
-    root = psutil.Process(server.pid)
-    times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
-    return sum(t.user + t.system for t in times)
+# ---- after a restart ----
 
 
 def time_first_requests(servers: Servers, name: str, workload: Workload) -> Iterator[Row]:

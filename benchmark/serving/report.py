@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,14 @@ from benchmark.serving.rows import Row
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "serving.md"
 FIGURE = ROOT / "docs" / "img" / "serving.png"
-TIMES = ("ttft_p50", "ttft_p95", "ttft_p99", "tpot_p50", "prompt_tokens_per_second", "cpu_seconds")
+TIMES = {
+    "ttft_p50": "TTFT p50",
+    "ttft_p95": "TTFT p95",
+    "ttft_p99": "TTFT p99",
+    "tpot_p50": "TPOT p50",
+    "prompt_tokens_per_second": "prompt tokens/s",
+    "cpu_seconds": "CPU time",
+}
 
 
 def uncached(measured: Measured) -> str:
@@ -87,18 +94,27 @@ def capacity(measured: Measured) -> str:
 
 
 def times(measured: Measured) -> str:
+    return _ratios(measured, "times", list(TIMES))
+
+
+def pairs(measured: Measured) -> str:
+    return _ratios(measured, "pairs", [value for value in TIMES if value.startswith(("ttft", "tpot"))])
+
+
+def _ratios(measured: Measured, measured_by: str, values: Sequence[str]) -> str:
+    """To stock LRU, by workload and arm, of a pass that measured times."""
     lines = []
-    for workload in dict.fromkeys(row["workload"] for row in measured.of("times")):
+    for workload in dict.fromkeys(row["workload"] for row in measured.of(measured_by)):
         for arm in ARMS:
-            if arm == STOCK or not measured.of("times", workload=workload, arm=arm):
+            alternations = len(measured.of(measured_by, workload=workload, arm=arm))
+            if arm == STOCK or not alternations:
                 continue
             cells = []
-            for value in TIMES:
-                ratios = paired_ratios(measured.rows, workload, arm, value)
+            for value in values:
+                ratios = paired_ratios(measured.rows, workload, arm, value, measured_by=measured_by)
                 cells.append("{:.2f} ({:.2f} - {:.2f})".format(*bootstrap(ratios)) if ratios else MISSING)
-            lines.append([workload, arm, str(len(measured.of("times", workload=workload, arm=arm))), *cells])
-    titles = ["TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50", "prompt tokens/s", "CPU time"]
-    return table(["workload", "arm", "alternations", *titles], lines)
+            lines.append([workload, arm, str(alternations), *cells])
+    return table(["workload", "arm", "alternations", *(TIMES[value] for value in values)], lines)
 
 
 def restart(measured: Measured) -> str:
@@ -192,6 +208,7 @@ TABLES: dict[str, Callable[[Measured], str]] = {
     "tiers": tiers,
     "capacity": capacity,
     "times": times,
+    "pairs": pairs,
     "restart": restart,
     "replay": replay,
     "seeds": seeds,

@@ -3,6 +3,7 @@
     python benchmark/serving/run.py                    # counts: every arm on every workload
     python benchmark/serving/run.py --only capacity    # counts at several sizes of the device pool
     python benchmark/serving/run.py --only times       # open loop, arms in alternating order
+    python benchmark/serving/run.py --only pairs       # one request at a time, arms side by side
     python benchmark/serving/run.py --only restart     # first requests after a restart
     python benchmark/serving/run.py --only seeds       # ten seeds on the same tree, without a server
     python benchmark/serving/run.py --only replay      # the optimum, and longer runs, in the replay
@@ -39,7 +40,7 @@ from benchmark.serving.workloads import load_parameters, make_workload
 
 PASSES = (*STAGES, "seeds", "replay", "report")
 # Where the committed parameters say which arms and workloads a pass is about; all where nowhere.
-SETTINGS = {"capacity": "capacity", "times": "timed", "restart": "restarted"}
+SETTINGS = {"capacity": "capacity", "times": "timed", "pairs": "paired", "restart": "restarted"}
 COMMITTED = RESULTS / "serving.json"
 QUICK = {"warm_up": 5, "requests": 10, "alternations": 1}
 
@@ -94,6 +95,10 @@ def main(
     made = [make_workload(name, parameters) for name in names]
     if only == "restart" and (others := [workload.name for workload in made if not workload.restart_after]):
         raise typer.BadParameter(f"no restart in {', '.join(others)}")
+    if only in ("times", "pairs") and (
+        stored := [workload.name for workload in made if workload.tiers == "storage"]
+    ):
+        raise typer.BadParameter(f"{only} gives its servers no store, which {', '.join(stored)} needs")
     rows = Rows(out)
 
     def known(**values: Any) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from rich.progress import Progress
 
 from benchmark.serving.arms import ARMS
-from benchmark.serving.passes import Row, Servers, count, time_first_requests, time_open_loop
+from benchmark.serving.passes import Row, Servers, count, time_first_requests
 from benchmark.serving.replayed import replay_workload
+from benchmark.serving.timing import time_in_turns, time_open_loop
 from benchmark.serving.workloads import Workload
 
 from serving import ServerFailed
@@ -99,6 +101,29 @@ def times(
             progress.advance(bar)
 
 
+def pairs(
+    servers: Servers,
+    arms: list[str],
+    workloads: list[Workload],
+    settings: dict[str, Any],
+    known: Known,
+    progress: Progress,
+) -> Iterator[Row]:
+    alternations, warm_up = settings["alternations"], settings["warm_up"]
+    bar = progress.add_task("pairs", total=alternations * len(workloads))
+    for alternation in range(alternations):
+        for workload in workloads:
+            if not known(workload=workload.name, alternation=alternation):
+                with ExitStack() as stack:
+                    beside = {name: stack.enter_context(servers.beside()) for name in arms}
+                    started = {name: own.start(ARMS[name], workload) for name, own in beside.items()}
+                    requests = workload.requests[: warm_up + settings["requests"]]
+                    rows = time_in_turns(started, requests, warm_up=warm_up)
+                for name, row in rows.items():
+                    yield {"workload": workload.name, "arm": name, "alternation": alternation, **row}
+            progress.advance(bar)
+
+
 def restart(
     servers: Servers,
     arms: list[str],
@@ -124,7 +149,13 @@ def _turns(arms: list[str], alternations: int) -> Iterator[tuple[int, str]]:
         yield from ((alternation, name) for name in (*arms[first:], *arms[:first]))
 
 
-STAGES: dict[str, Stage] = {"counts": counts, "capacity": capacity, "times": times, "restart": restart}
+STAGES: dict[str, Stage] = {
+    "counts": counts,
+    "capacity": capacity,
+    "times": times,
+    "pairs": pairs,
+    "restart": restart,
+}
 
 
 def without_server(

@@ -9,7 +9,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
 from benchmark.serving.arms import ARMS, STOCK
-from benchmark.serving.passes import Servers, count, time_open_loop
+from benchmark.serving.passes import Servers, count
+from benchmark.serving.timing import time_in_turns, time_open_loop
 from benchmark.serving.workloads import Workload, load_parameters, make_workload
 
 POOL = 2048  # three documents and the running request
@@ -26,6 +27,7 @@ def test_requests_are_counted_the_same_again_and_timed() -> None:
         again = count(servers, STOCK, workload, device_tokens=POOL)
         server = servers.start(ARMS[STOCK], workload, device_tokens=POOL, fresh=False)
         times = time_open_loop(server, workload.requests[:6], warm_up=2)
+        turns = time_in_turns({STOCK: server, "again": server}, workload.requests[:6], warm_up=2)
     assert server is first, "an arm that learns nothing keeps its server"
     assert again == row, "what came before a flush must not show"
     assert row["requests"] == 16
@@ -37,3 +39,8 @@ def test_requests_are_counted_the_same_again_and_timed() -> None:
     assert 0 < times["ttft_p50"] <= times["ttft_p95"] <= times["ttft_p99"]
     assert times["tpot_p50"] > 0
     assert times["cpu_seconds"] > 0
+    assert list(turns) == [STOCK, "again"]
+    for row in turns.values():
+        assert row["requests"] == 4
+        assert row["prompt_tokens"] == times["prompt_tokens"]
+        assert 0 < row["ttft_p50"] <= row["ttft_p99"]

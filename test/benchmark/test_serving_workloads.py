@@ -6,12 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
+from benchmark.serving import load
 from benchmark.serving.arms import ARMS, OURS, PUBLISHED, STOCK, Arm, server_flags
+from benchmark.serving.load import Answer
 from benchmark.serving.measured import bootstrap, paired_ratios
-from benchmark.serving.report import TABLES, tables, write_report
+from benchmark.serving.report import TABLES, TIMES, tables, write_report
 from benchmark.serving.rows import Rows
 from benchmark.serving.workloads import (
     ONE_OFF,
@@ -23,6 +26,7 @@ from benchmark.serving.workloads import (
     make_workload,
 )
 from sgl_importance.options import SETTINGS, ImportanceOptions, flag
+from sgl_importance.workload.request import WorkloadRequest
 
 PARAMETERS = load_parameters()
 PAGE = PARAMETERS["page_tokens"]
@@ -153,7 +157,8 @@ def test_the_report_names_what_was_lost(tmp_path: Path) -> None:
     assert "old" not in text
     assert "| agents-4x | 800 against 700 (lfu): 1.143 | **no** |" in text
     assert "| agents-4x | 0.800 | **no** |" in text
-    assert "| fits | not measured yet | - |" in text
+    assert "| fits, open loop | not measured yet | - |" in text
+    assert "| fits, side by side | not measured yet | - |" in text
     assert "| restart | not measured yet | - |" in text
     assert "| ours | 0.8 (0.80) |" in text
     assert "| ours (g = 1) | = ours |" in text
@@ -203,3 +208,31 @@ def test_times_are_compared_within_an_alternation() -> None:
     ratios = paired_ratios([*rows, {**rows[-1], "alternation": 9}], "fits", OURS, "ttft_p50")
     assert ratios == pytest.approx([1.1, 1.1, 1.1])
     assert bootstrap(ratios) == pytest.approx((1.1, 1.1, 1.1))
+
+
+def test_servers_side_by_side_get_each_request_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, str]] = []
+
+    async def send(client: httpx.AsyncClient, model: str, request: WorkloadRequest, arrival: float) -> Answer:
+        sent.append((model, request.id))
+        assert str(client.base_url).startswith(f"http://{model}")
+        return Answer("", 1, 0, 1, 0.0, 0.0, 0.0, None)
+
+    monkeypatch.setattr(load, "_send", send)
+    requests = make_workload("fits", PARAMETERS).requests[:3]
+    answers = load.send_in_turns({name: (f"http://{name}", name) for name in ("a", "b")}, requests)
+    assert [model for model, _ in sent] == ["a", "b", "b", "a", "a", "b"], "another first each time"
+    assert [request_id for _, request_id in sent[::2]] == [request.id for request in requests]
+    assert {name: len(found) for name, found in answers.items()} == {"a": 3, "b": 3}
+
+
+def test_the_goal_about_the_first_token_is_judged_by_both_ways_to_time_it() -> None:
+    rows = [
+        {"workload": "fits", "arm": arm, "alternation": number, "pass": name} | dict.fromkeys(TIMES, seconds)
+        for name, ours in (("times", 1.5), ("pairs", 1.01))
+        for number in range(3)
+        for arm, seconds in ((STOCK, 1.0), (OURS, ours))
+    ]
+    made = tables(rows, PARAMETERS)["goals"]
+    assert "| fits, open loop | 1.500 (1.500 - 1.500) | **no** |" in made
+    assert "| fits, side by side | 1.010 (1.010 - 1.010) | yes |" in made
