@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,33 +55,40 @@ class StepSampler:
         """To be exhausted once per forward pass."""
         if forward_batch.rids is None:  # Only upstream's own dummy batches carry no request ids.
             return
-        requests = zip(
-            forward_batch.rids,
-            self._slots(forward_batch),
-            _on_host(forward_batch, "seq_lens"),
-            strict=False,  # Padding follows the requests.
-        )
+        # Padding follows the requests.
+        requests = enumerate(zip(forward_batch.rids, self._slots(forward_batch), strict=False))
         if forward_batch.forward_mode == ForwardMode.EXTEND:
-            end = 0
-            for (rid, slot, seq_len), extend_len in zip(
-                requests, _on_host(forward_batch, "extend_seq_lens"), strict=False
-            ):
-                end += extend_len
-                if slot == PADDING_SLOT or extend_len == 0:
-                    continue
-                self._begin(slot, rid)
-                num_q = min(self._options.window, extend_len)
-                yield ObservedQueries(slot, rid, Phase.PREFILL, slice(end - num_q, end), seq_len)
+            yield from self._extends(forward_batch, requests)
         elif forward_batch.forward_mode == ForwardMode.DECODE:
-            for row, (rid, slot, seq_len) in enumerate(requests):
-                if slot == PADDING_SLOT:
-                    continue
-                if self._rows.owner(slot) != rid:
-                    self._begin(slot, rid)
-                step = self._decode_steps[slot]
-                self._decode_steps[slot] += 1
-                if step % self._options.interval == 0:
-                    yield ObservedQueries(slot, rid, Phase.DECODE, slice(row, row + 1), seq_len)
+            due = [(row, rid, slot) for row, (rid, slot) in requests if self._is_due(rid, slot)]
+            if due:  # most steps observe nobody, and need not ask how long sequences are
+                seq_lens = _on_host(forward_batch, "seq_lens")
+                for row, rid, slot in due:
+                    yield ObservedQueries(slot, rid, Phase.DECODE, slice(row, row + 1), seq_lens[row])
+
+    def _extends(
+        self, forward_batch: ForwardBatch, requests: Iterable[tuple[int, tuple[str, int]]]
+    ) -> Iterator[ObservedQueries]:
+        seq_lens = _on_host(forward_batch, "seq_lens")
+        extend_lens = _on_host(forward_batch, "extend_seq_lens")
+        end = 0
+        for row, (rid, slot) in requests:
+            end += extend_lens[row]
+            if slot == PADDING_SLOT or extend_lens[row] == 0:
+                continue
+            self._begin(slot, rid)
+            num_q = min(self._options.window, extend_lens[row])
+            yield ObservedQueries(slot, rid, Phase.PREFILL, slice(end - num_q, end), seq_lens[row])
+
+    def _is_due(self, rid: str, slot: int) -> bool:
+        """Counts a decode step of a request; whether it is observed."""
+        if slot == PADDING_SLOT:
+            return False
+        if self._rows.owner(slot) != rid:
+            self._begin(slot, rid)
+        step = self._decode_steps[slot]
+        self._decode_steps[slot] += 1
+        return step % self._options.interval == 0
 
     def postpone(self, slot: int) -> None:
         """The decode step just observed of a request counts for its next one instead."""
