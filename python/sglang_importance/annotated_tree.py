@@ -16,6 +16,7 @@ from sglang_importance.page_source import PageSource
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_radix_cache import NodeId
 
 METADATA_ATTRIBUTE = "importance_metadata"
 
@@ -122,6 +123,11 @@ class AnnotatedTree:
             node = node.parent
         nodes.reverse()
         return nodes
+
+    def path_to(self, node_id: NodeId | None) -> list[UnifiedTreeNode]:
+        """Nodes from below the root down to the one of this id; none where it is None or left the tree."""
+        node = None if node_id is None else self.core._node_arena.get(node_id)
+        return [] if node is None else self.path(node)
 
     def nodes(self) -> Iterator[UnifiedTreeNode]:
         """Every node but the root, parents before children."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.cost import Tier
@@ -11,6 +12,7 @@ from sgl_importance.node import transition_after
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.reuse import BlockType, Transition
 from sgl_importance.trace.records import EventKind
+from sglang_importance.after_answers import AfterAnswers
 from sglang_importance.folding import Folding
 from sglang_importance.metrics import MetricsPublisher
 from sglang_importance.placement.hints import HintFollower
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
-    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+    from sglang.srt.mem_cache.unified_radix_cache import NodeId, UnifiedRadixCache
 
 QUERY_ATTRIBUTE = "importance_query"
 
@@ -31,7 +33,7 @@ class ImportanceComponent(RankedComponent):
     """What happens to the tree as requests come and go: accesses, folds, pins, hints and the ledger.
 
     A running request locks its path, so nothing is folded while it decodes: what its queries saw is handed
-    to the nodes at prefill end and at finish, retraction or abort.
+    to the nodes at prefill end and at finish, retraction or abort, behind the answers of the same pass.
 
     Args:
         options: what the operator chose; ``observe`` keeps upstream's victims.
@@ -51,6 +53,8 @@ class ImportanceComponent(RankedComponent):
         super().__init__(cache, params, options=options, **ranking)
         self._metrics = metrics
         self._folding = Folding(options, self.policy, self.tree, self.counters, self._recorder)
+        self.after_answers = AfterAnswers()
+        """What a request said is taken in when its answer is on its way."""
         self._inserting: QueryFolds | None = None
         self._inserting_rid: str | None = None
         self._hints = HintFollower(self.tree, self.policy, self.pins, observe=options.policy == "observe")
@@ -146,7 +150,7 @@ class ImportanceComponent(RankedComponent):
         end = req.last_node
         if is_finished and insert_result is not None:
             end = insert_result.last_device_node
-        path = self.tree.path(self.tree_core.node_by_id(end)) if end is not None else []
+        path = self.tree.path_to(end)
         if query is None:
             self._warmed(path)
             return
@@ -156,13 +160,22 @@ class ImportanceComponent(RankedComponent):
             self._computed_again(node, query, req.rid)
         if insert_params is not None and insert_params.chunked:
             return
-        start = time.perf_counter()
         if path:
             self.tree.metadata(path[-1]).is_tip = True
         if is_finished:
             self._mark_generated(path, len(req.origin_input_ids), query.serial)
         self._hints.cached(req, path, is_finished=is_finished)
-        if self._folding.fold(req, query, path, is_finished=is_finished):
+        learn = partial(self._learn, req, query, end, req.kv.req_pool_idx, is_finished=is_finished)
+        self.after_answers.do(learn)
+
+    def _learn(
+        self, req: Req, query: QueryFolds, end: NodeId | None, slot: int | None, *, is_finished: bool
+    ) -> None:
+        """Takes in what a request said about its path, which ends with the node ``end``."""
+        start = time.perf_counter()
+        # Nodes may have been cut since the request left them, by another request of the same pass.
+        path = self.tree.path_to(end)
+        if self._folding.fold(req, query, path, slot, is_finished=is_finished):
             for node in path:
                 self.body_mass.update(node)
         self.pins.folded(path)

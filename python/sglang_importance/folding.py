@@ -38,11 +38,21 @@ class Folding:
     recorder: Recorder | None
 
     def fold(
-        self, req: Req, query: QueryFolds, path: Sequence[UnifiedTreeNode], *, is_finished: bool
+        self,
+        req: Req,
+        query: QueryFolds,
+        path: Sequence[UnifiedTreeNode],
+        slot: int | None,
+        *,
+        is_finished: bool,
     ) -> bool:
-        """Folds what the request's rows hold into the nodes of its path, root side first; whether any."""
+        """Folds what the request's rows hold into the nodes of its path, root side first; whether any.
+
+        Args:
+            slot: the request's slot, which it may have given back; None where it had none.
+        """
         before = self.counters.folds
-        observations = self._take_observations(req, is_finished=is_finished)
+        observations = self._take_observations(req, slot, is_finished=is_finished)
         for i, observation in enumerate(observations):
             first = query.is_first
             weight = query.take(last=is_finished and req.finished() and i == len(observations) - 1)
@@ -64,12 +74,11 @@ class Folding:
         return self.counters.folds > before
 
     @staticmethod
-    def _take_observations(req: Req, *, is_finished: bool) -> list[Observation]:
+    def _take_observations(req: Req, slot: int | None, *, is_finished: bool) -> list[Observation]:
         """What the request's rows hold, prefill before decode; empties them."""
         rows = active_rows()
-        if rows is None or req.kv.req_pool_idx is None:
+        if rows is None or slot is None:
             return []
-        slot = req.kv.req_pool_idx
         # At the end of a prefill a first token waits: what must be computed first is folded at the finish.
         # Nobody can evict the path of the request until then.
         taken = [rows.consume(slot, Phase.PREFILL, owner=req.rid, compute=is_finished)]

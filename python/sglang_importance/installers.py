@@ -106,6 +106,14 @@ def _message_handlers(scheduler: Scheduler) -> None:
     handle_messages(scheduler)
 
 
+def _answers_first(scheduler: Scheduler) -> None:
+    from sglang_importance.cache import ImportanceRadixCache
+
+    cache = scheduler.tree_cache
+    assert isinstance(cache, ImportanceRadixCache), "sglang built another cache"
+    scheduler.process_batch_result = cache.importance.after_answers.around(scheduler.process_batch_result)
+
+
 # In the launcher, before it starts a scheduler and builds the tokenizer manager.
 IN_LAUNCHER: dict[str, Callable[[ImportanceOptions], None]] = {
     "control messages": _messages,
@@ -124,6 +132,7 @@ BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
 ON_SCHEDULER: dict[str, Callable[[Scheduler], None]] = {
     "message handlers": _message_handlers,
     "ledger": _ledger,
+    "answers first": _answers_first,
 }
 
 
