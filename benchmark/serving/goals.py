@@ -60,7 +60,7 @@ def _goal_fits(measured: Measured) -> Iterable[list[str]]:
     for measured_by, how in (("times", "fits, open loop"), ("pairs", "fits, side by side")):
         if ratios := paired_ratios(measured.rows, "fits", OURS, "ttft_p50", measured_by=measured_by):
             median, low, high = bootstrap(ratios)
-            yield [goal, how, f"{median:.3f} ({low:.3f} - {high:.3f})", _met(high < TTFT_BOUND)]
+            yield [goal, how, f"{median:.4f} ({low:.4f} - {high:.4f})", _met(high < TTFT_BOUND)]
         else:
             yield [goal, how, PENDING, MISSING]
 

@@ -126,7 +126,8 @@ class ImportanceComponent(RankedComponent):
             metadata.importance.creator = self._inserting.serial
             self._hints.created(metadata)
         if is_new_leaf:
-            self.body_mass.update(node)
+            if self.tree.metadata(node).importance.inherited_pages:  # no attention was seen of the others yet
+                self.body_mass.update(node)
             self._record(EventKind.INSERT, Tier.DEVICE, node, rid=self._inserting_rid)
 
     def cleanup_after_caching_req(

@@ -234,5 +234,5 @@ def test_the_goal_about_the_first_token_is_judged_by_both_ways_to_time_it() -> N
         for arm, seconds in ((STOCK, 1.0), (OURS, ours))
     ]
     made = tables(rows, PARAMETERS)["goals"]
-    assert "| fits, open loop | 1.500 (1.500 - 1.500) | **no** |" in made
-    assert "| fits, side by side | 1.010 (1.010 - 1.010) | yes |" in made
+    assert "| fits, open loop | 1.5000 (1.5000 - 1.5000) | **no** |" in made
+    assert "| fits, side by side | 1.0100 (1.0100 - 1.0100) | yes |" in made
