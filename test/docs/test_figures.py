@@ -129,7 +129,7 @@ SENTENCES: list[tuple[str, str, Callable[[], list[float]]]] = [
     ),
     (
         "docs/serving.md",
-        "side by side met, by half a thousandth: #, interval # to #)",
+        "side by side met, by half a thousandth: #, interval # to #;",
         lambda: first_token("pairs"),
     ),
     ("docs/serving.md", "lost: #, interval # to #). Nothing", lambda: first_token("times")),
