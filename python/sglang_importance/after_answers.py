@@ -18,6 +18,8 @@ class AfterAnswers:
     def __init__(self) -> None:
         self._is_processing = False
         self._work: list[Callable[[], None]] = []
+        self.installed: Callable[..., None] | None = None
+        """What stands in for upstream's method."""
 
     def do(self, work: Callable[[], None]) -> None:
         """Does the work now, or behind the answers of the pass whose results are being processed."""
@@ -39,4 +41,5 @@ class AfterAnswers:
             while self._work:
                 self._work.pop(0)()
 
+        self.installed = process
         return process

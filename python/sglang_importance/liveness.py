@@ -37,6 +37,8 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
         "eviction order": isinstance(getattr(core, "evictable_device_leaves", None), WatchedLeaves)
         and isinstance(core.evictable_host_leaves, WatchedLeaves),
         "attention scores": rows is not None and getattr(backend, "rows", None) is rows,
+        "answers first": isinstance(component, ImportanceComponent)
+        and scheduler.process_batch_result is component.after_answers.installed,
         "message handlers": KvImportanceReq in scheduler._request_dispatcher._mapping,
         "sglang hooks": not unapplied_hooks(),
     }
