@@ -129,10 +129,10 @@ SENTENCES: list[tuple[str, str, Callable[[], list[float]]]] = [
     ),
     (
         "docs/serving.md",
-        "side by side met, by half a thousandth: #, interval # to #;",
+        "side by side lost: #, interval # to #;",
         lambda: first_token("pairs"),
     ),
-    ("docs/serving.md", "lost: #, interval # to #). Nothing", lambda: first_token("times")),
+    ("docs/serving.md", "lost: #, interval # to #). Ten", lambda: first_token("times")),
     (
         "README.md",
         "median first token is at # of stock's (# to #) with agent sessions and # (# to #) with documents",
