@@ -274,3 +274,14 @@ def test_a_victim_that_upstream_could_not_evict_is_ranked_again(make_driver):
     component.check_integrity()
     driver.evict(1)
     assert not list(component.tree.nodes())
+
+
+def test_a_leaf_that_ghosts_know_brings_its_body_mass_before_anything_is_folded(make_driver):
+    driver = make_driver()
+    tokens = prompt(0, 3)
+    serve(driver, tokens, prefill=pages(1, 2, 1))
+    driver.evict(len(tokens) + PAGE)
+    assert driver.component.body_mass.total == 0
+    driver.prefill(driver.admit(tokens))
+    assert driver.component.body_mass.total > 0
+    driver.component.body_mass.check_integrity()
