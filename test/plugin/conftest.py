@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher import free_port
+
+from serving import free_port
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],

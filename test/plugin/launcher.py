@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from serving import free_port
 
 CPU_FLAGS = (
     *("--device", "cpu", "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "float32"),
@@ -55,13 +56,6 @@ def write_plugin(directory: Path, body: str) -> Path:
     return directory
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def launch(
     model: Path,
     *flags: str,
@@ -74,7 +68,8 @@ def launch(
     Raises:
         subprocess.TimeoutExpired: it did not.
     """
-    arguments = [*command, "--model-path", str(model), *CPU_FLAGS, "--port", str(free_port()), *flags]
+    ports = ["--port", str(free_port()), "--nccl-port", str(free_port())]
+    arguments = [*command, "--model-path", str(model), *CPU_FLAGS, *ports, *flags]
     return run_to_end(arguments, plugin_directory=plugin_directory, timeout=timeout)
 
 
