@@ -77,7 +77,7 @@ class ServerProcess:
             "-m",
             "sglang.launch_server",
             *("--model-path", str(model), "--served-model-name", self.name),
-            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--nccl-port", str(free_port())),
             *("--device", "cpu", "--dtype", "float32", "--sleep-on-idle"),
             *("--enable-metrics", "--enable-cache-report"),
             *(("--api-key", api_key) if api_key else ()),
@@ -218,7 +218,12 @@ class ServerProcess:
         self._client.post("/flush_cache", params={"timeout": 30}).raise_for_status()
 
     def metrics(self) -> dict[str, float]:
-        """Every series that the server exports, by its name and labels as written."""
+        """Every series that the server exports, by its name and labels as written.
+
+        A scheduler counts a request behind its answer, so it is asked for something first: it replies when
+        that is done.
+        """
+        self.get("/server_info")
         text = self._client.get("/metrics").raise_for_status().text
         rows = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {series: float(value) for series, _, value in rows}
