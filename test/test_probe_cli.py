@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sgl_importance.probe.cli import app
+from sgl_importance.probe.evaluate import ServerError, task_group
 from sgl_importance.probe.vocabulary import UNSEEN_NAMES
 
 Reply = tuple[int, bytes]
@@ -163,6 +165,20 @@ def test_slow_server() -> None:
             _assert_one_error_line(_eval(base_url, "--timeout", "0.3"), "--timeout")
         finally:
             stopped.set()
+
+
+def test_a_defect_beside_a_failed_request_is_not_hidden() -> None:
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async def both() -> None:
+        async with task_group() as group:
+            group.create_task(fail(ServerError("refused")))
+            group.create_task(fail(ValueError("a defect")))
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(both())
+    assert raised.value.subgroup(ValueError) is not None
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +133,20 @@ class ProbeClient:
             raise self._not_openai() from error
 
 
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """As ``asyncio.TaskGroup``; where nothing but requests failed, the first error is raised, in no group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        # Not ``except*``: some releases of Python 3.11 wrap what is raised in it into a group again.
+        _, others = errors.split(ServerError)
+        if others is not None:
+            raise
+        raise errors.exceptions[0] from None
+
+
 async def evaluate(
     client: ProbeClient, plan: EvalPlan, concurrency: int, on_answer: Callable[[], None] = lambda: None
 ) -> list[EvalRow]:
@@ -150,11 +165,8 @@ async def evaluate(
 
     rows = []
     for cell in plan.cells():
-        try:
-            async with asyncio.TaskGroup() as group:
-                grades = [group.create_task(grade(task)) for task in plan.cell_tasks(cell)]
-        except* ServerError as errors:
-            raise errors.exceptions[0] from None
+        async with task_group() as group:
+            grades = [group.create_task(grade(task)) for task in plan.cell_tasks(cell)]
         task, length, unseen_names = cell
         exact_match = sum(grade.result() for grade in grades) / plan.n
         rows.append(EvalRow(task, length, unseen_names, plan.n, exact_match))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_importance.probe.evaluate import ProbeClient, ServerError
+from sgl_importance.probe.evaluate import ProbeClient, task_group
 from sgl_importance.workload.request import WorkloadRequest
 
 
@@ -134,16 +134,13 @@ async def drive(
     async with client:
         model = await client.model()
         start = time.perf_counter()
-        try:
-            async with asyncio.TaskGroup() as group:
-                for request in requests:
-                    if concurrency is not None:
-                        await slots.acquire()
-                    done = asyncio.Event()
-                    group.create_task(run(model, request, before.get(request.session), done))
-                    before[request.session] = done
-        except* ServerError as errors:
-            raise errors.exceptions[0] from None
+        async with task_group() as group:
+            for request in requests:
+                if concurrency is not None:
+                    await slots.acquire()
+                done = asyncio.Event()
+                group.create_task(run(model, request, before.get(request.session), done))
+                before[request.session] = done
     return [outcomes[request.id] for request in requests]
 
 
