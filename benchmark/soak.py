@@ -3,9 +3,10 @@
     python benchmark/soak.py                                      # 100,000 operations on the real tree
     python benchmark/soak.py --operations 0 --requests 2000       # a real server under mixed HTTP load
 
-Tree: every operation is followed by what a scheduler does between batches; every 100 operations
-all accounts are compared (`test/tree/books.py`), every 500 upstream's own check runs on the idle
-tree and memory is measured. The run ends at the first disagreement.
+Tree: requests, some with hints, and pins that come and go. Every operation is followed by what a scheduler
+does between batches; every 100 operations all accounts are compared (`test/tree/books.py`,
+`test/tree/soak_placement.py`), every 500 upstream's own check runs on the idle tree and memory is measured.
+The run ends at the first disagreement.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Arm:
     """What one process soaks.
 
     Attributes:
+        gated: whether copies to the host are gated, and nodes pinned by what attention said.
         recorded: whether a recording is written beside, and added up at the end. Its table of page numbers
             grows until a segment is full, so memory is judged where nothing is recorded.
     """
@@ -43,13 +45,16 @@ class Arm:
     kind: str
     write_policy: str
     share: float
+    gated: bool = False
     recorded: bool = False
 
 
 ARMS = (
-    Arm("importance", "write_through", 0.3),
-    Arm("importance", "write_through_selective", 0.2),
-    Arm("importance", "write_back", 0.2),
+    Arm("importance", "write_through", 0.2),
+    Arm("importance", "write_through", 0.1, gated=True),
+    Arm("importance", "write_through_selective", 0.2, gated=True),
+    Arm("importance", "write_back", 0.1),
+    Arm("importance", "write_back", 0.1, gated=True),
     Arm("observe", "write_through", 0.2),
     Arm("importance", "write_through", 0.1, recorded=True),
 )
@@ -81,7 +86,13 @@ def soak_tree(arm: Arm, operations: int, seed: int) -> dict[str, Any]:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         record_to = Path(folder) if arm.recorded else None
-        soak = Soak(arm.kind, arm.write_policy, seed=seed, record_to=record_to)
+        soak = Soak(
+            arm.kind,
+            arm.write_policy,
+            seed=seed,
+            gated=arm.gated,
+            record_to=record_to,
+        )
         for _ in soak.run(operations, check_every=CHECK_EVERY, idle_every=IDLE_EVERY):
             pass
         events = soak.close()
@@ -98,6 +109,7 @@ def soak_tree(arm: Arm, operations: int, seed: int) -> dict[str, Any]:
         "mode": "tree",
         "policy": arm.kind,
         "write_policy": arm.write_policy,
+        "gated": arm.gated,
         "recorded": arm.recorded,
         "operations": operations,
         "seconds": round(time.perf_counter() - start, 1),
@@ -143,6 +155,7 @@ def main(
     shown = (
         "mode",
         "policy",
+        "gated",
         "operations",
         "seconds",
         "rss_mib",

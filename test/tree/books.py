@@ -68,7 +68,15 @@ def _check_sizes(driver: HostedDriver) -> None:
     assert driver.component._inserting is None
 
 
-OUR_OBJECTS = ("NodeMetadata", "NodeImportance", "GhostNode", "QueryFolds", "Request", "UnifiedTreeNode")
+OUR_OBJECTS = (
+    "NodeMetadata",
+    "NodeImportance",
+    "GhostNode",
+    "QueryFolds",
+    "Pin",
+    "Request",
+    "UnifiedTreeNode",
+)
 
 
 def object_counts() -> Counter[str]:

@@ -19,6 +19,7 @@ from sglang_importance.standalone import CacheKind
 
 from books import check_books, check_recording, object_counts
 from hosted_driver import PAGE, HostedDriver, OutOfMemory, Request, WriteMode
+from soak_placement import Placement
 from traffic import Chat, Traffic
 
 MAX_LIVE = 6
@@ -36,6 +37,9 @@ WEIGHTS = {
     "evict_host": 0.3,
     "settle": 0.2,
     "flush": 0.02,
+    "pin": 0.4,
+    "unpin": 0.1,
+    "let_time_pass": 0.3,
 }
 COST = CostModel(1e-5, 1e-9, 4096, 4e10, 3e9)
 
@@ -71,6 +75,7 @@ class Soak:
         kind: whose evictions.
         write_policy: of the host tier.
         seed: decides every operation.
+        gated: whether copies to the host are gated, and nodes pinned by what attention said.
         record_to: folder of a recording of all events; None records nothing.
 
     Attributes:
@@ -81,13 +86,19 @@ class Soak:
     write_policy: WriteMode
     seed: int = 0
     tokens: int = 1536
+    gated: bool = False
     record_to: Path | None = None
     happened: Counter[str] = field(default_factory=Counter)
     checkpoints: list[Checkpoint] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
-        options = ImportanceOptions(policy="observe" if self.kind == "observe" else "importance")
+        options = ImportanceOptions(
+            policy="observe" if self.kind == "observe" else "importance",
+            gate="on" if self.gated else "off",
+            g="on" if self.gated else "auto",
+            auto_pins="on" if self.gated else "off",
+        )
         self.recorder = None
         if self.record_to is not None:
             self.recorder = Recorder(
@@ -109,6 +120,7 @@ class Soak:
         # Zeroed memory becomes resident when it is first touched: not a leak.
         self.driver.component.policy.reuse.open_watches()[:] = 0
         self.traffic = Traffic(self._rng, MAX_PROMPT)
+        self.placement = Placement(self.driver, self._rng, self.happened)
         self._live: list[_Live] = []
         self._retracted: list[_Live] = []
         self._operations = list(WEIGHTS)
@@ -127,7 +139,7 @@ class Soak:
                     self.happened[operation] += 1
                 self.driver.step()
                 if number % check_every == 0:
-                    check_books(self.driver, [live.request for live in self._live])
+                    self._check([live.request for live in self._live])
                 if number % idle_every == 0:
                     self._idle(number)
                     yield number
@@ -149,7 +161,7 @@ class Soak:
         self._retracted.clear()
         self.driver.settle()
         self.driver.cache.sanity_check()
-        check_books(self.driver, [])
+        self._check([])
         objects = object_counts()
         self.checkpoints.append(
             Checkpoint(
@@ -161,6 +173,10 @@ class Soak:
             )
         )
 
+    def _check(self, live: list[Request]) -> None:
+        check_books(self.driver, live)
+        self.placement.check()
+
     # ---- operations ----
 
     def _body(self, tokens: int) -> np.ndarray:
@@ -171,7 +187,9 @@ class Soak:
         if len(self._live) >= MAX_LIVE:
             return False
         tokens, chat = self.traffic.draw()
-        self._live.append(_Live(self.driver.admit(tokens, chat.salt), chat))
+        request = self.driver.admit(tokens, chat.salt)
+        self.placement.hint(request)
+        self._live.append(_Live(request, chat))
 
     def _prefill(self) -> bool | None:
         waiting = [live for live in self._live if not live.prefilled]
@@ -252,6 +270,15 @@ class Soak:
         self._retracted.clear()
         self.driver.settle()
         self.driver.flush()
+
+    def _pin(self) -> bool:
+        return self.placement.pin([live.request for live in self._live])
+
+    def _unpin(self) -> bool:
+        return self.placement.unpin()
+
+    def _let_time_pass(self) -> None:
+        self.placement.let_time_pass()
 
     # ---- pressure ----
 

@@ -124,7 +124,7 @@ def test_unpinned_is_forgotten_like_anything_else(driver: TreeDriver):
 
 def test_a_lifetime_ends_while_requests_come(driver: TreeDriver):
     now = 0.0
-    driver.component.pins._now = lambda: now
+    driver.component.pins.now = lambda: now
     tokens = prompt(0, 8)
     pin(driver, tokens, expires_at=100.0)
     serve(driver, tokens)

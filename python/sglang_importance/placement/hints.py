@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from sgl_importance.placement.pin import Pin, PinEnd
 from sgl_importance.placement.pin_table import PinRefused
 from sgl_importance.placement.retained import not_retained, pin_of, retained, superseded
 from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.reuse import Transition
+from sgl_importance.reuse_class import Transition
 from sglang_importance.annotated_tree import AnnotatedTree
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class HintFollower:
             digests,
             extra_key=req.extra_key,
             cache_salt=req.cache_salt,
-            expires_at=time.time() + hinted.hints.retain.ttl_seconds,
+            expires_at=self._pins.now() + hinted.hints.retain.ttl_seconds,
             page_size=self._tree.page_size,
         )
         hinted.outcome["retain"] = self._retain(pin)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -75,7 +74,7 @@ def _describe(pinning: Pinning) -> Generator[None, None, Document]:
                 "granted_tokens": _granted(pinning, held),
                 "resident_tokens": pinning.resident_tokens(held),
                 "strength": held.octaves / PIN_OCTAVES,
-                "expires_in_seconds": _remaining(held),
+                "expires_in_seconds": _remaining(pinning, held),
                 "survives_restart": pinning.survives_restart(held),
             }
         )
@@ -92,8 +91,8 @@ def _granted(pinning: Pinning, held: Pin) -> dict[str, int]:
     return {tier.value: pages * pinning.table.page_size for tier, pages in held.granted.items()}
 
 
-def _remaining(held: Pin) -> float | None:
-    return None if held.expires_at is None else max(0.0, held.expires_at - time.time())
+def _remaining(pinning: Pinning, held: Pin) -> float | None:
+    return None if held.expires_at is None else max(0.0, held.expires_at - pinning.now())
 
 
 def _pinning(scheduler: Scheduler) -> Pinning:

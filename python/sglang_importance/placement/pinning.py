@@ -44,7 +44,7 @@ class Pinning:
     def __init__(self, component: RankedComponent, *, now: Callable[[], float] = time.time) -> None:
         self._component = component
         self._tree = component.tree
-        self._now = now
+        self.now = now
         self.table = PinTable(component.tree.page_size, component.options.pin_budget, {})
         self.table.on_ended = self._ended
         self._has_kept = True
@@ -171,7 +171,7 @@ class Pinning:
         self._apply(self.table.resize(self.capacity_tokens()) + self._advance())
 
     def _advance(self) -> list[Pin]:
-        changed = self.table.advance(self._component.policy.clock, self._now())
+        changed = self.table.advance(self._component.policy.clock, self.now())
         self._keep()
         return changed
 
