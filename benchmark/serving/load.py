@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from random import Random
 
 import httpx
 
 from sgl_importance.workload.request import WorkloadRequest
 
 REQUEST_SECONDS = 300.0
+REST_SECONDS = 0.03
 
 
 class LoadError(RuntimeError):
@@ -66,24 +68,27 @@ def send_in_order(
 def send_in_turns(
     targets: Mapping[str, tuple[str, str]], requests: Sequence[WorkloadRequest]
 ) -> dict[str, list[Answer]]:
-    """Each request to every target before the next one, another target first each time.
+    """Each request to every target before the next one, in an order drawn anew for each request.
+
+    A server goes on working behind its answer. So the next request waits ``REST_SECONDS``, and no target
+    comes behind a certain other one more often than chance has it.
 
     Args:
         targets: base URL and model, by name.
     """
-    names = list(targets)
+    order = Random(0)
 
     async def run() -> dict[str, list[Answer]]:
-        answers: dict[str, list[Answer]] = {name: [] for name in names}
+        answers: dict[str, list[Answer]] = {name: [] for name in targets}
         async with AsyncExitStack() as stack:
             clients = {
                 name: await stack.enter_async_context(_client(url)) for name, (url, _) in targets.items()
             }
-            for number, request in enumerate(requests):
-                first = number % len(names)
-                for name in (*names[first:], *names[:first]):
+            for request in requests:
+                for name in order.sample(list(targets), len(targets)):
                     model = targets[name][1]
                     answers[name].append(await _send(clients[name], model, request, time.perf_counter()))
+                    await asyncio.sleep(REST_SECONDS)
         return answers
 
     return asyncio.run(run())

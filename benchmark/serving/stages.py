@@ -115,7 +115,8 @@ def pairs(
         for workload in workloads:
             if not known(workload=workload.name, alternation=alternation):
                 with ExitStack() as stack:
-                    beside = {name: stack.enter_context(servers.beside()) for name in arms}
+                    order = _rotated(arms, alternation)
+                    beside = {name: stack.enter_context(servers.beside()) for name in order}
                     started = {name: own.start(ARMS[name], workload) for name, own in beside.items()}
                     requests = workload.requests[: warm_up + settings["requests"]]
                     rows = time_in_turns(started, requests, warm_up=warm_up)
@@ -145,8 +146,12 @@ def restart(
 def _turns(arms: list[str], alternations: int) -> Iterator[tuple[int, str]]:
     """Each arm once per alternation, another first in each."""
     for alternation in range(alternations):
-        first = alternation % len(arms)
-        yield from ((alternation, name) for name in (*arms[first:], *arms[:first]))
+        yield from ((alternation, name) for name in _rotated(arms, alternation))
+
+
+def _rotated(arms: list[str], alternation: int) -> list[str]:
+    first = alternation % len(arms)
+    return [*arms[first:], *arms[:first]]
 
 
 STAGES: dict[str, Stage] = {
