@@ -34,7 +34,7 @@ from sgl_importance.replay.formats.reader import ReadOptions
 from sgl_importance.replay.runner import Job, run_job, run_jobs
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import Trace, TraceBuilder
-from sgl_importance.reuse import NUM_VISIT_LEVELS
+from sgl_importance.reuse_class import NUM_VISIT_LEVELS
 
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)
 PUBLISHED = ("lru", "fifo", "random", "lfu", "slru", "tlru", "mq", "s3fifo", "arc", "gdsf", "lhd")

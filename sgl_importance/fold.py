@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.importance import FloatArray, NodeImportance
-from sgl_importance.reuse import Transition
+from sgl_importance.reuse_class import Transition
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from sgl_importance.cost import Tier
 from sgl_importance.importance import FloatArray, importance_of
 from sgl_importance.interface import Importance
 from sgl_importance.node import NodeMetadata
-from sgl_importance.reuse import BlockType
+from sgl_importance.reuse_class import BlockType
 
 DIGEST_BYTES = 16
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sgl_importance.calibration import Prediction
 from sgl_importance.cost import Tier
 from sgl_importance.importance import NodeImportance
-from sgl_importance.reuse import BlockType, Transition, reuse_class, visit_level
+from sgl_importance.reuse_class import BlockType, Transition, reuse_class, visit_level
 
 NOT_PINNED: Mapping[Tier, float] = MappingProxyType({})
 

@@ -1,81 +1,30 @@
-"""Will this node be asked for again, and how soon? A Beta-Bernoulli life table per class of nodes.
+"""Will this node be asked for again, and how soon? A life table per class of nodes, learnt online.
 
 Every visit of a node starts a *watch*, which ends with the next visit. Of each class we count, per age
 bucket, the watches that reached the bucket and those that ended in it: the hazard of a bucket is a Beta
 posterior mean. Watches still open count where they got to (they are censored, not lost), so an eviction
 takes nothing from what is learnt, and what is learnt does not depend on the size of the cache.
-
-Classes share data: a class's hazard starts as the hazard of all nodes times a ratio (proportional hazards,
-Cox 1972), and leaves that prior as its own evidence grows. The ratio is the class's own hits to those
-expected. It starts as the ratio of all classes of its visit level, and that doubles from level to level until
-there is evidence. Where the gap between visits is known, the prior is the rate that these visits suggest. So
-before anything is learnt a node visited more often goes later, as under LFU, and one visited earlier goes
-sooner, as under LRU; evidence moves first the levels, then the classes.
-
-What to keep is ranked by the *retention index*: the most reuses per admitted request that keeping the node
-can earn, over all times at which one could give it up. It is Gittins' index (1979) of the stopping problem
-"hold this node until its next visit, or give up": hit density (LHD, Beckmann, Chen, Cidon, NSDI 2018) with
-the best horizon instead of an endless one. A node that is never visited within 100 requests and often
-after 200 gains worth while it waits, so the ranking is not monotone in age.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from sgl_importance.life_table import (
+    BUCKET_STARTS,
+    BUCKET_WIDTHS,
+    MAX_AGE,
+    NUM_AGE_BUCKETS,
+    FloatArray,
+    age_bucket,
+    hazards,
+    retention_index,
+)
+from sgl_importance.reuse_class import NUM_CLASSES, NUM_VISIT_LEVELS
 
-
-class BlockType(IntEnum):
-    """What a node holds."""
-
-    USER = 0
-    """Prompt text of one session: a user's words or a document."""
-    SHARED_PREFIX = 1
-    """Prompt text from which several continuations departed."""
-    TOOL_OUTPUT = 2
-    """Prompt text that a tool produced. Only hints say so."""
-    GENERATED = 3
-    """Text of the model."""
-    PARTIAL = 4
-    """A block that its prompt filled only in part: only the same prompt can hit it. A server whose cache
-    keeps whole pages has none."""
-
-
-class Transition(IntEnum):
-    """How the last request that visited a node related to what was known before it."""
-
-    COLD = 0
-    """Nothing of the prompt was known."""
-    NEW_SESSION = 1
-    """It departed where others had departed before: a new session on a shared prefix."""
-    BRANCH = 2
-    """It departed inside what one session had brought: an edit, a retry, or the second user of a prefix."""
-    NEXT_TURN = 3
-    """It went on where an earlier request had ended."""
-    TOOL_CALL = 4
-    """As NEXT_TURN, with a tool's answer. Only hints say so."""
-
-
-VISIT_STARTS = (1, 2, 4, 8)
-"""First number of visits of each level but the lowest; the last of them is divided further."""
-GAP_STARTS = (4, 16, 64, 256, 1024)
-"""First mean number of requests between visits of each division of the last level, but the lowest. Eight
-visits tell how often a node is asked for; how many more there were says little."""
-NUM_VISIT_LEVELS = len(VISIT_STARTS) + 1 + len(GAP_STARTS)
-NUM_COUNTED_LEVELS = len(VISIT_STARTS)
-"""Levels below this one count visits; the others are told apart by the gaps between them."""
-NUM_TRANSITIONS = len(Transition)  # asking an enumeration for it takes longer than the rest of a class number
-NUM_CLASSES = len(BlockType) * NUM_TRANSITIONS * NUM_VISIT_LEVELS
-
-BUCKETS_PER_OCTAVE = 3
-MAX_AGE = 2**15
-"""Admitted requests after which a watch is given up."""
 REFRESH_INTERVAL = 16
 """Admitted requests between two computations of the index."""
 MAX_EVENTS = 2**10
@@ -84,145 +33,6 @@ HALF_LIFE = 2**13
 """Admitted requests after which evidence counts half, so that the estimate follows the traffic."""
 DECAY = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
 """Of the evidence at each of these computations."""
-PRIOR_HAZARD = 0.05
-"""Of every bucket. Buckets widen with age, so without evidence nodes of one level are ranked like LRU."""
-PRIOR_STRENGTH = 4.0
-"""Watches that the prior hazard of all classes together is worth, per bucket."""
-LEVEL_RATIOS: FloatArray = 0.5 * 2.0 ** np.arange(NUM_COUNTED_LEVELS, dtype=np.float64)
-"""What a visit level's hazard is believed to be, relative to that of all nodes, before it has evidence."""
-RATIO_STRENGTH = 2.0
-"""Expected hits that this belief is worth, and the belief "this class is like all others of its level"."""
-CLASS_STRENGTH = 0.5
-"""Watches that a class's proportional hazard is worth, per bucket."""
-GAP_STRENGTH = 1.0
-"""Watches that the hazard of a known gap is worth, per bucket."""
-
-
-def visit_level(accesses: int, span: int) -> int:
-    """How well known a node is, in [0, NUM_VISIT_LEVELS).
-
-    Args:
-        accesses: admitted requests that found it in the cache, or would have found it.
-        span: admitted requests between its first visit and its last.
-    """
-    level = bisect_right(VISIT_STARTS, accesses)
-    return level if level < len(VISIT_STARTS) else level + bisect_right(GAP_STARTS, span / accesses)
-
-
-def reuse_class(block_type: BlockType, transition: Transition, level: int) -> int:
-    """Number of the class whose history predicts a node, in [0, NUM_CLASSES).
-
-    Args:
-        block_type: what the node holds.
-        transition: how the last request got to it.
-        level: its ``visit_level``.
-    """
-    return (block_type * NUM_TRANSITIONS + transition) * NUM_VISIT_LEVELS + level
-
-
-def transition_of(reuse_class: int) -> Transition:
-    """The transition that a class number was made of."""
-    return Transition(reuse_class // NUM_VISIT_LEVELS % NUM_TRANSITIONS)
-
-
-def _bucket_starts() -> npt.NDArray[np.int64]:
-    octaves = int(np.log2(MAX_AGE))
-    starts = np.round(2.0 ** (np.arange(BUCKETS_PER_OCTAVE * octaves) / BUCKETS_PER_OCTAVE))
-    return np.unique(starts.astype(np.int64))
-
-
-BUCKET_STARTS = _bucket_starts()
-"""First age of each bucket, in admitted requests; int64, from 1 on. The last bucket has no end."""
-NUM_AGE_BUCKETS = len(BUCKET_STARTS)
-BUCKET_WIDTHS: FloatArray = np.append(np.diff(BUCKET_STARTS), BUCKET_STARTS[-1]).astype(np.float64)
-
-
-def _gap_hazards() -> FloatArray:
-    visits = VISIT_STARTS[-1]
-    span = visits * GAP_STARTS[0] / 2 * 4.0 ** np.arange(len(GAP_STARTS) + 1)[:, None]
-    ends = BUCKET_STARTS + BUCKET_WIDTHS
-    hazard: FloatArray = 1.0 - ((span + BUCKET_STARTS) / (span + ends)) ** visits
-    return hazard
-
-
-GAP_HAZARDS = _gap_hazards()
-"""P(visit in a bucket) of a node that was visited eight times, with the middle of a division of GAP_STARTS as
-its mean gap (the middles quadruple); float64 [divisions, buckets]. A Poisson process whose rate is known from
-no more than these visits (gamma posterior): one that stays away is believed to visit less and less often."""
-_BUCKET_OF_AGE: npt.NDArray[np.int64] = (
-    np.searchsorted(BUCKET_STARTS, np.maximum(np.arange(MAX_AGE), 1), side="right") - 1
-)
-_BUCKET_LIST: list[int] = _BUCKET_OF_AGE.tolist()  # indexing a list is faster than an array
-
-
-def age_bucket(age: int) -> int:
-    """The bucket of an age in admitted requests; 0 counts as 1."""
-    return _BUCKET_LIST[age] if age < MAX_AGE else NUM_AGE_BUCKETS - 1
-
-
-def hazards(hits: FloatArray, reached: FloatArray, levels: npt.NDArray[np.int64]) -> FloatArray:
-    """Posterior mean hazards.
-
-    Args:
-        hits: watches that ended with a visit, by class and age bucket; float64 [classes, buckets].
-        reached: watches that got as far as the bucket; float64 [classes, buckets].
-        levels: visit level of each class; int64 [classes].
-
-    Returns:
-        P(visit in the bucket | not before), float64 [classes + NUM_VISIT_LEVELS, buckets], in (0, 1]; the
-        last rows are what a class without evidence is given, by its visit level.
-    """
-    pooled = (hits.sum(axis=0) + PRIOR_STRENGTH * PRIOR_HAZARD) / (reached.sum(axis=0) + PRIOR_STRENGTH)
-    observed = np.zeros(len(hits))
-    expected = np.zeros(len(hits))
-    for bucket in range(hits.shape[1]):
-        observed += hits[:, bucket]
-        expected += reached[:, bucket] * pooled[bucket]
-    level_observed = np.bincount(levels, observed, NUM_VISIT_LEVELS)[:NUM_COUNTED_LEVELS]
-    level_expected = np.bincount(levels, expected, NUM_VISIT_LEVELS)[:NUM_COUNTED_LEVELS]
-    level_ratio = (level_observed + RATIO_STRENGTH * LEVEL_RATIOS) / (level_expected + RATIO_STRENGTH)
-
-    unknown = np.zeros((NUM_VISIT_LEVELS, hits.shape[1]))
-    hits, reached = np.concatenate((hits, unknown)), np.concatenate((reached, unknown))
-    observed = np.concatenate((observed, np.zeros(NUM_VISIT_LEVELS)))
-    expected = np.concatenate((expected, np.zeros(NUM_VISIT_LEVELS)))
-    levels = np.concatenate((levels, np.arange(NUM_VISIT_LEVELS)))
-
-    counted = levels < NUM_COUNTED_LEVELS
-    prior = np.empty_like(hits)
-    ratio = (observed[counted] + RATIO_STRENGTH * level_ratio[levels[counted]]) / (
-        expected[counted] + RATIO_STRENGTH
-    )
-    prior[counted] = CLASS_STRENGTH * ratio[:, None] * pooled
-    prior[~counted] = GAP_STRENGTH * GAP_HAZARDS[levels[~counted] - NUM_COUNTED_LEVELS]
-    strength = np.where(counted, CLASS_STRENGTH, GAP_STRENGTH)[:, None]
-    posterior: FloatArray = np.minimum((hits + prior) / (reached + strength), 1.0)
-    return posterior
-
-
-def retention_index(hazard: FloatArray) -> FloatArray:
-    """Most reuses per admitted request that keeping a node can earn, by its age bucket.
-
-    index(a) = max over b >= a of P(visit in buckets a..b) / E[requests until the visit or the end of b];
-    a visit inside a bucket counts at its middle.
-
-    Args:
-        hazard: float64 [classes, buckets].
-
-    Returns:
-        float64 [classes, buckets], above 0.
-    """
-    best = np.zeros_like(hazard)
-    survival = np.ones_like(hazard)
-    kept = np.zeros_like(hazard)
-    for end in range(hazard.shape[1]):
-        starts = slice(0, end + 1)
-        visit = survival[:, starts] * hazard[:, end, None]
-        remaining = survival[:, starts] - visit
-        kept[:, starts] += (remaining + 0.5 * visit) * BUCKET_WIDTHS[end]
-        survival[:, starts] = remaining
-        np.maximum(best[:, starts], (1.0 - remaining) / kept[:, starts], out=best[:, starts])
-    return best
 
 
 class _Event(NamedTuple):

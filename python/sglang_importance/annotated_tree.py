@@ -10,7 +10,7 @@ from sgl_importance.ghost import Eviction, GhostNode, GhostTable, chain_digests,
 from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.hinted import LostPages
 from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.reuse import Transition
+from sgl_importance.reuse_class import Transition
 from sglang_importance.counters import Counters
 from sglang_importance.page_source import PageSource
 

@@ -10,7 +10,7 @@ from sgl_importance.cost import Tier
 from sgl_importance.fold import QueryFolds
 from sgl_importance.node import transition_after
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.reuse import BlockType, Transition
+from sgl_importance.reuse_class import BlockType, Transition
 from sgl_importance.trace.records import EventKind
 from sglang_importance.after_answers import AfterAnswers
 from sglang_importance.folding import Folding

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from sgl_importance.placement.hints import FIELD, BadHint, Block, Hints
-from sgl_importance.reuse import BlockType
+from sgl_importance.reuse_class import BlockType
 
 
 def locate_messages(hints: Hints, num_messages: int, end_of: Callable[[int], int]) -> Hints:

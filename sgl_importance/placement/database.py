@@ -14,7 +14,8 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-from sgl_importance.reuse import NUM_AGE_BUCKETS, NUM_CLASSES, visit_level
+from sgl_importance.life_table import NUM_AGE_BUCKETS
+from sgl_importance.reuse_class import NUM_CLASSES, visit_level
 
 logger = logging.getLogger(__name__)
 

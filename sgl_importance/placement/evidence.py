@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sgl_importance.reuse import (
-    DECAY,
-    NUM_AGE_BUCKETS,
-    NUM_CLASSES,
-    REFRESH_INTERVAL,
-    FloatArray,
-    ReuseEstimator,
-)
+from sgl_importance.life_table import NUM_AGE_BUCKETS, FloatArray
+from sgl_importance.reuse import DECAY, REFRESH_INTERVAL, ReuseEstimator
+from sgl_importance.reuse_class import NUM_CLASSES
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sgl_importance.cost import Tier
+from sgl_importance.life_table import BUCKET_STARTS, MAX_AGE, age_bucket
 from sgl_importance.node import NodeMetadata
 from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.reuse import BUCKET_STARTS, MAX_AGE, age_bucket
 
 HALF_LIFE = 256
 """Admitted requests after which a tier's write rate has forgotten half of what it saw."""

@@ -12,7 +12,7 @@ from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.blocks import PromptBlocks
 from sgl_importance.placement.hints import Hints
 from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.reuse import BlockType, Transition
+from sgl_importance.reuse_class import BlockType, Transition
 
 MAX_LOST_PARTS = 8
 OBSERVED = "--kv-policy observe keeps stock's evictions"

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from sgl_importance.reuse import BlockType
+from sgl_importance.reuse_class import BlockType
 
 FIELD = "kv_hints"
 PROTOCOL_VERSION = "1"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from sgl_importance.ghost import chain_digests
-from sgl_importance.reuse import NUM_CLASSES, BlockType
+from sgl_importance.reuse_class import NUM_CLASSES, BlockType
 
 DIGEST_BYTES = 16
 VECTOR_WIDTH = 8

@@ -19,7 +19,8 @@ from sgl_importance.ghost import GhostNode
 from sgl_importance.importance import NodeImportance, Origin
 from sgl_importance.node import NodeMetadata
 from sgl_importance.policy.victims import VictimOrder
-from sgl_importance.reuse import BlockType, ReuseEstimator, Transition, transition_of
+from sgl_importance.reuse import ReuseEstimator
+from sgl_importance.reuse_class import BlockType, Transition, transition_of
 
 MIN_DISTINCT_QUERIES = 2  # one later query may be the same user repeating himself
 SHRINKAGE_QUERIES = 4.0  # weight, in queries, of the belief that a node is as important as any other
@@ -60,12 +61,15 @@ class ImportancePolicy:
         self.use_importance = use_importance
         self.reuse = ReuseEstimator()
         self._orders: dict[Tier, VictimOrder] = {}
+        # Facts of nodes that entered, and the tier that keeps a copy, until somebody asks for the order.
+        self._entered: dict[Tier, dict[int, tuple[NodeMetadata, Tier | None]]] = {}
         self.reset()
 
     def reset(self) -> None:
         """Forgets the nodes, keeps what was learnt about reuse."""
         self.reuse.forget_open()
         self._orders = {tier: VictimOrder(self.reuse) for tier in Tier}
+        self._entered = {tier: {} for tier in Tier}
 
     @property
     def clock(self) -> int:
@@ -79,6 +83,8 @@ class ImportancePolicy:
     def settle(self) -> None:
         """Accounts for what was only written down while a first token waited."""
         self.reuse.settle()
+        for tier in Tier:
+            self._order(tier)
 
     # ---- what happens to nodes ----
 
@@ -161,27 +167,39 @@ class ImportancePolicy:
     def enter(self, tier: Tier, node_id: int, node: NodeMetadata, *, below: Tier | None) -> None:
         """The node became evictable on a tier, or its facts changed while it was.
 
+        It is ranked when somebody asks for the order or calls ``settle``: most nodes of a prompt enter and
+        leave several times before its first token, and nobody looks at the order meanwhile.
+
         Args:
             tier: tier that it would be evicted from.
             node_id: key of the node in the order.
             node: its facts.
             below: tier that keeps a copy; None where eviction means losing the KV.
         """
-        self._orders[tier].add(
-            node_id, node.reuse_class, self.value(tier, node, below=below), node.last_access
-        )
+        self._entered[tier][node_id] = (node, below)
 
     def leave(self, tier: Tier, node_id: int) -> None:
         """The node is not evictable from the tier any more: locked, moved, extended or gone."""
+        self._entered[tier].pop(node_id, None)
         self._orders[tier].discard(node_id)
 
     def victim(self, tier: Tier) -> int | None:
         """Takes the node that loses least out of the order; None where nothing is evictable."""
-        return self._orders[tier].pop()
+        return self._order(tier).pop()
 
     def evictable(self, tier: Tier) -> int:
         """Number of nodes in the tier's order."""
-        return len(self._orders[tier])
+        return len(self._order(tier))
+
+    def _order(self, tier: Tier) -> VictimOrder:
+        """The tier's order with every node in it that entered."""
+        order, entered = self._orders[tier], self._entered[tier]
+        if entered:
+            self._entered[tier] = {}
+            for node_id, (node, below) in entered.items():
+                value = self.value(tier, node, below=below)
+                order.add(node_id, node.reuse_class, value, node.last_access)
+        return order
 
     def factor(self, node: NodeMetadata) -> float:
         """g of the node; 1 in the control arm."""
@@ -214,5 +232,5 @@ class ImportancePolicy:
         return rate * self.value(tier, node, below=below)
 
     def check_integrity(self) -> None:
-        for order in self._orders.values():
-            order.check_integrity()
+        for tier in Tier:
+            self._order(tier).check_integrity()

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from heapq import heapify, heappop, heappush
 
-from sgl_importance.reuse import BUCKET_STARTS, NUM_AGE_BUCKETS, ReuseEstimator, age_bucket
+from sgl_importance.life_table import BUCKET_STARTS, NUM_AGE_BUCKETS, age_bucket
+from sgl_importance.reuse import ReuseEstimator
 
 LEVELS_PER_OCTAVE = 4  # nodes within 19 % of each other's value count as equal, and recency decides
 _COMPACT_SLACK = 64

@@ -11,7 +11,7 @@ from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.replay.sessions import block_facts
 from sgl_importance.replay.trace import Trace
-from sgl_importance.reuse import BlockType, Transition
+from sgl_importance.reuse_class import BlockType, Transition
 
 
 class BlockNodes:

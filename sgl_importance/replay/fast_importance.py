@@ -13,17 +13,17 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance import reuse
+from sgl_importance import life_table, reuse
+from sgl_importance.life_table import FloatArray
 from sgl_importance.replay.cache import ReplayCounts
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
-from sgl_importance.reuse import FloatArray
 
 _BitArray = npt.NDArray[np.uint64]
 
 
 class _Rules(NamedTuple):
-    """Constants of ``sgl_importance.reuse``, as an argument: numba would freeze globals into its cache."""
+    """Constants of life table and estimator, as an argument: numba would freeze globals into its cache."""
 
     bucket_starts: IntArray
     bucket_widths: FloatArray
@@ -41,18 +41,18 @@ class _Rules(NamedTuple):
 
 def _rules() -> _Rules:
     return _Rules(
-        bucket_starts=reuse.BUCKET_STARTS,
-        bucket_widths=reuse.BUCKET_WIDTHS,
-        prior_hazard=reuse.PRIOR_HAZARD,
-        prior_strength=reuse.PRIOR_STRENGTH,
-        level_ratios=reuse.LEVEL_RATIOS,
-        ratio_strength=reuse.RATIO_STRENGTH,
-        class_strength=reuse.CLASS_STRENGTH,
-        gap_hazards=reuse.GAP_HAZARDS,
-        gap_strength=reuse.GAP_STRENGTH,
+        bucket_starts=life_table.BUCKET_STARTS,
+        bucket_widths=life_table.BUCKET_WIDTHS,
+        prior_hazard=life_table.PRIOR_HAZARD,
+        prior_strength=life_table.PRIOR_STRENGTH,
+        level_ratios=life_table.LEVEL_RATIOS,
+        ratio_strength=life_table.RATIO_STRENGTH,
+        class_strength=life_table.CLASS_STRENGTH,
+        gap_hazards=life_table.GAP_HAZARDS,
+        gap_strength=life_table.GAP_STRENGTH,
         decay=0.5 ** (reuse.REFRESH_INTERVAL / reuse.HALF_LIFE),
         refresh_interval=reuse.REFRESH_INTERVAL,
-        max_age=reuse.MAX_AGE,
+        max_age=life_table.MAX_AGE,
     )
 
 
@@ -88,7 +88,7 @@ def replay_importance(trace: Trace, capacity: int, facts: BlockFacts | None = No
 def _update_index(
     hits: FloatArray, reached: FloatArray, levels: IntArray, index: FloatArray, rules: _Rules
 ) -> None:
-    """``hazards`` and ``retention_index`` of ``sgl_importance.reuse``, to the last bit."""
+    """``hazards`` and ``retention_index`` of ``sgl_importance.life_table``, to the last bit."""
     num_classes, num_buckets = hits.shape
     pooled = np.empty(num_buckets)
     for bucket in range(num_buckets):

@@ -10,7 +10,7 @@ from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import Trace
-from sgl_importance.reuse import BlockType, Transition
+from sgl_importance.reuse_class import BlockType, Transition
 
 # A hit rate counts every block alike, so a replay for hit rates lets every block cost the same.
 UNIFORM_COST = CostModel(

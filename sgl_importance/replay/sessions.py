@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
-from sgl_importance.reuse import GAP_STARTS, NUM_VISIT_LEVELS, VISIT_STARTS, BlockType, Transition
+from sgl_importance.reuse_class import GAP_STARTS, NUM_VISIT_LEVELS, VISIT_STARTS, BlockType, Transition
 
 
 class _Codes(NamedTuple):

@@ -10,7 +10,7 @@ from sgl_importance.cost import CostModel, Tier
 from sgl_importance.ghost import GhostNode, GhostTable
 from sgl_importance.node import NodeMetadata, transition_after
 from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.reuse import BlockType, Transition
+from sgl_importance.reuse_class import BlockType, Transition
 from sgl_importance.shadow.node import ShadowNode
 
 _COMPACT_SLACK = 64

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import IntArray, Trace
-from sgl_importance.reuse import NUM_VISIT_LEVELS, BlockType, ReuseEstimator, Transition
+from sgl_importance.reuse import ReuseEstimator
+from sgl_importance.reuse_class import NUM_VISIT_LEVELS, BlockType, Transition
 from sgl_importance.study.statistics import Estimate, bootstrap
 
 FloatArray = npt.NDArray[np.float64]

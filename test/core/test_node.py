@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_importance.node import NodeMetadata
-from sgl_importance.reuse import BlockType
+from sgl_importance.reuse_class import BlockType
 
 PAGE = 4
 

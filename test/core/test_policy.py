@@ -13,7 +13,7 @@ from sgl_importance.cost import CostModel, Tier
 from sgl_importance.importance import NodeImportance
 from sgl_importance.node import NodeMetadata, transition_after
 from sgl_importance.policy.importance import MAX_FACTOR, ImportancePolicy, importance_factor
-from sgl_importance.reuse import BlockType, Transition
+from sgl_importance.reuse_class import BlockType, Transition
 
 PAGE = 16
 
@@ -76,6 +76,56 @@ def test_a_host_copy_makes_a_leaf_the_better_victim():
     policy.enter(Tier.DEVICE, 1, _node(policy), below=None)
     policy.enter(Tier.DEVICE, 2, _node(policy), below=Tier.HOST)
     assert policy.victim(Tier.DEVICE) == 2
+
+
+_EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(("visit", "enter", "copy", "leave")), st.integers(0, 12)),
+        st.tuples(st.sampled_from(("admit", "settle", "evict")), st.just(0)),
+    ),
+    max_size=80,
+)
+
+
+@given(_EVENTS)
+def test_it_makes_no_difference_when_nodes_are_ranked(events: list[tuple[str, int]]):
+    def victims(*, ranks_at_once: bool) -> list[int | None]:
+        policy = ImportancePolicy(_cost())
+        nodes = {node_id: _node(policy) for node_id in range(13)}
+        below: dict[int, Tier | None] = dict.fromkeys(nodes)
+        found: list[int | None] = []
+        for event, node_id in events:
+            match event:
+                case "admit":
+                    policy.admit()
+                case "settle":
+                    policy.settle()
+                case "evict":
+                    found.append(policy.victim(Tier.DEVICE))
+                case "leave":
+                    policy.leave(Tier.DEVICE, node_id)
+                case _:
+                    if event == "visit":
+                        policy.accessed(nodes[node_id], Transition.NEXT_TURN)
+                    if event == "copy":
+                        below[node_id] = Tier.HOST
+                    policy.enter(Tier.DEVICE, node_id, nodes[node_id], below=below[node_id])
+            if ranks_at_once:
+                policy.evictable(Tier.DEVICE)
+        policy.check_integrity()
+        return [*found, *(policy.victim(Tier.DEVICE) for _ in nodes)]
+
+    assert victims(ranks_at_once=False) == victims(ranks_at_once=True)
+
+
+def test_a_node_that_left_before_anybody_asked_is_no_victim():
+    policy = ImportancePolicy(_cost())
+    policy.enter(Tier.DEVICE, 1, _node(policy), below=None)
+    policy.enter(Tier.DEVICE, 2, _node(policy), below=None)
+    policy.leave(Tier.DEVICE, 1)
+    assert policy.evictable(Tier.DEVICE) == 1
+    policy.leave(Tier.DEVICE, 2)
+    assert policy.victim(Tier.DEVICE) is None
 
 
 def test_deep_tokens_cost_more_to_recompute_but_lose_as_much():

@@ -9,22 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.replay.sessions import visit_levels
-from sgl_importance.reuse import (
+from sgl_importance.life_table import (
     BUCKET_STARTS,
     BUCKET_WIDTHS,
     MAX_AGE,
     NUM_AGE_BUCKETS,
-    NUM_CLASSES,
-    NUM_COUNTED_LEVELS,
-    NUM_VISIT_LEVELS,
-    REFRESH_INTERVAL,
-    BlockType,
-    ReuseEstimator,
-    Transition,
     age_bucket,
     hazards,
     retention_index,
+)
+from sgl_importance.replay.sessions import visit_levels
+from sgl_importance.reuse import REFRESH_INTERVAL, ReuseEstimator
+from sgl_importance.reuse_class import (
+    NUM_CLASSES,
+    NUM_COUNTED_LEVELS,
+    NUM_VISIT_LEVELS,
+    BlockType,
+    Transition,
     reuse_class,
     visit_level,
 )

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.policy.victims import LEVELS_PER_OCTAVE, VictimOrder, value_level
-from sgl_importance.reuse import NUM_CLASSES, ReuseEstimator
+from sgl_importance.reuse import ReuseEstimator
+from sgl_importance.reuse_class import NUM_CLASSES
 
 _events = st.lists(
     st.one_of(

@@ -11,7 +11,7 @@ import numpy as np
 from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.placement.ledger import Ledger
 from sgl_importance.placement.record import PrefixRecord
-from sgl_importance.reuse import BlockType
+from sgl_importance.reuse_class import BlockType
 
 PAGE = 4
 MODEL = b"m" * 32

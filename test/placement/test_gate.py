@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.cost import CostModel, Tier
+from sgl_importance.life_table import MAX_AGE
 from sgl_importance.node import NodeMetadata
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.gate import BURST_REQUESTS, MIN_RESIDENCE, GateSettings, TierPressure, WriteGate
 from sgl_importance.placement.pin import PIN_OCTAVES
 from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.reuse import MAX_AGE, Transition
+from sgl_importance.reuse_class import Transition
 
 PAGE = 16
 COST = CostModel(

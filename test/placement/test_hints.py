@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sgl_importance.placement.blocks import PromptBlocks, locate_messages
 from sgl_importance.placement.hints import BLOCK_TYPES, BadHint, Block, Hints
-from sgl_importance.reuse import BlockType
+from sgl_importance.reuse_class import BlockType
 
 names = st.sampled_from(sorted(BLOCK_TYPES))
 starts = st.integers(0, 300)

@@ -15,7 +15,7 @@ from sgl_importance.placement import pin_table
 from sgl_importance.placement.pin import HALF_LIFE_REQUESTS, PIN_OCTAVES, Pin, PinSource
 from sgl_importance.placement.pin_table import PinRefused, PinTable
 from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.reuse import BlockType, Transition
+from sgl_importance.reuse_class import BlockType, Transition
 
 PAGE = 4
 DEVICE, HOST = Tier.DEVICE, Tier.HOST

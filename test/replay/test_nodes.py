@@ -14,7 +14,7 @@ from sgl_importance.replay.nodes import RadixTree, mean_node_blocks, replay_node
 from sgl_importance.replay.runner import ReplayMode, choose_replay
 from sgl_importance.replay.sessions import block_facts
 from sgl_importance.replay.trace import Trace, TraceBuilder
-from sgl_importance.reuse import BlockType
+from sgl_importance.reuse_class import BlockType
 
 from replay_traces import build_trace, tree_traces
 

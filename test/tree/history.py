@@ -43,7 +43,7 @@ class History:
         )
         pins = self.driver.component.pins
         self.now = 0.0
-        pins._now = lambda: self.now
+        pins.now = lambda: self.now
         pins.capacity_tokens = lambda: {Tier.DEVICE: POOL_TOKENS, Tier.HOST: 2 * POOL_TOKENS}
         self.waiting: list[Request] = []
         self.running: list[Request] = []

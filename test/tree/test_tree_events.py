@@ -8,7 +8,7 @@ import pytest
 from sgl_importance.cost import Tier
 from sgl_importance.importance import Origin
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.reuse import BlockType
+from sgl_importance.reuse_class import BlockType
 
 from driver import PAGE, Request, TreeDriver
 

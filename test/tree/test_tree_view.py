@@ -203,7 +203,7 @@ def test_events_say_what_happened_and_why(make_driver):
 def test_a_pin_s_beginning_and_end_are_events_without_a_request(make_driver):
     driver = make_driver(tokens=64 * PAGE)
     now = 100.0
-    driver.component.pins._now = lambda: now
+    driver.component.pins.now = lambda: now
     first = ask(driver, "events", since=0, limit=100)["next"]
     namespace = {"extra_key": None, "cache_salt": None}
     ask(driver, "pin", pin_id="p", tokens=prompt(0, 3), expires_at=160.0, **namespace)
