@@ -129,7 +129,7 @@ SENTENCES: list[tuple[str, str, Callable[[], list[float]]]] = [
     ),
     (
         "docs/serving.md",
-        "side by side lost by a hair: #, interval # to #;",
+        "side by side lost: #, interval # to #;",
         lambda: first_token("pairs"),
     ),
     ("docs/serving.md", "open loop lost: #, interval # to #). Nothing", lambda: first_token("times")),
