@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 import sglang_importance.attention.observed as observed
 import sglang_importance.attention.torch_native as torch_native
 from sglang_importance.attention import install
-from sglang_importance.attention.rows import Phase, active_rows
+from sglang_importance.attention.observed import StepSampler
+from sglang_importance.attention.rows import Phase, RowScores, active_rows
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 
 
@@ -258,11 +264,13 @@ def test_decode_steps_do_not_read_slots_from_the_device(monkeypatch: pytest.Monk
     driver = AttentionDriver(options())
     first, second = Sequence("a", 1), Sequence("b", 2)
     driver.extend((first, 5), (second, 3))
+    driver.rows.check_integrity()  # asks whom the extend observed
     read, on_host = [], observed._on_host
     monkeypatch.setattr(
         observed, "_on_host", lambda batch, name: (read.append(name), on_host(batch, name))[1]
     )
     driver.decode(second, first)
+    driver.rows.check_integrity()
     assert read == ["seq_lens"]
     successor = Sequence("c", 1)
     driver.extend((successor, 4))
@@ -270,6 +278,98 @@ def test_decode_steps_do_not_read_slots_from_the_device(monkeypatch: pytest.Monk
     driver.check_row(successor, Phase.DECODE, [4])
     driver.check_row(second, Phase.DECODE, [3, 4])
     assert driver.backend._sampler._slot_of == {"b": 2, "c": 1}
+
+
+def test_a_first_token_waits_for_nothing_but_the_keeping_of_queries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, ask = [], StepSampler.observed
+    monkeypatch.setattr(
+        StepSampler, "observed", lambda self, batch: (asked.append(batch.forward_mode), ask(self, batch))[1]
+    )
+    driver = AttentionDriver(options())
+    sequence = Sequence("a", 1)
+    driver.extend((sequence, 9))
+    driver.decode(sequence)
+    assert asked == []
+    driver.check_row(sequence, Phase.PREFILL, [5, 6, 7, 8])
+    assert asked == [ForwardMode.EXTEND, ForwardMode.DECODE]
+    driver.check_row(sequence, Phase.DECODE, [9])
+    for _ in range(5):
+        driver.decode(sequence)
+    assert len(asked) == 5, "queries of no more than two passes are kept whole"
+    driver.extend((Sequence("b", 2), torch_native.MAX_UNSAMPLED_TOKENS + 1))
+    assert len(asked) == 8, "nor those of a long one"
+
+
+class Traffic:
+    """Requests that come, decode and go in four slots; what was read of their rows."""
+
+    def __init__(self) -> None:
+        self.driver = AttentionDriver(options(interval=3))
+        self.running: list[Sequence] = []
+        self.read: list[RowScores | None] = []
+        self._served = 0
+
+    def arrive(self, tokens: int) -> None:
+        free = [slot for slot in range(1, 5) if slot not in {sequence.slot for sequence in self.running}]
+        if free:
+            self._served += 1
+            self.running.append(Sequence(f"r{self._served}", free[0]))
+            self.driver.extend((self.running[-1], tokens))
+
+    def decode(self, _: int) -> None:
+        if self.running:
+            self.driver.decode(*self.running)
+
+    def prefill_ended(self, index: int) -> None:
+        if self.running:
+            sequence = self.running[index % len(self.running)]
+            self._consume(sequence, Phase.PREFILL, compute=False)
+
+    def finish(self, index: int) -> None:
+        if self.running:
+            sequence = self.running.pop(index % len(self.running))
+            for phase in Phase:
+                self._consume(sequence, phase, compute=True)
+
+    def abort(self, index: int) -> None:
+        if self.running:
+            self.running.pop(index % len(self.running))
+
+    def _consume(self, sequence: Sequence, phase: Phase, *, compute: bool) -> None:
+        self.read.append(self.driver.rows.consume(sequence.slot, phase, sequence.rid, compute=compute))
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from((Traffic.arrive, Traffic.decode, Traffic.decode, Traffic.prefill_ended))
+            | st.sampled_from((Traffic.finish, Traffic.abort)),
+            st.integers(1, 24),
+        ),
+        max_size=25,
+    )
+)
+@settings(max_examples=60)
+def test_rows_are_the_same_whether_passes_are_sampled_at_once_or_later(
+    steps: list[tuple[Callable[[Traffic, int], None], int]],
+) -> None:
+    read = []
+    for max_tokens in (0, torch_native.MAX_UNSAMPLED_TOKENS):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch_native, "MAX_UNSAMPLED_TOKENS", max_tokens)
+            traffic = Traffic()
+            for step, number in steps:
+                step(traffic, number)
+            read.append(traffic.read)
+    for at_once, later in zip(*read, strict=True):
+        assert (at_once is None) == (later is None)
+        if at_once is not None and later is not None:
+            assert at_once.query_tokens == later.query_tokens
+            np.testing.assert_array_equal(at_once.mass, later.mass)
+            np.testing.assert_array_equal(at_once.body, later.body)
+            np.testing.assert_array_equal(at_once.peak, later.peak)
 
 
 def test_a_request_that_was_never_extended_here_is_looked_up() -> None:

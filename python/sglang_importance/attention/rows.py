@@ -131,6 +131,8 @@ class ScoreRows:
         self._stream = stream or stream_of(device)
         self._last_write: Mark | None = None
         self.over_ranks: Callable[[RowScores], RowScores] | None = None
+        self.before_access: Callable[[], None] | None = None
+        """Takes in what forward passes have only written down; called before a row is read or discarded."""
         logger.info(
             "Page scores: %d slots x %d pages of %d tokens, %.1f MiB",
             num_slots,
@@ -145,7 +147,7 @@ class ScoreRows:
 
     def begin(self, slot: int, owner: str) -> None:
         """An extend of ``owner`` starts in this slot: nothing accumulated before it is kept."""
-        self.discard(slot)
+        self._discard(slot)
         self._owners[slot] = owner
 
     def add(self, slot: int, phase: Phase, owner: str, scores: torch.Tensor, query_tokens: int) -> None:
@@ -214,6 +216,7 @@ class ScoreRows:
             owner: id of the request that reads; another's row is left alone. None takes any owner's.
             compute: whether scores that wait to be computed are computed and read too.
         """
+        self._catch_up()
         if owner is not None and self._owners[slot] != owner:
             return None
         if compute:
@@ -231,10 +234,18 @@ class ScoreRows:
 
     def discard(self, slot: int) -> None:
         """Zeroes both rows of a slot and forgets its owner."""
+        self._catch_up()
+        self._discard(slot)
+
+    def _discard(self, slot: int) -> None:
         self._deferred.pop(slot, None)
         for phase in Phase:
             self._clear(slot, phase)
         self._owners[slot] = None
+
+    def _catch_up(self) -> None:
+        if self.before_access is not None:
+            self.before_access()
 
     def _await_kernels(self) -> None:
         # The scheduler reads on another stream than attention writes on, and a step that was launched before
@@ -252,6 +263,7 @@ class ScoreRows:
 
     def check_integrity(self) -> None:
         """Asserts that rows are zero outside what they claim to hold and that every mass adds up."""
+        self._catch_up()
         for slot in list(self._deferred):
             self._compute_deferred(slot)
         for phase, slot in product(Phase, range(self.num_slots)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 MAX_KEPT_RATIO = 2
 """A pass's queries are kept as they are where at most this many times what is observed, else copied."""
+MAX_UNSAMPLED_TOKENS = 64
+"""Query tokens of a pass up to which all are kept until somebody asks which of them are observed."""
+MAX_UNSAMPLED_PASSES = 2
+"""Such passes at a time: a prefill, and the decode step that overlaps its answer."""
 KEY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -44,20 +49,29 @@ class _Observed:
 
 
 @dataclass(slots=True)
-class _Step:
-    """One emitting forward pass."""
+class _Pass:
+    """One forward pass.
 
-    requests: list[_Observed]
-    pending_layers: set[int]
+    Attributes:
+        missing_layers: the sampled layers that have not run.
+        requests: what it observes; None while nobody has asked.
+        layers: the sampled layers that ran, and the queries of the whole pass, where nobody has asked.
+    """
+
+    batch: ForwardBatch
+    missing_layers: set[int]
+    requests: list[_Observed] | None = None
+    layers: list[tuple[RadixAttention, torch.Tensor]] = field(default_factory=list)
 
 
 class EmittingTorchNativeBackend(TorchNativeAttnBackend):
     """Upstream's outputs, bit for bit, and page scores of the sampled layers and steps.
 
     Observed are the last ``window`` tokens of every extend and, per request, its first decode step and every
-    ``interval``-th after it. A pass only keeps its queries. Scores are computed when the rows are read, which
-    no first token waits for: until then the request holds the keys. A layer's logit soft cap is applied, as
-    the model defines it, although this backend of upstream ignores it.
+    ``interval``-th after it. A pass only keeps its queries, and a small one does not even ask whom it
+    observes. Both are made up for when the rows are read, which no first token waits for: until then the
+    request holds the keys. A layer's logit soft cap is applied, as the model defines it, although this
+    backend of upstream ignores it.
 
     Raises:
         ValueError: the model, its KV cache or the options do not fit; the message names the cure.
@@ -69,23 +83,51 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         self.options = options
         source = opened_source(model_runner, options)
         self.layers, self.rows, self._sampler = source.layers, source.rows, source.sampler
-        self._step: _Step | None = None
+        self._pass: _Pass | None = None
+        self._unsampled: deque[_Pass] = deque()
+        self.rows.before_access = self._sample_all
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
-        if self._step is not None:
-            logger.warning(
-                "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
-                sorted(self._step.pending_layers),
-            )
+        if self._pass is not None and self._pass.requests is not None:
+            _warn_of_dropped(self._pass)
+        self._pass = None
+        if forward_batch.rids is None:  # upstream's own dummy batch
+            return
+        if len(self._unsampled) == MAX_UNSAMPLED_PASSES:
+            self._sample(self._unsampled.popleft())
+        self._pass = _Pass(forward_batch, set(self.layers))
+        if _can_wait(forward_batch):
+            self._unsampled.append(self._pass)
+        else:
+            self._sample_all()
+            self._pass.requests = self._observed_by(self._pass)
+
+    def _sample_all(self) -> None:
+        """Asks of every pass so far whom it observed, in the order in which they ran."""
+        while self._unsampled:
+            self._sample(self._unsampled.popleft())
+
+    def _sample(self, done: _Pass) -> None:
+        done.requests = self._observed_by(done)
+        if not done.requests:
+            return
+        if done.missing_layers:
+            _warn_of_dropped(done)
+            return
+        for layer, q in done.layers:
+            self._keep(q, layer, done.requests)
+        self._commit(done.requests)
+
+    def _observed_by(self, step: _Pass) -> list[_Observed]:
         with EMISSION_TIME.measured():
-            pass_tokens = len(forward_batch.input_ids)
+            pass_tokens = len(step.batch.input_ids)
             requests = [
                 _Observed(queries, keeps_pass=pass_tokens <= MAX_KEPT_RATIO * queries.num_q)
-                for queries in self._sampler.observed(forward_batch)
+                for queries in self._sampler.observed(step.batch)
             ]
-            self._step = _Step(requests, set(self.layers)) if requests else None
         EMISSION_TIME.passes += bool(requests)
+        return requests
 
     def forward_extend(
         self,
@@ -116,20 +158,26 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         return output
 
     def _observe(self, q: torch.Tensor, layer: RadixAttention) -> None:
-        step = self._step
-        if step is None or layer.layer_id not in step.pending_layers:
+        step = self._pass
+        if step is None or layer.layer_id not in step.missing_layers:
             return
-        step.pending_layers.remove(layer.layer_id)
-        for request in step.requests:
+        step.missing_layers.remove(layer.layer_id)
+        if step.requests is None:
+            step.layers.append((layer, q))
+            return
+        self._keep(q, layer, step.requests)
+        if not step.missing_layers:
+            self._commit(step.requests)
+
+    @staticmethod
+    def _keep(q: torch.Tensor, layer: RadixAttention, requests: list[_Observed]) -> None:
+        for request in requests:
             kept = q if request.keeps_pass else _copied(q, layer, request.queries)
             request.layers.append((layer, kept))
-        if not step.pending_layers:
-            self._commit(step)
-            self._step = None
 
-    def _commit(self, step: _Step) -> None:
+    def _commit(self, requests: list[_Observed]) -> None:
         recorder = active_recorder()
-        for request in step.requests:
+        for request in requests:
             queries = request.queries
             row = (queries.slot, queries.phase, queries.owner)
             if recorder is not None and recorder.wants_steps:
@@ -162,6 +210,24 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
                 keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
                 scores.add_layer(observed, keys, locations, scale=layer.scaling, logit_cap=layer.logit_cap)
             return scores.sums()
+
+
+def _can_wait(batch: ForwardBatch) -> bool:
+    """Whether it can be asked later whom a pass observes: lengths on the host are replaced, not changed."""
+    recorder = active_recorder()
+    return (
+        len(batch.input_ids) <= MAX_UNSAMPLED_TOKENS
+        and batch.seq_lens_cpu is not None
+        and (recorder is None or not recorder.wants_steps)
+    )
+
+
+def _warn_of_dropped(step: _Pass) -> None:
+    if step.requests and step.missing_layers:
+        logger.warning(
+            "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
+            sorted(step.missing_layers),
+        )
 
 
 def _by_head(q: torch.Tensor, layer: RadixAttention) -> torch.Tensor:
