@@ -1,0 +1,86 @@
+"""Every benchmark script runs: not what it measures is looked at, but that it fits what it measures."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmark"
+REPLAYED = ("policy.py", "gating.py")
+SMALLEST = {
+    "emission.py": ("--layers", "1", "--rounds", "1"),
+    "get_importance.py": ("--prompts", "5", "--rounds", "2"),
+    "metrics_publishing.py": ("--requests", "5"),
+    "replay.py": ("--requests", "100", "--repeats", "1", "--jobs", "1"),
+    "storage.py": ("--megabytes", "8", "--page-tokens", "1"),
+    "tree.py": ("--leaves", "20", "--rounds", "2"),
+}
+# They run for minutes, most of them with servers, and what they run has tests of its own.
+ONLY_READ = ("kernels/run.py", "overhead.py", "restart.py", "serving/run.py", "soak.py")
+NO_OUT = ("metrics_publishing.py",)
+
+
+def _run(script: str, *arguments: str | Path) -> str:
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, FOLDER / script, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    return ran.stdout
+
+
+@pytest.mark.parametrize("script", SMALLEST)
+def test_script_runs_in_its_smallest_size(script: str, tmp_path: Path) -> None:
+    if script in NO_OUT:
+        assert "median" in _run(script, *SMALLEST[script])
+        return
+    out = tmp_path / "rows.json"
+    _run(script, *SMALLEST[script], "--out", out)
+    assert json.loads(out.read_text())["rows"]
+
+
+@pytest.mark.parametrize("script", REPLAYED)
+def test_script_replays_a_trace(script: str, tmp_path: Path) -> None:
+    trace, out = tmp_path / "conversation.jsonl", tmp_path / "rows.json"
+    _write_conversation(trace, requests=40)
+    _run(script, "--mooncake", trace, "--jobs", "1", "--out", out)
+    assert json.loads(out.read_text())["rows"]
+
+
+def _write_conversation(path: Path, *, requests: int) -> None:
+    """Turns of a few sessions, in the format of Mooncake's traces: blocks of 512 tokens by name."""
+    dice, sessions, blocks = random.Random(0), [[0] for _ in range(5)], 1
+    with path.open("w") as file:
+        for number in range(requests):
+            session = dice.choice(sessions)
+            session += range(blocks, blocks + 3)
+            blocks += 3
+            turn = {"input_length": 512 * len(session), "output_length": 64, "hash_ids": session}
+            file.write(json.dumps({"timestamp": 500 * number, **turn}) + "\n")
+
+
+@pytest.mark.parametrize("script", ONLY_READ)
+def test_script_explains_itself(script: str) -> None:
+    assert "--out" in _run(script, "--help")
+
+
+def test_no_script_is_forgotten() -> None:
+    scripts = {
+        str(file.relative_to(FOLDER))
+        for file in FOLDER.rglob("*.py")
+        if '__name__ == "__main__"' in file.read_text()
+    }
+    assert scripts == {*SMALLEST, *REPLAYED, *ONLY_READ}
