@@ -124,15 +124,15 @@ SENTENCES: list[tuple[str, str, Callable[[], list[float]]]] = [
     ),
     (
         "README.md",
-        "servers side by side it takes # times as long (# to #)",
+        "servers side by side, where it takes # times as long (# to #)",
         lambda: first_token("pairs"),
     ),
     (
         "docs/serving.md",
-        "side by side lost: #, interval # to #;",
+        "side by side met: #, interval # to #;",
         lambda: first_token("pairs"),
     ),
-    ("docs/serving.md", "open loop lost: #, interval # to #). Nothing", lambda: first_token("times")),
+    ("docs/serving.md", "open loop lost: #, interval # to #, with the code before). Nothing", lambda: first_token("times")),
     (
         "docs/serving.md",
         "takes as long as the Rust core (#, # to #)",
