@@ -132,7 +132,11 @@ SENTENCES: list[tuple[str, str, Callable[[], list[float]]]] = [
         "side by side met: #, interval # to #;",
         lambda: first_token("pairs"),
     ),
-    ("docs/serving.md", "open loop lost: #, interval # to #, with the code before). Nothing", lambda: first_token("times")),
+    (
+        "docs/serving.md",
+        "open loop lost: #, interval # to #, with the code before). Nothing",
+        lambda: first_token("times"),
+    ),
     (
         "docs/serving.md",
         "takes as long as the Rust core (#, # to #)",
