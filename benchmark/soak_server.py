@@ -22,7 +22,7 @@ from serving import ServerProcess
 CONCURRENCY = 8
 POOL_TOKENS = 8192
 FLAGS = (
-    *("--kv-policy", "importance", "--page-size", "16", "--max-total-tokens", str(POOL_TOKENS)),
+    *("--page-size", "16", "--max-total-tokens", str(POOL_TOKENS)),
     *("--enable-hierarchical-cache", "--hicache-ratio", "2", "--chunked-prefill-size", "512"),
 )
 SAMPLE_SECONDS = 2.0
@@ -103,7 +103,19 @@ def _memory(root: psutil.Process) -> dict[str, int]:
     return found
 
 
-async def _run(server: ServerProcess, requests: int, max_seconds: float, seed: int) -> dict[str, Any]:
+async def _check_sizes(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Sizes of the tiers of a server that tells them."""
+    document = (await client.get("/kv_importance", params={"limit": 5})).raise_for_status().json()
+    tiers: dict[str, Any] = document["tiers"]
+    for tier, size in tiers.items():
+        if size["total_tokens"]:
+            assert 0 <= size["used_tokens"] <= size["total_tokens"], (tier, size)
+    return tiers
+
+
+async def _run(
+    server: ServerProcess, requests: int, *, is_ours: bool, max_seconds: float, seed: int
+) -> dict[str, Any]:
     load = _Load(server.base_url, server.name, random.Random(seed))
     assert server._process is not None
     root = psutil.Process(server._process.pid)
@@ -127,13 +139,9 @@ async def _run(server: ServerProcess, requests: int, max_seconds: float, seed: i
         workers = [asyncio.create_task(worker()) for _ in range(CONCURRENCY)]
         while not all(task.done() for task in workers):
             samples.append((time.monotonic(), done, _memory(root)))
-            document = (await client.get("/kv_importance", params={"limit": 5})).raise_for_status().json()
-            for tier, size in document["tiers"].items():
-                if size["total_tokens"]:
-                    assert 0 <= size["used_tokens"] <= size["total_tokens"], (tier, size)
-            print(f"{done} requests, {document['tiers']['device']}", flush=True) if len(
-                samples
-            ) % 30 == 0 else None
+            tiers = await _check_sizes(client) if is_ours else {}
+            if len(samples) % 30 == 0:
+                print(f"{done} requests {tiers.get('device', '')}", flush=True)
             await asyncio.sleep(SAMPLE_SECONDS)
         await asyncio.gather(*workers)
     return {"load": load, "samples": samples, "done": done}
@@ -172,15 +180,19 @@ def _at_rest(server: ServerProcess, requests: int) -> dict[str, Any]:
     return {"nodes": len(nodes), **counted}
 
 
-def soak_server(requests: int, *, max_seconds: float, seed: int) -> dict[str, Any]:
-    """Starts a server, loads it, and returns the row; AssertionError where its books do not agree."""
+def soak_server(requests: int, *, policy: str, max_seconds: float, seed: int) -> dict[str, Any]:
+    """Starts a server, loads it, and returns the row; AssertionError where its books do not agree.
+
+    Under ``default``, stock sglang, only its memory is looked at: what of the growth is not ours.
+    """
     from soak import slope
 
-    with ServerProcess(*FLAGS, model=checkpoint_path()) as server:
+    is_ours = policy != "default"
+    with ServerProcess("--kv-policy", policy, *FLAGS, model=checkpoint_path()) as server:
         begin = time.monotonic()
-        outcome = asyncio.run(_run(server, requests, max_seconds, seed))
+        outcome = asyncio.run(_run(server, requests, is_ours=is_ours, max_seconds=max_seconds, seed=seed))
         seconds = time.monotonic() - begin
-        rest = _at_rest(server, outcome["done"])
+        rest = _at_rest(server, outcome["done"]) if is_ours else {}
         complaints = [
             line for line in server.log().splitlines() if "Traceback" in line or "leak" in line.lower()
         ]
@@ -198,7 +210,7 @@ def soak_server(requests: int, *, max_seconds: float, seed: int) -> dict[str, An
         }
     return {
         "mode": "server",
-        "policy": "importance",
+        "policy": policy,
         "operations": outcome["done"],
         "seconds": round(seconds, 1),
         "concurrency": CONCURRENCY,
