@@ -91,7 +91,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         super().init_forward_metadata(forward_batch)
         if self._pass is not None and self._pass.requests is not None:
             _warn_of_dropped(self._pass)
-        self._pass = None
+        self._pass = None  # one that waits to be sampled is warned of then
         if forward_batch.rids is None:  # upstream's own dummy batch
             return
         if len(self._unsampled) == MAX_UNSAMPLED_PASSES:
@@ -102,6 +102,8 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         else:
             self._sample_all()
             self._pass.requests = self._observed_by(self._pass)
+            if not self._pass.requests:
+                self._pass = None
 
     def _sample_all(self) -> None:
         """Asks of every pass so far whom it observed, in the order in which they ran."""
@@ -162,6 +164,8 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         if step is None or layer.layer_id not in step.missing_layers:
             return
         step.missing_layers.remove(layer.layer_id)
+        if not step.missing_layers:
+            self._pass = None  # an idle server holds no queries of its last pass
         if step.requests is None:
             step.layers.append((layer, q))
             return
