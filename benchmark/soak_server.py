@@ -26,6 +26,7 @@ FLAGS = (
     *("--enable-hierarchical-cache", "--hicache-ratio", "2", "--chunked-prefill-size", "512"),
 )
 SAMPLE_SECONDS = 2.0
+CURVE_POINTS = 24  # of each process's memory: does it level off?
 SALTS = (None, None, "tenant-a", "tenant-b")
 
 
@@ -199,6 +200,7 @@ def soak_server(requests: int, *, policy: str, max_seconds: float, seed: int) ->
     assert not complaints, complaints[:3]
     samples = outcome["samples"]
     done = [number for _, number, _ in samples]
+    points = np.linspace(0, len(samples) - 1, CURVE_POINTS).round().astype(int)
     memory = {}
     for name in samples[-1][2]:
         sizes = [sizes.get(name, np.nan) / 2**20 for _, _, sizes in samples]
@@ -207,6 +209,7 @@ def soak_server(requests: int, *, policy: str, max_seconds: float, seed: int) ->
             "mib": round(sizes[-1], 1),
             "kib_per_1000_requests": round(1024 * growth, 1),
             "standard_error": round(1024 * error, 1),
+            "mib_at_points": [round(sizes[point], 1) for point in points],
         }
     return {
         "mode": "server",
@@ -214,6 +217,7 @@ def soak_server(requests: int, *, policy: str, max_seconds: float, seed: int) ->
         "operations": outcome["done"],
         "seconds": round(seconds, 1),
         "concurrency": CONCURRENCY,
+        "requests_at_points": [done[point] for point in points],
         "rss_mib": round(sum(each["mib"] for each in memory.values()), 1),
         "rss_kib_per_1000_operations": round(
             sum(each["kib_per_1000_requests"] for each in memory.values()), 1
