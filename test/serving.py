@@ -24,6 +24,7 @@ import httpx
 START_SECONDS = 240.0
 STOP_SECONDS = 20.0
 REQUEST_SECONDS = 300.0
+ENDING_SECONDS = 2.0
 
 
 PORTS = range(20_000, 32_768)
@@ -41,6 +42,24 @@ def free_port() -> int:
 
 class ServerFailed(RuntimeError):
     """The server ended, or did not become ready; the message ends with its log."""
+
+
+class _ToldTransport(httpx.HTTPTransport):
+    """Where the server has ended, a request fails with what it logged, not with a connection reset."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        super().__init__()
+        self._server = server
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return super().handle_request(request)
+        except httpx.ConnectError:  # as while it starts
+            self._server.raise_if_ended()
+            raise
+        except httpx.TransportError:
+            self._server.raise_if_ended(ENDING_SECONDS)
+            raise
 
 
 class ServerProcess:
@@ -95,6 +114,7 @@ class ServerProcess:
         self._client = httpx.Client(
             base_url=self.base_url,
             timeout=REQUEST_SECONDS,
+            transport=_ToldTransport(self),
             trust_env=False,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
         )
@@ -139,8 +159,7 @@ class ServerProcess:
         assert self._process is not None
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise ServerFailed(f"the server ended with {self._process.returncode}\n{self.log_tail()}")
+            self.raise_if_ended()
             try:
                 if self._client.get("/health_generate", timeout=30).status_code == 200:
                     break
@@ -151,6 +170,14 @@ class ServerProcess:
             raise ServerFailed(f"not ready after {START_SECONDS:.0f} s\n{self.log_tail()}")
         served = self._client.get("/v1/models").json()["data"][0]["id"]
         assert served == self.name, f"another server answers on port {self.port}: {served}"
+
+    def raise_if_ended(self, within: float = 0.0) -> None:
+        """ServerFailed, with the log, where the process has ended or does within some seconds."""
+        if self._process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(within)
+            raise ServerFailed(f"the server ended with {code}\n{self.log_tail()}") from None
 
     def stop(self) -> None:
         """Ends the server and every process that it started."""

@@ -88,6 +88,13 @@ class Sequence:
         return len(self.locations)
 
 
+def _overwrite(batch: ForwardBatch) -> None:
+    """As the next pass does upstream: its eager runner copies every batch into the same buffers."""
+    tensors = (value for value in vars(batch).values() if isinstance(value, torch.Tensor))
+    for tensor in tensors:
+        tensor.fill_(-1)
+
+
 class AttentionDriver:
     """Runs forward passes through the emitting backend and, beside it, through upstream's."""
 
@@ -171,6 +178,7 @@ class AttentionDriver:
         )
         self._chunks = chunks
         self.runner.forward(batch)
+        _overwrite(batch)
 
     def _run_model(self, batch: ForwardBatch) -> SimpleNamespace:
         self.backend.init_forward_metadata(batch)

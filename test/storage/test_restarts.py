@@ -14,7 +14,7 @@ import pytest
 
 from sgl_importance.storage.inspect import files_of, verify
 
-from serving import ServerProcess
+from serving import ServerFailed, ServerProcess
 from store_bench import PROMPTS, Bench, answer, count, fault_env, report, store_flags, wait_for_memory
 
 pytestmark = pytest.mark.server
@@ -32,7 +32,7 @@ def wrong_answers(
     def ask(index: int) -> tuple[bool, int] | None:
         try:
             reply = answer(server, index)
-        except (httpx.TransportError, httpx.HTTPStatusError):
+        except (httpx.TransportError, httpx.HTTPStatusError, ServerFailed):
             return None
         served = (reply["meta_info"]["cached_tokens_details"] or {}).get("storage", 0)
         return reply["output_ids"] != expected[index], served

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -38,6 +38,33 @@ class ObservedQueries:
         return int(self.rows.stop - self.rows.start)
 
 
+@dataclass(frozen=True, slots=True)
+class PassRequests:
+    """The fields of a ``ForwardBatch`` that sampling reads, by value.
+
+    Upstream's eager runner copies the tensors of every pass into the same buffers, so a batch that is looked
+    at after its pass tells of the next one.
+    """
+
+    forward_mode: ForwardMode
+    rids: list[str] | None
+    seq_lens: list[int]
+    extend_seq_lens: list[int] | None
+    req_pool_indices: list[int]
+
+    @classmethod
+    def copied(cls, forward_batch: ForwardBatch) -> Self:
+        """Reads what upstream keeps on the device from there: for batches whose device is the host."""
+        extends = forward_batch.forward_mode == ForwardMode.EXTEND
+        return cls(
+            forward_mode=forward_batch.forward_mode,
+            rids=None if forward_batch.rids is None else list(forward_batch.rids),
+            seq_lens=_on_host(forward_batch, "seq_lens"),
+            extend_seq_lens=_on_host(forward_batch, "extend_seq_lens") if extends else None,
+            req_pool_indices=_on_host(forward_batch, "req_pool_indices"),
+        )
+
+
 class StepSampler:
     """Opens the rows of requests that extend, counts decode steps, and picks what a pass observes.
 
@@ -51,7 +78,7 @@ class StepSampler:
         self._decode_steps = [0] * rows.num_slots
         self._slot_of: dict[str, int] = {}
 
-    def observed(self, forward_batch: ForwardBatch) -> Iterator[ObservedQueries]:
+    def observed(self, forward_batch: ForwardBatch | PassRequests) -> Iterator[ObservedQueries]:
         """To be exhausted once per forward pass."""
         if forward_batch.rids is None:  # Only upstream's own dummy batches carry no request ids.
             return
@@ -67,7 +94,7 @@ class StepSampler:
                     yield ObservedQueries(slot, rid, Phase.DECODE, slice(row, row + 1), seq_lens[row])
 
     def _extends(
-        self, forward_batch: ForwardBatch, requests: Iterable[tuple[int, tuple[str, int]]]
+        self, forward_batch: ForwardBatch | PassRequests, requests: Iterable[tuple[int, tuple[str, int]]]
     ) -> Iterator[ObservedQueries]:
         seq_lens = _on_host(forward_batch, "seq_lens")
         extend_lens = _on_host(forward_batch, "extend_seq_lens")
@@ -94,7 +121,7 @@ class StepSampler:
         """The decode step just observed of a request counts for its next one instead."""
         self._decode_steps[slot] -= 1
 
-    def _slots(self, forward_batch: ForwardBatch) -> list[int]:
+    def _slots(self, forward_batch: ForwardBatch | PassRequests) -> list[int]:
         """Slots of the requests; of a decode batch upstream keeps them on the device only, and to read them
         there would wait for the step before."""
         assert forward_batch.rids is not None
@@ -113,7 +140,7 @@ class StepSampler:
         self._decode_steps[slot] = 0
 
 
-def _on_host(forward_batch: ForwardBatch, name: str) -> list[int]:
+def _on_host(forward_batch: ForwardBatch | PassRequests, name: str) -> list[int]:
     """A field of the batch as numbers, from the copy that upstream keeps on the host where there is one."""
     values: torch.Tensor | list[int] | None = getattr(forward_batch, f"{name}_cpu", None)
     if values is None:

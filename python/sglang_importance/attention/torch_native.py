@@ -14,7 +14,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.eager import PageScoreAccumulator
 from sglang_importance.attention.emission_time import EMISSION_TIME
-from sglang_importance.attention.observed import ObservedQueries
+from sglang_importance.attention.observed import ObservedQueries, PassRequests
 from sglang_importance.attention.score_sources import CURE, opened_source, refuse_unsupported
 from sglang_importance.recorder import active_recorder
 
@@ -53,12 +53,15 @@ class _Pass:
     """One forward pass.
 
     Attributes:
+        batch: who is in it; by value where nobody has asked by the end of the pass.
+        num_tokens: query tokens of all requests.
         missing_layers: the sampled layers that have not run.
         requests: what it observes; None while nobody has asked.
         layers: the sampled layers that ran, and the queries of the whole pass, where nobody has asked.
     """
 
-    batch: ForwardBatch
+    batch: ForwardBatch | PassRequests
+    num_tokens: int
     missing_layers: set[int]
     requests: list[_Observed] | None = None
     layers: list[tuple[RadixAttention, torch.Tensor]] = field(default_factory=list)
@@ -96,10 +99,12 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             return
         if len(self._unsampled) == MAX_UNSAMPLED_PASSES:
             self._sample(self._unsampled.popleft())
-        self._pass = _Pass(forward_batch, set(self.layers))
+        num_tokens = len(forward_batch.input_ids)
         if _can_wait(forward_batch):
+            self._pass = _Pass(PassRequests.copied(forward_batch), num_tokens, set(self.layers))
             self._unsampled.append(self._pass)
         else:
+            self._pass = _Pass(forward_batch, num_tokens, set(self.layers))
             self._sample_all()
             self._pass.requests = self._observed_by(self._pass)
             if not self._pass.requests:
@@ -123,9 +128,8 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
 
     def _observed_by(self, step: _Pass) -> list[_Observed]:
         with EMISSION_TIME.measured():
-            pass_tokens = len(step.batch.input_ids)
             requests = [
-                _Observed(queries, keeps_pass=pass_tokens <= MAX_KEPT_RATIO * queries.num_q)
+                _Observed(queries, keeps_pass=step.num_tokens <= MAX_KEPT_RATIO * queries.num_q)
                 for queries in self._sampler.observed(step.batch)
             ]
         EMISSION_TIME.passes += bool(requests)
@@ -217,11 +221,11 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
 
 
 def _can_wait(batch: ForwardBatch) -> bool:
-    """Whether it can be asked later whom a pass observes: lengths on the host are replaced, not changed."""
+    """Whether it is asked later whom a pass observes: where writing down who is in it waits for no device."""
     recorder = active_recorder()
     return (
         len(batch.input_ids) <= MAX_UNSAMPLED_TOKENS
-        and batch.seq_lens_cpu is not None
+        and batch.req_pool_indices.device.type == "cpu"
         and (recorder is None or not recorder.wants_steps)
     )
 
