@@ -11,6 +11,7 @@ The run ends at the first disagreement.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import sys
 import tempfile
@@ -58,12 +59,16 @@ ARMS = (
     Arm("observe", "write_through", 0.2),
     Arm("importance", "write_through", 0.1, recorded=True),
 )
+LEAST_OPERATIONS = round(IDLE_EVERY / min(arm.share for arm in ARMS))
+"""Of all arms together: each measures its memory once at least."""
 
 
 def slope(
     operations: Sequence[float], values: Sequence[float], *controls: Sequence[float]
 ) -> tuple[float, float]:
     """Least-squares growth per 1,000 operations over the second half, and its standard error.
+
+    Both are NaN where it has no more values than what is fitted to them.
 
     Args:
         controls: what else moves the values up and down, such as the size of the tree.
@@ -73,10 +78,16 @@ def slope(
     columns += [np.array(control[half:], dtype=float) for control in controls]
     design = np.stack(columns, axis=1)
     y = np.array(values[half:], dtype=float)
+    if len(y) <= design.shape[1]:
+        return math.nan, math.nan
     fitted, *_ = np.linalg.lstsq(design, y, rcond=None)
     rest = y - design @ fitted
-    variance = rest @ rest / max(len(y) - design.shape[1], 1)
+    variance = rest @ rest / (len(y) - design.shape[1])
     return float(fitted[1]), float(np.sqrt(variance * np.linalg.pinv(design.T @ design)[1, 1]))
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 2)
 
 
 def soak_tree(arm: Arm, operations: int, seed: int) -> dict[str, Any]:
@@ -118,10 +129,10 @@ def soak_tree(arm: Arm, operations: int, seed: int) -> dict[str, Any]:
         "book_checks": operations // CHECK_EVERY + len(points),
         "sanity_checks": len(points),
         "rss_mib": round(points[-1].rss / 2**20, 1),
-        "rss_kib_per_1000_operations": round(growth, 2),
-        "rss_standard_error": round(error, 2),
-        "objects_per_1000_operations": round(objects, 2),
-        "objects_standard_error": round(objects_error, 2),
+        "rss_kib_per_1000_operations": _known(growth),
+        "rss_standard_error": _known(error),
+        "objects_per_1000_operations": _known(objects),
+        "objects_standard_error": _known(objects_error),
         "happened": dict(soak.happened),
         "prompts": dict(soak.traffic.drawn),
         "events": events,
@@ -140,6 +151,8 @@ def main(
     out: Annotated[Path | None, typer.Option(help="JSON file")] = None,
 ) -> None:
     rows: list[dict[str, Any]] = []
+    if operations and operations < LEAST_OPERATIONS:
+        raise typer.BadParameter(f"--operations {operations}: 0, or at least {LEAST_OPERATIONS}")
     if operations:
         # A process each: what one arm gives back must not hide what the next one takes.
         spawn = multiprocessing.get_context("spawn")

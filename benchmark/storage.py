@@ -178,7 +178,11 @@ def main() -> None:
     with Progress() as progress:
         for page_tokens in args.page_tokens:
             page_bytes = 2 * 2 * LAYERS * HEADS * HEAD_DIM * page_tokens
-            rows.append(measure((args.megabytes << 20) // page_bytes, page_tokens, args.directory, progress))
+            pages = (args.megabytes << 20) // page_bytes
+            if pages < LAYERS:  # upstream's page-first pool looks a page up by the number of a layer
+                needed = -(-LAYERS * page_bytes >> 20)
+                parser.error(f"--megabytes {args.megabytes}: pages of {page_tokens} tokens need {needed}")
+            rows.append(measure(pages, page_tokens, args.directory, progress))
     print_rows("verified pages against upstream's file backend", rows)
     write_results("storage", rows, out=args.out)
 
