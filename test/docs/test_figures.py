@@ -119,17 +119,17 @@ SENTENCES: list[tuple[str, str, Callable[[], list[float]]]] = [
     ("README.md", "chat #", lambda: [seed_ratio("chat", "python-lru")]),
     (
         "README.md",
-        "the median first token took # times as long as stock's (# to #)",
+        "and took # times as long in open loop (# to #) before",
         lambda: first_token("times"),
     ),
     (
         "README.md",
-        "servers side by side, where it takes # times as long (# to #)",
+        "the median first token takes # times as long as stock's with servers side by side (# to #)",
         lambda: first_token("pairs"),
     ),
     (
         "docs/serving.md",
-        "side by side met: #, interval # to #;",
+        "side by side by little: #, interval # to #;",
         lambda: first_token("pairs"),
     ),
     (
