@@ -40,7 +40,7 @@ def answers() -> dict[str, dict]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=120,
         check=False,
     )
     lines = [line for line in run.stdout.splitlines() if line.startswith("ANSWER ")]

@@ -40,7 +40,7 @@ def in_a_fresh_process(program: str) -> list[object]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=120,
     )
     return json.loads(run.stdout.splitlines()[-1])
 

@@ -93,7 +93,7 @@ def test_torchvision_imports_whether_or_not_its_library_loads() -> None:
     def imports(*, shimmed: bool) -> bool:
         program = TORCHVISION.format(shimmed=shimmed)
         run = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program], capture_output=True, timeout=300, text=True
+            [sys.executable, "-W", "ignore", "-c", program], capture_output=True, timeout=120, text=True
         )
         # Without the shim only the defect that it names may be what fails.
         assert run.returncode == 0 or "torchvision::nms does not exist" in run.stderr, run.stderr

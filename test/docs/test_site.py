@@ -89,7 +89,7 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
         pytest.skip("mkdocs is not installed: run scripts/docs.sh once, or install the extra docs")
     # Without --quiet, which also keeps warnings from being counted.
     command = [python, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert built.returncode == 0, built.stderr
     reference = (tmp_path / "site/reference.html").read_text()
     for name in ("BlockImportance", "get_importance", "EvictionPolicy", "ImportancePolicy"):

@@ -19,8 +19,6 @@ CPU_FLAGS = (
     *("--attention-backend", "torch_native", "--max-total-tokens", "512", "--host", "127.0.0.1"),
 )
 LAUNCH_SERVER = (sys.executable, "-m", "sglang.launch_server")
-ENDING_SECONDS = 300.0
-"""After which a launch hangs: 90 were too few on a machine busy with other servers."""
 SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
 
 
@@ -63,6 +61,7 @@ def launch(
     *flags: str,
     command: tuple[str, ...] = LAUNCH_SERVER,
     plugin_directory: Path | None = None,
+    timeout: float = 90,
 ) -> Ended:
     """Starts a server that is expected to end by itself, and waits for that.
 
@@ -71,10 +70,10 @@ def launch(
     """
     ports = ["--port", str(free_port()), "--nccl-port", str(free_port())]
     arguments = [*command, "--model-path", str(model), *CPU_FLAGS, *ports, *flags]
-    return run_to_end(arguments, plugin_directory=plugin_directory)
+    return run_to_end(arguments, plugin_directory=plugin_directory, timeout=timeout)
 
 
-def run_to_end(arguments: list[str], *, plugin_directory: Path | None = None) -> Ended:
+def run_to_end(arguments: list[str], *, plugin_directory: Path | None = None, timeout: float = 90) -> Ended:
     process = subprocess.Popen(
         arguments,
         env=environment(plugin_directory),
@@ -84,7 +83,7 @@ def run_to_end(arguments: list[str], *, plugin_directory: Path | None = None) ->
         start_new_session=True,
     )
     try:
-        _, stderr = process.communicate(timeout=ENDING_SECONDS)
+        _, stderr = process.communicate(timeout=timeout)
     finally:
         survivors = _session_members(process.pid)
         names = [" ".join(survivor.cmdline()) for survivor in survivors if survivor.is_running()]

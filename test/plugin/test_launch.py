@@ -22,7 +22,7 @@ def _assert_stopped(ended: Ended, *refusals: str) -> None:
 
 @pytest.mark.parametrize("command", [LAUNCH_SERVER, SGLANG_SERVE], ids=["launch_server", "serve"])
 def test_an_untested_mode_stops_the_command(tiny_model: Path, command: tuple[str, ...]) -> None:
-    ended = launch(tiny_model, "--kv-policy", "importance", "--tp-size", "2", command=command)
+    ended = launch(tiny_model, "--kv-policy", "importance", "--tp-size", "2", command=command, timeout=60)
     _assert_stopped(ended, "does not support tensor parallelism (--tp-size 2): use --tp-size 1")
 
 
