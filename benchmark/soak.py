@@ -86,8 +86,9 @@ def slope(
     return float(fitted[1]), float(np.sqrt(variance * np.linalg.pinv(design.T @ design)[1, 1]))
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, 2)
+def known(value: float, digits: int = 2) -> float | None:
+    """Rounded, as JSON has it: null where it was not measured."""
+    return None if math.isnan(value) else round(value, digits)
 
 
 def soak_tree(arm: Arm, operations: int, seed: int) -> dict[str, Any]:
@@ -129,10 +130,10 @@ def soak_tree(arm: Arm, operations: int, seed: int) -> dict[str, Any]:
         "book_checks": operations // CHECK_EVERY + len(points),
         "sanity_checks": len(points),
         "rss_mib": round(points[-1].rss / 2**20, 1),
-        "rss_kib_per_1000_operations": _known(growth),
-        "rss_standard_error": _known(error),
-        "objects_per_1000_operations": _known(objects),
-        "objects_standard_error": _known(objects_error),
+        "rss_kib_per_1000_operations": known(growth),
+        "rss_standard_error": known(error),
+        "objects_per_1000_operations": known(objects),
+        "objects_standard_error": known(objects_error),
         "happened": dict(soak.happened),
         "prompts": dict(soak.traffic.drawn),
         "events": events,

@@ -186,7 +186,7 @@ def soak_server(requests: int, *, policy: str, max_seconds: float, seed: int) ->
 
     Under ``default``, stock sglang, only its memory is looked at: what of the growth is not ours.
     """
-    from soak import slope
+    from soak import known, slope
 
     is_ours = policy != "default"
     with ServerProcess("--kv-policy", policy, *FLAGS, model=checkpoint_path()) as server:
@@ -201,15 +201,16 @@ def soak_server(requests: int, *, policy: str, max_seconds: float, seed: int) ->
     samples = outcome["samples"]
     done = [number for _, number, _ in samples]
     points = np.linspace(0, len(samples) - 1, CURVE_POINTS).round().astype(int)
-    memory = {}
+    memory, growths = {}, []
     for name in samples[-1][2]:
         sizes = [sizes.get(name, np.nan) / 2**20 for _, _, sizes in samples]
         growth, error = slope(done, sizes)
+        growths.append(1024 * growth)
         memory[name] = {
             "mib": round(sizes[-1], 1),
-            "kib_per_1000_requests": round(1024 * growth, 1),
-            "standard_error": round(1024 * error, 1),
-            "mib_at_points": [round(sizes[point], 1) for point in points],
+            "kib_per_1000_requests": known(1024 * growth, 1),
+            "standard_error": known(1024 * error, 1),
+            "mib_at_points": [known(sizes[point], 1) for point in points],
         }
     return {
         "mode": "server",
@@ -219,9 +220,7 @@ def soak_server(requests: int, *, policy: str, max_seconds: float, seed: int) ->
         "concurrency": CONCURRENCY,
         "requests_at_points": [done[point] for point in points],
         "rss_mib": round(sum(each["mib"] for each in memory.values()), 1),
-        "rss_kib_per_1000_operations": round(
-            sum(each["kib_per_1000_requests"] for each in memory.values()), 1
-        ),
+        "rss_kib_per_1000_operations": known(sum(growths), 1),
         "happened": dict(outcome["load"].happened),
         "memory": memory,
         "at_rest": rest,

@@ -24,7 +24,7 @@ import httpx
 START_SECONDS = 240.0
 STOP_SECONDS = 20.0
 REQUEST_SECONDS = 300.0
-ENDING_SECONDS = 2.0
+ENDING_SECONDS = 2.0  # of a server that has dropped a connection
 
 
 PORTS = range(20_000, 32_768)
@@ -44,7 +44,7 @@ class ServerFailed(RuntimeError):
     """The server ended, or did not become ready; the message ends with its log."""
 
 
-class _ToldTransport(httpx.HTTPTransport):
+class _ServerLogTransport(httpx.HTTPTransport):
     """Where the server has ended, a request fails with what it logged, not with a connection reset."""
 
     def __init__(self, server: ServerProcess) -> None:
@@ -114,7 +114,7 @@ class ServerProcess:
         self._client = httpx.Client(
             base_url=self.base_url,
             timeout=REQUEST_SECONDS,
-            transport=_ToldTransport(self),
+            transport=_ServerLogTransport(self),
             trust_env=False,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
         )

@@ -24,12 +24,13 @@ SMALLEST = {
 }
 # They run for minutes, most of them with servers, and what they run has tests of its own.
 ONLY_READ = ("kernels/run.py", "overhead.py", "restart.py", "serving/run.py", "soak.py")
+TOO_SMALL = (("soak.py", ("--operations", "4999")), ("storage.py", ("--megabytes", "1")))
 NO_OUT = ("metrics_publishing.py",)
 
 
-def _run(script: str, *arguments: str | Path) -> str:
+def _ran(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
+    return subprocess.run(
         [sys.executable, FOLDER / script, *arguments],
         cwd=ROOT,
         env=environment,
@@ -38,6 +39,10 @@ def _run(script: str, *arguments: str | Path) -> str:
         timeout=300,
         check=False,
     )
+
+
+def _run(script: str, *arguments: str | Path) -> str:
+    ran = _ran(script, *arguments)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     return ran.stdout
 
@@ -75,6 +80,14 @@ def _write_conversation(path: Path, *, requests: int) -> None:
 @pytest.mark.parametrize("script", ONLY_READ)
 def test_script_explains_itself(script: str) -> None:
     assert "--out" in _run(script, "--help")
+
+
+@pytest.mark.parametrize(("script", "size"), TOO_SMALL)
+def test_script_names_a_size_that_is_too_small(script: str, size: tuple[str, str]) -> None:
+    ran = _ran(script, *size)
+    assert ran.returncode == 2, ran.stderr
+    assert " ".join(size) in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 def test_no_script_is_forgotten() -> None:

@@ -47,7 +47,7 @@ class PassRequests:
     """
 
     forward_mode: ForwardMode
-    rids: list[str] | None
+    rids: list[str]
     seq_lens: list[int]
     extend_seq_lens: list[int] | None
     req_pool_indices: list[int]
@@ -55,10 +55,11 @@ class PassRequests:
     @classmethod
     def copied(cls, forward_batch: ForwardBatch) -> Self:
         """Reads what upstream keeps on the device from there: for batches whose device is the host."""
+        assert forward_batch.rids is not None, "nobody samples upstream's own dummy batches"
         extends = forward_batch.forward_mode == ForwardMode.EXTEND
         return cls(
             forward_mode=forward_batch.forward_mode,
-            rids=None if forward_batch.rids is None else list(forward_batch.rids),
+            rids=list(forward_batch.rids),
             seq_lens=_on_host(forward_batch, "seq_lens"),
             extend_seq_lens=_on_host(forward_batch, "extend_seq_lens") if extends else None,
             req_pool_indices=_on_host(forward_batch, "req_pool_indices"),
