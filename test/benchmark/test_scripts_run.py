@@ -83,8 +83,8 @@ def test_script_explains_itself(script: str) -> None:
 
 
 @pytest.mark.parametrize(("script", "size"), TOO_SMALL)
-def test_script_names_a_size_that_is_too_small(script: str, size: tuple[str, str]) -> None:
-    ran = _ran(script, *size)
+def test_script_names_a_size_that_is_too_small(script: str, size: tuple[str, str], tmp_path: Path) -> None:
+    ran = _ran(script, *size, "--out", tmp_path / "rows.json")
     assert ran.returncode == 2, ran.stderr
     assert " ".join(size) in ran.stderr
     assert "Traceback" not in ran.stderr
