@@ -15,7 +15,7 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sgl_importance.options import SETTINGS, ImportanceOptions, flag
 from sglang_importance.server_args import add_flags, importance_options
 
-from serving import free_port
+from support.servers import free_port
 
 Parse = Callable[..., ServerArgs]
 

@@ -6,7 +6,7 @@ import pytest
 
 import sglang_importance.folding as folding_module
 
-from driver import TreeDriver
+from support.drivers.tree_driver import TreeDriver
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from sglang_importance.desk import Desk
 from sglang_importance.importance_operation import KEYS_PER_SLICE, importance
 from sglang_importance.page_source import SLICE_PAGES
 
-from driver import PAGE
-from test_tree_events import prompt, serve
+from support.drivers.tree_driver import PAGE
+from support.drivers.tree_requests import prompt, serve
 
 
 def digests(tokens: list[int], *, cache_salt: str | None = None) -> list[bytes]:

@@ -10,8 +10,8 @@ from sglang_importance.desk import Desk
 from sglang_importance.placement import pin_operations
 from sglang_importance.placement.pin_operations import SLICE_PAGES
 
-from driver import PAGE
-from test_tree_events import prompt, serve
+from support.drivers.tree_driver import PAGE
+from support.drivers.tree_requests import prompt, serve
 
 POOL = 256
 OPERATIONS = {name: getattr(pin_operations, name) for name in ("pin", "unpin", "pins")}

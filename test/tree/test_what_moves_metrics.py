@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_gating import ScriptedGate, gated
 
 from sgl_importance.calibration import HORIZON
 from sgl_importance.cost import Tier
@@ -26,8 +25,9 @@ from sglang_importance.metrics import counter_values, label_values
 from sglang_importance.placement.prewarm_request import new_rid
 from sglang_importance.shadowing import Shadowing
 
-from driver import PAGE, TreeDriver
-from test_tree_events import pages, path_of, prompt, serve
+from support.doubles.scripted_gate import ScriptedGate, gated
+from support.drivers.tree_driver import PAGE, TreeDriver
+from support.drivers.tree_requests import pages, path_of, prompt, serve
 
 REQUEST = {"requests_total", "prompt_tokens_total", "fold_seconds_total"}
 HIT = REQUEST | {"hit_requests_total", "hit_tokens_total"}

@@ -18,7 +18,7 @@ from sgl_importance.placement.pin_table import PinRefused
 from sglang_importance.placement.gating import Gating
 from sglang_importance.placement.spare import SparedCopies
 
-from hosted_driver import PAGE, HostedDriver, Request
+from support.drivers.hosted_driver import PAGE, HostedDriver, Request
 
 MAX_PINS = 12
 MAX_SECONDS = 60
