@@ -19,7 +19,7 @@ import httpx
 import pytest
 from sglang.srt.server_args import ServerArgs
 
-from sglang_importance.server_args import add_flags
+from sglang_importance.launch.flags import add_flags
 
 from support.page_commands import DEFAULT_URL, PAGES, ROOT, PageCommand, all_commands
 from support.servers import ServerProcess

@@ -11,10 +11,10 @@ pytest.importorskip("sglang")
 
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-import sglang_importance.attention.qk_probe as producer
+import sglang_importance.attention.prefill_probe as producer
 from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
-from sglang_importance.attention.qk_probe import QkProbe
 from sglang_importance.attention.rows import Phase, active_rows
 
 from support.drivers.attention_driver import AttentionDriver, Layers, Sequence, model_runner, options

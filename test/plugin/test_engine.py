@@ -13,7 +13,7 @@ import pytest
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.engine import importance_engine, take_options
-from sglang_importance.refusal import LaunchRefused
+from sglang_importance.upstream.refusal import LaunchRefused
 
 from support.launches import run_to_end
 
@@ -52,7 +52,7 @@ def test_the_documented_call_is_understood() -> None:
 PROGRAM = """
 import json, multiprocessing, sys
 from sglang_importance.engine import importance_engine
-from sglang_importance.refusal import LaunchRefused
+from sglang_importance.upstream.refusal import LaunchRefused
 
 if __name__ == "__main__":
     arguments = dict(

@@ -17,10 +17,10 @@ import torch
 from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.refusal import LaunchRefused
 from sglang_importance.storage import install
 from sglang_importance.storage.guards import _around_reduce_ack
 from sglang_importance.storage.weights import WATCH, Weights, fingerprint
+from sglang_importance.upstream.refusal import LaunchRefused
 
 from support.host_pools import (
     KEYS,

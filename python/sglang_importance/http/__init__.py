@@ -6,8 +6,8 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.http import importance, pins, snapshot, tree
-from sglang_importance.http.own_site import refuse_other_sites
-from sglang_importance.http.prewarm import add_prewarm_routes, install_prewarm
+from sglang_importance.http.prewarm_route import add_prewarm_routes, install_prewarm
+from sglang_importance.http.same_origin import refuse_other_sites
 from sglang_importance.http.ui import install_ui
 
 TAG = "importance"

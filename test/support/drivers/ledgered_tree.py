@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from sgl_importance.placement.ledger_plan import plan_from_ledger
-from sglang_importance import folding
 from sglang_importance.placement.ledger_feed import LedgerFeed, model_digest
 from sglang_importance.placement.prewarm_request import new_rid
 from sglang_importance.storage.weights import WATCH, Weights
+from sglang_importance.tree import folding
 
 from support.drivers.tree_driver import PAGE, ScriptedRows, TreeDriver
 from support.workloads.ledger_rows import open_ledger

@@ -19,8 +19,8 @@ from sglang.srt.runtime_context import get_context, get_parallel
 from transformers import LlamaConfig
 
 from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
-from sglang_importance.attention.qk_probe import QkProbe
 from sglang_importance.attention.triton import EmittingTritonBackend
 
 from support.drivers.attention_driver import (
