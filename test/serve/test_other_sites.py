@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.http import pins_route
+from sglang_importance.http import pins_route, same_origin
 from sglang_importance.http.routes import install_routes
 
 READS = ("", "/pins", "/tree", "/node/1", "/node/1/prompt", "/events", "/prewarm", "/prewarm/x")
