@@ -29,6 +29,7 @@ class BlockNodes:
         self._block_types = [BlockType(value) for value in facts.block_types.tolist()]
         self._transitions = [Transition(value) for value in facts.transitions.tolist()]
         self._accesses = facts.accesses.tolist()
+        self._spans = facts.spans.tolist()
         self._watched = facts.watched.tolist()
         self._nodes: list[NodeMetadata | None] = [None] * trace.num_blocks
 
@@ -50,6 +51,7 @@ class BlockNodes:
             access = start + position
             node.block_type = self._block_types[access]
             node.accesses = self._accesses[access]
+            node.span = self._spans[access]
             self.policy.created(node, self._transitions[access], watch=self._watched[access])
 
     def _create(self, position: int) -> NodeMetadata:
