@@ -10,7 +10,7 @@ from sgl_importance.cost import Tier
 from sgl_importance.fold import QueryFolds
 from sgl_importance.node import transition_after
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.reuse_class import BlockType, Transition
+from sgl_importance.reuse_class import Transition
 from sgl_importance.trace.records import EventKind
 from sglang_importance.after_answers import AfterAnswers
 from sglang_importance.folding import Folding
@@ -161,10 +161,12 @@ class ImportanceComponent(RankedComponent):
             self._computed_again(node, query, req.rid)
         if insert_params is not None and insert_params.chunked:
             return
-        if path:
-            self.tree.metadata(path[-1]).is_tip = True
-        if is_finished:
-            self._mark_generated(path, len(req.origin_input_ids), query.serial)
+        self.tree.tracker.ended(
+            [self.tree.metadata(node) for node in path],
+            serial=query.serial,
+            prompt_tokens=len(req.origin_input_ids),
+            is_finished=is_finished,
+        )
         self._hints.cached(req, path, is_finished=is_finished)
         learn = partial(self._learn, req, query, end, req.kv.req_pool_idx, is_finished=is_finished)
         self.after_answers.do(learn)
@@ -219,12 +221,3 @@ class ImportanceComponent(RankedComponent):
         self.tree.accessed(metadata, query.transition)
         self.refresh(node)
         self._record(EventKind.INSERT, Tier.DEVICE, node, rid=rid)
-
-    def _mark_generated(self, path: list[UnifiedTreeNode], prompt_tokens: int, serial: int) -> None:
-        # Upstream splits a finished request at the page that holds the prompt's end.
-        boundary = prompt_tokens // self.tree.page_size * self.tree.page_size
-        for node in reversed(path):
-            metadata = self.tree.metadata(node)
-            if metadata.depth < boundary or metadata.importance.creator != serial:
-                break
-            self.policy.holds(metadata, BlockType.GENERATED)

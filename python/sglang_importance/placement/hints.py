@@ -46,7 +46,7 @@ class HintFollower:
 
     Args:
         tree: its nodes are labelled, its ghosts tell what was lost.
-        policy: learns what nodes hold.
+        policy: its clock dates requests.
         pins: hold what requests retain.
         observe: whether hints may predict, but move nothing.
     """
@@ -131,7 +131,7 @@ class HintFollower:
         if hinted is None:
             return
         nodes = [self._tree.metadata(node) for node in path]
-        hinted.label(nodes, self._policy)
+        hinted.label(nodes, self._tree.tracker)
         if is_finished:
             hinted.ended(nodes, finished=req.finished())
 
