@@ -35,7 +35,7 @@ class HintFollower:
     """Follows the hints of each request from its admission to its end; under ``observe`` they move nothing.
 
     Args:
-        state: its nodes are labelled, its ghosts tell what was lost, its policy learns what nodes hold.
+        state: its nodes are labelled, its ghosts tell what was lost.
         pins: hold what requests retain.
     """
 
@@ -120,7 +120,7 @@ class HintFollower:
         if hinted is None:
             return
         nodes = [self._tree.metadata(node) for node in path]
-        hinted.label(nodes, self._policy)
+        hinted.label(nodes, self._tree.tracker)
         if is_finished:
             hinted.ended(nodes, finished=req.finished())
 

@@ -11,7 +11,7 @@ from sgl_importance.cost import Tier
 from sgl_importance.fold import QueryFolds
 from sgl_importance.metrics import FaultPlace
 from sgl_importance.node import transition_after
-from sgl_importance.reuse_class import BlockType, Transition
+from sgl_importance.reuse_class import Transition
 from sgl_importance.trace.records import EventKind
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
@@ -185,10 +185,13 @@ class RequestFlow:
             self._computed_again(node, query, req.rid)
         if is_chunk:
             return None
-        if path:
-            self._state.tree.metadata(path[-1]).is_tip = True
-        if is_finished:
-            self._mark_generated(path, len(req.origin_input_ids), query.serial)
+        tree = self._state.tree
+        tree.tracker.ended(
+            [tree.metadata(node) for node in path],
+            serial=query.serial,
+            prompt_tokens=len(req.origin_input_ids),
+            is_finished=is_finished,
+        )
         self._hints.cached(req, path, is_finished=is_finished)
         return partial(self._learn, req, query, end, req.kv.req_pool_idx, is_finished=is_finished)
 
@@ -236,12 +239,3 @@ class RequestFlow:
         self._state.tree.accessed(metadata, query.transition)
         self._leaves.refresh(node)
         self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, "computed", rid=rid)
-
-    def _mark_generated(self, path: list[UnifiedTreeNode], prompt_tokens: int, serial: int) -> None:
-        # Upstream splits a finished request at the page that holds the prompt's end.
-        boundary = prompt_tokens // self._state.tree.page_size * self._state.tree.page_size
-        for node in reversed(path):
-            metadata = self._state.tree.metadata(node)
-            if metadata.depth < boundary or metadata.importance.creator != serial:
-                break
-            self._state.policy.holds(metadata, BlockType.GENERATED)
