@@ -25,7 +25,8 @@ from support.drivers.soak_history import Soak
 from support.drivers.tree_driver import TreeDriver
 from support.drivers.tree_requests import prompt, serve
 
-OPERATIONS = 500
+OPERATIONS = 250
+POOL = 768
 
 LEARNING: list[tuple[type, str, int]] = [
     # Class, method, and the call that raises.
@@ -37,7 +38,7 @@ LEARNING: list[tuple[type, str, int]] = [
     (Folding, "fold", 9),
     (HintFollower, "admitted", 9),
     (Pinning, "settle", 9),
-    (Pinning, "_attach", 9),
+    (Pinning, "taken_in", 9),
     (NodeEvents, "split", 9),
     (NodeEvents, "removed", 9),
     (NodeEvents, "transferred", 9),
@@ -91,7 +92,7 @@ class FaultySoak(Soak):
 
 
 def check_victims(patch: pytest.MonkeyPatch) -> list[int]:
-    """Looks at every device victim after the fallback: it must be upstream's, the least recently used leaf."""
+    """Looks at every device victim after the fallback: it must be upstream's, the least recently used."""
     seen: list[int] = []
     choose = ImportanceComponent._evict_device_next_node
 
@@ -118,7 +119,7 @@ def test_a_fault_in_learning_or_ranking_leaves_a_server_that_evicts_by_lru(
 ) -> None:
     calls = break_call(monkeypatch, owner, method, number)
     victims = check_victims(monkeypatch)
-    soak = FaultySoak(kind, "write_through", seed=3, gated=kind == "importance")
+    soak = FaultySoak(kind, "write_through", seed=3, tokens=POOL, gated=kind == "importance")
     for _ in soak.run(OPERATIONS, check_every=25, idle_every=100):
         pass  # upstream's own check runs whenever the cache is idle, and KV is looked at when it is found
     state = soak.driver.component.state
@@ -126,8 +127,8 @@ def test_a_fault_in_learning_or_ranking_leaves_a_server_that_evicts_by_lru(
     assert state.faults.fallback is not None
     assert state.faults.fallback.error == f"Planned: {owner.__name__}.{method}"
     assert sum(state.faults.counts.values()) == 1, "nothing of ours runs any more"
-    assert len(victims) > 10
-    assert soak.driver.checked_tokens > 1000
+    assert len(victims) >= 3
+    assert soak.driver.checked_tokens > 500
 
 
 @pytest.mark.parametrize("method", ["event", "admitted", "folded", "finished"])

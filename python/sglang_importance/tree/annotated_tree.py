@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sgl_importance.calibration import HORIZON
@@ -13,6 +13,7 @@ from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.policy.tracker import ReuseTracker
 from sgl_importance.reuse_class import Transition
 from sglang_importance.metrics.scheduler_counters import Counters
+from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.page_lookup import PageSource
 
 if TYPE_CHECKING:
@@ -43,14 +44,6 @@ class AnnotatedTree:
         self._policy = policy
         self._counters = counters
         self._core: UnifiedTreeCore | None = None
-        self.transition = Transition.COLD
-        """Of the request that is inserting."""
-        self.on_created: Callable[[UnifiedTreeNode, NodeMetadata], None] | None = None
-        """Told of each node's metadata when they are made."""
-        self.lost: list[LostPages] | None = None
-        """Takes what the request that is inserting had to compute again; None where nobody asks."""
-        self.warming = False
-        """Whether nodes are made because of a pre-warm, which says nothing about their reuse."""
 
     @property
     def core(self) -> UnifiedTreeCore:
@@ -65,11 +58,21 @@ class AnnotatedTree:
 
     # ---- nodes ----
 
+    @staticmethod
+    def known(node: UnifiedTreeNode) -> NodeMetadata | None:
+        """The node's metadata; None where it has just come in and nobody has said who brought it."""
+        metadata: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)
+        return metadata
+
     def metadata(self, node: UnifiedTreeNode) -> NodeMetadata:
-        """The node's metadata; made on the first call, with what ghosts remember of its pages."""
+        """The metadata of a node that was taken in."""
         known = self.known(node)
-        if known is not None:
-            return known
+        assert known is not None, f"node {node.id} was never taken in"
+        return known
+
+    def take_in(self, node: UnifiedTreeNode, insertion: Insertion) -> NodeMetadata:
+        """Makes the metadata of a new node, with what ghosts remember of its pages; the estimator learns."""
+        assert self.known(node) is None, f"node {node.id} was taken in already"
         assert node.parent is not None, "the root holds no tokens"
         parent = self.metadata(node.parent) if node.parent.parent is not None else None
         created = NodeMetadata(
@@ -80,24 +83,22 @@ class AnnotatedTree:
         )
         setattr(node, METADATA_ATTRIBUTE, created)
         self.source.created(node)
-        transition = None if self.warming else self.transition
-        returned = self.tracker.created(created, transition, parent=parent, pages=self.iterate_pages(node))
-        created.is_prewarmed = self.warming
-        if not self.warming:
-            self._asked_again(returned)
+        pages = self.iterate_pages(node)
+        returned = self.tracker.created(created, insertion.transition, parent=parent, pages=pages)
+        created.is_prewarmed = insertion.is_prewarm
+        if not insertion.is_prewarm:
+            self._asked_again(returned, insertion.lost)
             self._predict(created)
-        if self.on_created is not None:
-            self.on_created(node, created)
         return created
 
-    def _asked_again(self, returned: Sequence[tuple[GhostNode, int]]) -> None:
+    def _asked_again(self, returned: Sequence[tuple[GhostNode, int]], lost: list[LostPages] | None) -> None:
         """Counts tokens that were in the cache before, and that a request had to compute again."""
         for ghost, tokens in returned:
             self._came_true(ghost)
             if ghost.kept_by_importance:
                 self._counters.observed_saved_tokens += tokens
-            if self.lost is not None and ghost.eviction is not None:
-                self.lost.append(LostPages(tokens, ghost.eviction))
+            if lost is not None and ghost.eviction is not None:
+                lost.append(LostPages(tokens, ghost.eviction))
 
     def accessed(self, metadata: NodeMetadata, transition: Transition) -> None:
         """An admitted request found the node in the cache."""
@@ -117,12 +118,6 @@ class AnnotatedTree:
         if visited.prediction is not None:
             visited.prediction.came_true = True
             visited.prediction = None
-
-    @staticmethod
-    def known(node: UnifiedTreeNode) -> NodeMetadata | None:
-        """The node's metadata if it was made already."""
-        metadata: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)
-        return metadata
 
     @staticmethod
     def path(node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
