@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 import sglang_importance.attention.sampling as observed
 import sglang_importance.attention.torch_native as torch_native
 from sglang_importance.attention import install
-from sglang_importance.attention.rows import Phase, RowScores
+from sglang_importance.attention.rows import Phase, ScoreRows
 from sglang_importance.attention.sampling import StepSampler
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 
@@ -260,11 +258,9 @@ def test_unknown_layer_is_refused_with_the_choice() -> None:
 
 def test_decode_steps_do_not_read_slots_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream keeps them on the host for extends only; a read in every step would undo the overlap."""
-    monkeypatch.setattr(torch_native, "MAX_UNSAMPLED_TOKENS", 0)  # as on a device: asked at once
     driver = AttentionDriver(options())
     first, second = Sequence("a", 1), Sequence("b", 2)
     driver.extend((first, 5), (second, 3))
-    driver.rows.check_integrity()  # asks whom the extend observed
     read, on_host = [], observed._on_host
     monkeypatch.setattr(
         observed, "_on_host", lambda batch, name: (read.append(name), on_host(batch, name))[1]
@@ -280,96 +276,73 @@ def test_decode_steps_do_not_read_slots_from_the_device(monkeypatch: pytest.Monk
     assert driver.backend._sampler._slot_of == {"b": 2, "c": 1}
 
 
-def test_a_first_token_waits_for_nothing_but_the_keeping_of_queries(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked, ask = [], StepSampler.observed
-    monkeypatch.setattr(
-        StepSampler, "observed", lambda self, batch: (asked.append(batch.forward_mode), ask(self, batch))[1]
-    )
-    driver = AttentionDriver(options())
-    sequence = Sequence("a", 1)
-    driver.extend((sequence, 9))
-    driver.decode(sequence)
-    assert asked == []
-    driver.check_row(sequence, Phase.PREFILL, [5, 6, 7, 8])
-    assert asked == [ForwardMode.EXTEND, ForwardMode.DECODE]
-    driver.check_row(sequence, Phase.DECODE, [9])
-    for _ in range(5):
-        driver.decode(sequence)
-    assert len(asked) == 5, "queries of no more than two passes are kept whole"
-    driver.extend((Sequence("b", 2), torch_native.MAX_UNSAMPLED_TOKENS + 1))
-    assert len(asked) == 8, "nor those of a long one"
+class CountingSampler:
+    """Whom decode steps observe, counted one request and one step at a time."""
 
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.steps: dict[str, int] = {}
 
-class Traffic:
-    """Requests that come, decode and go in four slots; what was read of their rows."""
+    def extend(self, rid: str) -> None:
+        self.steps[rid] = 0
 
-    def __init__(self) -> None:
-        self.driver = AttentionDriver(options(interval=3))
-        self.running: list[Sequence] = []
-        self.read: list[RowScores | None] = []
-        self._served = 0
-
-    def arrive(self, tokens: int) -> None:
-        free = [slot for slot in range(1, 5) if slot not in {sequence.slot for sequence in self.running}]
-        if free:
-            self._served += 1
-            self.running.append(Sequence(f"r{self._served}", free[0]))
-            self.driver.extend((self.running[-1], tokens))
-
-    def decode(self, _: int) -> None:
-        if self.running:
-            self.driver.decode(*self.running)
-
-    def prefill_ended(self, index: int) -> None:
-        if self.running:
-            sequence = self.running[index % len(self.running)]
-            self._consume(sequence, Phase.PREFILL, compute=False)
-
-    def finish(self, index: int) -> None:
-        if self.running:
-            sequence = self.running.pop(index % len(self.running))
-            for phase in Phase:
-                self._consume(sequence, phase, compute=True)
-
-    def abort(self, index: int) -> None:
-        if self.running:
-            self.running.pop(index % len(self.running))
-
-    def _consume(self, sequence: Sequence, phase: Phase, *, compute: bool) -> None:
-        self.read.append(self.driver.rows.consume(sequence.slot, phase, sequence.rid, compute=compute))
+    def decode(self, rids: list[str]) -> list[str]:
+        due = [rid for rid in rids if self.steps[rid] % self.interval == 0]
+        for rid in rids:
+            self.steps[rid] += 1
+        return due
 
 
 @given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from((Traffic.arrive, Traffic.decode, Traffic.decode, Traffic.prefill_ended))
-            | st.sampled_from((Traffic.finish, Traffic.abort)),
-            st.integers(1, 24),
-        ),
-        max_size=25,
-    )
+    interval=st.integers(1, 4),
+    steps=st.lists(st.sampled_from(("arrive", "leave", "shuffle", "decode", "decode")), max_size=40),
+    random=st.randoms(use_true_random=False),
 )
-@settings(max_examples=60)
-def test_rows_are_the_same_whether_passes_are_sampled_at_once_or_later(
-    steps: list[tuple[Callable[[Traffic, int], None], int]],
-) -> None:
-    read = []
-    for max_tokens in (0, torch_native.MAX_UNSAMPLED_TOKENS):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch_native, "MAX_UNSAMPLED_TOKENS", max_tokens)
-            traffic = Traffic()
-            for step, number in steps:
-                step(traffic, number)
-            read.append(traffic.read)
-    for at_once, later in zip(*read, strict=True):
-        assert (at_once is None) == (later is None)
-        if at_once is not None and later is not None:
-            assert at_once.query_tokens == later.query_tokens
-            np.testing.assert_array_equal(at_once.mass, later.mass)
-            np.testing.assert_array_equal(at_once.body, later.body)
-            np.testing.assert_array_equal(at_once.peak, later.peak)
+def test_the_sampler_observes_what_counting_one_by_one_does(interval, steps, random) -> None:
+    rows = ScoreRows(page_size=4, num_slots=6, max_context_tokens=64)
+    sampler, counted = StepSampler(rows, options(interval=interval)), CountingSampler(interval)
+    running: dict[str, int] = {}  # slot by request
+    arrived = 0
+    for step in steps:
+        free = sorted(set(range(1, 6)) - set(running.values()))
+        if step == "arrive" and free:
+            rid, slot = str(arrived), random.choice(free)
+            arrived += 1
+            running[rid] = slot
+            batch = ForwardBatch(
+                forward_mode=ForwardMode.EXTEND,
+                batch_size=1,
+                input_ids=torch.zeros(3),
+                rids=[rid],
+                req_pool_indices=torch.tensor([slot]),
+                seq_lens=torch.tensor([9]),
+                seq_lens_sum=9,
+                out_cache_loc=torch.zeros(3),
+                extend_seq_lens=torch.tensor([3]),
+            )
+            (queries,) = sampler.observed(batch)
+            assert (queries.owner, queries.slot, queries.rows) == (rid, slot, slice(0, 3))
+            counted.extend(rid)
+        elif step == "leave" and running:
+            running.pop(random.choice(list(running)))
+        elif step == "shuffle":
+            running = dict(random.sample(list(running.items()), len(running)))
+        elif step == "decode" and running:
+            rids, slots = list(running), list(running.values())
+            batch = ForwardBatch(
+                forward_mode=ForwardMode.DECODE,
+                batch_size=len(rids),
+                input_ids=torch.zeros(len(rids)),
+                rids=rids,
+                req_pool_indices=torch.tensor(slots),
+                seq_lens=torch.arange(len(rids)) + 10,
+                seq_lens_sum=0,
+                out_cache_loc=torch.zeros(len(rids)),
+            )
+            observed = list(sampler.observed(batch))
+            assert [each.owner for each in observed] == counted.decode(rids)
+            assert [each.slot for each in observed] == [running[each.owner] for each in observed]
+            assert [each.seq_len for each in observed] == [each.rows.start + 10 for each in observed]
 
 
 def test_a_request_that_was_never_extended_here_is_looked_up() -> None:

@@ -1,4 +1,4 @@
-"""What a server learns does not depend on when it asks whom a pass observed."""
+"""What a server learns does not depend on when the scores of a pass are computed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def _learnt(server: ServerProcess) -> list[dict[str, Any]]:
     return sorted(described, key=lambda node: [round(node[name], 3) for name in LEARNT])
 
 
-def test_passes_sampled_later_teach_what_passes_sampled_at_once_do(probe_model: Path, tmp_path: Path) -> None:
-    # Where steps are recorded, none waits.
+def test_scores_computed_behind_the_answer_teach_the_same(probe_model: Path, tmp_path: Path) -> None:
+    probe_model: Path, tmp_path: Path
+) -> None:
+    # Where steps are recorded, scores are computed at once.
     at_once_flags = ("--kv-importance-trace", str(tmp_path), "--kv-importance-trace-detail", "steps")
     with ExitStack() as stack, ThreadPoolExecutor() as starting:
         servers = [ServerProcess(*FLAGS, *flags, model=probe_model) for flags in ((), at_once_flags)]

@@ -154,8 +154,6 @@ class ScoreRows:
         failed; raises ``ScoresFailed`` on every rank where one did."""
         self.on_step: StepListener | None = None
         """Told of the scores of each single pass, which are then computed at once; None where nobody asks."""
-        self.before_access: Callable[[], None] | None = None
-        """Takes in what forward passes have only written down; called before a row is read or discarded."""
         logger.info(
             "Page scores: %d slots x %d pages of %d tokens, %.1f MiB",
             num_slots,
@@ -192,7 +190,7 @@ class ScoreRows:
 
     def begin(self, slot: int, owner: str) -> None:
         """An extend of ``owner`` starts in this slot: nothing accumulated before it is kept."""
-        self._discard(slot)
+        self.discard(slot)
         self._owners[slot] = owner
 
     def add(self, slot: int, phase: Phase, owner: str, scores: torch.Tensor, query_tokens: int) -> None:
@@ -277,7 +275,6 @@ class ScoreRows:
         return scores
 
     def _take(self, slot: int, phase: Phase, owner: str | None, *, compute: bool) -> RowScores | None:
-        self._catch_up()
         if owner is not None and self._owners[slot] != owner:
             return None
         if compute:
@@ -294,18 +291,10 @@ class ScoreRows:
 
     def discard(self, slot: int) -> None:
         """Zeroes both rows of a slot and forgets its owner."""
-        self._catch_up()
-        self._discard(slot)
-
-    def _discard(self, slot: int) -> None:
         self._deferred.pop(slot, None)
         for phase in Phase:
             self._clear(slot, phase)
         self._owners[slot] = None
-
-    def _catch_up(self) -> None:
-        if self.before_access is not None:
-            self.before_access()
 
     def _await_kernels(self) -> None:
         # The scheduler reads on another stream than attention writes on, and a step that was launched before
@@ -323,7 +312,6 @@ class ScoreRows:
 
     def check_integrity(self) -> None:
         """Asserts that rows are zero outside what they claim to hold and that every mass adds up."""
-        self._catch_up()
         for slot in list(self._deferred):
             self._compute_deferred(slot)
         for phase, slot in product(Phase, range(self.num_slots)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sgl_importance.options import ImportanceOptions
@@ -38,34 +40,6 @@ class ObservedQueries:
         return int(self.rows.stop - self.rows.start)
 
 
-@dataclass(frozen=True, slots=True)
-class PassRequests:
-    """The fields of a ``ForwardBatch`` that sampling reads, by value.
-
-    Upstream's eager runner copies the tensors of every pass into the same buffers, so a batch that is looked
-    at after its pass tells of the next one.
-    """
-
-    forward_mode: ForwardMode
-    rids: list[str]
-    seq_lens: list[int]
-    extend_seq_lens: list[int] | None
-    req_pool_indices: list[int]
-
-    @classmethod
-    def copied(cls, forward_batch: ForwardBatch) -> Self:
-        """Reads what upstream keeps on the device from there: for batches whose device is the host."""
-        assert forward_batch.rids is not None, "nobody samples upstream's own dummy batches"
-        extends = forward_batch.forward_mode == ForwardMode.EXTEND
-        return cls(
-            forward_mode=forward_batch.forward_mode,
-            rids=list(forward_batch.rids),
-            seq_lens=_on_host(forward_batch, "seq_lens"),
-            extend_seq_lens=_on_host(forward_batch, "extend_seq_lens") if extends else None,
-            req_pool_indices=_on_host(forward_batch, "req_pool_indices"),
-        )
-
-
 class StepSampler:
     """Opens the rows of requests that extend, counts decode steps, and picks what a pass observes.
 
@@ -76,31 +50,28 @@ class StepSampler:
     def __init__(self, rows: ScoreRows, options: ImportanceOptions) -> None:
         self._rows = rows
         self._options = options
-        self._decode_steps = [0] * rows.num_slots
+        self._decode_steps: npt.NDArray[np.int64] = np.zeros(rows.num_slots, dtype=np.int64)
         self._slot_of: dict[str, int] = {}
+        # Of the last decode batch, which most often is the next one too.
+        self._decoding: list[str] = []
+        self._decoding_slots: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
-    def observed(self, forward_batch: ForwardBatch | PassRequests) -> Iterator[ObservedQueries]:
+    def observed(self, forward_batch: ForwardBatch) -> Iterator[ObservedQueries]:
         """To be exhausted once per forward pass."""
         if forward_batch.rids is None:  # Only upstream's own dummy batches carry no request ids.
             return
-        # Padding follows the requests.
-        requests = enumerate(zip(forward_batch.rids, self._slots(forward_batch), strict=False))
         if forward_batch.forward_mode == ForwardMode.EXTEND:
-            yield from self._extends(forward_batch, requests)
+            yield from self._extends(forward_batch)
         elif forward_batch.forward_mode == ForwardMode.DECODE:
-            due = [(row, rid, slot) for row, (rid, slot) in requests if self._is_due(rid, slot)]
-            if due:  # most steps observe nobody, and need not ask how long sequences are
-                seq_lens = _on_host(forward_batch, "seq_lens")
-                for row, rid, slot in due:
-                    yield ObservedQueries(slot, rid, Phase.DECODE, slice(row, row + 1), seq_lens[row])
+            yield from self._decodes(forward_batch)
 
-    def _extends(
-        self, forward_batch: ForwardBatch | PassRequests, requests: Iterable[tuple[int, tuple[str, int]]]
-    ) -> Iterator[ObservedQueries]:
+    def _extends(self, forward_batch: ForwardBatch) -> Iterator[ObservedQueries]:
         seq_lens = _on_host(forward_batch, "seq_lens")
         extend_lens = _on_host(forward_batch, "extend_seq_lens")
         end = 0
-        for row, (rid, slot) in requests:
+        # Padding follows the requests.
+        slots = _on_host(forward_batch, "req_pool_indices")
+        for row, (rid, slot) in enumerate(zip(forward_batch.rids, slots, strict=False)):
             end += extend_lens[row]
             if slot == PADDING_SLOT or extend_lens[row] == 0:
                 continue
@@ -108,29 +79,40 @@ class StepSampler:
             num_q = min(self._options.window, extend_lens[row])
             yield ObservedQueries(slot, rid, Phase.PREFILL, slice(end - num_q, end), seq_lens[row])
 
-    def _is_due(self, rid: str, slot: int) -> bool:
-        """Counts a decode step of a request; whether it is observed."""
-        if slot == PADDING_SLOT:
-            return False
-        if self._rows.owner(slot) != rid:
-            self._begin(slot, rid)
-        step = self._decode_steps[slot]
-        self._decode_steps[slot] += 1
-        return step % self._options.interval == 0
+    def _decodes(self, forward_batch: ForwardBatch) -> Iterator[ObservedQueries]:
+        """Counts a decode step of each request; those that are due."""
+        if forward_batch.rids != self._decoding:
+            self._decode_others(forward_batch)
+        slots = self._decoding_slots
+        is_due = (self._decode_steps[slots] % self._options.interval == 0) & (slots != PADDING_SLOT)
+        self._decode_steps[slots] += 1
+        due = np.flatnonzero(is_due).tolist()
+        if not due:  # as in most steps, which need not ask how long sequences are
+            return
+        seq_lens = _on_host(forward_batch, "seq_lens")
+        for row in due:
+            rid, slot = self._decoding[row], int(slots[row])
+            yield ObservedQueries(slot, rid, Phase.DECODE, slice(row, row + 1), seq_lens[row])
+
+    def _decode_others(self, forward_batch: ForwardBatch) -> None:
+        """The batch has changed: looks up the slots of its requests.
+
+        Upstream keeps them on the device only, and to read them there would wait for the step before: they
+        are known from the requests' prefills.
+        """
+        rids = list(forward_batch.rids)
+        slots = [self._slot_of.get(rid) for rid in rids]
+        if None in slots:
+            slots = _on_host(forward_batch, "req_pool_indices")[: len(rids)]
+            for rid, slot in zip(rids, slots, strict=True):
+                if slot != PADDING_SLOT and self._rows.owner(slot) != rid:
+                    self._begin(slot, rid)
+        self._decoding = rids
+        self._decoding_slots = np.array(slots, dtype=np.int64)
 
     def postpone(self, slot: int) -> None:
         """The decode step just observed of a request counts for its next one instead."""
         self._decode_steps[slot] -= 1
-
-    def _slots(self, forward_batch: ForwardBatch | PassRequests) -> list[int]:
-        """Slots of the requests; of a decode batch upstream keeps them on the device only, and to read them
-        there would wait for the step before."""
-        assert forward_batch.rids is not None
-        if forward_batch.forward_mode == ForwardMode.DECODE:
-            known = [self._slot_of[rid] for rid in forward_batch.rids if rid in self._slot_of]
-            if len(known) == len(forward_batch.rids):
-                return known
-        return _on_host(forward_batch, "req_pool_indices")
 
     def _begin(self, slot: int, rid: str) -> None:
         before = self._rows.owner(slot)
@@ -139,9 +121,10 @@ class StepSampler:
         self._slot_of[rid] = slot
         self._rows.begin(slot, rid)
         self._decode_steps[slot] = 0
+        self._decoding = []
 
 
-def _on_host(forward_batch: ForwardBatch | PassRequests, name: str) -> list[int]:
+def _on_host(forward_batch: ForwardBatch, name: str) -> list[int]:
     """A field of the batch as numbers, from the copy that upstream keeps on the host where there is one."""
     values: torch.Tensor | list[int] | None = getattr(forward_batch, f"{name}_cpu", None)
     if values is None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.eager import PageScoreAccumulator
-from sglang_importance.attention.sampling import ObservedQueries, PassRequests
+from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported
 from sglang_importance.metrics.emission_time import EMISSION_TIME
 
@@ -24,56 +24,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_KEPT_RATIO = 2
-"""A pass's queries are kept as they are where at most this many times what is observed, else copied."""
-MAX_UNSAMPLED_TOKENS = 64
-"""Query tokens of a pass up to which all are kept until somebody asks which of them are observed."""
-MAX_UNSAMPLED_PASSES = 2
-"""Such passes at a time: a prefill, and the decode step that overlaps its answer."""
 KEY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True, slots=True)
-class _Observed:
-    """The query tokens of one request that a forward pass observes.
-
-    Attributes:
-        keeps_pass: whether the queries of the whole pass are kept, not a copy of those observed.
-        layers: the sampled layers that ran, and what is kept of their queries.
-    """
-
-    queries: ObservedQueries
-    keeps_pass: bool
-    layers: list[tuple[RadixAttention, torch.Tensor]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Pass:
-    """One forward pass.
+    """One forward pass that observes somebody.
 
     Attributes:
-        batch: who is in it; by value where nobody has asked by the end of the pass.
-        num_tokens: query tokens of all requests.
+        observed: the query tokens that it observes.
+        rows: their rows in the batch's query tensor, one request after the other; int64 [tokens].
         missing_layers: the sampled layers that have not run.
-        requests: what it observes; None while nobody has asked.
-        layers: the sampled layers that ran, and the queries of the whole pass, where nobody has asked.
+        queries: of the sampled layers that ran: those rows, [tokens, heads, head dimension].
     """
 
-    batch: ForwardBatch | PassRequests
-    num_tokens: int
+    observed: list[ObservedQueries]
+    rows: torch.Tensor
     missing_layers: set[int]
-    requests: list[_Observed] | None = None
-    layers: list[tuple[RadixAttention, torch.Tensor]] = field(default_factory=list)
+    queries: list[tuple[RadixAttention, torch.Tensor]] = field(default_factory=list)
 
 
 class EmittingTorchNativeBackend(TorchNativeAttnBackend):
     """Upstream's outputs, bit for bit, and page scores of the sampled layers and steps.
 
     Observed are the last ``window`` tokens of every extend and, per request, its first decode step and every
-    ``interval``-th after it. A pass only keeps its queries, and a small one does not even ask whom it
-    observes. Both are made up for when the rows are read, which no first token waits for: until then the
-    request holds the keys. A layer's logit soft cap is applied, as the model defines it, although this
-    backend of upstream ignores it.
+    ``interval``-th after it. A pass only keeps the observed queries. Scores are computed when the rows are
+    read, which no first token waits for: until then the request holds its keys. A layer's logit soft cap is
+    applied, as the model defines it, although this backend of upstream ignores it.
 
     Raises:
         ValueError: the model, its KV cache or the options do not fit; the message names the cure.
@@ -86,8 +63,6 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         source = opened_source(model_runner, options)
         self.layers, self.rows, self._sampler = source.layers, source.rows, source.sampler
         self._pass: _Pass | None = None
-        self._unsampled: deque[_Pass] = deque()
-        self.rows.before_access = self._sample_all
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
@@ -95,54 +70,19 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
 
     def _open(self, forward_batch: ForwardBatch) -> None:
         """A forward pass begins."""
-        if self._pass is not None and self._pass.requests is not None:
-            _warn_of_dropped(self._pass)
-        self._pass = None  # one that waits to be sampled is warned of then
-        if forward_batch.rids is None:  # upstream's own dummy batch
-            return
-        if len(self._unsampled) == MAX_UNSAMPLED_PASSES:
-            self._sample(self._unsampled.popleft())
-        num_tokens = len(forward_batch.input_ids)
-        if self._can_wait(forward_batch):
-            self._pass = _Pass(PassRequests.copied(forward_batch), num_tokens, set(self.layers))
-            self._unsampled.append(self._pass)
-        else:
-            self._pass = _Pass(forward_batch, num_tokens, set(self.layers))
-            self._sample_all()
-            self._pass.requests = self._observed_by(self._pass)
-            if not self._pass.requests:
-                self._pass = None
-
-    def _can_wait(self, batch: ForwardBatch) -> bool:
-        """Whether it is asked later whom a pass observes: where writing down who is in it waits for no
-        device."""
-        is_small = len(batch.input_ids) <= MAX_UNSAMPLED_TOKENS
-        return is_small and batch.req_pool_indices.device.type == "cpu" and self.rows.on_step is None
-
-    def _sample_all(self) -> None:
-        """Asks of every pass so far whom it observed, in the order in which they ran."""
-        while self._unsampled:
-            self._sample(self._unsampled.popleft())
-
-    def _sample(self, done: _Pass) -> None:
-        done.requests = self._observed_by(done)
-        if not done.requests:
-            return
-        if done.missing_layers:
-            _warn_of_dropped(done)
-            return
-        for layer, q in done.layers:
-            self._keep(q, layer, done.requests)
-        self._commit(done.requests)
-
-    def _observed_by(self, step: _Pass) -> list[_Observed]:
+        if self._pass is not None:
+            logger.warning(
+                "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
+                sorted(self._pass.missing_layers),
+            )
+        self._pass = None
         with EMISSION_TIME.measured():
-            requests = [
-                _Observed(queries, keeps_pass=step.num_tokens <= MAX_KEPT_RATIO * queries.num_q)
-                for queries in self._sampler.observed(step.batch)
-            ]
-        EMISSION_TIME.passes += bool(requests)
-        return requests
+            observed = list(self._sampler.observed(forward_batch))
+            if not observed:
+                return
+            rows = np.concatenate([np.arange(each.rows.start, each.rows.stop) for each in observed])
+            self._pass = _Pass(observed, torch.from_numpy(rows).to(self.device), set(self.layers))
+        EMISSION_TIME.passes += 1
 
     def forward_extend(
         self,
@@ -173,45 +113,46 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         return output
 
     def _observe(self, q: torch.Tensor, layer: RadixAttention) -> None:
-        step = self._pass
-        if step is None or layer.layer_id not in step.missing_layers:
+        running = self._pass
+        if running is None or layer.layer_id not in running.missing_layers:
             return
-        step.missing_layers.remove(layer.layer_id)
-        if not step.missing_layers:
-            self._pass = None  # an idle server holds no queries of its last pass
-        if step.requests is None:
-            step.layers.append((layer, q))
-            return
-        self._keep(q, layer, step.requests)
-        if not step.missing_layers:
-            self._commit(step.requests)
+        running.missing_layers.remove(layer.layer_id)
+        with EMISSION_TIME.measured():
+            by_head = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+            running.queries.append((layer, by_head[running.rows]))
+        if not running.missing_layers:
+            self._pass = None
+            self._commit(running)
 
-    @staticmethod
-    def _keep(q: torch.Tensor, layer: RadixAttention, requests: list[_Observed]) -> None:
-        for request in requests:
-            kept = q if request.keeps_pass else _copied(q, layer, request.queries)
-            request.layers.append((layer, kept))
-
-    def _commit(self, requests: list[_Observed]) -> None:
+    def _commit(self, done: _Pass) -> None:
         on_step = self.rows.on_step
-        for request in requests:
-            queries = request.queries
-            row = (queries.slot, queries.phase, queries.owner)
+        start = 0
+        for observed in done.observed:
+            stop = start + observed.num_q
+            compute = partial(self._scores, observed, done.queries, slice(start, stop))
+            row = (observed.slot, observed.phase, observed.owner)
             if on_step is not None:
-                sums = self._scores(request)
-                self.rows.add(*row, sums, queries.num_q)
-                on_step(queries.owner, queries.phase, queries.seq_len, sums, queries.num_q)
+                sums = compute()
+                self.rows.add(*row, sums, observed.num_q)
+                on_step(observed.owner, observed.phase, observed.seq_len, sums, observed.num_q)
             else:
-                self.rows.add_later(*row, partial(self._scores, request), queries.num_q)
+                self.rows.add_later(*row, compute, observed.num_q)
+            start = stop
 
     @torch.inference_mode()
-    def _scores(self, request: _Observed) -> torch.Tensor:
-        """Sums over the observed queries, as ``ScoreRows`` takes them; the request still has its slot."""
-        queries = request.queries
+    def _scores(
+        self, observed: ObservedQueries, queries: list[tuple[RadixAttention, torch.Tensor]], rows: slice
+    ) -> torch.Tensor:
+        """Sums over the observed queries of a request, as ``ScoreRows`` takes them; it still has its slot.
+
+        Args:
+            queries: kept of the pass, by layer.
+            rows: which of them are the request's.
+        """
         with EMISSION_TIME.measured():
             scores = PageScoreAccumulator(
-                seq_len=queries.seq_len,
-                num_q=queries.num_q,
+                seq_len=observed.seq_len,
+                num_q=observed.num_q,
                 page_size=self.rows.page_size,
                 sink_tokens=self.options.sink_tokens,
                 local_tokens=self.options.local_tokens,
@@ -220,30 +161,11 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             # Padded with location 0, upstream's own padding token; the scores mask it.
             table = self.req_to_token_pool.req_to_token
             locations = table.new_zeros(scores.padded_len)
-            locations[: queries.seq_len] = table[queries.slot, : queries.seq_len]
-            for layer, kept in request.layers:
-                q = _by_head(kept, layer)
-                observed = q[queries.rows] if request.keeps_pass else q
+            locations[: observed.seq_len] = table[observed.slot, : observed.seq_len]
+            for layer, kept in queries:
                 keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
-                scores.add_layer(observed, keys, locations, scale=layer.scaling, logit_cap=layer.logit_cap)
+                scores.add_layer(kept[rows], keys, locations, scale=layer.scaling, logit_cap=layer.logit_cap)
             return scores.sums()
-
-
-def _warn_of_dropped(step: _Pass) -> None:
-    if step.requests and step.missing_layers:
-        logger.warning(
-            "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
-            sorted(step.missing_layers),
-        )
-
-
-def _by_head(q: torch.Tensor, layer: RadixAttention) -> torch.Tensor:
-    return q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-
-
-def _copied(q: torch.Tensor, layer: RadixAttention, observed: ObservedQueries) -> torch.Tensor:
-    with EMISSION_TIME.measured():
-        return _by_head(q, layer)[observed.rows].clone()
 
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sgl_importance.ghost import GhostTable
 from sgl_importance.interface import Importance
+from sgl_importance.node import NodeMetadata
 from sgl_importance.page_index import PageIndex
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_importance.tree.annotated_tree import AnnotatedTree
-
 SLICE_PAGES = 512  # digests that take about half a millisecond
+
+
+class HashedTree(Protocol):
+    """What a look-up needs of the tree; see ``AnnotatedTree``."""
+
+    page_size: int
+
+    def metadata(self, node: UnifiedTreeNode) -> NodeMetadata: ...
+
+    def known(self, node: UnifiedTreeNode) -> NodeMetadata | None: ...
+
+    def iterate_pages(self, node: UnifiedTreeNode) -> Iterator[bytes]: ...
+
+    def page_digests(self, node: UnifiedTreeNode) -> list[bytes]: ...
+
+    def nodes(self) -> Iterator[UnifiedTreeNode]: ...
 
 
 @dataclass(slots=True)
@@ -39,7 +54,7 @@ class PageSource:
         ghosts: what is remembered of pages that left the tree.
     """
 
-    def __init__(self, tree: AnnotatedTree, ghosts: GhostTable) -> None:
+    def __init__(self, tree: HashedTree, ghosts: GhostTable) -> None:
         self.index = PageIndex(tree.page_size)
         self._tree = tree
         self._ghosts = ghosts

@@ -104,6 +104,7 @@ class TreeDriver:
         *,
         tokens: int = 256,
         page_size: int = PAGE,
+        requests: int = 8,
         options: ImportanceOptions | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -113,7 +114,7 @@ class TreeDriver:
             kind,
             tokens=tokens,
             page_size=page_size,
-            requests=8,
+            requests=requests,
             max_context=512,
             options=options,
             rows=cast(ScoreRows, self.rows),
@@ -123,7 +124,7 @@ class TreeDriver:
         self.core.set_hicache_enabled()
         self.core.write_through_threshold = 10**9  # the driver decides what is backed up
         self._serial = 0
-        self._free_slots = list(range(1, 8))
+        self._free_slots = list(range(1, requests))
         self._next_host_slot = 0
         self.loaded_back = 0
 
