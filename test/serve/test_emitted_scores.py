@@ -38,8 +38,6 @@ def _learnt(server: ServerProcess) -> list[dict[str, Any]]:
 
 
 def test_scores_computed_behind_the_answer_teach_the_same(probe_model: Path, tmp_path: Path) -> None:
-    probe_model: Path, tmp_path: Path
-) -> None:
     # Where steps are recorded, scores are computed at once.
     at_once_flags = ("--kv-importance-trace", str(tmp_path), "--kv-importance-trace-detail", "steps")
     with ExitStack() as stack, ThreadPoolExecutor() as starting:
