@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.policy.importance import ImportancePolicy
 from sglang_importance.attention.rows import Phase, RowScores
 from sglang_importance.cache import ImportanceRadixCache
 from sglang_importance.recorder import Recorder
@@ -98,6 +99,7 @@ class TreeDriver:
         page_size: int = PAGE,
         options: ImportanceOptions | None = None,
         recorder: Recorder | None = None,
+        policy: ImportancePolicy | None = None,
     ) -> None:
         self.page_size = page_size
         self.cache = build_cache(
@@ -108,6 +110,7 @@ class TreeDriver:
             max_context=512,
             options=options,
             recorder=recorder,
+            policy=policy,
         )
         self.core = self.cache.tree_core
         self.core.set_hicache_enabled()
