@@ -58,10 +58,12 @@ THROUGH, BACK = WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK
 ARMS = (
     Arm("open", THROUGH, OPEN),
     Arm("gate", THROUGH, GATE),
+    Arm("gate, displacement 1", THROUGH, with_settings(displacement=1.0)),
     Arm("gate, displacement 2", THROUGH, with_settings(displacement=2.0)),
     Arm("gate, payback 0.2", THROUGH, with_settings(storage_payback=0.2)),
     Arm("open", BACK, OPEN),
     Arm("gate", BACK, GATE),
+    Arm("gate, displacement 1", BACK, with_settings(displacement=1.0)),
     Arm("gate, payback 0.2", BACK, with_settings(storage_payback=0.2)),
 )
 

@@ -8,12 +8,12 @@ page is vectorised.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from sgl_importance_kernels.jit import njit
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -24,19 +24,7 @@ _ADD_QUERIES = (
 )
 
 
-def _jit(*signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """``numba.njit``, cached where there is a place to write to: a container may have none and must serve."""
-
-    def compile_now(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(*signature, cache=True, **_OPTIONS)(function)
-        except RuntimeError:  # numba: no locator available
-            return numba.njit(*signature, **_OPTIONS)(function)
-
-    return compile_now
-
-
-@_jit()
+@njit(**_OPTIONS)
 def _add_head(
     row: FloatArray,
     factor: float,
@@ -66,7 +54,7 @@ def _add_head(
         body[page] += share * factor * inner
 
 
-@_jit("void(float32[:,:,::1], int64, int64, int64, float32[::1], float32[::1], float32[:,::1])")
+@njit("void(float32[:,:,::1], int64, int64, int64, float32[::1], float32[::1], float32[:,::1])", **_OPTIONS)
 def add_probabilities(
     probabilities: FloatArray,
     page_size: int,
@@ -105,7 +93,7 @@ def add_probabilities(
             )
 
 
-@_jit()
+@njit(**_OPTIONS)
 def _exponentials(row: FloatArray, exponents: npt.NDArray[np.int32], logit_cap: float) -> float:
     """Replaces each logit x of the row by exp(x - max), after the soft cap, and returns their sum.
 
@@ -136,7 +124,7 @@ def _exponentials(row: FloatArray, exponents: npt.NDArray[np.int32], logit_cap: 
     return total
 
 
-@_jit(_ADD_QUERIES)
+@njit(_ADD_QUERIES, **_OPTIONS)
 def add_queries(
     queries: FloatArray,
     keys: FloatArray,
@@ -199,7 +187,7 @@ def add_queries(
                 )
 
 
-@_jit(_ADD_QUERIES)
+@njit(_ADD_QUERIES, **_OPTIONS)
 def add_query(
     queries: FloatArray,
     keys: FloatArray,
@@ -237,7 +225,7 @@ def add_query(
         _add_head(logits[head], factor, share, page_size, body_start, body_end, mass, peak, body[0])
 
 
-@_jit("float32[:,::1](float32[::1], float32[::1], float32[:,::1], int64, float32)")
+@njit("float32[:,::1](float32[::1], float32[::1], float32[:,::1], int64, float32)", **_OPTIONS)
 def normalised(
     mass: FloatArray, peak: FloatArray, body: FloatArray, num_layers: int, empty_body: float
 ) -> FloatArray:

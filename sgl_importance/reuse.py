@@ -20,8 +20,6 @@ from sgl_importance.life_table import (
     NUM_AGE_BUCKETS,
     FloatArray,
     age_bucket,
-    hazards,
-    retention_index,
 )
 from sgl_importance.reuse_class import NUM_CLASSES, NUM_VISIT_LEVELS
 
@@ -51,6 +49,11 @@ class _Event(NamedTuple):
     ended_at: int = -1
 
 
+def _no_watches() -> npt.NDArray[np.int32]:
+    """Open watches by start, a ring, and class; memory that nothing is written to is not taken."""
+    return np.zeros((MAX_AGE, NUM_CLASSES), dtype=np.int32)
+
+
 class ReuseEstimator:
     """Reuse of nodes by class and age, learnt online. The clock counts admitted requests.
 
@@ -66,7 +69,7 @@ class ReuseEstimator:
         self.version = 0
         """Grows whenever the index changes."""
         self._events: list[_Event] = []
-        self._open = np.zeros((MAX_AGE, NUM_CLASSES), dtype=np.int32)  # open watches by start, a ring
+        self._open = _no_watches()
         self._hits = np.zeros((NUM_CLASSES, NUM_AGE_BUCKETS))
         self._reached = np.zeros((NUM_AGE_BUCKETS, NUM_CLASSES))  # as the ring: requests add rows
         self._index: list[list[float]] = []
@@ -134,7 +137,7 @@ class ReuseEstimator:
     def forget_open(self) -> None:
         """Every open watch ends without an outcome."""
         self.settle()
-        self._open[:] = 0
+        self._open = _no_watches()
 
     def open_watches(self) -> npt.NDArray[np.int32]:
         """Watches without an outcome yet by start, a ring, and class; int32 [MAX_AGE, NUM_CLASSES]."""
@@ -161,9 +164,14 @@ class ReuseEstimator:
         self._compute()
 
     def _compute(self) -> None:
+        from sgl_importance.hazards import hazards, retention_index  # imports numba
+
+        # A row for each class with evidence, then one for each level's classes without.
         active = np.flatnonzero(self._reached.any(axis=0) | self._hits.any(axis=1))
         levels = np.arange(NUM_CLASSES) % NUM_VISIT_LEVELS
-        computed = hazards(self._hits[active], self._reached[:, active].T.copy(), levels[active])
+        hits, reached = np.zeros((2, len(active) + NUM_VISIT_LEVELS, NUM_AGE_BUCKETS))
+        hits[: len(active)], reached[: len(active)] = self._hits[active], self._reached[:, active].T
+        computed = hazards(hits, reached, np.append(levels[active], np.arange(NUM_VISIT_LEVELS)))
         rows = len(active) + levels
         rows[active] = np.arange(len(active))
         self._hazards = computed[rows]

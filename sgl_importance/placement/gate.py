@@ -58,7 +58,7 @@ class GateSettings:
             ``storage_payback`` asks for more. What is as likely to come back as not is stored at once, so
             that it outlives the server.
         displacement: least loss of a copy, as a share of what recent victims of a full tier lost. Below 1,
-            since the estimate is no better than that: at 1 agent sessions lose hits (docs/placement.md).
+            since at 1 all traces lose hits under write_back (docs/placement.md).
     """
 
     host_payback: float = 0.0

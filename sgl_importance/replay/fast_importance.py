@@ -3,6 +3,10 @@
 Blocks last visited by the same request lie on one path, and of a path at most one block is evictable. So
 there is at most one candidate per request, ages are counted in requests, and the oldest candidate of a
 class and age bucket is the first set bit of a range: no heap, and memory linear in blocks and requests.
+
+What is compiled here serves the requests between two computations of the retention index, which is the
+server's own (``sgl_importance.hazards``). That is called in between and not from within, since numba's cache
+of a function does not notice when a function of another module changes.
 """
 
 from __future__ import annotations
@@ -13,47 +17,68 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance import life_table, reuse
-from sgl_importance.life_table import FloatArray
+from sgl_importance.hazards import hazards, retention_index
+from sgl_importance.life_table import BUCKET_OF_AGE, BUCKET_STARTS, MAX_AGE, NUM_AGE_BUCKETS, FloatArray
 from sgl_importance.replay.cache import ReplayCounts
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
+from sgl_importance.reuse import DECAY, REFRESH_INTERVAL
 
 _BitArray = npt.NDArray[np.uint64]
+_BoolArray = npt.NDArray[np.bool_]
+_WatchArray = npt.NDArray[np.int32]
 
 
-class _Rules(NamedTuple):
-    """Constants of life table and estimator, as an argument: numba would freeze globals into its cache."""
+class _Requests(NamedTuple):
+    """What is replayed."""
+
+    blocks: IntArray
+    offsets: IntArray
+    parents: IntArray
+    classes: IntArray  # of each access, those that occur numbered from 0
+    watched: _BoolArray  # of each access
+    input_tokens: IntArray
+    block_tokens: int
+    capacity: int
+
+
+class _Ages(NamedTuple):
+    """Constants as an argument: numba would freeze globals into its cache."""
 
     bucket_starts: IntArray
-    bucket_widths: FloatArray
-    prior_hazard: float
-    prior_strength: float
-    level_ratios: FloatArray
-    ratio_strength: float
-    class_strength: float
-    gap_hazards: FloatArray
-    gap_strength: float
-    decay: float
-    refresh_interval: int
-    max_age: int
+    bucket_of_age: IntArray
 
 
-def _rules() -> _Rules:
-    return _Rules(
-        bucket_starts=life_table.BUCKET_STARTS,
-        bucket_widths=life_table.BUCKET_WIDTHS,
-        prior_hazard=life_table.PRIOR_HAZARD,
-        prior_strength=life_table.PRIOR_STRENGTH,
-        level_ratios=life_table.LEVEL_RATIOS,
-        ratio_strength=life_table.RATIO_STRENGTH,
-        class_strength=life_table.CLASS_STRENGTH,
-        gap_hazards=life_table.GAP_HAZARDS,
-        gap_strength=life_table.GAP_STRENGTH,
-        decay=0.5 ** (reuse.REFRESH_INTERVAL / reuse.HALF_LIFE),
-        refresh_interval=reuse.REFRESH_INTERVAL,
-        max_age=life_table.MAX_AGE,
-    )
+class _Cache(NamedTuple):
+    """Facts by block, and the candidates by the clock of their last visit."""
+
+    resident: _BoolArray
+    children: npt.NDArray[np.int32]
+    visited: IntArray  # clock of the last visit, 0 before the first
+    classes: IntArray
+    watched: _BoolArray
+    candidate: IntArray  # by clock
+    bits: _BitArray  # by class: one for each clock with a candidate
+    lowest: IntArray  # by class: no candidate is older
+
+
+class _Evidence(NamedTuple):
+    """As in ``ReuseEstimator``."""
+
+    open_watches: _WatchArray  # [ring, classes]
+    hits: FloatArray  # [classes, buckets]
+    reached: FloatArray  # [classes, buckets]
+
+
+class _Order(NamedTuple):
+    """Cells (class x buckets + bucket) by retention index."""
+
+    retention: FloatArray  # the index, [classes, buckets]
+    cells: IntArray
+    rank: IntArray  # first position of the cells with the same index, [classes, buckets]
+
+
+_USED, _HIT_BLOCKS, _HIT_TOKENS, _FULL_HITS, _EVICTED, _REJECTED = range(6)
 
 
 def replay_importance(trace: Trace, capacity: int, facts: BlockFacts | None = None) -> ReplayCounts:
@@ -64,86 +89,93 @@ def replay_importance(trace: Trace, capacity: int, facts: BlockFacts | None = No
         capacity: blocks that the cache can hold, at least 1.
         facts: ``block_facts(trace)``, where the caller has them.
     """
+    counts, _ = _replay(trace, capacity, facts, log_rows=0)
+    return ReplayCounts(*counts[_HIT_BLOCKS:].tolist())
+
+
+def evictions(trace: Trace, capacity: int, facts: BlockFacts | None = None) -> IntArray:
+    """What ``replay_importance`` evicts, in order.
+
+    Returns:
+        Clock, block, reuse class and age in requests; int64 [evictions, 4].
+    """
+    counts, log = _replay(trace, capacity, facts, log_rows=trace.num_accesses)
+    return log[: counts[_EVICTED] + counts[_REJECTED]]
+
+
+def _replay(
+    trace: Trace, capacity: int, facts: BlockFacts | None, *, log_rows: int
+) -> tuple[IntArray, IntArray]:
     assert trace.parents is not None
     assert capacity > 0
     facts = facts if facts is not None else block_facts(trace)
-    used_classes, first_uses, classes = np.unique(facts.reuse_classes, return_index=True, return_inverse=True)
-    levels = facts.visit_levels[first_uses] if len(used_classes) else np.zeros(1, dtype=np.int64)
-    hit_blocks, hit_tokens, full_hits, evicted, rejected = _replay(
+    numbers, first_uses, classes = np.unique(facts.reuse_classes, return_index=True, return_inverse=True)
+    levels = facts.visit_levels[first_uses]
+    requests = _Requests(
         trace.blocks,
         trace.offsets,
         trace.parents,
         classes.astype(np.int64),
-        levels,
         facts.watched,
         trace.input_tokens,
         trace.block_tokens,
         capacity,
-        _rules(),
     )
-    return ReplayCounts(hit_blocks, hit_tokens, full_hits, evicted, rejected)
+    ages = _Ages(BUCKET_STARTS, BUCKET_OF_AGE)
+    num_requests, num_blocks, num_classes = trace.num_requests, trace.num_blocks, len(numbers)
+    cache = _Cache(
+        resident=np.zeros(num_blocks, dtype=np.bool_),
+        children=np.zeros(num_blocks, dtype=np.int32),
+        visited=np.zeros(num_blocks, dtype=np.int64),
+        classes=np.zeros(num_blocks, dtype=np.int64),
+        watched=np.zeros(num_blocks, dtype=np.bool_),
+        candidate=np.zeros(num_requests + 1, dtype=np.int64),
+        bits=np.zeros((num_classes, (num_requests >> 6) + 1), dtype=np.uint64),
+        lowest=np.full(num_classes, num_requests + 1, dtype=np.int64),
+    )
+    evidence = _Evidence(
+        open_watches=np.zeros((min(MAX_AGE, num_requests + 1), num_classes), dtype=np.int32),
+        hits=np.zeros((num_classes, NUM_AGE_BUCKETS)),
+        reached=np.zeros((num_classes, NUM_AGE_BUCKETS)),
+    )
+    counts = np.zeros(6, dtype=np.int64)
+    log = np.zeros((log_rows, 4), dtype=np.int64)
+    order = _ordered(evidence, levels)
+    clock = 1
+    while clock <= num_requests:
+        _count_reached(clock, evidence.open_watches, evidence.reached, ages.bucket_starts)
+        if clock % REFRESH_INTERVAL == 0:
+            evidence.hits[:] *= DECAY
+            evidence.reached[:] *= DECAY
+            order = _ordered(evidence, levels)
+        due = min(clock - clock % REFRESH_INTERVAL + REFRESH_INTERVAL, num_requests + 1)
+        _serve(clock, due, requests, cache, evidence, order, ages, counts, log)
+        clock = due
+    log[:, 2] = numbers[log[:, 2]] if num_classes else 0
+    return counts, log
+
+
+def _ordered(evidence: _Evidence, levels: IntArray) -> _Order:
+    retention = retention_index(hazards(evidence.hits, evidence.reached, levels))
+    rank = np.empty(retention.shape, dtype=np.int64)
+    return _Order(retention, _rank_cells(retention, rank), rank)
 
 
 @numba.njit(cache=True)
-def _update_index(
-    hits: FloatArray, reached: FloatArray, levels: IntArray, index: FloatArray, rules: _Rules
-) -> None:
-    """``hazards`` and ``retention_index`` of ``sgl_importance.life_table``, to the last bit."""
-    num_classes, num_buckets = hits.shape
-    pooled = np.empty(num_buckets)
-    for bucket in range(num_buckets):
-        hit_sum = 0.0
-        reached_sum = 0.0
-        for row in range(num_classes):
-            hit_sum += hits[row, bucket]
-            reached_sum += reached[row, bucket]
-        pooled[bucket] = (hit_sum + rules.prior_strength * rules.prior_hazard) / (
-            reached_sum + rules.prior_strength
-        )
-    observed = np.zeros(num_classes)
-    expected = np.zeros(num_classes)
-    num_counted = len(rules.level_ratios)
-    level_observed = np.zeros(num_counted)
-    level_expected = np.zeros(num_counted)
-    for row in range(num_classes):
-        for bucket in range(num_buckets):
-            observed[row] += hits[row, bucket]
-            expected[row] += reached[row, bucket] * pooled[bucket]
-        if levels[row] < num_counted:
-            level_observed[levels[row]] += observed[row]
-            level_expected[levels[row]] += expected[row]
-    level_ratio = (level_observed + rules.ratio_strength * rules.level_ratios) / (
-        level_expected + rules.ratio_strength
-    )
-    hazard = np.empty(num_buckets)
-    for row in range(num_classes):
-        level = levels[row]
-        counted = level < num_counted
-        strength = rules.class_strength if counted else rules.gap_strength
-        ratio = 0.0
-        if counted:
-            ratio = (observed[row] + rules.ratio_strength * level_ratio[level]) / (
-                expected[row] + rules.ratio_strength
-            )
-        for bucket in range(num_buckets):
-            prior = ratio * pooled[bucket] if counted else rules.gap_hazards[level - num_counted, bucket]
-            posterior = (hits[row, bucket] + strength * prior) / (reached[row, bucket] + strength)
-            hazard[bucket] = min(posterior, 1.0)
-        for first in range(num_buckets):
-            best = 0.0
-            survival = 1.0
-            kept = 0.0
-            for bucket in range(first, num_buckets):
-                visit = survival * hazard[bucket]
-                survival = survival - visit
-                kept += (survival + 0.5 * visit) * rules.bucket_widths[bucket]
-                best = max(best, (1.0 - survival) / kept)
-            index[row, first] = best
+def _rank_cells(retention: FloatArray, rank: IntArray) -> IntArray:
+    """Cells by index; ``rank`` becomes the first position of a cell's index."""
+    flat = retention.ravel()
+    cells = np.argsort(flat)
+    ranks = rank.ravel()
+    for position in range(len(cells)):
+        tied = position > 0 and flat[cells[position]] == flat[cells[position - 1]]
+        ranks[cells[position]] = ranks[cells[position - 1]] if tied else position
+    return cells
 
 
 @numba.njit(cache=True)
-def _age_bucket(bucket_starts: IntArray, age: int) -> int:
-    return int(np.searchsorted(bucket_starts, max(age, 1), side="right")) - 1
+def _age_bucket(bucket_of_age: IntArray, age: int) -> int:
+    return int(bucket_of_age[min(age, len(bucket_of_age) - 1)])
 
 
 @numba.njit(cache=True)
@@ -181,41 +213,29 @@ def _clear_candidate(block: int, bits: _BitArray, classes: IntArray, visited: In
 
 
 @numba.njit(cache=True)
-def _rank_cells(index: FloatArray, rank: IntArray) -> IntArray:
-    """Cells (class x buckets + bucket) by index; ``rank`` becomes the first position of a cell's index."""
-    flat = index.ravel()
-    order = np.argsort(flat)
-    ranks = rank.ravel()
-    for position in range(len(order)):
-        tied = position > 0 and flat[order[position]] == flat[order[position - 1]]
-        ranks[order[position]] = ranks[order[position - 1]] if tied else position
-    return order
-
-
-@numba.njit(cache=True)
 def _cheapest(
     clock: int,
-    order: IntArray,
+    cells: IntArray,
     start: int,
-    index: FloatArray,
+    retention: FloatArray,
     bucket_starts: IntArray,
     bits: _BitArray,
     lowest: IntArray,
 ) -> tuple[int, int]:
     """Clock of the candidate that loses least, and the position of its cell; there is a candidate.
 
-    Cells before position ``start`` of ``order`` hold none.
+    Cells before position ``start`` hold none.
     """
-    num_buckets = index.shape[1]
+    num_buckets = retention.shape[1]
     best = -1
     best_loss = np.inf
     best_position = start
-    for position in range(start, len(order)):
-        cell = order[position]
+    for position in range(start, len(cells)):
+        cell = cells[position]
         row, bucket = cell // num_buckets, cell % num_buckets
         if lowest[row] > clock:
             continue
-        loss = index[row, bucket]
+        loss = retention[row, bucket]
         if loss > best_loss:
             break
         high = clock if bucket == 0 else clock - bucket_starts[bucket]
@@ -237,104 +257,95 @@ def _cheapest(
 
 
 @numba.njit(cache=True)
-def _replay(
-    blocks: IntArray,
-    offsets: IntArray,
-    parents: IntArray,
-    access_classes: IntArray,
-    levels: IntArray,
-    watched: npt.NDArray[np.bool_],
-    input_tokens: IntArray,
-    block_tokens: int,
-    capacity: int,
-    rules: _Rules,
-) -> tuple[int, int, int, int, int]:
-    bucket_starts, max_age = rules.bucket_starts, rules.max_age
-    num_requests, num_blocks, num_buckets = len(offsets) - 1, len(parents), len(bucket_starts)
-    resident = np.zeros(num_blocks, dtype=np.bool_)
-    children = np.zeros(num_blocks, dtype=np.int32)
-    visited = np.zeros(num_blocks, dtype=np.int64)  # clock of the last visit, 0 before the first
-    classes = np.zeros(num_blocks, dtype=np.int64)
-    is_watched = np.zeros(num_blocks, dtype=np.bool_)
-    candidate = np.zeros(num_requests + 1, dtype=np.int64)
-    num_classes = len(levels)
-    bits = np.zeros((num_classes, (num_requests >> 6) + 1), dtype=np.uint64)
-    lowest = np.full(num_classes, num_requests + 1, dtype=np.int64)
-    ring = min(max_age, num_requests + 1)
-    open_watches = np.zeros((ring, num_classes), dtype=np.int32)
-    hits = np.zeros((num_classes, num_buckets))
-    reached = np.zeros((num_classes, num_buckets))
-    index = np.zeros((num_classes, num_buckets))
-    _update_index(hits, reached, levels, index, rules)
-    rank = np.empty(index.shape, dtype=np.int64)
-    order = _rank_cells(index, rank)
-    used, hit_blocks, hit_tokens, full_hits, evicted, rejected = 0, 0, 0, 0, 0, 0
-    for request in range(num_requests):
-        clock = request + 1
-        open_watches[clock % ring] = 0
-        for bucket in range(num_buckets):
-            start = clock - bucket_starts[bucket]
-            if start <= 0:
-                break
-            for row in range(num_classes):
-                reached[row, bucket] += open_watches[start % ring, row]
-        if clock % rules.refresh_interval == 0:
-            hits *= rules.decay
-            reached *= rules.decay
-            _update_index(hits, reached, levels, index, rules)
-            order = _rank_cells(index, rank)
+def _count_reached(
+    clock: int, open_watches: _WatchArray, reached: FloatArray, bucket_starts: IntArray
+) -> None:
+    """A request is admitted: open watches that get to a bucket with it are counted there."""
+    ring, num_classes = open_watches.shape
+    open_watches[clock % ring] = 0
+    for bucket in range(len(bucket_starts)):
+        start = clock - bucket_starts[bucket]
+        if start <= 0:
+            break
+        for row in range(num_classes):
+            reached[row, bucket] += open_watches[start % ring, row]
 
-        first, length = offsets[request], offsets[request + 1] - offsets[request]
+
+@numba.njit(cache=True)
+def _serve(
+    first_clock: int,
+    end_clock: int,
+    requests: _Requests,
+    cache: _Cache,
+    evidence: _Evidence,
+    order: _Order,
+    ages: _Ages,
+    counts: IntArray,
+    log: IntArray,
+) -> None:
+    """Serves the requests of these clocks, of which the first is counted as admitted already."""
+    blocks, offsets, parents, access_classes, access_watched, input_tokens, block_tokens, capacity = requests
+    resident, children, visited, classes, watched, candidate, bits, lowest = cache
+    open_watches, hits, reached = evidence
+    retention, cells, rank = order
+    bucket_starts, bucket_of_age = ages
+    ring, max_age = len(open_watches), len(bucket_of_age)
+    for clock in range(first_clock, end_clock):
+        if clock > first_clock:
+            _count_reached(clock, open_watches, reached, bucket_starts)
+        first, length = offsets[clock - 1], offsets[clock] - offsets[clock - 1]
         hit = 0
         while hit < length and resident[blocks[first + hit]]:
             hit += 1
-        hit_blocks += hit
-        hit_tokens += min(hit * block_tokens, input_tokens[request])
+        counts[_HIT_BLOCKS] += hit
+        counts[_HIT_TOKENS] += min(hit * block_tokens, input_tokens[clock - 1])
         if hit == length and length > 0:
-            full_hits += 1
+            counts[_FULL_HITS] += 1
         if hit > 0 and children[blocks[first + hit - 1]] == 0:
             _clear_candidate(blocks[first + hit - 1], bits, classes, visited)
         for position in range(length):
             block = blocks[first + position]
             if position >= hit:
                 resident[block] = True
-                used += 1
+                counts[_USED] += 1
                 if position > 0:
                     children[blocks[first + position - 1]] += 1
-            if is_watched[block]:
+            if watched[block]:
                 age = clock - visited[block]
-                hits[classes[block], _age_bucket(bucket_starts, age)] += 1.0
+                hits[classes[block], _age_bucket(bucket_of_age, age)] += 1.0
                 if age < max_age:
                     open_watches[visited[block] % ring, classes[block]] -= 1
             visited[block] = clock
             classes[block] = access_classes[first + position]
-            is_watched[block] = watched[first + position]
-            if is_watched[block]:
+            watched[block] = access_watched[first + position]
+            if watched[block]:
                 open_watches[clock % ring, classes[block]] += 1
         if length > 0 and children[blocks[first + length - 1]] == 0:
             _set_candidate(blocks[first + length - 1], bits, lowest, candidate, classes, visited)
 
         remaining = length  # of the path, while the request's own blocks are given up from its end
         position_of_victim = 0
-        while used > capacity:
+        while counts[_USED] > capacity:
             oldest, position_of_victim = _cheapest(
-                clock, order, position_of_victim, index, bucket_starts, bits, lowest
+                clock, cells, position_of_victim, retention, bucket_starts, bits, lowest
             )
             victim = candidate[oldest]
             _clear_candidate(victim, bits, classes, visited)
             resident[victim] = False
-            used -= 1
+            counts[_USED] -= 1
+            if len(log) > 0:
+                row = log[counts[_EVICTED] + counts[_REJECTED]]
+                row[0], row[1], row[2], row[3] = clock, victim, classes[victim], clock - oldest
             if oldest == clock:
                 remaining -= 1
             if oldest == clock and remaining >= hit:
-                rejected += 1
+                counts[_REJECTED] += 1
             else:
-                evicted += 1
+                counts[_EVICTED] += 1
             parent = parents[victim]
             if parent != NO_PARENT:
                 children[parent] -= 1
                 if children[parent] == 0:
                     _set_candidate(parent, bits, lowest, candidate, classes, visited)
-                    bucket = _age_bucket(bucket_starts, clock - visited[parent])
+                    bucket = _age_bucket(bucket_of_age, clock - visited[parent])
                     position_of_victim = min(position_of_victim, rank[classes[parent], bucket])
-    return hit_blocks, hit_tokens, full_hits, evicted, rejected

@@ -18,6 +18,7 @@ from sgl_importance.cost import CostModel, Tier
 from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.gate import GateSettings, WriteGate
 from sgl_importance.policy.registry import IMPORTANCE
+from sgl_importance.replay.sessions import BlockFacts
 from sgl_importance.replay.tier_order import TierOrder
 from sgl_importance.replay.tiers import TierCache, TieredCounts, TieredReplay, TieredSetup
 from sgl_importance.replay.trace import NO_PARENT, Trace
@@ -88,9 +89,15 @@ class RandomGate:
 
 
 class GatedReplay(TieredReplay):
-    """A tiered replay with one policy object over the tiers that rank by importance, and gated copies."""
+    """A tiered replay with one policy object over the tiers that rank by importance, and gated copies.
 
-    def __init__(self, trace: Trace, setup: TieredSetup, gating: Gating) -> None:
+    Args:
+        facts: ``block_facts(trace)``, where the caller has them.
+    """
+
+    def __init__(
+        self, trace: Trace, setup: TieredSetup, gating: Gating, *, facts: BlockFacts | None = None
+    ) -> None:
         assert trace.parents is not None
         assert setup.shared_order
         super().__init__(trace, setup)
@@ -104,7 +111,7 @@ class GatedReplay(TieredReplay):
             host_bytes_per_second=bandwidths.get(Tier.HOST, 1.0),
             storage_bytes_per_second=bandwidths.get(Tier.STORAGE, 1.0),
         )
-        self.nodes = TraceNodes(trace, cost)
+        self.nodes = TraceNodes(trace, cost, facts=facts)
         self._parents: list[int] = trace.parents.tolist()
         block_bytes = trace.block_tokens * setup.bytes_per_token
         capacities = {size.tier: size.capacity * block_bytes for size in setup.sizes[1:]}

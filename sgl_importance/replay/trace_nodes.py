@@ -65,6 +65,9 @@ class TraceNodes:
             created = self._nodes[block] = self._create(position)
             self._tracker.created(created, transition, facts=told)
         else:
+            known.depth = (
+                position * self._trace.block_tokens
+            )  # what is left of a node that was cut begins later
             self._tracker.accessed(known, transition, told)
 
     def split(self, block: int, upper: int, lower: int, position: int) -> None:

@@ -173,14 +173,17 @@ class ShadowCache:
                 self.ranking.enter(each)
 
     def _make_room(self, pages: int) -> None:
-        missing = pages - (self.capacity - self.used - self._private)
-        while missing > 0 and (victim := self.ranking.victim()) is not None:
+        self.evict(pages - (self.capacity - self.used - self._private))
+
+    def evict(self, pages: int) -> None:
+        """Gives up whole nodes until this many pages are free that were not, or nothing is evictable."""
+        while pages > 0 and (victim := self.ranking.victim()) is not None:
             parent = victim.parent
             assert parent is not None
             self.ranking.removed(victim)
             del parent.children[victim.pages[0]]
             self.used -= len(victim.pages)
-            missing -= len(victim.pages)
+            pages -= len(victim.pages)
             if not parent.is_root and not parent.children and not parent.locks:
                 self.ranking.enter(parent)
 

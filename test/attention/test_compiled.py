@@ -1,4 +1,4 @@
-"""The compiled page scores where nothing can be written: a read-only installation without a home."""
+"""What numba compiles, where nothing can be written: a read-only installation without a home."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import pytest
+
+import sgl_importance.hazards as hazards
 import sgl_importance_kernels.compiled as compiled
 
 
-def test_it_compiles_where_there_is_no_place_for_a_cache(tmp_path: Path) -> None:
-    (tmp_path / "alone.py").write_text(Path(compiled.__file__).read_text())
+@pytest.mark.parametrize(("module", "function"), [(compiled, "add_query"), (hazards, "_hazards")])
+def test_it_compiles_where_there_is_no_place_for_a_cache(
+    tmp_path: Path, module: ModuleType, function: str
+) -> None:
+    assert module.__file__
+    (tmp_path / "alone.py").write_text(Path(module.__file__).read_text())
     (tmp_path / "__pycache__").touch()  # so that nobody, not even root, can make the folder
     nowhere = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "IPYTHONDIR"), os.devnull)
     environment = {**os.environ, **nowhere, "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("NUMBA_CACHE_DIR", None)
     done = subprocess.run(
-        [sys.executable, "-c", "import alone; print(len(alone.add_query.signatures))"],
+        [sys.executable, "-c", f"import alone; print(len(alone.{function}.signatures))"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sgl_importance.hazards import hazards, retention_index
 from sgl_importance.life_table import (
     BUCKET_STARTS,
     BUCKET_WIDTHS,
     MAX_AGE,
     NUM_AGE_BUCKETS,
     age_bucket,
-    hazards,
-    retention_index,
 )
 from sgl_importance.replay.sessions import visit_levels
 from sgl_importance.reuse import REFRESH_INTERVAL, ReuseEstimator
@@ -202,8 +201,40 @@ def test_hazards_and_probabilities_are_probabilities(hits: list[int], missed: li
     counts = np.array([hits], dtype=float)
     for level in range(NUM_VISIT_LEVELS):
         hazard = hazards(counts, counts + np.array([missed]), np.array([level]))
-        assert hazard.shape == (1 + NUM_VISIT_LEVELS, NUM_AGE_BUCKETS)
+        assert hazard.shape == (1, NUM_AGE_BUCKETS)
         assert ((hazard > 0) & (hazard <= 1)).all()
+
+
+def naive_hazard(hits: np.ndarray, reached: np.ndarray, levels: np.ndarray, row: int, bucket: int) -> float:
+    """One hazard as docs/policy.md words it, sum by sum."""
+    pooled = [
+        (column.sum() + 4 * 0.05) / (other.sum() + 4) for column, other in zip(hits.T, reached.T, strict=True)
+    ]
+    if levels[row] >= NUM_COUNTED_LEVELS:
+        span = 8 * 2 * 4 ** int(levels[row] - NUM_COUNTED_LEVELS)
+        start, width = BUCKET_STARTS[bucket], BUCKET_WIDTHS[bucket]
+        prior, strength = 1 - ((span + start) / (span + start + width)) ** 8, 1.0
+    else:
+        level = levels == levels[row]
+        believed = 0.5 * 2 ** int(levels[row])
+        level_ratio = (hits[level].sum() + 2 * believed) / ((reached[level] @ pooled).sum() + 2)
+        ratio = (hits[row].sum() + 2 * level_ratio) / (reached[row] @ pooled + 2)
+        prior, strength = ratio * pooled[bucket], 0.5
+    return min((hits[row, bucket] + strength * prior) / (reached[row, bucket] + strength), 1.0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, NUM_VISIT_LEVELS - 1), min_size=1, max_size=6))
+def test_hazards_are_those_of_the_definition(seed: int, levels: list[int]):
+    rng = np.random.default_rng(seed)
+    shape = (len(levels), NUM_AGE_BUCKETS)
+    hits = rng.integers(0, 9, shape) * rng.random(shape) * (rng.random((shape[0], 1)) < 0.7)
+    reached = hits + rng.integers(0, 30, shape) * (hits.any(axis=1)[:, None])
+    computed = hazards(hits, reached, np.array(levels))
+    for row in range(len(levels)):
+        for bucket in range(0, NUM_AGE_BUCKETS, 5):
+            expected = naive_hazard(hits, reached, np.array(levels), row, bucket)
+            assert computed[row, bucket] == pytest.approx(expected)
 
 
 @given(st.integers(0, 300), st.integers(1, 5000))

@@ -37,7 +37,7 @@ class Told:
 
     def watches(self) -> Watches:
         """Open at-risk intervals by (start, class)."""
-        watches = self.reuse.open_watches()
+        watches = self.reuse.open_watches()[: self.reuse.clock + 1]  # the ring is long
         return Counter({(int(start), int(k)): int(watches[start, k]) for start, k in np.argwhere(watches)})
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sgl_importance.policy.lru import LruPolicy
 from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.fast_importance import replay_importance
+from sgl_importance.replay.fast_importance import evictions, replay_importance
 from sgl_importance.replay.importance import ImportanceReplayPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
 
@@ -36,12 +36,30 @@ def random_trace(seeds: list[tuple[int, int, int]]) -> Trace:
 _requests = st.tuples(st.integers(0, 200), st.integers(0, 30), st.integers(0, 8))
 
 
+class Noting(ImportanceReplayPolicy):
+    """Notes clock, block, class and age of every victim."""
+
+    def __init__(self, capacity: int, trace: Trace) -> None:
+        super().__init__(capacity, trace)
+        self.evicted: list[list[int]] = []
+
+    def victim(self) -> int:
+        block = super().victim()
+        node, clock = self.nodes[block], self.nodes.policy.clock
+        self.evicted.append([clock, block, node.reuse_class, clock - node.last_access])
+        return block
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_requests, min_size=1, max_size=150), st.integers(1, 60))
-def test_both_count_the_same(seeds: list[tuple[int, int, int]], capacity: int):
+def test_both_evict_the_same_blocks_of_the_same_classes_and_ages(
+    seeds: list[tuple[int, int, int]], capacity: int
+):
     trace = random_trace(seeds)
     trace.check_integrity()
-    assert replay_importance(trace, capacity) == replay_tree(trace, ImportanceReplayPolicy(capacity, trace))
+    readable = Noting(capacity, trace)
+    assert replay_importance(trace, capacity) == replay_tree(trace, readable)
+    assert evictions(trace, capacity).tolist() == readable.evicted
 
 
 def test_documents_that_are_asked_again_survive_a_scan():

@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sgl_importance.cost import Tier
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.gate import WriteGate
+from sgl_importance.policy.importance import ImportancePolicy
 from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.offline.standalone_cache import CacheKind, build_cache
@@ -107,6 +108,7 @@ class TreeDriver:
         requests: int = 8,
         options: ImportanceOptions | None = None,
         recorder: Recorder | None = None,
+        policy: ImportancePolicy | None = None,
     ) -> None:
         self.page_size = page_size
         self.rows = ScriptedRows()
@@ -119,6 +121,7 @@ class TreeDriver:
             options=options,
             rows=cast(ScoreRows, self.rows),
             recorder=recorder,
+            policy=policy,
         )
         self.core = self.cache.tree_core
         self.core.set_hicache_enabled()
