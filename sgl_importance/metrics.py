@@ -152,7 +152,7 @@ _SCHEDULER = (
         "Exceptions of ours in a scheduler, which went on serving",
         labels={"place": tuple(place.value for place in FaultPlace)},
     ),
-    Metric("fallback", "1 where a fault has ended learning: the server evicts by LRU", Kind.GAUGE),
+    Metric("fallback", "Whether a fault has ended learning: 1 where the server evicts by LRU", Kind.GAUGE),
     # ---- prediction ----
     Metric(
         "reuse_predictions_total",
