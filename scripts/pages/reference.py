@@ -1,0 +1,96 @@
+"""Flags, commands, metrics and versions, from the code and the pins."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmark.serving.measured import table as _table
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def flag_table() -> str:
+    """Every flag of ours: default, values, process, meaning and cost."""
+    from sgl_importance.options import SETTINGS, ImportanceOptions, flag
+    from sglang_importance.modes import SOURCES
+
+    defaults = ImportanceOptions()
+    lines = []
+    for name, setting in SETTINGS.items():
+        default = getattr(defaults, name)
+        shown = {(): "auto", "": "none"}.get(default, default)
+        unit = f" {setting.unit}" if setting.unit and shown != "auto" else ""
+        values = ", ".join(f"`{source}`" for source in SOURCES) if name == "source" else _values(setting)
+        meaning = re.sub(r"'(\w+)'", r"`\1`", setting.help)
+        cost = re.sub(r"'(\w+)'", r"`\1`", setting.cost) or "nothing"
+        lines.append([f"`{flag(name)}`", f"`{shown}`{unit}", values, setting.process, meaning, cost])
+    return _table(["flag", "default", "takes", "acts in", "meaning", "cost"], lines)
+
+
+def _values(setting: Any) -> str:
+    if setting.choices:
+        return ", ".join(f"`{choice}`" for choice in setting.choices)
+    if setting.unit is None:
+        return "a directory" if setting.help.startswith("directory") else "a word"
+    bounds = [f"above {setting.minimum:g}" if setting.above_minimum else f"at least {setting.minimum:g}"]
+    if setting.maximum < float("inf"):
+        bounds.append(f"at most {setting.maximum:g}")
+    return ", ".join(bounds)
+
+
+def metrics_table() -> str:
+    """Every series of ``/metrics``."""
+    from sgl_importance.metrics import as_markdown
+
+    return as_markdown()
+
+
+def command_reference() -> str:
+    """Help of every command, by typer's own generator."""
+    import typer
+    from typer.cli import get_docs_for_click
+
+    command = _command()
+    pages = []
+    for name in sorted(command.commands):
+        context = typer.Context(command, info_name="sgl-importance")
+        page = get_docs_for_click(
+            obj=command.commands[name], ctx=context, indent=1, name=name, call_prefix="sgl-importance"
+        )
+        pages.append(re.sub(r"^\* `--help`: .*\n", "", page, flags=re.MULTILINE))
+    text = "\n".join(pages)
+    # An option group of which only the help was left.
+    text = re.sub(r"\*\*Options\*\*:\n\n+(?=(\*\*|#|\Z))", "", text)
+    return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def _command(*names: str) -> Any:
+    """``sgl-importance`` as pyproject.toml has it now, not as it was when the package was installed."""
+    import typer
+
+    points = _project()["entry-points"]["sgl_importance.commands"]
+    app = typer.Typer(name="sgl-importance", pretty_exceptions_enable=False, add_completion=False)
+    app.callback()(lambda: None)
+    for name in names or points:
+        module, _, attribute = points[name].partition(":")
+        app.add_typer(getattr(import_module(module), attribute), name=name)
+    return typer.main.get_command(app)
+
+
+def _project() -> Any:
+    return tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+
+
+def python_versions() -> str:
+    return str(_project()["requires-python"]).replace(">=", "at least ")
+
+
+def pinned(package: str) -> str:
+    """The version of a package that everything here was run with."""
+    pins = (_ROOT / "scripts/pins-cpu.txt").read_text() + (_ROOT / "scripts/pins-kernels.txt").read_text()
+    (found,) = re.findall(rf"^{re.escape(package)}==([^\s;]+)", pins, re.MULTILINE)
+    return str(found)
