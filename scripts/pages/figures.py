@@ -207,3 +207,35 @@ def replayed(workload: str, policy: str, factor: int = 1) -> float:
 def count(workload: str, arm: str, value: str) -> float:
     """A count of the serving benchmark as it is."""
     return float(_serving().counts[workload, arm][value])
+
+
+def soak_sum(value: str) -> int:
+    """Over all soaks of the tree alone."""
+    return sum(each[value] for each in results("soak")["rows"] if each["mode"] == "tree")
+
+
+def soak_growth(is_recorded: bool) -> tuple[float, float]:
+    """The least and the largest growth of a tree's process, in KiB per 1,000 operations."""
+    growth = [
+        each["rss_kib_per_1000_operations"]
+        for each in results("soak")["rows"]
+        if each["mode"] == "tree" and each["recorded"] is is_recorded
+    ]
+    return min(growth), max(growth)
+
+
+def scheduler_memory(policy: str) -> tuple[float, float, float]:
+    """Of a server under load: MiB early and at the end, and MiB per 1,000 requests in the second half."""
+    memory = soak_of_a_server(policy)["memory"]["scheduler 2"]
+    return memory["mib_at_points"][1], memory["mib_at_points"][-1], memory["kib_per_1000_requests"] / 1024
+
+
+def study_interval(name: str) -> Interval:
+    found = study(name)
+    return found["value"], found["low"], found["high"]
+
+
+def answer_pages(whose: str) -> Interval:
+    """Share of queries whose answer lies in the top pages of their ``own`` or of ``earlier`` attention."""
+    found = row("findings/sensitivity/sensitivity", setting="base", value="as recorded")
+    return found[f"{whose} answer"], found[f"{whose}_low"], found[f"{whose}_high"]

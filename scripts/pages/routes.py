@@ -46,8 +46,6 @@ def http_refusals() -> str:
 def _route(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
     yield f"## {method.upper()} {path}"
     yield operation["description"].replace("``", "`")
-    for parameter in operation.get("parameters", ()):
-        parameter["schema"]["description"] = parameter.get("description", "")
     query = [each for each in operation.get("parameters", ()) if each["in"] == "query"]
     if query:
         yield _fields("parameter", {each["name"]: each["schema"] for each in query}, ())

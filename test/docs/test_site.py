@@ -55,6 +55,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
+def test_readme_is_short() -> None:
+    """A stranger reads it to the end: long tables belong into docs."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_begins_with_its_name_and_a_sentence(page: Path) -> None:
     title, empty, first = page.read_text().splitlines()[:3]

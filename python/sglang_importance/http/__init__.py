@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.http import importance, pins, snapshot, tree
-from sglang_importance.http.openapi import REFUSALS, takes_body, takes_query
+from sglang_importance.http.openapi import REFUSALS, json_body, query_parameters
 from sglang_importance.http.own_site import refuse_other_sites
 from sglang_importance.http.prewarm import add_prewarm_routes, install_prewarm
 from sglang_importance.http.ui import install_ui
@@ -24,18 +24,16 @@ def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
         route_class=app.router.route_class,  # sglang's own
         responses=REFUSALS,
     )
-    routes.get("", openapi_extra=takes_query(snapshot.SnapshotQuery))(snapshot.get_kv_importance)
-    routes.post("/importance", openapi_extra=takes_body(importance.ImportanceBody))(
-        importance.post_importance
-    )
-    routes.post("/pin", openapi_extra=takes_body(pins.PinBody))(pins.post_pin)
-    routes.post("/unpin", openapi_extra=takes_body(pins.UnpinBody))(pins.post_unpin)
+    routes.get("", openapi_extra=query_parameters(snapshot.SnapshotQuery))(snapshot.get_kv_importance)
+    routes.post("/importance", openapi_extra=json_body(importance.ImportanceBody))(importance.post_importance)
+    routes.post("/pin", openapi_extra=json_body(pins.PinBody))(pins.post_pin)
+    routes.post("/unpin", openapi_extra=json_body(pins.UnpinBody))(pins.post_unpin)
     routes.get("/pins")(pins.get_pins)
-    routes.get("/tree", openapi_extra=takes_query(tree.TreeQuery))(tree.get_tree)
+    routes.get("/tree", openapi_extra=query_parameters(tree.TreeQuery))(tree.get_tree)
     routes.get("/node/{node_id}")(tree.get_node)
     routes.get("/node/{node_id}/prompt")(tree.get_node_prompt)
-    routes.post("/find", openapi_extra=takes_body(Prompt))(tree.post_find)
-    routes.get("/events", openapi_extra=takes_query(tree.EventsQuery))(tree.get_events)
+    routes.post("/find", openapi_extra=json_body(Prompt))(tree.post_find)
+    routes.get("/events", openapi_extra=query_parameters(tree.EventsQuery))(tree.get_events)
     add_prewarm_routes(routes)
     app.include_router(routes)
     install_prewarm(app, options)

@@ -1,8 +1,4 @@
-"""What our routes take, for the server's OpenAPI document.
-
-Routes validate bodies and queries themselves: what is wrong is answered with 400 and the field's name, where
-FastAPI would answer with 422 and a list. FastAPI therefore has to be told of the models.
-"""
+"""What our routes take, for ``/openapi.json``: they read it themselves, so FastAPI does not know."""
 
 from __future__ import annotations
 
@@ -18,26 +14,25 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 """What every route may answer beside its document; `detail` is one line."""
 
 
-def takes_body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """``openapi_extra`` of a route whose body is a ``model``."""
-    content = {"application/json": {"schema": model.model_json_schema()}}
+def json_body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+    """``openapi_extra`` of a route that takes a JSON body."""
+    content = {"application/json": {"schema": _schema(model)}}
     wrong_type = {"description": "the body is not sent as application/json"}
     return {"requestBody": {"required": required, "content": content}, "responses": {"415": wrong_type}}
 
 
-def takes_query(model: type[BaseModel]) -> dict[str, Any]:
-    """``openapi_extra`` of a route whose query is a ``model``."""
+def query_parameters(model: type[BaseModel]) -> dict[str, Any]:
+    """``openapi_extra`` of a route that takes query parameters."""
+    schema = _schema(model)
+    required = schema.get("required", [])
+    parameters = [
+        {"in": "query", "name": name, "required": name in required, "schema": each}
+        for name, each in schema["properties"].items()
+    ]
+    return {"parameters": parameters}
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
-    required = schema.get("required", ())
-    return {
-        "parameters": [
-            {
-                "name": name,
-                "in": "query",
-                "required": name in required,
-                "description": field.pop("description", ""),
-                "schema": field,
-            }
-            for name, field in schema["properties"].items()
-        ]
-    }
+    assert "$defs" not in schema, f"{model.__name__} names other schemas, which have no place here"
+    return schema
