@@ -13,22 +13,29 @@ from benchmark.serving.measured import table as _table
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def flag_table() -> str:
-    """Every flag of ours: default, values, process, meaning and cost."""
+def flag_reference() -> str:
+    """Every flag of ours: meaning, default, values, process and cost."""
     from sgl_importance.options import SETTINGS, ImportanceOptions, flag
     from sglang_importance.modes import SOURCES
 
-    defaults = ImportanceOptions()
-    lines = []
+    defaults, sections = ImportanceOptions(), []
     for name, setting in SETTINGS.items():
         default = getattr(defaults, name)
         shown = {(): "auto", "": "none"}.get(default, default)
         unit = f" {setting.unit}" if setting.unit and shown != "auto" else ""
         values = ", ".join(f"`{source}`" for source in SOURCES) if name == "source" else _values(setting)
-        meaning = re.sub(r"'(\w+)'", r"`\1`", setting.help)
-        cost = re.sub(r"'(\w+)'", r"`\1`", setting.cost) or "nothing"
-        lines.append([f"`{flag(name)}`", f"`{shown}`{unit}", values, setting.process, meaning, cost])
-    return _table(["flag", "default", "takes", "acts in", "meaning", "cost"], lines)
+        process = "scheduler and launcher" if setting.process == "both" else setting.process
+        facts = [f"`{shown}`{unit}", values, process, _words(setting.cost) or "nothing"]
+        meaning = setting.help[0].upper() + setting.help[1:]
+        table = _table(["default", "takes", "acts in", "costs"], [facts])
+        sections.append(f"## {flag(name)}\n\n{_words(meaning)}.\n\n{table}")
+    return "\n\n".join(sections)
+
+
+def _words(text: str) -> str:
+    """Help for a terminal, with its words and flags as code."""
+    text = re.sub(r"'([\w.*-]+)'", r"`\1`", text)
+    return re.sub(r"(?<![`\w])(--[a-z-]+(?: (?:default|observe|importance))?)(?![`\w])", r"`\1`", text)
 
 
 def _values(setting: Any) -> str:
