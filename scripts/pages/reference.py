@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 def flag_reference() -> str:
     """Every flag of ours: meaning, default, values, process and cost."""
     from sgl_importance.options import SETTINGS, ImportanceOptions, flag
-    from sglang_importance.modes import SOURCES
+    from sglang_importance.attention.producers import SOURCES
 
     defaults, sections = ImportanceOptions(), []
     for name, setting in SETTINGS.items():

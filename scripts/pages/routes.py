@@ -20,7 +20,7 @@ def _document() -> dict[str, Any]:
     from fastapi import FastAPI
 
     from sgl_importance.options import ImportanceOptions
-    from sglang_importance.http import install_routes
+    from sglang_importance.http.routes import install_routes
 
     app = FastAPI()
     install_routes(app, ImportanceOptions(policy="importance"))

@@ -118,8 +118,8 @@ def test_the_pages_have_every_flag_and_every_route() -> None:
     from fastapi import FastAPI
 
     from sgl_importance.options import ImportanceOptions
-    from sglang_importance.http import install_routes
-    from sglang_importance.server_args import add_flags
+    from sglang_importance.http.routes import install_routes
+    from sglang_importance.launch.flags import add_flags
 
     parser, app = argparse.ArgumentParser(), FastAPI()
     add_flags(parser)

@@ -1,0 +1,34 @@
+"""``POST /kv_importance/importance``: what is known of pages, by their chained digests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from sglang.srt.utils.auth import AuthLevel, auth_level
+
+from sgl_importance.ghost import DIGEST_BYTES
+from sglang_importance.http.scheduler_client import ask, json_body, validated
+from sglang_importance.operations.page_importance import MAX_KEYS
+
+Digest = Annotated[str, StringConstraints(pattern=f"^[0-9a-fA-F]{{{2 * DIGEST_BYTES}}}$")]
+
+
+class ImportanceBody(BaseModel):
+    """Body of ``POST /kv_importance/importance``."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    keys: list[Digest] = Field(max_length=MAX_KEYS)
+    """Chained digests of pages, hexadecimal."""
+
+
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def post_importance(request: Request) -> dict[str, Any]:
+    """What is known of each page.
+
+    Answers ``version``, ``page_size`` and ``importance`` in the order of the keys: an object of the
+    specification, or null where the page is unknown.
+    """
+    return await ask("importance", validated(ImportanceBody, await json_body(request)).model_dump())
