@@ -9,7 +9,7 @@ from pydantic import BaseModel
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "a field is wrong, missing or unknown: `detail` names it"},
     403: {"description": "a page of another site asks a server that has no key"},
-    503: {"description": "too many callers at once: ask again"},
+    503: {"description": "the scheduler could not take up the question: ask again"},
 }
 """What every route may answer beside its document; `detail` is one line."""
 
