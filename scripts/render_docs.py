@@ -24,7 +24,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "python")]
+sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "test")]
 from scripts.pages import figures, reference, routes, status, tables  # noqa: E402
 
 MARKED = re.compile(r"<!-- \{\{(?P<expression>[^\n]+?)\}\} -->(?P<shown>.*?)<!-- end -->", re.DOTALL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,9 @@ def command_reference() -> str:
     import typer
     from typer.cli import get_docs_for_click
 
-    command = _command()
+    from support.tree_command import tree_command
+
+    command = tree_command()
     pages = []
     for name in sorted(command.commands):
         context = typer.Context(command, info_name="sgl-importance")
@@ -73,19 +74,6 @@ def command_reference() -> str:
     # An option group of which only the help was left.
     text = re.sub(r"\*\*Options\*\*:\n\n+(?=(\*\*|#|\Z))", "", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip()
-
-
-def _command(*names: str) -> Any:
-    """``sgl-importance`` as pyproject.toml has it now, not as it was when the package was installed."""
-    import typer
-
-    points = _project()["entry-points"]["sgl_importance.commands"]
-    app = typer.Typer(name="sgl-importance", pretty_exceptions_enable=False, add_completion=False)
-    app.callback()(lambda: None)
-    for name in names or points:
-        module, _, attribute = points[name].partition(":")
-        app.add_typer(getattr(import_module(module), attribute), name=name)
-    return typer.main.get_command(app)
 
 
 def _project() -> Any:
