@@ -1,4 +1,7 @@
-"""Fills the table of docs/reliability.md from a run of the fault tests; a failing test makes no table."""
+"""Runs the fault tests and writes what they injected to benchmark/results/faults.json.
+
+A failing test writes nothing. python scripts/render_docs.py puts the rows into docs/reliability.md.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- made by scripts/reliability_report.py: begin -->", "<!-- end -->"
+sys.path.insert(0, str(ROOT))
+from benchmark.results import write_results  # noqa: E402
+
 TESTS = tuple(
     f"test/storage/test_{name}.py" for name in ("faults", "weight_updates", "zero_copy_server", "restarts")
 )
@@ -33,28 +35,11 @@ def run_tests(*, nightly: bool) -> list[dict[str, str]]:
         return [json.loads(line) for line in rows.read_text().splitlines()]
 
 
-def table(rows: list[dict[str, str]], *, command: str) -> str:
-    lines = [
-        f"{len(rows)} faults, 0 wrong tokens, 0 hangs (sglang {version('sglang')}, "
-        f"{datetime.now(UTC).date().isoformat()}, `python {command}`).",
-        "",
-        "| fault | what happened | counter |",
-        "|---|---|---|",
-        *(f"| {row['fault']} | {row['outcome']} | `{row['counter']}` |" for row in rows),
-    ]
-    return "\n".join(lines)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nightly", action="store_true", help="also with 50 kills instead of 2")
-    nightly = parser.parse_args().nightly
-    rows = run_tests(nightly=nightly)
-    before, _, rest = DOCUMENT.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    command = "scripts/reliability_report.py" + (" --nightly" if nightly else "")
-    DOCUMENT.write_text(f"{before}{BEGIN}\n{table(rows, command=command)}\n{END}{after}")
-    print(f"docs/reliability.md: {len(rows)} faults")
+    rows = run_tests(nightly=parser.parse_args().nightly)
+    print(f"{len(rows)} faults: {write_results('faults', rows)}")
 
 
 if __name__ == "__main__":

@@ -107,6 +107,8 @@ class Setting:
         above_minimum: whether the minimum itself is already too small.
         whole: whether a number must be whole.
         choices: the words allowed; empty where they are not known here.
+        process: where the option acts. The launcher, which serves HTTP, checks every one.
+        cost: what it takes from requests, memory, disk or privacy; empty where nothing.
     """
 
     help: str
@@ -116,6 +118,8 @@ class Setting:
     above_minimum: bool = False
     whole: bool = True
     choices: tuple[str, ...] = ()
+    process: Literal["scheduler", "launcher", "both"] = "scheduler"
+    cost: str = ""
 
     def problem(self, value: object) -> str | None:
         """Why ``value`` cannot be used, as the rest of a sentence that starts with the option's name."""
@@ -146,19 +150,31 @@ SETTINGS: dict[str, Setting] = {
         "who ranks the KV cache: 'default' is stock sglang; 'observe' keeps stock's evictions and reports "
         "what importance would have done; 'importance' evicts by importance",
         choices=KV_POLICIES,
+        process="both",
+        cost="but for 'default': sglang's tree in Python instead of Rust, and page scores",
     ),
-    "source": Setting("producer of the scores; 'auto' takes the one of the attention backend in use"),
+    "source": Setting(
+        "producer of the scores; 'auto' takes the one of the attention backend in use",
+        cost="work in the layers that emit; on a CPU a second pass over queries and keys",
+    ),
     "interval": Setting(
         "decode steps from one emitting step to the next; the first of a request always emits",
         unit="decode steps",
         minimum=1,
+        cost="page scores in one of so many decode steps of a request: half of it doubles that work",
     ),
     "layers": Setting(
         "attention layers that emit, separated by commas; 'auto' leaves the choice to the producer",
         unit="layer index",
         minimum=0,
+        cost="page scores in each layer named",
     ),
-    "window": Setting("last prompt tokens whose attention is observed at prefill", unit="tokens", minimum=1),
+    "window": Setting(
+        "last prompt tokens whose attention is observed at prefill",
+        unit="tokens",
+        minimum=1,
+        cost="page scores of so many tokens per prefill; on a CPU they are computed when the request ends",
+    ),
     "sink_tokens": Setting(
         "first tokens of a sequence that are left out of its scores", unit="tokens", minimum=0
     ),
@@ -182,6 +198,7 @@ SETTINGS: dict[str, Setting] = {
         "'on' copies to host and storage only what is worth its bytes, 'off' copies what sglang's write "
         "policy offers; 'auto' is 'off'",
         choices=IMPORTANCE_GATE,
+        cost="'on' leaves less in the store for the time after a restart",
     ),
     "gate_payback": Setting(
         "what the gate stores: pages that are read back, while they stay, with at least this probability; at "
@@ -190,6 +207,7 @@ SETTINGS: dict[str, Setting] = {
         minimum=0,
         maximum=1,
         whole=False,
+        cost="the higher, the less is stored, and found after a restart",
     ),
     "pin_budget": Setting(
         "part of each tier's tokens that soft pins may hold, divided among the cache salts that pin; "
@@ -198,54 +216,86 @@ SETTINGS: dict[str, Setting] = {
         minimum=0,
         maximum=1,
         whole=False,
+        cost="room of unpinned text, as far as pins hold it",
     ),
     "auto_pins": Setting(
         "'on' pins what many distinct queries attended to, within what the budget has left; needs g; no "
         "measurement has shown that it helps",
         choices=AUTO_PINS,
+        cost="room of unpinned text, within the budget of pins",
     ),
-    "trace": Setting("directory to record requests, page scores and tree events in; read by 'study'"),
+    "trace": Setting(
+        "directory to record requests, page scores and tree events in; read by 'study'",
+        cost="scheduler time for digests and copies, a thread, disk",
+    ),
     "trace_detail": Setting(
         "'folds' records what is handed to the tree, 'steps' also the page scores of each emitting step",
         choices=TRACE_DETAILS,
+        cost="'steps' makes recordings larger, and a first token waits for its prefill's page scores",
     ),
     "trace_megabytes": Setting(
-        "size of a recording beyond which its oldest part is deleted", unit="MiB", minimum=1
+        "size of a recording beyond which its oldest part is deleted",
+        unit="MiB",
+        minimum=1,
+        cost="so much disk",
     ),
     "store": Setting(
         "directory of verified pages below the host tier, under any policy; with --hicache-storage-backend, "
-        "the pages lie there and this directory takes what fails a check"
+        "the pages lie there and this directory takes what fails a check",
+        process="both",
+        cost="a copy of each page in host memory, a checksum per read and write, a file per page",
     ),
     "store_bytes": Setting(
-        "size of the store beyond which its least recently used pages are deleted", unit="bytes", minimum=1
+        "size of the store beyond which its least recently used pages are deleted",
+        unit="bytes",
+        minimum=1,
+        cost="so much disk, and a sixteenth more for each further server on the directory",
     ),
     "store_backends": Setting(
         "which --hicache-storage-backend a store may verify: 'tested' is file, 'any' takes those too that no "
         "test has run for real (docs/reliability.md)",
         choices=STORE_BACKENDS,
+        process="launcher",
+        cost="'any' trusts code that nobody has run here; wrong pages are still refused",
     ),
     "fetch_timeout_ms": Setting(
-        "longest wait for the next page of the store; a slower one is computed", unit="ms", minimum=1
+        "longest wait for the next page of the store; a slower one is computed",
+        unit="ms",
+        minimum=1,
+        cost="so long may a request wait for a page before it is computed",
     ),
     "ledger": Setting(
         "directory of the ledger, which keeps from one start to the next what was learnt about prefixes and "
-        "their reuse; 'auto' is that of the store, and none without a store; 'off' keeps nothing"
+        "their reuse; 'auto' is that of the store, and none without a store; 'off' keeps nothing",
+        process="both",
+        cost="a thread of the scheduler, 64 MiB of queue, a file with the token ids of prompts",
     ),
     "ledger_token_ids": Setting(
         "'on' keeps the token ids of prompts and answers in the ledger; 'off' keeps only digests of their "
         "pages: scores and reuse survive a restart, but nothing can be pre-warmed from the ledger",
         choices=SWITCHES,
+        cost="'on' keeps the text of prompts on disk; 'off' costs pre-warms, and pins at a restart",
     ),
     "ledger_megabytes": Setting(
-        "size of the ledger beyond which what is worth least is forgotten", unit="MiB", minimum=1
+        "size of the ledger beyond which what is worth least is forgotten",
+        unit="MiB",
+        minimum=1,
+        cost="up to three times as much disk",
     ),
     "prewarm": Setting(
         "'start' brings the most valuable prefixes of the ledger into free device memory when the server has "
         "started, 'idle' also whenever no request runs; 'off' leaves it to POST /kv_importance/prewarm. "
         "Under --kv-policy observe nothing is brought in unasked",
         choices=PREWARM,
+        process="launcher",
+        cost="a request waits for the rest of one step, about 50 ms; 'idle' computes whenever nobody asks",
     ),
-    "prewarm_seconds": Setting("longest time that one pre-warming may take", unit="s", minimum=1),
+    "prewarm_seconds": Setting(
+        "longest time that one pre-warming may take",
+        unit="s",
+        minimum=1,
+        process="launcher",
+    ),
 }
 
 

@@ -1,24 +1,18 @@
-"""Tables in docs/serving.md and the figure, made from the rows of the serving benchmark and nothing else."""
+"""Tables for the pages of the serving benchmark, made from its rows and nothing else."""
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from benchmark.serving.arms import ARMS, BY_DEPTH, STOCK
-from benchmark.serving.figure import draw
 from benchmark.serving.goals import goals
 from benchmark.serving.measured import MISSING, Measured, bootstrap, paired_ratios, table
 from benchmark.serving.rows import Row
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "serving.md"
-FIGURE = ROOT / "docs" / "img" / "serving.png"
 TIMES = {
     "ttft_p50": "TTFT p50",
     "ttft_p95": "TTFT p95",
@@ -220,22 +214,3 @@ def tables(rows: list[Row], parameters: dict[str, Any]) -> dict[str, str]:
     """Every table of the page by name, as Markdown; one of two lines has nothing to show yet."""
     measured = Measured(rows, parameters)
     return {name: make(measured) for name, make in TABLES.items()}
-
-
-def write_report(
-    rows: list[Row], parameters: dict[str, Any], *, page: Path = PAGE, figure: Path | None = FIGURE
-) -> None:
-    """Puts each table between its markers in the page, and draws the figure.
-
-    Raises:
-        ValueError: the page has no place for a table.
-    """
-    text = page.read_text()
-    for name, made in tables(rows, parameters).items():
-        pattern = rf"(<!-- table {name} -->\n).*?(<!-- end {name} -->)"
-        text, places = re.subn(pattern, lambda m, made=made: f"{m[1]}{made}\n{m[2]}", text, flags=re.DOTALL)
-        if places != 1:
-            raise ValueError(f"{page.name} has {places} places for the table {name}, not one")
-    page.write_text(text)
-    if figure is not None:
-        draw(Measured(rows, parameters), figure)

@@ -7,11 +7,11 @@
     python benchmark/serving/run.py --only restart     # first requests after a restart
     python benchmark/serving/run.py --only seeds       # ten seeds on the same tree, without a server
     python benchmark/serving/run.py --only replay      # the optimum, and longer runs, in the replay
-    python benchmark/serving/run.py --only report      # tables and figure from the JSON
+    python benchmark/serving/run.py --only report      # the figure from the JSON
 
 Rows are kept in the JSON by pass, workload and arm: a later run replaces what it measures again and nothing
 else; with ``--resume`` it measures only what is missing. With ``--quick`` or another ``--out`` the committed
-JSON and the page stay as they are, and the tables are printed.
+JSON and the figure stay as they are, and the tables are printed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS
 from benchmark.serving.arms import ARMS
+from benchmark.serving.figure import draw
+from benchmark.serving.measured import Measured
 from benchmark.serving.passes import Row, Servers
-from benchmark.serving.report import tables, write_report
+from benchmark.serving.report import tables
 from benchmark.serving.rows import Rows
 from benchmark.serving.stages import STAGES, without_server
 from benchmark.serving.workloads import load_parameters, make_workload
@@ -42,6 +44,7 @@ PASSES = (*STAGES, "seeds", "replay", "report")
 # Where the committed parameters say which arms and workloads a pass is about; all where nowhere.
 SETTINGS = {"capacity": "capacity", "times": "timed", "pairs": "paired", "restart": "restarted"}
 COMMITTED = RESULTS / "serving.json"
+FIGURE = ROOT / "docs" / "img" / "serving.png"
 QUICK = {"warm_up": 5, "requests": 10, "alternations": 1}
 
 
@@ -114,7 +117,8 @@ def main(
         for row in measured:
             rows.add({"pass": only, **row})
     if out == COMMITTED:
-        write_report(list(rows), parameters)
+        draw(Measured(list(rows), parameters), FIGURE)
+        print("the tables of the pages: python scripts/render_docs.py")
     else:
         print("\n\n".join(text for text in tables(list(rows), parameters).values() if text.count("\n") > 1))
     print(f"written: {out}")

@@ -14,7 +14,7 @@ from benchmark.serving import load
 from benchmark.serving.arms import ARMS, OURS, PUBLISHED, STOCK, Arm, server_flags
 from benchmark.serving.load import Answer
 from benchmark.serving.measured import bootstrap, paired_ratios
-from benchmark.serving.report import TABLES, TIMES, tables, write_report
+from benchmark.serving.report import TIMES, tables
 from benchmark.serving.rows import Rows
 from benchmark.serving.workloads import (
     ONE_OFF,
@@ -144,29 +144,22 @@ def _counts(workload: str, arm: str, uncached: int) -> dict:
     return {"pass": "counts", "workload": workload, "arm": arm, "uncached_tokens": uncached, "hit_rate": 0.5}
 
 
-def test_the_report_names_what_was_lost(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("".join(f"<!-- table {name} -->\nold\n<!-- end {name} -->\n" for name in TABLES))
+def test_the_tables_name_what_was_lost() -> None:
     rows = [
         _counts("agents-4x", STOCK, 1000),
         _counts("agents-4x", OURS, 800),
         _counts("agents-4x", "lfu", 700),
     ]
-    write_report(rows, PARAMETERS, page=page, figure=None)
-    text = page.read_text()
-    assert "old" not in text
-    assert "| agents-4x | 800 against 700 (lfu): 1.143 | **no** |" in text
-    assert "| agents-4x | 0.800 | **no** |" in text
-    assert "| fits, open loop | not measured yet | - |" in text
-    assert "| fits, side by side | not measured yet | - |" in text
-    assert "| restart | not measured yet | - |" in text
-    assert "| ours | 0.8 (0.80) |" in text
-    assert "| ours (g = 1) | = ours |" in text
-    assert "| ours (g on) | - |" in text
-    assert "| counts | unknown | 3 |" in text
-    page.write_text("no place")
-    with pytest.raises(ValueError, match="places for the table"):
-        write_report(rows, PARAMETERS, page=page, figure=None)
+    made = tables(rows, PARAMETERS)
+    assert "| agents-4x | 800 against 700 (lfu): 1.143 | **no** |" in made["goals"]
+    assert "| agents-4x | 0.800 | **no** |" in made["goals"]
+    assert "| fits, open loop | not measured yet | - |" in made["goals"]
+    assert "| fits, side by side | not measured yet | - |" in made["goals"]
+    assert "| restart | not measured yet | - |" in made["goals"]
+    assert "| ours | 0.8 (0.80) |" in made["uncached"]
+    assert "| ours (g = 1) | = ours |" in made["uncached"]
+    assert "| ours (g on) | - |" in made["uncached"]
+    assert "| counts | unknown | 3 |" in made["commits"]
 
 
 def test_capacity_is_that_of_stock_lru_at_the_same_hit_rate() -> None:

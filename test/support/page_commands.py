@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,9 +40,9 @@ class PageCommand:
 
 def commands_of(page: Path) -> list[PageCommand]:
     found = []
-    for block in re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+    for block in re.findall(r"^ *```bash\n(.*?)^ *```$", page.read_text(), re.DOTALL | re.MULTILINE):
         pending = ""
-        for line in block.splitlines():
+        for line in textwrap.dedent(block).splitlines():
             pending += line + "\n"
             if is_whole(pending):
                 if pending.strip():

@@ -16,18 +16,19 @@ Digest = Annotated[str, StringConstraints(pattern=f"^[0-9a-fA-F]{{{2 * DIGEST_BY
 
 
 class ImportanceBody(BaseModel):
-    """Body of ``POST /kv_importance/importance``.
+    """Body of ``POST /kv_importance/importance``."""
 
-    Attributes:
-        keys: chained digests of pages, hexadecimal.
-    """
-
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     keys: list[Digest] = Field(max_length=MAX_KEYS)
+    """Chained digests of pages, hexadecimal."""
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def post_importance(request: Request) -> dict[str, Any]:
-    """What is known of each page, in the order of the keys; null where the page is unknown."""
+    """What is known of each page.
+
+    Answers ``version``, ``page_size`` and ``importance`` in the order of the keys: an object of the
+    specification, or null where the page is unknown.
+    """
     return await ask("importance", validated(ImportanceBody, await json_body(request)).model_dump())

@@ -18,26 +18,29 @@ MAX_TTL_SECONDS = 10 * 366 * 86_400.0
 
 
 class PinBody(Prompt):
-    """Body of ``POST /kv_importance/pin``.
-
-    Attributes:
-        ttl_seconds: how long the pin counts; without it, until it is unpinned or nobody uses it any more.
-    """
+    """Body of ``POST /kv_importance/pin``."""
 
     ttl_seconds: float | None = Field(None, gt=0, le=MAX_TTL_SECONDS)
+    """How long the pin counts; without it, until it is unpinned or nobody uses it any more."""
 
 
 class UnpinBody(BaseModel):
     """Body of ``POST /kv_importance/unpin``."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     pin_id: str = Field(min_length=1)
+    """As the answer to ``pin`` named it."""
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def post_pin(request: Request) -> dict[str, Any]:
-    """Pins a prefix: its id, and the tokens of its whole pages."""
+    """Pins a prefix, so that it is evicted last.
+
+    Answers ``pin_id``, the ``tokens`` of its whole pages, and by tier the ``granted_tokens`` that the
+    budget has room for. 400 under ``--kv-policy observe``, where a pin would move nothing, and beyond the
+    bounds of the table.
+    """
     body = validated(PinBody, await json_body(request))
     tokens = await prompt_tokens(body, request)
     page_size = get_global_state().tokenizer_manager.server_args.page_size
@@ -60,11 +63,16 @@ async def post_pin(request: Request) -> dict[str, Any]:
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def post_unpin(request: Request) -> dict[str, Any]:
-    """Ends a pin; 404 where there is none."""
+    """Ends a pin, and answers its ``pin_id``; 404 where there is none."""
     return await ask("unpin", validated(UnpinBody, await json_body(request)).model_dump())
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def get_pins() -> dict[str, Any]:
-    """Every pin, oldest first, and the budget by tier."""
+    """Every pin, oldest first, and the budget by tier.
+
+    Answers ``pins``, each with ``pin_id``, ``source`` (who asked for it), its namespace, ``tokens``,
+    ``granted_tokens`` and ``resident_tokens`` by tier, ``strength`` (1 when it was last used),
+    ``expires_in_seconds`` and ``survives_restart``; and ``budget``.
+    """
     return await ask("pins", {})

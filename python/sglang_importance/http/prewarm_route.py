@@ -23,7 +23,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.ledger import Ledger
 from sgl_importance.placement.ledger_plan import WarmPath, plan_from_ledger
-from sglang_importance.http import prewarm_metrics
+from sglang_importance.http import openapi, prewarm_metrics
 from sglang_importance.http.prewarming import RESERVE, Job, Prewarmer, State
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.http.scheduler_client import ask, json_body, validated
@@ -39,13 +39,10 @@ COMPUTED_STEP_TOKENS = 64
 
 
 class PrewarmRequest(Prompt):
-    """Body of ``POST /kv_importance/prewarm``; without a prompt, what is brought in is the ledger's choice.
-
-    Attributes:
-        max_seconds: after which the job ends.
-    """
+    """Body of ``POST /kv_importance/prewarm``; without a prompt, the ledger chooses what is brought in."""
 
     max_seconds: float | None = Field(None, gt=0, le=MAX_SECONDS)
+    """After which the job ends; without it, ``--kv-importance-prewarm-seconds``."""
 
     @model_validator(mode="after")
     def _exactly_one_form(self) -> PrewarmRequest:
@@ -169,7 +166,10 @@ def _jobs(request: Request) -> Jobs:
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def post_prewarm(request: Request) -> dict[str, Any]:
-    """Starts to bring a prompt's prefix, or the ledger's best, into the cache."""
+    """Starts to bring a prompt's prefix, or what the ledger values most, into the cache.
+
+    Answers ``job_id``, and the ``tokens`` of a prompt. An empty body is as good as ``{}``.
+    """
     chosen = validated(PrewarmRequest, await json_body(request) if await request.body() else {})
     jobs = _jobs(request)
     if not chosen.has_prompt:
@@ -181,19 +181,25 @@ async def post_prewarm(request: Request) -> dict[str, Any]:
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def list_prewarm(request: Request) -> dict[str, Any]:
-    """The pre-warms of this server, oldest first."""
+    """The pre-warms of this server, oldest first: ``jobs``. The one of the start has ``origin`` ``start``."""
     return {"jobs": _jobs(request).describe()}
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def get_prewarm(request: Request, job_id: str) -> dict[str, Any]:
-    """How far a pre-warm is."""
+    """How far a pre-warm is.
+
+    Answers ``state`` (``running``, ``done``, ``cancelled``, ``failed``) with its ``detail``,
+    ``total_tokens``, ``done_tokens``, ``hit_tokens`` by tier, ``computed_tokens``, ``refused_tokens`` (of
+    prompts that the server refused) and ``seconds``. 404 where there is no such job; the last 64 that
+    have ended are kept.
+    """
     return _jobs(request).find(job_id).describe()
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def delete_prewarm(request: Request, job_id: str) -> dict[str, Any]:
-    """Cancels a pre-warm; what it brought in stays."""
+    """Cancels a pre-warm, and answers how far it got. What it brought in stays."""
     job = _jobs(request).find(job_id)
     await _jobs(request).cancel(job)
     return job.describe()
@@ -201,7 +207,7 @@ async def delete_prewarm(request: Request, job_id: str) -> dict[str, Any]:
 
 def add_prewarm_routes(routes: APIRouter) -> None:
     """Adds the routes, below ``/kv_importance``."""
-    routes.post("/prewarm")(post_prewarm)
+    routes.post("/prewarm", openapi_extra=openapi.json_body(PrewarmRequest, required=False))(post_prewarm)
     routes.get("/prewarm")(list_prewarm)
     routes.get("/prewarm/{job_id}")(get_prewarm)
     routes.delete("/prewarm/{job_id}")(delete_prewarm)

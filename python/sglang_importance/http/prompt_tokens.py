@@ -23,24 +23,22 @@ class Prompt(BaseModel):
 
     A chat prompt ends with the template's opening of an answer. Prompts with further turns share it only up
     to the last token that the template writes in both.
-
-    Attributes:
-        text: as in ``/generate`` and ``/v1/completions``.
-        messages: as in ``/v1/chat/completions``.
-        tools: definitions that the template writes into the prompt; only with ``messages``.
-        input_ids: token ids, passed on as they are.
-        cache_salt: of the requests that share the prefix; requests of other salts never do.
-        extra_key: the same, for requests that carry one.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     text: str | None = Field(None, min_length=1)
+    """As in ``/generate`` and ``/v1/completions``."""
     messages: list[dict[str, Any]] | None = Field(None, min_length=1)
+    """As in ``/v1/chat/completions``."""
     tools: list[dict[str, Any]] | None = None
+    """Definitions that the template writes into the prompt; only with ``messages``."""
     input_ids: list[TokenId] | None = Field(None, min_length=1)
+    """Token ids, passed on as they are."""
     cache_salt: str | None = None
+    """Of the requests that share the prefix; requests of other salts never do."""
     extra_key: str | None = None
+    """The same, for requests that carry one."""
 
     @model_validator(mode="after")
     def _exactly_one_form(self) -> Prompt:

@@ -13,23 +13,27 @@ from sglang_importance.operations.snapshot import DEFAULT_LIMIT, MAX_LIMIT
 
 
 class SnapshotQuery(BaseModel):
-    """Query parameters.
+    """Query parameters of ``GET /kv_importance``."""
 
-    Attributes:
-        limit: nodes in this page.
-        cursor: ``next_cursor`` of the page before.
-        min_tokens: leaves out nodes with fewer tokens.
-    """
-
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
+    """Nodes in this page."""
     cursor: str | None = None
+    """``next_cursor`` of the page before."""
     min_tokens: int = Field(0, ge=0)
+    """Leaves out nodes with fewer tokens."""
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def get_kv_importance(request: Request) -> dict[str, Any]:
-    """The radix tree with its importance: nodes by loss, largest first."""
+    """The radix tree with its importance: nodes by loss, largest first.
+
+    Answers ``policy``, ``page_size``, ``clock`` (admitted requests), ``tiers``, ``nodes`` and
+    ``next_cursor``, null on the last page; under ``observe`` also ``observe``, with a store also
+    ``store``. Each node has its place (``id``, ``parent``, ``depth_tokens``, ``tokens``, ``tiers``), what
+    attention gave it (``body_mass``, ``peak``, ``self_mass``, ``cross_mass``, ``queries``), and what the
+    policy makes of it (``accesses``, ``age``, ``p_reuse``, ``loss``, ``pinned``).
+    """
     query = validated(SnapshotQuery, dict(request.query_params))
     return await ask("snapshot", query.model_dump())

@@ -17,40 +17,38 @@ from sglang_importance.tree.event_log import CAPACITY
 
 
 class TreeQuery(BaseModel):
-    """Query parameters of ``GET /kv_importance/tree``.
+    """Query parameters of ``GET /kv_importance/tree``."""
 
-    Attributes:
-        root: node to begin with; without it, the root.
-        depth: levels of nodes.
-        min_tokens: nodes that hold fewer, themselves and below, are only counted.
-        limit: nodes to list; the others are only counted.
-    """
-
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     root: int | None = Field(None, ge=0)
+    """Node to begin with; without it, the root."""
     depth: int = Field(DEFAULT_DEPTH, ge=1)
+    """Levels of nodes."""
     min_tokens: int = Field(0, ge=0)
+    """Nodes that hold fewer, themselves and below, are only counted."""
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
+    """Nodes to list; the others are only counted."""
 
 
 class EventsQuery(BaseModel):
-    """Query parameters of ``GET /kv_importance/events``.
+    """Query parameters of ``GET /kv_importance/events``."""
 
-    Attributes:
-        since: serial number of the first event that is wanted: ``next`` of the answer before.
-        limit: events at most; of more, the newest.
-    """
-
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     since: int = Field(0, ge=0)
+    """Serial number of the first event that is wanted: ``next`` of the answer before."""
     limit: int = Field(200, ge=1, le=CAPACITY)
+    """Events at most; of more, the newest."""
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def get_tree(request: Request) -> dict[str, Any]:
-    """The radix tree from its root: the largest nodes, and the size of what is left out."""
+    """The radix tree from its root: the largest nodes, and the size of what is left out.
+
+    Answers ``nodes``, parents first, each as in ``GET /kv_importance`` with a ``label`` and what hangs
+    below it (``subtree``); ``more`` counts what is left out at each place, ``total`` the whole tree.
+    """
     query = validated(TreeQuery, dict(request.query_params))
     document = await ask("tree", query.model_dump())
     for row in document["nodes"]:
@@ -60,7 +58,12 @@ async def get_tree(request: Request) -> dict[str, Any]:
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def get_node(node_id: int) -> dict[str, Any]:
-    """One node: pages, queries, pins, the reason of its last move, its text."""
+    """One node in full.
+
+    Answers what ``GET /kv_importance`` says of it, its ``path``, ``digest``, ``block_type``, ``pins``,
+    ``last_move`` with the reason, a ``strip`` of page scores, and its ``text``. 404 once it has left the
+    tree.
+    """
     document = await ask("node", {"node": node_id})
     head, tail = document.pop("head_ids"), document.pop("tail_ids")
     page_tokens = document["tokens"] // document["pages"] * document["strip"]["pages_per_cell"]
@@ -75,13 +78,17 @@ async def get_node(node_id: int) -> dict[str, Any]:
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def get_node_prompt(node_id: int) -> dict[str, Any]:
-    """The prefix that ends with a node, as a body for pin and pre-warm."""
+    """The prefix that ends with a node, as a body for ``pin`` and ``prewarm``."""
     return await ask("node_prompt", {"node": node_id})
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def post_find(request: Request) -> dict[str, Any]:
-    """Where a prompt lies in the tree. Not a GET: prompts do not belong into access logs."""
+    """Where a prompt lies in the tree. Not a GET: prompts do not belong into access logs.
+
+    Answers ``tokens``, ``matched_tokens`` and the ``path`` of nodes that holds most of it, in any
+    namespace unless ``cache_salt`` or ``extra_key`` is given.
+    """
     body = validated(Prompt, await json_body(request))
     extra_key, cache_salt = body.namespace
     tokens = await prompt_tokens(body, request)
@@ -90,7 +97,12 @@ async def post_find(request: Request) -> dict[str, Any]:
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def get_events(request: Request) -> dict[str, Any]:
-    """The last moves of nodes, oldest first."""
+    """The last moves of nodes and pins, oldest first.
+
+    Answers ``events``, ``next`` (the serial number to go on with), ``left_out`` (how many were missed),
+    ``clock`` and ``now``. An event has a ``kind``, a ``node`` or a ``pin_id``, its ``tier`` and the
+    ``reason``.
+    """
     return await ask("events", validated(EventsQuery, dict(request.query_params)).model_dump())
 
 

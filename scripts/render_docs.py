@@ -1,0 +1,123 @@
+"""Fills in what README and docs take from measurements and from the code, in place.
+
+    python scripts/render_docs.py            # rewrites the pages that are out of date
+    python scripts/render_docs.py --check    # writes nothing; ends with 1 where a page is out of date
+
+A page names what it wants in a comment that no reader sees, and holds what it got up to the next one:
+
+    it hits <!-- {{ "%.2f" % over_lru("importance") }} -->1.44<!-- end --> times as much
+
+Between the braces stands an expression of Jinja; the names in it are the functions of ``scripts/pages``.
+Where the first comment has a line of its own, as ahead of a table, so has what follows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "test")]
+from scripts.pages import figures, reference, routes, status, tables  # noqa: E402
+
+MARKED = re.compile(r"<!-- \{\{(?P<expression>[^\n]+?)\}\} -->(?P<shown>.*?)<!-- end -->", re.DOTALL)
+
+
+def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
+    """What pages may call, by name."""
+    found: dict[str, Callable[..., Any]] = {}
+    for module in modules:
+        for name, value in vars(module).items():
+            if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__:
+                assert name not in found, f"{module.__name__} has a function {name} of another module"
+                found[name] = value
+    return found
+
+
+NAMES = functions_of(figures, reference, routes, status, tables)
+
+
+class BadPage(Exception):
+    """What of a page cannot be filled in, with the line."""
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    return [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def render(text: str, names: Mapping[str, Callable[..., Any]] = NAMES) -> str:
+    """The page with every expression's present value.
+
+    Raises:
+        BadPage: an expression fails, or stands where Markdown would end the paragraph.
+    """
+    environment = Environment(undefined=StrictUndefined, autoescape=False)
+    environment.globals = dict(names)
+
+    if len(MARKED.findall(text)) != text.count("<!-- {{"):
+        raise BadPage("an expression has no '<!-- end -->' behind it")
+
+    def value(marked: re.Match[str]) -> str:
+        is_block = marked["shown"].startswith("\n")
+        line = text.count("\n", 0, marked.start()) + 1
+        if not is_block and text[: marked.start()].endswith(("\n", "\n- ")):
+            raise BadPage(
+                f"line {line}: a line of text must not begin with a comment, put a word ahead of it"
+            )
+        try:
+            shown = environment.from_string(f"{{{{{marked['expression']}}}}}").render()
+        except Exception as error:
+            raise BadPage(
+                f"line {line}: {marked['expression'].strip()}: {type(error).__name__}: {error}"
+            ) from error
+        opening = marked[0].partition("-->")[0]
+        return f"{opening}-->" + (f"\n{shown}\n" if is_block else shown) + "<!-- end -->"
+
+    return MARKED.sub(value, text)
+
+
+def out_of_date(root: Path = ROOT) -> dict[Path, str]:
+    """The pages that rendering changes, and what it makes of them.
+
+    Raises:
+        BadPage: names the page and the line.
+    """
+    changed = {}
+    for page in pages(root):
+        text = page.read_text()
+        try:
+            rendered = render(text)
+        except BadPage as problem:
+            raise BadPage(f"{page.relative_to(root)}, {problem}") from problem
+        if rendered != text:
+            changed[page] = rendered
+    return changed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; end with 1 where a page is out of date"
+    )
+    check = parser.parse_args().check
+    try:
+        changed = out_of_date()
+    except BadPage as problem:
+        sys.exit(f"error: {problem}")
+    for page, rendered in changed.items():
+        if not check:
+            page.write_text(rendered)
+        print(f"{'out of date' if check else 'rendered'}: {page.relative_to(ROOT)}")
+    if check and changed:
+        sys.exit("error: run python scripts/render_docs.py")
+
+
+if __name__ == "__main__":
+    main()
