@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI
+from starlette.routing import Route
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.http import importance, pins, snapshot, tree
@@ -10,13 +11,14 @@ from sglang_importance.http.own_site import refuse_other_sites
 from sglang_importance.http.prewarm import add_prewarm_routes, install_prewarm
 from sglang_importance.http.ui import install_ui
 
+PREFIX = "/kv_importance"
 TAG = "importance"
 
 
 def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
     """Adds the routes; the API key middleware of the server covers them."""
     routes = APIRouter(
-        prefix="/kv_importance",
+        prefix=PREFIX,
         tags=[TAG],
         dependencies=[Depends(refuse_other_sites)],
         route_class=app.router.route_class,  # sglang's own
@@ -32,6 +34,10 @@ def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
     routes.post("/find")(tree.post_find)
     routes.get("/events")(tree.get_events)
     add_prewarm_routes(routes)
-    app.include_router(routes)
+    # Not by include_router: sglang's metrics and its key check look at the routes of the app itself for a
+    # request's path template and auth level, and find neither in a router below it.
+    app.router.routes += routes.routes
+    # What none of them answers (404, 405, a slash too many) is one path to the metrics, whatever is asked for.
+    app.router.routes.append(Route(PREFIX + "/{unknown:path}", routes))
     install_prewarm(app, options)
     install_ui(app)
