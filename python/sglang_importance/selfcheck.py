@@ -62,6 +62,7 @@ SYMBOLS: dict[str, str | None] = {
     f"{_SRT}.managers.io_struct.GenerateReqInput.cache_salt": None,
     f"{_SRT}.managers.io_struct.GenerateReqInput.extra_key": None,
     f"{_SRT}.managers.io_struct.GenerateReqInput.rid": None,
+    f"{_SRT}.managers.tokenizer_manager.ReqState.dispatched": None,
     f"{_SRT}.managers.tokenizer_manager.ReqState.finished": None,
     f"{_SRT}.managers.tokenizer_manager.ReqState.time_stats": None,
     f"{_SRT}.managers.tokenizer_manager.ServerStatus.Starting": None,

@@ -37,7 +37,7 @@ def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
     # Not by include_router: sglang's metrics and its key check look at the routes of the app itself for a
     # request's path template and auth level, and find neither in a router below it.
     app.router.routes += routes.routes
-    # What none of them answers (404, 405, a slash too many) is one path to the metrics, whatever is asked for.
+    # What none of them answers (404, 405, a slash too many) is one path to the metrics, whatever its name.
     app.router.routes.append(Route(PREFIX + "/{unknown:path}", routes))
     install_prewarm(app, options)
     install_ui(app)
