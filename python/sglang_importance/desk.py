@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
-MAX_JOBS = 8  # callers that went away leave theirs; the oldest makes room
+MAX_JOBS = 8
+"""Answers under way at once. Callers wait for a place (``http.ask``); if one did not, the oldest would go."""
 
 Document = dict[str, Any]
 Job = Generator[None, None, Document]
@@ -90,7 +91,8 @@ class Desk:
         """Runs the next slice of a job that a reply named."""
         running = self._jobs.pop(job, None)
         if running is None:
-            return _refused(TooManyJobs("too many requests of this kind at once: ask again"))
+            problem = f"more than {MAX_JOBS} answers were under way at once, of which this was the oldest"
+            return _refused(TooManyJobs(f"{problem}: ask again"))
         return self._run_slice(job, *running)
 
     def _run_slice(self, serial: int, operation: str, job: Job) -> Reply:

@@ -127,9 +127,7 @@ def test_steps_follow_the_time_that_they_take():
     assert steps.tokens == 64
 
 
-def state(
-    first_token_time: float = 0.0, finished: bool = False, dispatched: bool = True
-) -> SimpleNamespace:
+def state(first_token_time: float = 0.0, finished: bool = False, dispatched: bool = True) -> SimpleNamespace:
     times = SimpleNamespace(first_token_time=first_token_time)
     return SimpleNamespace(finished=finished, dispatched=dispatched, time_stats=times)
 

@@ -243,9 +243,8 @@ class Prewarmer:
 
     def _is_busy(self, *, any_request: bool) -> bool:
         """Whether a request waits for its first token; ``any_request``: or runs at all."""
-        return any(
-            any_request or not state.time_stats.first_token_time for state in requests_under_way(self._manager)
-        )
+        under_way = requests_under_way(self._manager)
+        return any(any_request or not state.time_stats.first_token_time for state in under_way)
 
 
 def requests_under_way(manager: TokenizerManager) -> Iterator[ReqState]:
