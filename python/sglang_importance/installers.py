@@ -35,9 +35,11 @@ def _routes(options: ImportanceOptions) -> None:
     if server is None:
         return
     from sglang_importance.http import install_routes
+    from sglang_importance.http.generate_route import check_generate
     from sglang_importance.http.openai_hints import hook_openai
 
     install_routes(server.app, options)
+    check_generate(server.app)
     hook_openai()
 
 
