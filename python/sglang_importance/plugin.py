@@ -34,6 +34,7 @@ from sglang_importance.cpu import install as install_cpu_support
 from sglang_importance.refusal import LaunchRefused, exit_refused
 from sglang_importance.server_args import add_flags, attach_options, options_of
 
+CONFIG_TARGET = "sglang.srt.utils.server_args_config_parser.ConfigArgumentMerger.merge_config_with_args"
 FLAGS_TARGET = "sglang.srt.server_args.ServerArgs.add_cli_args"
 OPTIONS_TARGET = "sglang.srt.server_args.ServerArgs.from_cli_args"
 
@@ -42,6 +43,7 @@ def register() -> None:
     """Called by sglang in each of its processes."""
     install_cpu_support()
     if multiprocessing.parent_process() is None:
+        HookRegistry.register(CONFIG_TARGET, _around_merge_config, HookType.AROUND)
         HookRegistry.register(FLAGS_TARGET, _after_add_cli_args, HookType.AFTER)
         HookRegistry.register(OPTIONS_TARGET, _around_from_cli_args, HookType.AROUND)
     else:
@@ -53,6 +55,19 @@ def register() -> None:
 def is_applied(target: str) -> bool:
     """Whether sglang has applied our hooks on ``target``; it only logs where it could not."""
     return target in HookRegistry._patched
+
+
+def _around_merge_config(merge: Callable[..., list[str]], merger: Any, argv: list[str]) -> list[str]:
+    """Says in one line what is wrong with a file of flags, on a command line that has one of ours."""
+    try:
+        return merge(merger, argv)
+    except Exception as error:
+        path = next(iter(argv[argv.index("--config") + 1 :]), "")
+        if not any(word.startswith(("--kv-policy", "--kv-importance")) for word in argv):
+            raise
+        from sglang_importance.preflight import config_problem
+
+        exit_refused(LaunchRefused([config_problem(path, error)]))
 
 
 def _after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
