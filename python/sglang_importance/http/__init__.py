@@ -7,9 +7,11 @@ from starlette.routing import Route
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.http import importance, pins, snapshot, tree
+from sglang_importance.http.openapi import json_body, query_parameters
 from sglang_importance.http.own_site import refuse_other_sites
 from sglang_importance.http.prewarm import add_prewarm_routes, install_prewarm
 from sglang_importance.http.ui import install_ui
+from sglang_importance.prompt_tokens import Prompt
 
 PREFIX = "/kv_importance"
 TAG = "importance"
@@ -23,16 +25,16 @@ def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
         dependencies=[Depends(refuse_other_sites)],
         route_class=app.router.route_class,  # sglang's own
     )
-    routes.get("")(snapshot.get_kv_importance)
-    routes.post("/importance")(importance.post_importance)
-    routes.post("/pin")(pins.post_pin)
-    routes.post("/unpin")(pins.post_unpin)
+    routes.get("", openapi_extra=query_parameters(snapshot.SnapshotQuery))(snapshot.get_kv_importance)
+    routes.post("/importance", openapi_extra=json_body(importance.ImportanceBody))(importance.post_importance)
+    routes.post("/pin", openapi_extra=json_body(pins.PinBody))(pins.post_pin)
+    routes.post("/unpin", openapi_extra=json_body(pins.UnpinBody))(pins.post_unpin)
     routes.get("/pins")(pins.get_pins)
-    routes.get("/tree")(tree.get_tree)
+    routes.get("/tree", openapi_extra=query_parameters(tree.TreeQuery))(tree.get_tree)
     routes.get("/node/{node_id}")(tree.get_node)
     routes.get("/node/{node_id}/prompt")(tree.get_node_prompt)
-    routes.post("/find")(tree.post_find)
-    routes.get("/events")(tree.get_events)
+    routes.post("/find", openapi_extra=json_body(Prompt))(tree.post_find)
+    routes.get("/events", openapi_extra=query_parameters(tree.EventsQuery))(tree.get_events)
     add_prewarm_routes(routes)
     # Not by include_router: sglang's metrics and its key check look at the routes of the app itself for a
     # request's path template and auth level, and find neither in a router below it.

@@ -23,6 +23,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.ledger import Ledger
 from sgl_importance.placement.ledger_plan import WarmPath, plan_from_ledger
+from sglang_importance.http import openapi
 from sglang_importance.http.ask import ask, json_body, validated
 from sglang_importance.placement import prewarm_metrics
 from sglang_importance.placement.prewarming import RESERVE, Job, Prewarmer, State, requests_under_way
@@ -201,7 +202,7 @@ async def delete_prewarm(request: Request, job_id: str) -> dict[str, Any]:
 
 def add_prewarm_routes(routes: APIRouter) -> None:
     """Adds the routes, below ``/kv_importance``."""
-    routes.post("/prewarm")(post_prewarm)
+    routes.post("/prewarm", openapi_extra=openapi.json_body(PrewarmRequest, required=False))(post_prewarm)
     routes.get("/prewarm")(list_prewarm)
     routes.get("/prewarm/{job_id}")(get_prewarm)
     routes.delete("/prewarm/{job_id}")(delete_prewarm)
