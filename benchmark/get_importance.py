@@ -22,8 +22,8 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.ghost import chain_digests, root_digest
-from sglang_importance.page_source import PageSource
-from sglang_importance.standalone import build_cache
+from sglang_importance.offline.standalone_cache import build_cache
+from sglang_importance.tree.page_lookup import PageSource
 
 PAGE = 16
 PROMPT_TOKENS = 1024

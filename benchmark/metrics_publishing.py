@@ -26,8 +26,8 @@ def main(requests: int = REQUESTS) -> None:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         import numpy as np
 
-        import sglang_importance.folding as folding
-        from sglang_importance.metrics import MetricsPublisher
+        import sglang_importance.tree.folding as folding
+        from sglang_importance.metrics.publisher import MetricsPublisher
 
         from driver import PAGE, TreeDriver
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-import sglang_importance.attention.observed as observed
+import sglang_importance.attention.sampling as observed
 import sglang_importance.attention.torch_native as torch_native
 from sglang_importance.attention import install
-from sglang_importance.attention.observed import StepSampler
 from sglang_importance.attention.rows import Phase, RowScores, active_rows
+from sglang_importance.attention.sampling import StepSampler
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 
 

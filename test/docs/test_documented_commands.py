@@ -21,7 +21,7 @@ from page_commands import DEFAULT_URL, PAGES, ROOT, PageCommand, all_commands
 from sglang.srt.server_args import ServerArgs
 from tree_command import tree_command
 
-from sglang_importance.server_args import add_flags
+from sglang_importance.launch.flags import add_flags
 
 from serving import ServerProcess
 

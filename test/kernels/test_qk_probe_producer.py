@@ -12,10 +12,10 @@ pytest.importorskip("sglang")
 from attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-import sglang_importance.attention.qk_probe as producer
+import sglang_importance.attention.prefill_probe as producer
 from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
-from sglang_importance.attention.qk_probe import QkProbe
 from sglang_importance.attention.rows import Phase, active_rows
 
 pytestmark = [

@@ -28,8 +28,8 @@ from sglang.srt.runtime_context import get_context, get_parallel
 from transformers import LlamaConfig
 
 from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
-from sglang_importance.attention.qk_probe import QkProbe
 from sglang_importance.attention.triton import EmittingTritonBackend
 
 __all__ = ["ProbedTritonDriver", "Sequence", "TritonDriver", "complete", "model_runner", "runtime_context"]

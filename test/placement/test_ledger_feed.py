@@ -13,10 +13,10 @@ import pytest
 
 from sgl_importance.placement.ledger import Ledger
 from sgl_importance.placement.ledger_plan import plan_from_ledger
-from sglang_importance import folding
 from sglang_importance.placement.ledger_feed import LedgerFeed, attach_ledger, model_digest
 from sglang_importance.placement.prewarm_request import new_rid
 from sglang_importance.storage.weights import WATCH, Weights
+from sglang_importance.tree import folding
 
 from driver import PAGE, Request, ScriptedRows, TreeDriver
 from ledger_rows import open_ledger

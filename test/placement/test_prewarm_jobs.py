@@ -10,9 +10,9 @@ import pytest
 from fastapi import HTTPException
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.http import prewarm
-from sglang_importance.http.prewarm import Jobs
-from sglang_importance.placement.prewarming import Job, State
+from sglang_importance.http import prewarm_route
+from sglang_importance.http.prewarm_route import Jobs
+from sglang_importance.http.prewarming import Job, State
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -41,7 +41,7 @@ async def never(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
 def test_a_job_that_ends_early_takes_no_more_time(
     monkeypatch: pytest.MonkeyPatch, ask: Ask, state: State, detail: str
 ):
-    monkeypatch.setattr(prewarm, "ask", ask)
+    monkeypatch.setattr(prewarm_route, "ask", ask)
 
     async def end_one() -> Job:
         jobs = Jobs(ImportanceOptions(policy="importance"))

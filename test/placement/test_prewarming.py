@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from sgl_importance.placement.ledger_plan import WarmPath
-from sglang_importance.placement.prewarm_request import is_prewarm, new_rid
-from sglang_importance.placement.prewarming import (
+from sglang_importance.http.prewarming import (
     STEP_SECONDS,
     Job,
     Prewarmer,
@@ -19,6 +18,7 @@ from sglang_importance.placement.prewarming import (
     StepSize,
     requests_under_way,
 )
+from sglang_importance.placement.prewarm_request import is_prewarm, new_rid
 
 PAGE = 16
 STEP = 64

@@ -14,9 +14,9 @@ from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.trace import open_trace
-from sglang_importance.cache import _create_recorder
-from sglang_importance.refusal import LaunchRefused
-from sglang_importance.server_args import importance_options
+from sglang_importance.radix_cache.importance_cache import _create_recorder
+from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.server_options import importance_options
 
 Parse = Callable[..., ServerArgs]
 COST = CostModel(1e-5, 1e-9, 4096, 1e9, 1e8)

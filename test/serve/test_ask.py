@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sglang.srt.managers.communicator import FanOutCommunicator
 
-from sglang_importance.control import COMMUNICATOR, KvImportanceReq, KvImportanceReqOutput
-from sglang_importance.desk import MAX_JOBS, Desk, Document
-from sglang_importance.http import ask as ask_module
-from sglang_importance.http.ask import ask
+from sglang_importance.http import scheduler_client
+from sglang_importance.http.scheduler_client import ask
+from sglang_importance.operations.messages import COMMUNICATOR, KvImportanceReq, KvImportanceReqOutput
+from sglang_importance.operations.runner import MAX_JOBS, Desk, Document
 
 CALLERS = 100
 
@@ -52,8 +52,8 @@ def count(_: object, arguments: Document) -> Generator[None, None, Document]:
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     scheduler = Scheduler()
     state = SimpleNamespace(tokenizer_manager=scheduler.manager)
-    monkeypatch.setattr(ask_module, "get_global_state", lambda: state)
-    monkeypatch.setattr(ask_module, "_places", asyncio.Semaphore(MAX_JOBS))
+    monkeypatch.setattr(scheduler_client, "get_global_state", lambda: state)
+    monkeypatch.setattr(scheduler_client, "_places", asyncio.Semaphore(MAX_JOBS))
     return scheduler
 
 
@@ -77,7 +77,7 @@ def test_who_gives_up_leaves_nobody_his_answer_and_no_job(scheduler: Scheduler):
         with pytest.raises(asyncio.CancelledError):
             await gives_up
         answer = await ask("count", {"to": 1})
-        while ask_module._under_way:
+        while scheduler_client._under_way:
             await asyncio.sleep(0)
         return answer
 

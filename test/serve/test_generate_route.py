@@ -20,7 +20,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.hints import BadHint, Hints
 from sglang_importance.http import generate_route
 from sglang_importance.http.generate_route import check_generate
-from sglang_importance.server_args import attach_options
+from sglang_importance.upstream.server_options import attach_options
 
 VOCABULARY = 1000
 ENVELOPE: dict[str, Any] = {"protocol_version": "1", "message_id": "m", "actions": []}

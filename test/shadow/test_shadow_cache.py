@@ -13,7 +13,7 @@ from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.shadow.cache import ShadowCache
 from sgl_importance.shadow.ranking import ImportanceRanking, LruRanking, Ranking
 from sgl_importance.study.recording import Recording
-from sglang_importance.tree_replay import TreeReplay, hit_tokens, smallest_capacity
+from sglang_importance.offline.tree_replay import TreeReplay, hit_tokens, smallest_capacity
 
 
 def ranking(kind: str, capacity: int) -> Ranking:

@@ -27,10 +27,10 @@ from host_pools import (
 from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.refusal import LaunchRefused
 from sglang_importance.storage import install
 from sglang_importance.storage.guards import _around_reduce_ack
 from sglang_importance.storage.weights import WATCH, Weights, fingerprint
+from sglang_importance.upstream.refusal import LaunchRefused
 
 pytestmark = pytest.mark.usefixtures("watch")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import sglang_importance.folding as folding_module
+import sglang_importance.tree.folding as folding_module
 
 from driver import TreeDriver
 

@@ -18,9 +18,9 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.rows import Phase, RowScores
-from sglang_importance.cache import ImportanceRadixCache
-from sglang_importance.recorder import Recorder
-from sglang_importance.standalone import CacheKind, build_cache
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.offline.standalone_cache import CacheKind, build_cache
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
 PAGE = 4
 

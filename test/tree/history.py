@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-import sglang_importance.folding as folding_module
+import sglang_importance.tree.folding as folding_module
 from sgl_importance.cost import Tier
 from sgl_importance.fold import Observation, fold
 from sgl_importance.importance import NodeImportance, Origin
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.pin import Pin
-from sglang_importance.component import ImportanceComponent
-from sglang_importance.standalone import CacheKind
+from sglang_importance.offline.standalone_cache import CacheKind
+from sglang_importance.radix_cache.component import ImportanceComponent
 
 from driver import PAGE, OutOfMemory, Request, TreeDriver
 

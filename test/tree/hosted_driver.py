@@ -22,8 +22,8 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.probe import checkpoint_path
-from sglang_importance.recorder import Recorder
-from sglang_importance.standalone import CacheKind
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.offline.standalone_cache import CacheKind
 
 from driver import PAGE, OutOfMemory, Request, TreeDriver
 

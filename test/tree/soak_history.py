@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-import sglang_importance.folding as folding_module
+import sglang_importance.tree.folding as folding_module
 from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.recorder import Recorder
-from sglang_importance.standalone import CacheKind
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.offline.standalone_cache import CacheKind
 
 from books import check_books, check_recording, object_counts
 from hosted_driver import PAGE, HostedDriver, OutOfMemory, Request, WriteMode

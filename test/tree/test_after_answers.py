@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sglang_importance.after_answers import AfterAnswers
+from sglang_importance.tree.deferred_work import AfterAnswers
 
 from driver import PAGE, Request, TreeDriver
 

@@ -11,9 +11,9 @@ import pytest
 
 from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.interface import ImportanceSource
-from sglang_importance.desk import Desk
-from sglang_importance.importance_operation import KEYS_PER_SLICE, importance
-from sglang_importance.page_source import SLICE_PAGES
+from sglang_importance.operations.page_importance import KEYS_PER_SLICE, importance
+from sglang_importance.operations.runner import Desk
+from sglang_importance.tree.page_lookup import SLICE_PAGES
 
 from driver import PAGE
 from test_tree_events import prompt, serve

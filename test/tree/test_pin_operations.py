@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 from sgl_importance.cost import Tier
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.desk import Desk
-from sglang_importance.placement import pin_operations
-from sglang_importance.placement.pin_operations import SLICE_PAGES
+from sglang_importance.operations import pin_operations
+from sglang_importance.operations.pin_operations import SLICE_PAGES
+from sglang_importance.operations.runner import Desk
 
 from driver import PAGE
 from test_tree_events import prompt, serve

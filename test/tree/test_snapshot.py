@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_importance import snapshot as snapshot_module
-from sglang_importance.control import OPERATIONS
-from sglang_importance.desk import MAX_JOBS, Desk, NotFound, run_slice
-from sglang_importance.snapshot import InvalidCursor, decode_cursor, encode_cursor, snapshot
+from sglang_importance.operations import snapshot as snapshot_module
+from sglang_importance.operations.messages import OPERATIONS
+from sglang_importance.operations.runner import MAX_JOBS, Desk, NotFound, run_slice
+from sglang_importance.operations.snapshot import InvalidCursor, decode_cursor, encode_cursor, snapshot
 
 from driver import PAGE
 from test_tree_events import prompt, serve

@@ -6,7 +6,7 @@ from array import array
 
 import numpy as np
 
-import sglang_importance.folding as folding_module
+import sglang_importance.tree.folding as folding_module
 from sgl_importance.conformance.cases import ConsumerCase, Observed, ServedQuery
 from sgl_importance.conformance.check import check_accumulator
 from sgl_importance.interface import Importance

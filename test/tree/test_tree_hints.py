@@ -14,7 +14,7 @@ from sgl_importance.node import NodeMetadata
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.hints import Hints
 from sgl_importance.reuse_class import BlockType, Transition
-from sglang_importance.placement.hints import HINTED_ATTRIBUTE
+from sglang_importance.placement.hint_follower import HINTED_ATTRIBUTE
 from sglang_importance.placement.spare import SparedCopies
 
 from driver import PAGE, Request, TreeDriver

@@ -11,8 +11,8 @@ from sgl_importance.cost import CostModel
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.study.recording import Query, Recording
 from sgl_importance.trace.records import FORMAT_VERSION, SCHEMA, Detail, Fold, Header
-from sglang_importance.study import replay_arms
-from sglang_importance.tree_replay import (
+from sglang_importance.offline.study_command import replay_arms
+from sglang_importance.offline.tree_replay import (
     TreeReplay,
     fidelity,
     hit_tokens,

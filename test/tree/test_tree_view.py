@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from sgl_importance.cost import Tier
 from sgl_importance.importance import NodeImportance, Origin
 from sgl_importance.trace.records import EventKind
-from sglang_importance import snapshot as snapshot_module
-from sglang_importance.control import OPERATIONS
-from sglang_importance.desk import Desk
-from sglang_importance.event_log import EventLog
-from sglang_importance.node_view import MAX_CELLS, strip
-from sglang_importance.prefix_search import common_prefix
+from sglang_importance.operations import snapshot as snapshot_module
+from sglang_importance.operations.messages import OPERATIONS
+from sglang_importance.operations.node_view import MAX_CELLS, strip
+from sglang_importance.operations.prefix_search import common_prefix
+from sglang_importance.operations.runner import Desk
+from sglang_importance.tree.event_log import EventLog
 
 from driver import PAGE
 from test_tree_events import prompt, serve

@@ -18,13 +18,13 @@ from sgl_importance.metrics import METRICS, OPERATIONS, Kind, Process, of_proces
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.pin import Pin
 from sgl_importance.shadow.pair import ShadowPair
-from sglang_importance import control
-from sglang_importance.body_mass import body_mass_of
-from sglang_importance.desk import Desk
-from sglang_importance.gauges import gauge_values
-from sglang_importance.metrics import counter_values, label_values
+from sglang_importance.metrics.publisher import counter_values, label_values
+from sglang_importance.observe.shadowing import Shadowing
+from sglang_importance.operations import messages as control
+from sglang_importance.operations.runner import Desk
 from sglang_importance.placement.prewarm_request import new_rid
-from sglang_importance.shadowing import Shadowing
+from sglang_importance.radix_cache.gauges import gauge_values
+from sglang_importance.tree.body_mass import body_mass_of
 
 from driver import PAGE, TreeDriver
 from test_tree_events import pages, path_of, prompt, serve

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_importance.attention.emission_time import EMISSION_TIME
-from sglang_importance.attention.observed import ObservedQueries, StepSampler
 from sglang_importance.attention.rows import ScoreRows
+from sglang_importance.attention.sampling import ObservedQueries, StepSampler
 from sglang_importance.attention.staging import StagedNumbers
+from sglang_importance.metrics.emission_time import EMISSION_TIME
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch

@@ -13,10 +13,10 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.eager import PageScoreAccumulator
-from sglang_importance.attention.emission_time import EMISSION_TIME
-from sglang_importance.attention.observed import ObservedQueries, PassRequests
-from sglang_importance.attention.score_sources import CURE, opened_source, refuse_unsupported
-from sglang_importance.recorder import active_recorder
+from sglang_importance.attention.sampling import ObservedQueries, PassRequests
+from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported
+from sglang_importance.metrics.emission_time import EMISSION_TIME
+from sglang_importance.observe.recorder import active_recorder
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention

@@ -6,12 +6,15 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import Route
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.http import importance, pins, snapshot, tree
+from sglang_importance.http import importance_route as importance
+from sglang_importance.http import pins_route as pins
+from sglang_importance.http import snapshot_route as snapshot
+from sglang_importance.http import tree_route as tree
 from sglang_importance.http.openapi import json_body, query_parameters
-from sglang_importance.http.own_site import refuse_other_sites
-from sglang_importance.http.prewarm import add_prewarm_routes, install_prewarm
+from sglang_importance.http.prewarm_route import add_prewarm_routes, install_prewarm
+from sglang_importance.http.prompt_tokens import Prompt
+from sglang_importance.http.same_origin import refuse_other_sites
 from sglang_importance.http.ui import install_ui
-from sglang_importance.prompt_tokens import Prompt
 
 PREFIX = "/kv_importance"
 TAG = "importance"

@@ -10,9 +10,9 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from sglang.srt.entrypoints.http_server import get_global_state
 
 from sgl_importance.placement.hints import FIELD
-from sglang_importance.placement.requests import read_native_hints
-from sglang_importance.server_args import importance_options
-from sglang_importance.vocabulary import check_token_ids
+from sglang_importance.http.request_hints import read_native_hints
+from sglang_importance.http.vocabulary import check_token_ids
+from sglang_importance.upstream.server_options import importance_options
 
 PATH = "/generate"
 

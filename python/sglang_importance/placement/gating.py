@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_radix_cache import NodeId
 
     from sgl_importance.options import ImportanceOptions
-    from sglang_importance.cache import ImportanceRadixCache
-    from sglang_importance.ranked_component import RankedComponent
+    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+    from sglang_importance.radix_cache.ranked_component import RankedComponent
 
 MAX_WRITING_SHARE = 1 / 8
 """Part of the host pool that may be locked by writes to storage before an eviction goes on without."""

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_importance.annotated_tree import AnnotatedTree
     from sglang_importance.placement.pinning import Pinning
+    from sglang_importance.tree.annotated_tree import AnnotatedTree
 
 logger = logging.getLogger(__name__)
 

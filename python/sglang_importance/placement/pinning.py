@@ -19,7 +19,7 @@ from sgl_importance.placement.pin_table import PinTable
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_importance.ranked_component import RankedComponent
+    from sglang_importance.radix_cache.ranked_component import RankedComponent
 
 _PINNED_BY = {
     PinSource.REQUESTED: "asked_for",

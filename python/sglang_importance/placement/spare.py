@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
     from sglang.srt.mem_cache.unified_radix_cache import NodeId
 
-    from sglang_importance.ranked_component import RankedComponent
+    from sglang_importance.radix_cache.ranked_component import RankedComponent
 
 
 class SparedCopies:

@@ -1,0 +1,106 @@
+"""What callers ask of a scheduler about pins."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from sgl_importance.ghost import iterate_chain, root_digest
+from sgl_importance.placement.pin import PIN_OCTAVES, Pin
+from sgl_importance.placement.pin_table import PinRefused
+from sglang_importance.operations.runner import Document, Job, NotFound, RequestError
+from sglang_importance.operations.snapshot import Slices
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from sglang_importance.placement.pinning import Pinning
+
+SLICE_PAGES = 1024  # digests that take about a millisecond
+
+
+def pin(scheduler: Scheduler, arguments: Document) -> Job:
+    """``pin_id``, ``tokens``, ``extra_key``, ``cache_salt`` and ``expires_at`` of a pin: takes it in."""
+    pinning = _pinning(scheduler)
+    return _pin(pinning, Pin(**{**arguments, "tokens": array("q", arguments["tokens"])}))
+
+
+def _pin(pinning: Pinning, wanted: Pin) -> Generator[None, None, Document]:
+    start = root_digest(wanted.extra_key, wanted.cache_salt)
+    pages = iterate_chain(start, wanted.tokens, pinning.table.page_size)
+    for count, digest in enumerate(pages, start=1):
+        wanted.digests.append(digest)
+        if count % SLICE_PAGES == 0:
+            yield
+    try:
+        pinning.pin(wanted)
+    except PinRefused as refused:
+        raise RequestError(str(refused)) from None
+    return {
+        "pin_id": wanted.pin_id,
+        "tokens": len(wanted.tokens),
+        "granted_tokens": _granted(pinning, wanted),
+    }
+
+
+def unpin(scheduler: Scheduler, arguments: Document) -> Document:
+    """``pin_id`` of the pin to end."""
+    name = arguments["pin_id"]
+    try:
+        _pinning(scheduler).unpin(name)
+    except KeyError:
+        raise NotFound(f"pin_id: there is no pin {name}: it was unpinned, has ended or never was") from None
+    return {"pin_id": name}
+
+
+def pins(scheduler: Scheduler, arguments: Document) -> Job:
+    """Every pin, oldest first, and what the budget is spent on; takes no arguments."""
+    return _describe(_pinning(scheduler))
+
+
+def _describe(pinning: Pinning) -> Generator[None, None, Document]:
+    described = []
+    pause = Slices(calls_per_look=1)  # a pin is looked for in the tree, which may take a while
+    for held in pinning.current():
+        described.append(
+            {
+                "pin_id": held.pin_id,
+                "source": held.source.name.lower(),
+                "cache_salt": held.cache_salt,
+                "extra_key": held.extra_key,
+                "tokens": len(held.tokens),
+                "granted_tokens": _granted(pinning, held),
+                "resident_tokens": pinning.resident_tokens(held),
+                "strength": held.octaves / PIN_OCTAVES,
+                "expires_in_seconds": _remaining(pinning, held),
+                "survives_restart": pinning.survives_restart(held),
+            }
+        )
+        if pause.is_due():
+            yield
+    table = pinning.table
+    budget = {
+        tier.value: {"tokens": table.budget_tokens(tier), "granted_tokens": table.granted_tokens(tier)}
+        for tier in table.tiers
+    }
+    return {"pins": described, "budget": budget}
+
+
+def _granted(pinning: Pinning, held: Pin) -> dict[str, int]:
+    return {tier.value: pages * pinning.table.page_size for tier, pages in held.granted.items()}
+
+
+def _remaining(pinning: Pinning, held: Pin) -> float | None:
+    return None if held.expires_at is None else max(0.0, held.expires_at - pinning.now())
+
+
+def _pinning(scheduler: Scheduler) -> Pinning:
+    component: Any = scheduler.tree_cache.importance
+    if component.options.policy != "importance":
+        raise RequestError(
+            f"pins move nothing under --kv-policy {component.options.policy}: "
+            "start the server with --kv-policy importance"
+        )
+    pinning: Pinning = component.pins
+    return pinning
