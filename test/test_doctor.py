@@ -7,8 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from sglang_importance.launch import doctor
 from sglang_importance.launch.doctor import Status
-from sglang_importance.launch.launcher import doctor
 
 
 def test_reports_every_subject_as_json():

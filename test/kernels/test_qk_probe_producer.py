@@ -16,7 +16,7 @@ import sglang_importance.attention.prefill_probe as producer
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
-from sglang_importance.attention.rows import Phase, active_rows
+from sglang_importance.attention.rows import Phase
 
 pytestmark = [
     pytest.mark.triton,
@@ -46,7 +46,7 @@ def test_prefill_and_decode_of_a_ragged_batch() -> None:
     driver.check_row(long, Phase.PREFILL, [37, 38, 39, 40])
     driver.check_row(short, Phase.DECODE, [3, 5])
     driver.check_row(long, Phase.DECODE, [41, 43])
-    assert active_rows() is driver.rows
+    assert driver.backend.rows is driver.rows
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

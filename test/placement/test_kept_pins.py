@@ -20,9 +20,9 @@ def start_with_pins(path: Path, **settings) -> TreeDriver:
     driver = TreeDriver(tokens=POOL)
     component = driver.component
     ledger = open_ledger(path, model_digest(WEIGHTS, PAGE), **settings)
-    component.ledger = LedgerFeed(
-        ledger, component.tree, component.policy, weights=WEIGHTS, budget_bytes=1 << 28, pins=component.pins
-    )
+    state, pins = component.state, component.pins
+    feed = LedgerFeed(ledger, state.tree, state.policy, weights=WEIGHTS, budget_bytes=1 << 28, pins=pins)
+    component.attach_ledger(feed)
     return driver
 
 
@@ -46,7 +46,9 @@ def test_a_pin_is_held_after_a_restart_when_its_text_returns(tmp_path: Path, war
     (pin,) = restarted.component.pins.current()
     assert restarted.component.pins.survives_restart(pin)
     assert restarted.component.pins.resident_tokens(pin) == 0
-    told = [(event.kind, event.pin_id, event.reason) for _, event in restarted.component.events.since(0, 9)]
+    told = [
+        (event.kind, event.pin_id, event.reason) for _, event in restarted.component.state.events.since(0, 9)
+    ]
     assert told[-1] == ("pin", "kept", "restored")
     if warm:
         prewarm_from_ledger(restarted)

@@ -64,11 +64,8 @@ def _our_subclasses() -> list[tuple[type, type]]:
     from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
     from sglang_importance.radix_cache.component import ImportanceComponent
     from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
-    from sglang_importance.radix_cache.observer import ObserverComponent
-    from sglang_importance.radix_cache.ranked_component import RankedComponent
 
-    components = (RankedComponent, ImportanceComponent, ObserverComponent)
-    ours = (EmittingTorchNativeBackend, ImportanceRadixCache, *components)
+    ours = (EmittingTorchNativeBackend, ImportanceRadixCache, ImportanceComponent)
     bases = [next(b for b in cls.__mro__ if b.__module__.startswith("sglang.")) for cls in ours]
     return list(zip(ours, bases, strict=True))
 

@@ -14,7 +14,7 @@ from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.trace import open_trace
-from sglang_importance.radix_cache.importance_cache import _create_recorder
+from sglang_importance.radix_cache.cache_factory import _create_recorder
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import importance_options
 

@@ -12,8 +12,9 @@ from sglang.srt.managers.communicator import FanOutCommunicator
 
 from sglang_importance.http import scheduler_client
 from sglang_importance.http.scheduler_client import ask
+from sglang_importance.operations.job import Document
 from sglang_importance.operations.messages import COMMUNICATOR, KvImportanceReq, KvImportanceReqOutput
-from sglang_importance.operations.runner import MAX_JOBS, Desk, Document
+from sglang_importance.operations.runner import MAX_JOBS, Desk
 
 CALLERS = 100
 
@@ -22,7 +23,8 @@ class Scheduler:
     """A desk behind sglang's own communicator; messages are answered a little later, in their order."""
 
     def __init__(self) -> None:
-        self.desk = Desk(None, {"count": count})  # type: ignore[arg-type, dict-item]
+        learning = SimpleNamespace(state=SimpleNamespace(faults=SimpleNamespace(fallback=None)))
+        self.desk = Desk(SimpleNamespace(importance=learning), {"count": count})
         self.received = 0
         self.most_jobs = 0
         communicator = FanOutCommunicator(self.receive, fan_out=1)

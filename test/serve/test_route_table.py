@@ -12,7 +12,7 @@ from sglang.srt.utils.auth import add_api_key_middleware
 from sglang.srt.utils.common import add_prometheus_track_response_middleware
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.http import PREFIX, install_routes
+from sglang_importance.http.routes import PREFIX, install_routes
 
 ADMIN_KEY, USER_KEY = "admin", "user"
 

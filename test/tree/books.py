@@ -23,13 +23,13 @@ def check_books(driver: HostedDriver, live: list[Request]) -> None:
     """
     cache, component = driver.cache, driver.component
     allocator = cache.token_to_kv_pool_allocator
-    nodes = list(component.tree.nodes())
+    nodes = list(component.state.tree.nodes())
 
     private = sum(request.slots_allocated - request.kv.cache_protected_len for request in live)
     in_tree = cache.evictable_size() + cache.protected_size()
     assert allocator.available_size() + in_tree + private == allocator.size, "free + used = device pool"
 
-    known = [component.tree.metadata(node) for node in nodes]
+    known = [component.state.tree.metadata(node) for node in nodes]
     on_device = sum(data.tokens for data, node in zip(known, nodes, strict=True) if not node.evicted)
     assert on_device == in_tree, "our tokens of device nodes = upstream's evictable + protected"
     on_host = sum(data.tokens for data, node in zip(known, nodes, strict=True) if node.backuped)
@@ -44,13 +44,13 @@ def check_books(driver: HostedDriver, live: list[Request]) -> None:
     for data, node in zip(known, nodes, strict=True):
         assert data.off_device == node.evicted, (node.id, "whether the device holds it")
 
-    counters = component.counters
-    assert counters.admitted_requests == component.policy.clock
+    counters = component.state.counters
+    assert counters.admitted_requests == component.state.policy.clock
     assert counters.evicted_from(Tier.DEVICE) == driver.evicted, "evicted device tokens"
     assert counters.hit_tokens[Tier.DEVICE] == driver.hits["device"]
     assert counters.hit_tokens[Tier.HOST] == driver.hits["host"]
 
-    ghosts = component.tree.ghosts
+    ghosts = component.state.tree.ghosts
     assert len(ghosts) <= ghosts.capacity_pages
     component.check_integrity()
     _check_sizes(driver)
@@ -58,14 +58,14 @@ def check_books(driver: HostedDriver, live: list[Request]) -> None:
 
 def _check_sizes(driver: HostedDriver) -> None:
     """Our own structures stay in proportion to what they describe."""
-    for tier, order in driver.component.policy._orders.items():
+    for tier, order in driver.component.state.policy._orders.items():
         live = len(order)
         held = sum(len(cell.heap) for cell in order._cells.values())
         stale = held - live
         assert stale <= live + 64 * (len(order._cells) + 1), (tier, held, live)
         assert len(order._agenda) <= 2 * live + 64 + len(order._cells) + 1, (tier, len(order._agenda), live)
-    assert not driver.component._popped
-    assert driver.component._inserting is None
+    assert not getattr(driver.component.order, "_taken", ())
+    assert driver.component.requests._inserting is None
 
 
 OUR_OBJECTS = (
@@ -119,7 +119,7 @@ def check_recording(directory: Path, driver: HostedDriver) -> dict[str, int]:
             case EventKind.LOAD_BACK | EventKind.BACK_UP:
                 pages[record.tier] += record.num_pages
     assert trace.dropped == 0, "the recording has gaps: nothing can be added up"
-    nodes = list(driver.component.tree.nodes())
+    nodes = list(driver.component.state.tree.nodes())
     assert alive == {node.id for node in nodes}, "recorded nodes are the tree's"
     on_device = sum(len(node.key) for node in nodes if not node.evicted) // page_size
     on_host = sum(len(node.key) for node in nodes if node.backuped) // page_size

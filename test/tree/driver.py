@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,11 +17,15 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParam
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
+from sgl_importance.cost import Tier
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.attention.rows import Phase, RowScores
+from sgl_importance.placement.gate import WriteGate
+from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.offline.standalone_cache import CacheKind, build_cache
+from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.tree.occupancy import capacity_tokens
 
 PAGE = 4
 
@@ -43,6 +48,9 @@ class ScriptedRows:
     def discard(self, slot: int) -> None:
         for phase in Phase:
             self.scores.pop((slot, phase), None)
+
+    def close(self) -> None:
+        self.scores.clear()
 
 
 @dataclass
@@ -100,6 +108,7 @@ class TreeDriver:
         recorder: Recorder | None = None,
     ) -> None:
         self.page_size = page_size
+        self.rows = ScriptedRows()
         self.cache = build_cache(
             kind,
             tokens=tokens,
@@ -107,12 +116,12 @@ class TreeDriver:
             requests=8,
             max_context=512,
             options=options,
+            rows=cast(ScoreRows, self.rows),
             recorder=recorder,
         )
         self.core = self.cache.tree_core
         self.core.set_hicache_enabled()
         self.core.write_through_threshold = 10**9  # the driver decides what is backed up
-        self.rows = ScriptedRows()
         self._serial = 0
         self._free_slots = list(range(1, 8))
         self._next_host_slot = 0
@@ -122,6 +131,13 @@ class TreeDriver:
     def component(self):
         assert isinstance(self.cache, ImportanceRadixCache)
         return self.cache.importance
+
+    def filter_backups(self, gate: WriteGate | None = None) -> None:
+        """As a server's cache asks ours ahead of every copy; of the host tier that it has by now."""
+        host_tokens = capacity_tokens(self.cache).get(Tier.HOST, 0)
+        state = self.component.state
+        filter_ = BackupFilter(state, self.core, self.cache, host_tokens=host_tokens, gate=gate)
+        self.component.attach_backups(filter_)
 
     def all_nodes(self):
         stack = list(self.core.root_node.children.values())
@@ -230,7 +246,7 @@ class TreeDriver:
 
     def back_up(self, node_id: int) -> None:
         """Copies a node and everything above it to the host, ancestors first."""
-        for node in self.component.tree.path(self.core.node_by_id(node_id)):
+        for node in self.component.state.tree.path(self.core.node_by_id(node_id)):
             if node.evicted or node.backuped:
                 continue
             start = self._next_host_slot

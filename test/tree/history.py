@@ -49,7 +49,6 @@ class History:
         self.running: list[Request] = []
         self.retracted: list[Request] = []
         self.happened: Counter[str] = Counter()
-        patch.setattr(folding_module, "active_rows", lambda: self.driver.rows)
         patch.setattr(folding_module, "fold", self._checked_fold)
         patch.setattr(ImportanceComponent, "redistribute_on_node_split", self._checked_split())
 
@@ -67,9 +66,11 @@ class History:
         original = ImportanceComponent.redistribute_on_node_split
 
         def split(component: ImportanceComponent, new_parent, child) -> None:
-            whole = component.tree.metadata(child).importance.page_vectors()
+            whole = component.state.tree.metadata(child).importance.page_vectors()
             original(component, new_parent, child)
-            parts = [component.tree.metadata(node).importance.page_vectors() for node in (new_parent, child)]
+            parts = [
+                component.state.tree.metadata(node).importance.page_vectors() for node in (new_parent, child)
+            ]
             assert np.array_equal(np.concatenate(parts), whole), "a split preserves every page"
             self.happened["split"] += 1
 
@@ -170,19 +171,19 @@ class History:
         self.waiting.append(request)
 
     def _evict(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
-        nodes = list(self.driver.component.tree.nodes())
+        nodes = list(self.driver.component.state.tree.nodes())
         on_device = {node.id for node in nodes if not node.evicted}
         self.driver.evict(1 + a % 64)
         demoted = sum(node.id in on_device and node.evicted and node.backuped for node in nodes)
         self.happened["demote"] += demoted
 
     def _evict_host(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
-        before = len(list(self.driver.component.tree.nodes()))
+        before = len(list(self.driver.component.state.tree.nodes()))
         self.driver.evict_host(1 + a % 64)
-        return len(list(self.driver.component.tree.nodes())) < before
+        return len(list(self.driver.component.state.tree.nodes())) < before
 
     def _back_up(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
-        nodes = list(self.driver.component.tree.nodes())
+        nodes = list(self.driver.component.state.tree.nodes())
         if not nodes:
             return False
         self.driver.back_up(nodes[a % len(nodes)].id)
@@ -213,7 +214,7 @@ class History:
 
     def _ask(self, rng: np.random.Generator, a: int, b: int) -> bool | None:
         """Hashes a few pages, then asks about every page of one node."""
-        tree = self.driver.component.tree
+        tree = self.driver.component.state.tree
         nodes = list(tree.nodes())
         if not nodes:
             return False
@@ -233,7 +234,7 @@ class History:
     def _check_pins(self) -> None:
         pins = self.driver.component.pins
         for tier in (Tier.DEVICE, Tier.HOST):
-            metadata = [self.driver.component.tree.metadata(node) for node in self.driver.all_nodes()]
+            metadata = [self.driver.component.state.tree.metadata(node) for node in self.driver.all_nodes()]
             pinned = sum(each.tokens for each in metadata if each.pin_octaves.get(tier))
             assert pinned <= pins.table.budget_tokens(tier)
 

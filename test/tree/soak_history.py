@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-import sglang_importance.tree.folding as folding_module
 from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.observe.recorder import Recorder
@@ -118,7 +117,7 @@ class Soak:
             recorder=self.recorder,
         )
         # Zeroed memory becomes resident when it is first touched: not a leak.
-        self.driver.component.policy.reuse.open_watches()[:] = 0
+        self.driver.component.state.policy.reuse.open_watches()[:] = 0
         self.traffic = Traffic(self._rng, MAX_PROMPT)
         self.placement = Placement(self.driver, self._rng, self.happened)
         self._live: list[_Live] = []
@@ -130,21 +129,16 @@ class Soak:
 
     def run(self, operations: int, *, check_every: int, idle_every: int) -> Iterator[int]:
         """Yields the number of operations done, after each stretch of ``idle_every``."""
-        before = folding_module.active_rows
-        folding_module.active_rows = lambda: self.driver.rows
-        try:
-            for number in range(1, operations + 1):
-                (operation,) = self._rng.choices(self._operations, self._weights)
-                if getattr(self, f"_{operation}")() is not False:
-                    self.happened[operation] += 1
-                self.driver.step()
-                if number % check_every == 0:
-                    self._check([live.request for live in self._live])
-                if number % idle_every == 0:
-                    self._idle(number)
-                    yield number
-        finally:
-            folding_module.active_rows = before
+        for number in range(1, operations + 1):
+            (operation,) = self._rng.choices(self._operations, self._weights)
+            if getattr(self, f"_{operation}")() is not False:
+                self.happened[operation] += 1
+            self.driver.step()
+            if number % check_every == 0:
+                self._check([live.request for live in self._live])
+            if number % idle_every == 0:
+                self._idle(number)
+                yield number
 
     def close(self) -> dict[str, int]:
         """Ends the recording and adds it up; events by kind."""
@@ -167,8 +161,8 @@ class Soak:
             Checkpoint(
                 number,
                 psutil.Process().memory_info().rss,
-                sum(1 for _ in self.driver.component.tree.nodes()),
-                len(self.driver.component.tree.ghosts),
+                sum(1 for _ in self.driver.component.state.tree.nodes()),
+                len(self.driver.component.state.tree.ghosts),
                 dict(objects),
             )
         )

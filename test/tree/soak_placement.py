@@ -15,8 +15,6 @@ from sgl_importance.placement.gate import GateSettings, WriteGate
 from sgl_importance.placement.hints import Hints
 from sgl_importance.placement.pin import Pin
 from sgl_importance.placement.pin_table import PinRefused
-from sglang_importance.placement.gating import Gating
-from sglang_importance.placement.spare import SparedCopies
 
 from hosted_driver import PAGE, HostedDriver, Request
 
@@ -43,15 +41,17 @@ class Placement:
         component.pins.now = lambda: self.now
         # By identity, what the host was last refused; held, so that no identity is given out again.
         self._refused: dict[int, NodeMetadata] = {}
-        if component.options.use_gate:
-            capacities = {Tier.HOST: driver.host_pool.size * component.policy.cost.bytes_per_token}
-            component.gating = Gating(component, WriteGate(component.policy, capacities, STRICT))
+        gate = None
+        if component.state.options.use_gate:
+            capacities = {Tier.HOST: driver.host_pool.size * component.state.policy.cost.bytes_per_token}
+            gate = WriteGate(component.state.policy, capacities, STRICT)
+        if component.state.options.policy == "importance":
+            driver.filter_backups(gate)
+        if gate is not None:
             self._watch_gate()
-        if component.options.policy == "importance":
-            SparedCopies(component)
 
     def _watch_gate(self) -> None:
-        gate = self._driver.component.gating.gate
+        gate = self._driver.component.backups.gate
         admits = gate.admits
 
         def watched(tier: Tier, chain: Sequence[NodeMetadata], **kwargs: Any) -> bool:
@@ -122,7 +122,7 @@ class Placement:
     def check(self) -> None:
         """Asserts that pins keep to their budget, and that the host has nothing that it was refused."""
         component = self._driver.component
-        known = {node: component.tree.metadata(node) for node in component.tree.nodes()}
+        known = {node: component.state.tree.metadata(node) for node in component.state.tree.nodes()}
         for tier, (granted, budget) in component.pins.budgets().items():
             pinned = sum(data.tokens for data in known.values() if data.pin_octaves.get(tier))
             assert pinned <= granted <= budget, (tier, pinned, granted, budget)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from sgl_importance.cost import Tier
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.operations import pin_operations
@@ -18,7 +16,7 @@ OPERATIONS = {name: getattr(pin_operations, name) for name in ("pin", "unpin", "
 
 
 def ask(driver, operation: str, **arguments):
-    desk = Desk(SimpleNamespace(tree_cache=driver.cache), OPERATIONS)
+    desk = Desk(driver.cache, OPERATIONS)
     reply = desk.begin(operation, arguments)
     slices = 1
     while reply.job is not None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sgl_importance.cost import Tier
 from sgl_importance.importance import NodeImportance, Origin
 from sgl_importance.trace.records import EventKind
-from sglang_importance.operations import snapshot as snapshot_module
+from sglang_importance.operations import job as job_module
 from sglang_importance.operations.messages import OPERATIONS
 from sglang_importance.operations.node_view import MAX_CELLS, strip
 from sglang_importance.operations.prefix_search import common_prefix
@@ -28,7 +28,7 @@ WHOLE = {"root": None, "depth": 64, "min_tokens": 0, "limit": 1000}
 
 
 def ask(driver, operation: str, **arguments):
-    desk = Desk(SimpleNamespace(tree_cache=driver.cache), OPERATIONS)
+    desk = Desk(driver.cache, OPERATIONS)
     reply = desk.begin(operation, arguments)
     while reply.job is not None:
         reply = desk.resume(reply.job)
@@ -49,8 +49,8 @@ def driver(make_driver):
 
 @pytest.fixture
 def every_node_is_a_slice(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(snapshot_module, "SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(snapshot_module, "CALLS_PER_LOOK", 1)
+    monkeypatch.setattr(job_module, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(job_module, "CALLS_PER_LOOK", 1)
 
 
 # ---- tree ----
@@ -59,7 +59,7 @@ def every_node_is_a_slice(monkeypatch: pytest.MonkeyPatch):
 def test_the_whole_tree_is_listed_parents_first_with_what_lies_below(driver, every_node_is_a_slice):
     document = tree(driver)
     rows = {row["id"]: row for row in document["nodes"]}
-    assert set(rows) == {node.id for node in driver.component.tree.nodes()}
+    assert set(rows) == {node.id for node in driver.component.state.tree.nodes()}
     assert document["more"] == {"nodes": 0, "tokens": 0}
     seen = set()
     for row in document["nodes"]:
@@ -103,8 +103,8 @@ def test_a_subtree_begins_with_its_node(driver):
 
 
 def test_the_tree_may_change_between_slices(driver, every_node_is_a_slice):
-    before = {node.id for node in driver.component.tree.nodes()}
-    desk = Desk(SimpleNamespace(tree_cache=driver.cache), OPERATIONS)
+    before = {node.id for node in driver.component.state.tree.nodes()}
+    desk = Desk(driver.cache, OPERATIONS)
     reply = desk.begin("tree", WHOLE)
     step = 0
     while reply.job is not None:
@@ -219,14 +219,12 @@ def test_a_pin_s_beginning_and_end_are_events_without_a_request(make_driver):
 
 @pytest.fixture
 def small_log():
-    policy = SimpleNamespace(clock=3)
-    tree = SimpleNamespace(warming=False, metadata=lambda node: None)
-    return EventLog(SimpleNamespace(policy=policy, tree=tree, gating=None), capacity=5)
+    return EventLog(lambda: 3, capacity=5)
 
 
 def test_the_log_forgets_the_oldest_and_says_so(small_log):
     for node_id in range(12):
-        small_log.record(EventKind.INSERT, Tier.DEVICE, SimpleNamespace(id=node_id, key=range(4)))
+        small_log.record(EventKind.INSERT, Tier.DEVICE, SimpleNamespace(id=node_id, key=range(4)), "computed")
     assert [(serial, event.node) for serial, event in small_log.since(0, 100)] == [
         (serial, serial) for serial in range(7, 12)
     ]
@@ -243,6 +241,6 @@ def test_an_event_costs_little(small_log):
     for _ in range(20):
         start = time.perf_counter()
         for _ in range(1000):
-            small_log.record(EventKind.INSERT, Tier.DEVICE, node)
+            small_log.record(EventKind.INSERT, Tier.DEVICE, node, "computed")
         best = min(best, (time.perf_counter() - start) / 1000)
     assert best < 20e-6  # measured: 1 us; a search through the log would take longer

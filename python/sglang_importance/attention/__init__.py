@@ -62,7 +62,9 @@ def _probed(create: Callable[..., Any], options: ImportanceOptions) -> Callable[
 
         backend = create(model_runner)
         if not model_runner.is_draft_worker:
-            ProbeEmission(QkProbe(backend, model_runner, options), backend, model_runner, options)
+            probe = QkProbe(backend, model_runner, options)
+            ProbeEmission(probe, backend, model_runner, options)
+            backend.rows = probe.rows  # the cache looks for them there
         return backend
 
     return create_probed

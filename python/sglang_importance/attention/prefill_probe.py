@@ -12,6 +12,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend, check_cuda_grap
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.trace.records import Detail
 from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
@@ -20,7 +21,6 @@ from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported
 from sglang_importance.metrics.emission_time import EMISSION_TIME
-from sglang_importance.observe.recorder import active_recorder
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -61,7 +61,7 @@ class QkProbe:
     def __init__(
         self, backend: AttentionBackend, model_runner: ModelRunner, options: ImportanceOptions
     ) -> None:
-        _refuse_unsupported(model_runner)
+        _refuse_unsupported(model_runner, options)
         _refuse_captured(model_runner)
         self.options = options
         source = opened_source(model_runner, options)
@@ -79,18 +79,21 @@ class QkProbe:
         @wraps(upstream)
         def init_forward_metadata(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> None:
             upstream(forward_batch, *args, **kwargs)
-            if self._step is not None:
-                logger.warning(
-                    "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
-                    sorted(self._step.pending),
-                )
-            self._step = None
-            if forward_batch.forward_mode == ForwardMode.EXTEND:
-                with EMISSION_TIME.measured():
-                    self._step = self._opened(list(self.sampler.observed(forward_batch)))
-                EMISSION_TIME.passes += self._step is not None
+            self.rows.attempt(self._open, forward_batch)
 
         return init_forward_metadata
+
+    def _open(self, forward_batch: ForwardBatch) -> None:
+        if self._step is not None:
+            logger.warning(
+                "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
+                sorted(self._step.pending),
+            )
+        self._step = None
+        if forward_batch.forward_mode == ForwardMode.EXTEND:
+            with EMISSION_TIME.measured():
+                self._step = self._opened(list(self.sampler.observed(forward_batch)))
+            EMISSION_TIME.passes += self._step is not None
 
     def _after_forward(self, upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @wraps(upstream)
@@ -99,8 +102,7 @@ class QkProbe:
         ) -> torch.Tensor:
             output = upstream(q, k, v, layer, *args, **kwargs)
             if self._step is not None and layer.layer_id in self._step.pending:
-                with EMISSION_TIME.measured():
-                    self._probe(self._step, q, layer)
+                self.rows.attempt(self._probe, self._step, q, layer)
             return output
 
         return forward
@@ -148,6 +150,10 @@ class QkProbe:
         )
 
     def _probe(self, step: _Step, q: torch.Tensor, layer: RadixAttention) -> None:
+        with EMISSION_TIME.measured():
+            self._take(step, q, layer)
+
+    def _take(self, step: _Step, q: torch.Tensor, layer: RadixAttention) -> None:
         keys = self._pool.get_key_buffer(layer.layer_id)
         settings = {
             "gate": self._gate,
@@ -206,11 +212,10 @@ def _query_heads(model: torch.nn.Module, layers: Iterable[int]) -> int:
     return int(heads.pop())
 
 
-def _refuse_unsupported(model_runner: ModelRunner) -> None:
+def _refuse_unsupported(model_runner: ModelRunner, options: ImportanceOptions) -> None:
     """Raises where the probe would score something else than what attention attends to."""
     refuse_unsupported(model_runner)
-    recorder = active_recorder()
-    if recorder is not None and recorder.wants_steps:
+    if options.trace and options.trace_detail == Detail.STEPS:
         raise ValueError("qk-probe keeps no scores of single steps: use --kv-importance-trace-detail folds")
     key_dtype = model_runner.token_to_kv_pool.dtype
     available = full_attention_layers(model_runner.model)

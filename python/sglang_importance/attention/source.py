@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.layers import full_attention_layers, sampled_layers
-from sglang_importance.attention.rows import ScoreRows, activate
+from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.attention.sampling import StepSampler
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ CURE = "start with --kv-policy default"
 
 @dataclass(frozen=True, slots=True)
 class ScoreSource:
-    """The sampled layers of a model, and the rows of this process that their scores go to."""
+    """The sampled layers of a model, and the rows that their scores go to."""
 
     layers: tuple[int, ...]
     rows: ScoreRows
@@ -39,7 +39,7 @@ def refuse_unsupported(model_runner: ModelRunner) -> None:
 
 
 def opened_source(model_runner: ModelRunner, options: ImportanceOptions) -> ScoreSource:
-    """Allocates the rows and makes them this process's.
+    """Chooses the layers and allocates the rows.
 
     Raises:
         ValueError: the options name layers that cannot be sampled, or the rows would not fit.
@@ -53,7 +53,6 @@ def opened_source(model_runner: ModelRunner, options: ImportanceOptions) -> Scor
         device=model_runner.device,
         layers=layers,
     )
-    activate(rows)
     logger.info(
         "Page scores from layers %s, every %d decode steps and the last %d prompt tokens",
         list(layers),

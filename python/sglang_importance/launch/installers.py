@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
+    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+
 T = TypeVar("T")
 
 
@@ -35,9 +37,9 @@ def _routes(options: ImportanceOptions) -> None:
     server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if server is None:
         return
-    from sglang_importance.http import install_routes
     from sglang_importance.http.generate_route import check_generate
     from sglang_importance.http.openai_hints import HOOKS
+    from sglang_importance.http.routes import install_routes
 
     install_routes(server.app, options)
     check_generate(server.app)
@@ -96,11 +98,15 @@ def _weight_watch(options: ImportanceOptions) -> None:
 
 
 def _ledger(scheduler: Scheduler) -> None:
-    options = importance_options(scheduler.server_args)
-    if options is not None and options.ledger_directory:
-        from sglang_importance.placement.ledger_feed import attach_ledger
+    component = _cache(scheduler).importance
+    options = component.state.options
+    if not options.ledger_directory:
+        return
+    from sglang_importance.placement.ledger_feed import open_ledger_feed
 
-        attach_ledger(scheduler, options)
+    pins = component.pins if options.policy == "importance" else None
+    if (feed := open_ledger_feed(component.state, pins, scheduler)) is not None:
+        component.attach_ledger(feed)
 
 
 def _message_handlers(scheduler: Scheduler) -> None:
@@ -109,12 +115,17 @@ def _message_handlers(scheduler: Scheduler) -> None:
     handle_messages(scheduler)
 
 
-def _answers_first(scheduler: Scheduler) -> None:
+def _deferred_work(scheduler: Scheduler) -> None:
+    deferred = _cache(scheduler).importance.deferred_work
+    scheduler.process_batch_result = deferred.around(scheduler.process_batch_result)
+
+
+def _cache(scheduler: Scheduler) -> ImportanceRadixCache:
     from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
     cache = scheduler.tree_cache
     assert isinstance(cache, ImportanceRadixCache), "sglang built another cache"
-    scheduler.process_batch_result = cache.importance.after_answers.around(scheduler.process_batch_result)
+    return cache
 
 
 # In the launcher, before it starts a scheduler and builds the tokenizer manager.
@@ -135,7 +146,7 @@ BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
 ON_SCHEDULER: dict[str, Callable[[Scheduler], None]] = {
     "message handlers": _message_handlers,
     "ledger": _ledger,
-    "answers first": _answers_first,
+    "deferred work": _deferred_work,
 }
 
 
@@ -145,7 +156,7 @@ def build_radix_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     Raises:
         LaunchRefused: the loaded model is none that we have tested.
     """
-    from sglang_importance.radix_cache.importance_cache import create_importance_cache
+    from sglang_importance.radix_cache.cache_factory import create_importance_cache
 
     options = importance_options(ctx.server_args)
     assert options is not None, "sglang chose our cache without our options"

@@ -18,7 +18,6 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
 
     Raises nothing on a stock scheduler: there, all is False.
     """
-    from sglang_importance.attention.rows import active_rows
     from sglang_importance.operations.messages import KvImportanceReq
     from sglang_importance.radix_cache.component import ImportanceComponent
     from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
@@ -28,16 +27,15 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
     core = getattr(cache, "tree_core", None)
     component = getattr(cache, "components", {}).get(ComponentType.FULL)
     backend = scheduler.tp_worker.model_runner.attn_backend
-    rows = active_rows()
     return {
         "radix cache": isinstance(cache, ImportanceRadixCache),
         "Python tree core": isinstance(core, UnifiedTreeCore),
         "tree component": isinstance(component, ImportanceComponent),
         "eviction order": isinstance(getattr(core, "evictable_device_leaves", None), WatchedLeaves)
         and isinstance(core.evictable_host_leaves, WatchedLeaves),
-        "attention scores": rows is not None and getattr(backend, "rows", None) is rows,
-        "answers first": isinstance(component, ImportanceComponent)
-        and scheduler.process_batch_result is component.after_answers.installed,
+        "attention scores": getattr(backend, "rows", None) is not None,
+        "deferred work": isinstance(component, ImportanceComponent)
+        and scheduler.process_batch_result is component.deferred_work.installed,
         "message handlers": KvImportanceReq in scheduler._request_dispatcher._mapping,
         "sglang hooks": not dead_hooks(),
     }

@@ -7,18 +7,13 @@ scheduler process shares its registry with the HTTP process through ``PROMETHEUS
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sgl_importance.calibration import BUCKETS
 from sgl_importance.metrics import Process, of_process
 from sglang_importance.metrics.emission_time import EMISSION_TIME
 from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
-from sglang_importance.radix_cache.gauges import gauge_values
-from sglang_importance.storage.store_metrics import StorePublisher
-
-if TYPE_CHECKING:
-    from sglang_importance.metrics.scheduler_counters import Counters
-    from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.metrics.scheduler_counters import Counters
 
 
 def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
@@ -46,6 +41,7 @@ def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
         "emission_seconds_total": {(): EMISSION_TIME.seconds},
         "operations_total": counters.operations,
         "operation_seconds_total": counters.operation_seconds,
+        "faults_total": counters.faults,
         "reuse_predictions_total": dict(zip(BUCKETS, calibration.judged, strict=True)),
         "reuse_predicted_total": dict(zip(BUCKETS, calibration.predicted, strict=True)),
         "reuse_observed_total": dict(zip(BUCKETS, calibration.observed, strict=True)),
@@ -69,12 +65,15 @@ class MetricsPublisher:
         """A publisher where the server exports metrics, else None."""
         if not enabled or not metrics_are_shared():
             return None
-        # A server without a store shows that nothing is stored.
-        StorePublisher.create(enabled=True)
         return cls()
 
-    def publish(self, component: ImportanceComponent) -> None:
-        for name, values in counter_values(component.counters).items():
+    def publish(self, counters: Counters, gauges: Mapping[str, Mapping[Any, float]]) -> None:
+        """
+        Args:
+            counters: what has happened since the start.
+            gauges: what is so now, by name, then by label value.
+        """
+        for name, values in counter_values(counters).items():
             before = self._published.get(name)
             if before == values:  # compared as a whole: most families stand still during a request
                 continue
@@ -83,7 +82,7 @@ class MetricsPublisher:
                 if increment:
                     self._exposition.increase(name, label_values(labels), increment)
             self._published[name] = dict(values)
-        for name, values in gauge_values(component).items():
+        for name, values in gauges.items():
             if self._published.get(name) != values:
                 for labels, value in values.items():
                     self._exposition.set(name, label_values(labels), value)

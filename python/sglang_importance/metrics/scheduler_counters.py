@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sgl_importance.calibration import Calibration
 from sgl_importance.cost import Tier
 from sgl_importance.ghost import EvictionReason
-from sgl_importance.metrics import OPERATIONS
+from sgl_importance.metrics import OPERATIONS, FaultPlace
 from sgl_importance.placement.gate import Refusal
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Counters:
         fold_seconds: scheduler time spent on folds.
         operations: answers to the HTTP process, by operation.
         operation_seconds: scheduler time spent on them.
+        faults: exceptions of ours that were caught, by place.
         calibration: predictions of reuse and what became of them.
         observed_saved_tokens: ``observe``: tokens that importance would have kept and stock recomputed.
         observed_lost_tokens: ``observe``: tokens hit that importance would have evicted.
@@ -76,6 +77,7 @@ class Counters:
     fold_seconds: float = 0.0
     operations: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OPERATIONS, 0))
     operation_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OPERATIONS, 0.0))
+    faults: dict[FaultPlace, int] = field(default_factory=lambda: dict.fromkeys(FaultPlace, 0))
     calibration: Calibration = field(default_factory=Calibration)
     observed_saved_tokens: int = 0
     observed_lost_tokens: int = 0

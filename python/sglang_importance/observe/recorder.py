@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_importance.tree.annotated_tree import AnnotatedTree
-
 DIGEST = "xxh3-128, chained by page, sgl_importance.ghost.chain_digests"
 MAX_OPEN_REQUESTS = 1 << 16  # requests that are aborted before their admission never end for us
 
@@ -181,13 +179,21 @@ class Recorder:
         kind: EventKind,
         tier: Tier,
         node: UnifiedTreeNode,
-        tree: AnnotatedTree,
         *,
+        depth_tokens: int,
+        page_size: int,
+        digest: bytes,
         clock: int,
         rid: str | None = None,
     ) -> None:
+        """Something happened to a node.
+
+        Args:
+            depth_tokens: tokens between the root and the node.
+            digest: chained digest of the node's last page.
+            rid: request that caused it; None where none did, or it is not known.
+        """
         assert node.parent is not None
-        metadata = tree.metadata(node)
         record = TreeEvent(
             kind=kind,
             tier=tier,
@@ -195,9 +201,9 @@ class Recorder:
             request=None if rid is None else self._number(rid),
             node=node.id,
             parent=node.parent.id,
-            depth_pages=metadata.depth // tree.page_size,
-            num_pages=metadata.tokens // tree.page_size,
-            digest=tree.end_digest(node),
+            depth_pages=depth_tokens // page_size,
+            num_pages=len(node.key) // page_size,
+            digest=digest,
         )
         self._writer.put(record)
 
@@ -208,17 +214,3 @@ class Recorder:
 
 def _sequence(req: Req, tokens: Sequence[int]) -> TokenSequence:
     return TokenSequence((req.extra_key, req.cache_salt), tokens)
-
-
-_active: Recorder | None = None
-
-
-def active_recorder() -> Recorder | None:
-    """The recorder of this process; None where nothing is recorded."""
-    return _active
-
-
-def activate(recorder: Recorder | None) -> None:
-    """Makes ``recorder`` the one that ``active_recorder`` returns."""
-    global _active
-    _active = recorder

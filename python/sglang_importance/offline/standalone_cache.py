@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal
 
 import torch
@@ -15,10 +14,11 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
+from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.observe.recorder import Recorder
-from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.radix_cache.cache_factory import follow_tree
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
-from sglang_importance.radix_cache.observer import ObserverComponent
+from sglang_importance.tree.state import TreeState
 
 CacheKind = Literal[
     "rust-lru", "python-lru", "python-slru", "python-tlru", "python-lfu", "observe", "importance"
@@ -67,6 +67,7 @@ def build_cache(
     requests: int = 32,
     max_context: int = 4096,
     options: ImportanceOptions | None = None,
+    rows: ScoreRows | None = None,
     recorder: Recorder | None = None,
     policy: ImportancePolicy | None = None,
     eviction_config: dict[str, int] | None = None,
@@ -80,6 +81,7 @@ def build_cache(
         requests: rows of the request pool.
         max_context: tokens per row.
         options: for ours; a default set where None.
+        rows: for ours, where page scores are left; None folds nothing.
         recorder: for ours; None records nothing.
         policy: for ours; one with constants of a data-centre GPU where None.
         eviction_config: parameters of stock's policy; T-LRU is LRU without.
@@ -92,14 +94,7 @@ def build_cache(
         params.eviction_policy_config = eviction_config
         return UnifiedRadixCache(params)
     options = options or ImportanceOptions(policy=kind)
-    component = ObserverComponent if kind == "observe" else ImportanceComponent
-    params.component_registry_override = {
-        ComponentType.FULL: partial(
-            component,
-            options=options,
-            policy=policy or ImportancePolicy(_COST, use_importance=options.use_importance),
-            ghost_pages=4 * tokens // page_size,
-            recorder=recorder,
-        )
-    }
+    policy = policy or ImportancePolicy(_COST, use_importance=options.use_importance)
+    state = TreeState.create(options, policy, page_size=page_size, ghost_pages=4 * tokens // page_size)
+    follow_tree(params, state, rows=rows, recorder=recorder)
     return ImportanceRadixCache(params)

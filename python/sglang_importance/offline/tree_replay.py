@@ -22,7 +22,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.study.recording import Query, Recording
 from sgl_importance.trace.records import Fold
-from sglang_importance.attention.rows import Phase, RowScores, ScoreRows, activate, active_rows
+from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
 from sglang_importance.offline.standalone_cache import CacheKind, build_cache
 
 SLOT = 1
@@ -41,6 +41,9 @@ class RecordedRows:
         self, slot: int, phase: Phase, owner: str | None = None, *, compute: bool = True
     ) -> RowScores | None:
         return self._scores.pop(phase, None)
+
+    def close(self) -> None:
+        self._scores.clear()
 
 
 @dataclass
@@ -117,6 +120,7 @@ class TreeReplay:
         options = ImportanceOptions(
             policy="importance", half_life_queries=float(recording.header.options["half_life_queries"])
         )
+        self._rows = RecordedRows()
         self._cache = build_cache(
             kind,
             tokens=capacity_pages * self._page_size,
@@ -124,20 +128,15 @@ class TreeReplay:
             requests=2,
             max_context=self._longest,
             options=options,
+            rows=cast(ScoreRows, self._rows),
             policy=policy,
             eviction_config=eviction_config,
         )
-        self._rows = RecordedRows()
 
     def run(self) -> Iterator[tuple[Query, int]]:
         """Each query with the prompt tokens that it found in the cache."""
-        before = active_rows()
-        activate(cast(ScoreRows, self._rows))
-        try:
-            for order, query in enumerate(self._recording.queries):
-                yield query, self._serve(order, query)
-        finally:
-            activate(before)
+        for order, query in enumerate(self._recording.queries):
+            yield query, self._serve(order, query)
 
     def _serve(self, order: int, query: Query) -> int:
         prompt, output = sequence_tokens(query, order, self._page_size, len(self._recording.digests))

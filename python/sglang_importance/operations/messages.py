@@ -14,12 +14,18 @@ from sglang.srt.managers import io_struct, tokenizer_control_mixin
 from sglang.srt.managers.io_struct import BaseReq
 from sglang.utils import TypeBasedDispatcher
 
-from sglang_importance.operations import node_view, prefix_search, tree_view
-from sglang_importance.operations.page_importance import importance
-from sglang_importance.operations.runner import Desk, Operation
-from sglang_importance.operations.snapshot import describe_tree
-from sglang_importance.placement import pin_operations, prewarm_facts
-from sglang_importance.tree import event_log
+from sglang_importance.operations import (
+    node_view,
+    page_importance,
+    pin_operations,
+    prefix_search,
+    prewarm_facts,
+    recent_events,
+    snapshot,
+    tree_view,
+)
+from sglang_importance.operations.job import Operation
+from sglang_importance.operations.runner import Desk
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -29,17 +35,19 @@ COMMUNICATOR = "kv_importance"
 OPERATIONS: dict[str, Operation] = {
     "prewarm_facts": prewarm_facts.facts,
     "prewarm_room": prewarm_facts.room,
-    "snapshot": describe_tree,
-    "importance": importance,
+    "snapshot": snapshot.describe_tree,
+    "importance": page_importance.importance,
     "tree": tree_view.tree,
     "node": node_view.node,
     "node_prompt": node_view.prompt,
     "find": prefix_search.find,
-    "events": event_log.events,
+    "events": recent_events.events,
     "pin": pin_operations.pin,
     "unpin": pin_operations.unpin,
     "pins": pin_operations.pins,
 }
+WITHOUT_LEARNING = frozenset({"snapshot", "tree", "find", "events", "prewarm_room"})
+"""Operations that answer also when a fault has ended learning: nothing is known of nodes then."""
 
 
 class KvImportanceReq(BaseReq, kw_only=True):
@@ -70,13 +78,15 @@ def register_messages() -> None:
 def handle_messages(scheduler: Scheduler) -> None:
     """Adds our handlers to a scheduler's dispatcher."""
 
+    cache = scheduler.tree_cache
+
     def account(operation: str, seconds: float, is_over: bool) -> None:
-        component = scheduler.tree_cache.importance
-        component.counters.answered(operation, seconds, is_over=is_over)
+        component = cache.importance
+        component.state.counters.answered(operation, seconds, is_over=is_over)
         if is_over:
             component.publish()
 
-    desk = Desk(scheduler, OPERATIONS, account)
+    desk = Desk(cache, OPERATIONS, WITHOUT_LEARNING, account)
 
     def answer(request: KvImportanceReq) -> KvImportanceReqOutput:
         if request.job is not None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sgl_importance.importance import FloatArray, NodeImportance, Origin
-from sglang_importance.operations.runner import Document, Job
-from sglang_importance.operations.snapshot import Slices, describe_node, node_loss
+from sglang_importance.operations.job import Document, Job, Slices
+from sglang_importance.operations.recent_events import describe_event
+from sglang_importance.operations.snapshot import describe_node
 from sglang_importance.operations.tree_view import find_node
-from sglang_importance.radix_cache.ranked_component import RankedComponent
-from sglang_importance.tree.event_log import describe_event
+from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 MAX_CELLS = 512
@@ -23,40 +23,40 @@ HEAD_TOKENS = 4096
 TAIL_TOKENS = 64
 
 
-def node(scheduler: Scheduler, arguments: Document) -> Job:
+def node(cache: ImportanceRadixCache, arguments: Document) -> Job:
     """``node``, an id: everything about it. NotFound where it is not in the tree."""
-    component: RankedComponent = scheduler.tree_cache.importance
+    component = cache.importance
     found = find_node(component, arguments["node"])
     p_reuse, pause = 0.0, Slices()
     stack = [found]
     while stack:  # a prefix is used whenever what follows it is
         below = stack.pop()
-        p_reuse = max(p_reuse, component.policy.reuse_probability(component.tree.metadata(below)))
+        p_reuse = max(p_reuse, component.state.policy.reuse_probability(component.state.tree.metadata(below)))
         stack.extend(below.children.values())
         if pause.is_due():
             yield
     return _describe(component, find_node(component, found.id), p_reuse)
 
 
-def prompt(scheduler: Scheduler, arguments: Document) -> Document:
+def prompt(cache: ImportanceRadixCache, arguments: Document) -> Document:
     """``node``, an id: the prefix that ends with it, in the form that pin and pre-warm take."""
-    component: RankedComponent = scheduler.tree_cache.importance
+    component = cache.importance
     found = find_node(component, arguments["node"])
     ids: list[int] = []
-    for part in component.tree.path(found):
+    for part in component.state.tree.path(found):
         ids.extend(part.key.raw_token_ids())
     return {"input_ids": ids, **_namespace(found)}
 
 
-def _describe(component: RankedComponent, node: UnifiedTreeNode, p_reuse: float) -> dict[str, Any]:
-    metadata = component.tree.metadata(node)
-    digest = component.tree.end_digest(node)
+def _describe(component: ImportanceComponent, node: UnifiedTreeNode, p_reuse: float) -> dict[str, Any]:
+    metadata = component.state.tree.metadata(node)
+    digest = component.state.tree.end_digest(node)
     ids = node.key.raw_token_ids()
-    last_move = component.events.last_of(node.id)
+    last_move = component.state.events.last_of(node.id)
     return {
-        **describe_node(component, node, loss=node_loss(component, node), p_reuse=p_reuse),
+        **describe_node(component, node, loss=component.leaves.loss(node), p_reuse=p_reuse),
         **_namespace(node),
-        "path": [part.id for part in component.tree.path(node)],
+        "path": [part.id for part in component.state.tree.path(node)],
         "children": len(node.children),
         "pages": metadata.importance.num_pages,
         "digest": digest.hex(),

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
 from sgl_importance.interface import SCHEMA_VERSION
-from sglang_importance.operations.runner import Document, Job
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.scheduler import Scheduler
-
-    from sglang_importance.tree.annotated_tree import AnnotatedTree
+from sglang_importance.operations.job import Document, Job
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.tree.annotated_tree import AnnotatedTree
 
 MAX_KEYS = 4096
 KEYS_PER_SLICE = 256  # one to two milliseconds
 
 
-def importance(scheduler: Scheduler, arguments: dict[str, Any]) -> Job:
+def importance(cache: ImportanceRadixCache, arguments: Document) -> Job:
     """What is known of the pages ``keys`` (chained digests, hexadecimal), in order; None where unknown."""
-    tree: AnnotatedTree = scheduler.tree_cache.importance.tree
-    return _importance(tree, [bytes.fromhex(key) for key in arguments["keys"]])
+    return _importance(cache.importance.state.tree, [bytes.fromhex(key) for key in arguments["keys"]])
 
 
 def _importance(tree: AnnotatedTree, keys: list[bytes]) -> Generator[None, None, Document]:

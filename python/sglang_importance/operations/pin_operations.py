@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
 
 from sgl_importance.ghost import iterate_chain, root_digest
 from sgl_importance.placement.pin import PIN_OCTAVES, Pin
 from sgl_importance.placement.pin_table import PinRefused
-from sglang_importance.operations.runner import Document, Job, NotFound, RequestError
-from sglang_importance.operations.snapshot import Slices
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.scheduler import Scheduler
-
-    from sglang_importance.placement.pinning import Pinning
+from sglang_importance.operations.job import Document, Job, NotFound, RequestError, Slices
+from sglang_importance.placement.pinning import Pinning
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
 SLICE_PAGES = 1024  # digests that take about a millisecond
 
 
-def pin(scheduler: Scheduler, arguments: Document) -> Job:
+def pin(cache: ImportanceRadixCache, arguments: Document) -> Job:
     """``pin_id``, ``tokens``, ``extra_key``, ``cache_salt`` and ``expires_at`` of a pin: takes it in."""
-    pinning = _pinning(scheduler)
+    pinning = _pinning(cache)
     return _pin(pinning, Pin(**{**arguments, "tokens": array("q", arguments["tokens"])}))
 
 
@@ -44,19 +39,19 @@ def _pin(pinning: Pinning, wanted: Pin) -> Generator[None, None, Document]:
     }
 
 
-def unpin(scheduler: Scheduler, arguments: Document) -> Document:
+def unpin(cache: ImportanceRadixCache, arguments: Document) -> Document:
     """``pin_id`` of the pin to end."""
     name = arguments["pin_id"]
     try:
-        _pinning(scheduler).unpin(name)
+        _pinning(cache).unpin(name)
     except KeyError:
         raise NotFound(f"pin_id: there is no pin {name}: it was unpinned, has ended or never was") from None
     return {"pin_id": name}
 
 
-def pins(scheduler: Scheduler, arguments: Document) -> Job:
+def pins(cache: ImportanceRadixCache, arguments: Document) -> Job:
     """Every pin, oldest first, and what the budget is spent on; takes no arguments."""
-    return _describe(_pinning(scheduler))
+    return _describe(_pinning(cache))
 
 
 def _describe(pinning: Pinning) -> Generator[None, None, Document]:
@@ -95,12 +90,11 @@ def _remaining(pinning: Pinning, held: Pin) -> float | None:
     return None if held.expires_at is None else max(0.0, held.expires_at - pinning.now())
 
 
-def _pinning(scheduler: Scheduler) -> Pinning:
-    component: Any = scheduler.tree_cache.importance
-    if component.options.policy != "importance":
+def _pinning(cache: ImportanceRadixCache) -> Pinning:
+    component = cache.importance
+    policy = component.state.options.policy
+    if policy != "importance":
         raise RequestError(
-            f"pins move nothing under --kv-policy {component.options.policy}: "
-            "start the server with --kv-policy importance"
+            f"pins move nothing under --kv-policy {policy}: start the server with --kv-policy importance"
         )
-    pinning: Pinning = component.pins
-    return pinning
+    return component.pins

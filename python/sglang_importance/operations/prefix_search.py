@@ -6,28 +6,25 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sglang_importance.operations.runner import Document, Job
-from sglang_importance.operations.snapshot import Slices
-from sglang_importance.radix_cache.ranked_component import RankedComponent
+from sglang_importance.operations.job import Document, Job, Slices
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
-def find(scheduler: Scheduler, arguments: Document) -> Job:
+def find(cache: ImportanceRadixCache, arguments: Document) -> Job:
     """``tokens`` of a prompt, and the ``extra_key`` and ``cache_salt`` to look under.
 
     Without either, every namespace is looked at and the one that holds most of the prompt answers. Other than
     a request, the search also goes into a part of a page: a few words find the prompts that begin with them.
     """
-    component: RankedComponent = scheduler.tree_cache.importance
     wanted = array("q", arguments["tokens"])
     namespace = arguments["extra_key"], arguments["cache_salt"]
     pause = Slices()
     path: list[dict[str, Any]] = []
     matched = 0
-    siblings = list(component.tree_core.root_node.children.values())
+    siblings = list(cache.tree_core.root_node.children.values())
     if any(namespace):
         siblings = [node for node in siblings if (node.key.extra_key, node.key.cache_salt) == namespace]
     while siblings and matched < len(wanted):

@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from sglang.srt.managers.scheduler import Scheduler
-
-SLICE_SECONDS = 0.002
-CALLS_PER_LOOK = 16
+from sgl_importance.cost import Tier
+from sglang_importance.operations.job import Document, Job, Slices
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.tree.occupancy import occupancy
 
 
-def room(scheduler: Scheduler, _: dict[str, Any]) -> dict[str, Any]:
+def room(cache: ImportanceRadixCache, _: Document) -> Document:
     """Tokens of the device tier: all, and those that nothing occupies."""
-    allocator = scheduler.tree_cache.token_to_kv_pool_allocator
-    return {"total_tokens": allocator.size, "free_tokens": allocator.available_size()}
+    device = occupancy(cache)[Tier.DEVICE]
+    return {"total_tokens": device.total, "free_tokens": device.free}
 
 
-def facts(scheduler: Scheduler, _: dict[str, Any]) -> Generator[None, None, dict[str, Any]]:
+def facts(cache: ImportanceRadixCache, _: Document) -> Job:
     """The ledger, the cost model and the nodes on the device, by digest; and the room."""
-    cache = scheduler.tree_cache
-    component = cache.importance
-    ledger = component.ledger
+    state, ledger = cache.importance.state, cache.importance.ledger
     present = []
-    end = time.perf_counter() + SLICE_SECONDS
-    for count, node in enumerate(component.tree.nodes()):
+    pause = Slices()
+    for node in state.tree.nodes():
         if not node.evicted:
-            present.append(component.tree.end_digest(node).hex())
-        if count % CALLS_PER_LOOK == 0 and time.perf_counter() > end:
+            present.append(state.tree.end_digest(node).hex())
+        if pause.is_due():
             yield
-            end = time.perf_counter() + SLICE_SECONDS
     return {
-        **room(scheduler, {}),
+        **room(cache, {}),
         "ledger": None if ledger is None else str(ledger.path),
         "model": None if ledger is None else ledger.model.hex(),
         "keeps_token_ids": ledger is not None and ledger.keeps_token_ids,
-        "page_size": component.tree.page_size,
-        "cost": asdict(component.policy.cost),
-        "use_importance": component.policy.use_importance,
+        "page_size": state.tree.page_size,
+        "cost": asdict(state.policy.cost),
+        "use_importance": state.policy.use_importance,
         "has_storage": bool(cache.enable_storage),
         "present": present,
     }

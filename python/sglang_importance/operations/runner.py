@@ -5,35 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from sglang.srt.managers.scheduler import Scheduler
+from sgl_importance.metrics import FaultPlace
+from sglang_importance.operations.job import Document, Job, NoLongerKnown, Operation, RequestError, run_slice
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.tree.faults import UpstreamError
 
 MAX_JOBS = 8
 """Answers under way at once. Callers wait for a place (``scheduler_client``), so that none loses its job."""
-
-Document = dict[str, Any]
-Job = Generator[None, None, Document]
-Operation = Callable[["Scheduler", Document], Document | Job]
-"""Answers arguments with a document at once, or with a generator that yields after each of its slices.
-
-Arguments come from our own routes, which have validated them.
-"""
-
-
-class RequestError(Exception):
-    """The caller asked for something that cannot be answered; the message is for him."""
-
-    status = 400
-
-
-class NotFound(RequestError):
-    """What the caller named does not exist, or does not any more."""
-
-    status = 404
+INTERNAL_ERROR = 500
 
 
 class TooManyJobs(RequestError):
@@ -53,19 +36,21 @@ class Reply(NamedTuple):
 
 @dataclass
 class Desk:
-    """Answers the operations of one scheduler.
+    """Answers the operations of one scheduler. What an operation raises is its caller's answer, never more.
 
     The caller drives its job by asking again, so the scheduler steps between the slices, and a caller that
     goes away leaves nothing running.
 
     Args:
-        scheduler: what operations act on.
+        cache: what operations act on.
         operations: what can be asked for, by name.
+        without_learning: those that still have an answer once a fault has ended learning.
         on_slice: told of the operation, the seconds that the scheduler was held, and whether it is over.
     """
 
-    scheduler: Scheduler
+    cache: ImportanceRadixCache
     operations: Mapping[str, Operation]
+    without_learning: frozenset[str] = frozenset()
     on_slice: Callable[[str, float, bool], None] | None = None
 
     def __post_init__(self) -> None:
@@ -76,10 +61,11 @@ class Desk:
         """Runs an operation, or its first slice."""
         start = time.perf_counter()
         try:
-            answer = self.operations[operation](self.scheduler, arguments)
-        except RequestError as error:
+            self._refuse_without_learning(operation)
+            answer = self.operations[operation](self.cache, arguments)
+        except Exception as error:
             self._account(operation, start, is_over=True)
-            return _refused(error)
+            return self._failed(error)
         if isinstance(answer, dict):
             reply = Reply(document=json.dumps(answer))
             self._account(operation, start, is_over=True)
@@ -98,10 +84,11 @@ class Desk:
     def _run_slice(self, serial: int, operation: str, job: Job) -> Reply:
         start = time.perf_counter()
         try:
+            self._refuse_without_learning(operation)
             document = run_slice(job)
-        except RequestError as error:
+        except Exception as error:
             self._account(operation, start, is_over=True)
-            return _refused(error)
+            return self._failed(error)
         if document is not None:
             reply = Reply(document=json.dumps(document))
             self._account(operation, start, is_over=True)
@@ -112,19 +99,25 @@ class Desk:
             self._jobs.popitem(last=False)
         return Reply(job=serial)
 
+    def _refuse_without_learning(self, operation: str) -> None:
+        fallback = self.cache.importance.state.faults.fallback
+        if fallback is not None and operation not in self.without_learning:
+            raise NoLongerKnown(
+                f"a fault in {fallback.place} has ended learning ({fallback.error}): this server evicts by "
+                "LRU until it is restarted"
+            )
+
+    def _failed(self, error: Exception) -> Reply:
+        if isinstance(error, RequestError):
+            return _refused(error)
+        if isinstance(error, UpstreamError):
+            raise error
+        self.cache.importance.state.faults.note(FaultPlace.OPERATION, error)
+        return Reply(error=f"{type(error).__name__}: {error}; see the server's log", status=INTERNAL_ERROR)
+
     def _account(self, operation: str, start: float, *, is_over: bool) -> None:
         if self.on_slice is not None:
             self.on_slice(operation, time.perf_counter() - start, is_over)
-
-
-def run_slice(job: Job) -> Document | None:
-    """Runs a job for one slice; its document once it is finished, else None."""
-    try:
-        next(job)
-    except StopIteration as finished:
-        document: Document = finished.value
-        return document
-    return None
 
 
 def _refused(error: RequestError) -> Reply:

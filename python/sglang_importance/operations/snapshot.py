@@ -5,27 +5,22 @@ from __future__ import annotations
 import base64
 import binascii
 import heapq
-import time
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.cost import Tier
 from sgl_importance.importance import Origin
-from sglang_importance.operations.runner import Document, Job, RequestError
+from sglang_importance.operations.job import Document, Job, RequestError, Slices
 from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.storage.weights import WATCH
+from sglang_importance.tree.occupancy import Occupancy, occupancy
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
-
-    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
 SCHEMA_VERSION = 1
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
-# The longest that a snapshot holds the scheduler at once: a small part of any decode step.
-SLICE_SECONDS = 0.002
-CALLS_PER_LOOK = 16
 
 _SortKey = tuple[float, int]
 
@@ -44,7 +39,7 @@ def decode_cursor(cursor: str) -> _SortKey:
     try:
         loss, node_id = base64.urlsafe_b64decode(cursor.encode()).decode().split(":")
         return float.fromhex(loss), int(node_id)
-    except (ValueError, binascii.Error) as error:
+    except (ValueError, OverflowError, binascii.Error) as error:
         raise InvalidCursor("cursor must be a next_cursor of an earlier answer") from error
 
 
@@ -73,19 +68,26 @@ def snapshot(
     """
     component = cache.importance
     after = decode_cursor(cursor) if cursor else None
+    if not component.state.faults.is_learning:
+        return {
+            "version": SCHEMA_VERSION,
+            **describe_cache(cache, stored_tokens=0),
+            "nodes": [],
+            "next_cursor": None,
+        }
     pause = Slices()
 
     nodes: list[UnifiedTreeNode] = []
     stored_tokens = 0
-    for node in component.tree.nodes():
+    for node in component.state.tree.nodes():
         nodes.append(node)
-        stored_tokens += len(node.key) if component.tree.metadata(node).in_storage else 0
+        stored_tokens += len(node.key) if component.state.tree.metadata(node).in_storage else 0
         if pause.is_due():
             yield
 
     reuse: dict[int, float] = {}
     for node in reversed(nodes):  # children before parents: a child's reuse is its parent's
-        own = component.policy.reuse_probability(component.tree.metadata(node))
+        own = component.state.policy.reuse_probability(component.state.tree.metadata(node))
         reuse[node.id] = max(own, reuse.get(node.id, 0.0))
         if node.parent is not None:
             reuse[node.parent.id] = max(reuse[node.id], reuse.get(node.parent.id, 0.0))
@@ -94,7 +96,7 @@ def snapshot(
 
     keys: dict[_SortKey, UnifiedTreeNode] = {}
     for node in nodes:
-        key = (node_loss(component, node), node.id)
+        key = (component.leaves.loss(node), node.id)
         if len(node.key) >= min_tokens and (after is None or key < after):
             keys[key] = node
         if pause.is_due():
@@ -103,7 +105,7 @@ def snapshot(
     page = heapq.nlargest(limit, keys)
     rows = []
     for key in page:
-        if keys[key] in component.tree:
+        if keys[key] in component.state.tree:
             rows.append(describe_node(component, keys[key], loss=key[0], p_reuse=reuse[key[1]]))
         if pause.is_due():
             yield
@@ -115,50 +117,20 @@ def snapshot(
     }
 
 
-def describe_tree(scheduler: Scheduler, arguments: Document) -> Job:
+def describe_tree(cache: ImportanceRadixCache, arguments: Document) -> Job:
     """The operation behind ``GET /kv_importance``; its arguments are those of ``snapshot``."""
-    document = yield from snapshot(scheduler.tree_cache, **arguments)
-    if (observation := scheduler.tree_cache.importance.observation()) is not None:
+    document = yield from snapshot(cache, **arguments)
+    if (observation := cache.importance.observation()) is not None:
         document["observe"] = observation
     if counts := WATCH.counters.values():
         document["store"] = {".".join(filter(None, key)): count for key, count in counts.items()}
     return document
 
 
-class Slices:
-    """Says when a slice is over; looks at the clock only now and then.
-
-    Args:
-        calls_per_look: calls of ``is_due`` from one look at the clock to the next; CALLS_PER_LOOK where None.
-    """
-
-    def __init__(self, calls_per_look: int | None = None) -> None:
-        self._calls_per_look = calls_per_look or CALLS_PER_LOOK
-        self._calls = 0
-        self._end = time.perf_counter() + SLICE_SECONDS
-
-    def is_due(self) -> bool:
-        self._calls += 1
-        if self._calls % self._calls_per_look or time.perf_counter() < self._end:
-            return False
-        # The next slice begins when the caller comes back: a little early is no harm.
-        self._end = time.perf_counter() + SLICE_SECONDS
-        return True
-
-
-def node_loss(component: ImportanceComponent, node: UnifiedTreeNode) -> float:
-    metadata = component.tree.metadata(node)
-    if node.evicted:
-        tier, below = Tier.HOST, component.tier_below_host(metadata)
-    else:
-        tier, below = Tier.DEVICE, component.tier_below_device(node)
-    return component.policy.loss(tier, metadata, below=below)
-
-
 def describe_node(
     component: ImportanceComponent, node: UnifiedTreeNode, *, loss: float, p_reuse: float
 ) -> dict[str, Any]:
-    metadata = component.tree.metadata(node)
+    metadata = component.state.tree.metadata(node)
     importance = metadata.importance
     held = {Tier.DEVICE: not node.evicted, Tier.HOST: node.backuped, Tier.STORAGE: metadata.in_storage}
     assert node.parent is not None
@@ -175,7 +147,7 @@ def describe_node(
         "cross_mass": float(importance.body_mass(Origin.CROSS).sum()),
         "queries": importance.queries,
         "accesses": metadata.accesses,
-        "age": component.policy.clock - metadata.last_access,
+        "age": component.state.policy.clock - metadata.last_access,
         "p_reuse": p_reuse,
         "loss": loss,
         "pinned": any(metadata.pin_octaves.values()),
@@ -183,31 +155,24 @@ def describe_node(
 
 
 def describe_cache(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str, Any]:
-    """What is true of the whole tree: policy, page size, clock, tiers."""
+    """What is true of the whole tree: policy, page size, clock, tiers, faults."""
     component = cache.importance
     return {
-        "policy": component.options.policy,
-        "page_size": component.tree.page_size,
-        "clock": component.policy.clock,
+        "policy": component.state.options.policy,
+        "page_size": component.state.tree.page_size,
+        "clock": component.state.policy.clock,
         "tiers": describe_tiers(cache, stored_tokens),
+        "faults": component.state.faults.describe(),
     }
 
 
 def describe_tiers(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str, Any]:
     """Occupancy in tokens. The size of the storage tier is not known to the server: total is null."""
-    allocator = cache.token_to_kv_pool_allocator
-    host = cache.cache_controller.mem_pool_host if cache.cache_controller is not None else None
-    return {
-        Tier.DEVICE.value: {
-            "used_tokens": allocator.size - allocator.available_size(),
-            "total_tokens": allocator.size,
-        },
-        Tier.HOST.value: {
-            "used_tokens": host.size - host.available_size() if host is not None else 0,
-            "total_tokens": host.size if host is not None else 0,
-        },
-        Tier.STORAGE.value: {
-            "used_tokens": stored_tokens,
-            "total_tokens": None if cache.enable_storage else 0,
-        },
+    tiers = occupancy(cache)
+    sized = {
+        tier.value: {"used_tokens": each.used, "total_tokens": each.total}
+        for tier in (Tier.DEVICE, Tier.HOST)
+        for each in [tiers.get(tier, Occupancy(0, 0))]
     }
+    total = None if cache.enable_storage else 0
+    return {**sized, Tier.STORAGE.value: {"used_tokens": stored_tokens, "total_tokens": total}}

@@ -6,15 +6,13 @@ import heapq
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from sglang_importance.operations.runner import Document, Job, NotFound
-from sglang_importance.operations.snapshot import Slices, describe_cache, describe_node, node_loss
-from sglang_importance.radix_cache.ranked_component import RankedComponent
+from sglang_importance.operations.job import Document, Job, NotFound, Slices
+from sglang_importance.operations.snapshot import describe_cache, describe_node
+from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
-
-    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
 SCHEMA_VERSION = 1
 DEFAULT_LIMIT = 200
@@ -24,18 +22,18 @@ LABEL_TOKENS = 24
 """Leading tokens of a node that come with it, for a label."""
 
 
-def tree(scheduler: Scheduler, arguments: Document) -> Job:
+def tree(cache: ImportanceRadixCache, arguments: Document) -> Job:
     """The operation behind ``GET /kv_importance/tree``; its arguments are those of ``tree_view``."""
-    return tree_view(scheduler.tree_cache, **arguments)
+    return tree_view(cache, **arguments)
 
 
-def find_node(component: RankedComponent, node_id: int) -> UnifiedTreeNode:
+def find_node(component: ImportanceComponent, node_id: int) -> UnifiedTreeNode:
     """The node of an id.
 
     Raises:
         NotFound: it left the tree, or never was.
     """
-    core = component.tree_core
+    core = component.state.tree.core
     node: UnifiedTreeNode | None = core._node_arena.get(node_id)
     if node is None or node is core.root_node:
         raise NotFound(
@@ -67,7 +65,17 @@ def tree_view(
         NotFound: there is no node ``root``.
     """
     component = cache.importance
-    top = component.tree_core.root_node if root is None else find_node(component, root)
+    if not component.state.faults.is_learning:
+        nothing = {"nodes": 0, "tokens": 0}
+        return {
+            "version": SCHEMA_VERSION,
+            **describe_cache(cache, stored_tokens=0),
+            "total": nothing,
+            "root": root,
+            "nodes": [],
+            "more": nothing,
+        }
+    top = component.state.tree.core.root_node if root is None else find_node(component, root)
     sums = _Sums(component)
     yield from sums.add_up()
     pause = Slices()
@@ -93,7 +101,7 @@ def tree_view(
     while stack:
         node = stack.pop()
         is_reached = node.id in first_ids or (node.parent is not None and node.parent.id in rows)
-        if node in component.tree and is_reached:
+        if node in component.state.tree and is_reached:
             rows[node.id] = sums.describe(node, chosen)
             stack.extend(child for child in sums.children[node.id][::-1] if child.id in chosen)
         if pause.is_due():
@@ -111,7 +119,7 @@ def tree_view(
 class _Sums:
     """What each node holds together with all below it; the key None stands for the whole tree."""
 
-    def __init__(self, component: RankedComponent) -> None:
+    def __init__(self, component: ImportanceComponent) -> None:
         self._component = component
         self.children: dict[int, list[UnifiedTreeNode]] = defaultdict(list)
         self.tokens: dict[int | None, int] = defaultdict(int)
@@ -120,7 +128,7 @@ class _Sums:
         self.stored_tokens = 0
 
     def add_up(self) -> Job:
-        tree, pause = self._component.tree, Slices()
+        tree, pause = self._component.state.tree, Slices()
         listed: list[tuple[UnifiedTreeNode, int]] = []
         for node in tree.nodes():
             assert node.parent is not None
@@ -130,7 +138,7 @@ class _Sums:
         for node, parent in reversed(listed):  # children before parents
             metadata = tree.metadata(node)
             self.children[parent].append(node)
-            own = self._component.policy.reuse_probability(metadata)
+            own = self._component.state.policy.reuse_probability(metadata)
             self.reuse[node.id] = max(own, self.reuse.get(node.id, 0.0))
             self.reuse[parent] = max(self.reuse[node.id], self.reuse.get(parent, 0.0))
             self.tokens[node.id] += metadata.tokens
@@ -147,7 +155,7 @@ class _Sums:
     def describe(self, node: UnifiedTreeNode, chosen: dict[int, UnifiedTreeNode]) -> dict[str, Any]:
         component = self._component
         row = describe_node(
-            component, node, loss=node_loss(component, node), p_reuse=self.reuse.get(node.id, 0.0)
+            component, node, loss=component.leaves.loss(node), p_reuse=self.reuse.get(node.id, 0.0)
         )
         row["subtree"] = {"nodes": self.nodes[node.id], "tokens": self.tokens[node.id]}
         row["more"] = _left_out(self, self.children[node.id], chosen)

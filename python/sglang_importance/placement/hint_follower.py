@@ -5,48 +5,45 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.metrics import FaultPlace
 from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.hinted import HintedRequest
 from sgl_importance.placement.hints import BadHint, Hints
 from sgl_importance.placement.pin import Pin, PinEnd
 from sgl_importance.placement.pin_table import PinRefused
 from sgl_importance.placement.retained import not_retained, pin_of, retained, superseded
-from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse_class import Transition
-from sglang_importance.tree.annotated_tree import AnnotatedTree
+from sglang_importance.placement.pinning import Pinning
+from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
     from sglang.srt.managers.kv_hints import KvHintsEnvelope
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_importance.placement.pinning import Pinning
-
 logger = logging.getLogger(__name__)
 
 HINTED_ATTRIBUTE = "importance_hints"
+REPORT_ATTRIBUTE = "importance_report"
 
 
 class HintFollower:
-    """Does what requests hint at, at the moments that the tree component tells of.
+    """Follows the hints of each request from its admission to its end; under ``observe`` they move nothing.
 
     Args:
-        tree: its nodes are labelled, its ghosts tell what was lost.
-        policy: learns what nodes hold.
+        state: its nodes are labelled, its ghosts tell what was lost, its policy learns what nodes hold.
         pins: hold what requests retain.
-        observe: whether hints may predict, but move nothing.
     """
 
-    def __init__(
-        self, tree: AnnotatedTree, policy: ImportancePolicy, pins: Pinning, *, observe: bool
-    ) -> None:
-        self._tree = tree
-        self._policy = policy
+    def __init__(self, state: TreeState, pins: Pinning) -> None:
+        self._state = state
+        self._tree = state.tree
+        self._policy = state.policy
         self._pins = pins
-        self._observe = observe
         self._inserting: HintedRequest | None = None
 
     def admitted(self, req: Req, cached_tokens: int, transition: Transition) -> Transition:
@@ -59,9 +56,12 @@ class HintFollower:
             prompt_tokens=len(req.origin_input_ids),
             cached_tokens=cached_tokens,
             clock=self._policy.clock,
-            observe=self._observe,
+            observe=self._state.options.policy == "observe",
         )
         setattr(req, HINTED_ATTRIBUTE, hinted)
+        if hints.report:
+            report = partial(self._state.faults.beside, FaultPlace.REPORT, hinted.report)
+            setattr(req, REPORT_ATTRIBUTE, report)
         return hinted.transition(transition)
 
     def inserting(self, req: Req, *, is_finished: bool) -> None:

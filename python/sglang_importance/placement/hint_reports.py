@@ -6,8 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from sgl_importance.cost import Tier
-from sgl_importance.placement.hinted import HintedRequest
-from sglang_importance.placement.hint_follower import HINTED_ATTRIBUTE
+from sglang_importance.placement.hint_follower import REPORT_ATTRIBUTE
 from sglang_importance.upstream.hooks import Hook, HookType
 
 if TYPE_CHECKING:
@@ -25,15 +24,16 @@ DETAILS_TARGET = (
 def _after_get_cached_tokens_details(
     details: dict[str, int | str] | None, streamer: SchedulerOutputStreamer, req: Req
 ) -> dict[str, int | str] | None:
-    hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
-    if hinted is None or not hinted.hints.report or not req.finished():
+    make_report = getattr(req, REPORT_ATTRIBUTE, None)
+    if make_report is None or not req.finished():
         return None
     hits = {
         Tier.DEVICE: req.cached_tokens_device,
         Tier.HOST: req.cached_tokens_host,
         Tier.STORAGE: req.cached_tokens_storage,
     }
-    return {**(details or {}), REPORT_KEY: json.dumps(hinted.report(hits))}
+    report = make_report(hits)
+    return None if report is None else {**(details or {}), REPORT_KEY: json.dumps(report)}
 
 
 HOOKS: dict[str, Hook] = {DETAILS_TARGET: (_after_get_cached_tokens_details, HookType.AFTER)}

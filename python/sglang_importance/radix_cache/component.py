@@ -1,23 +1,31 @@
-"""The tree component: one access and one fold per query, and what placement makes of each request."""
+"""The tree component: upstream's own, which also tells ours of every event.
+
+What upstream does is never caught; what ours does runs under ``Faults``. Once that has failed, upstream
+decides alone.
+"""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.cost import Tier
-from sgl_importance.fold import QueryFolds
-from sgl_importance.node import transition_after
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.reuse_class import BlockType, Transition
-from sgl_importance.trace.records import EventKind
-from sglang_importance.metrics.publisher import MetricsPublisher
-from sglang_importance.placement.hint_follower import HintFollower
-from sglang_importance.placement.prewarm_request import is_prewarm
-from sglang_importance.radix_cache.ranked_component import RankedComponent
-from sglang_importance.tree.deferred_work import AfterAnswers
+from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, FullComponent
+
+from sgl_importance.metrics import FaultPlace
+from sglang_importance.attention.rows import ScoreRows
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.observe.shadowing import Shadowing
+from sglang_importance.placement.backup_filter import BackupFilter
+from sglang_importance.placement.ledger_feed import LedgerFeed
+from sglang_importance.placement.pinning import Pinning
+from sglang_importance.radix_cache.node_events import NodeEvents
+from sglang_importance.radix_cache.request_flow import RequestFlow
+from sglang_importance.tree.body_mass import BodyMassBook
+from sglang_importance.tree.deferred_work import DeferredWork
+from sglang_importance.tree.eviction import EvictionOrder, MarginalLossOrder, RankedLeaves, StockOrder
 from sglang_importance.tree.folding import Folding
+from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -26,19 +34,16 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
     from sglang.srt.mem_cache.unified_radix_cache import NodeId, UnifiedRadixCache
 
-QUERY_ATTRIBUTE = "importance_query"
 
-
-class ImportanceComponent(RankedComponent):
-    """What happens to the tree as requests come and go: accesses, folds, pins, hints and the ledger.
-
-    A running request locks its path, so nothing is folded while it decodes: what its queries saw is handed
-    to the nodes at prefill end and at finish, retraction or abort, behind the answers of the same pass.
+class ImportanceComponent(FullComponent):
+    """Puts the parts together that follow one tree, and hands them upstream's events.
 
     Args:
-        options: what the operator chose; ``observe`` keeps upstream's victims.
-        metrics: where counts are published after each request; None publishes nothing.
-        ranking: further arguments of ``RankedComponent``.
+        state: of the tree; ``observe`` keeps upstream's victims.
+        rows: where attention leaves its scores; None where nothing emits.
+        recorder: what is told of tree events; None records nothing.
+        shadowing: told of every request under ``observe``; None compares one eviction ahead only.
+        publish: exports what was counted so far; called after each request. None exports nothing.
     """
 
     def __init__(
@@ -46,89 +51,106 @@ class ImportanceComponent(RankedComponent):
         cache: UnifiedRadixCache,
         params: CacheInitParams,
         *,
-        options: ImportanceOptions,
-        metrics: MetricsPublisher | None = None,
-        **ranking: Any,
+        state: TreeState,
+        rows: ScoreRows | None = None,
+        recorder: Recorder | None = None,
+        shadowing: Shadowing | None = None,
+        publish: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(cache, params, options=options, **ranking)
-        self._metrics = metrics
-        self._folding = Folding(options, self.policy, self.tree, self.counters, self._recorder)
-        self.after_answers = AfterAnswers()
-        """What a request said is taken in when its answer is on its way."""
-        self._inserting: QueryFolds | None = None
-        self._inserting_rid: str | None = None
-        self._hints = HintFollower(self.tree, self.policy, self.pins, observe=options.policy == "observe")
+        super().__init__(cache, params)
+        self.state = state
+        self.deferred_work = DeferredWork()
+        self.leaves = RankedLeaves(state)
+        self.body_mass = BodyMassBook(state.tree)
+        self.pins = Pinning(state, cache, self.leaves.refresh)
+        self.backups: BackupFilter | None = None
+        order = MarginalLossOrder if state.options.policy == "importance" else StockOrder
+        self.order: EvictionOrder = order(state, self.leaves)
+        self.node_events = NodeEvents(state, self.leaves, self.order, self.body_mass, recorder)
+        self.requests = RequestFlow(
+            state,
+            self.leaves,
+            self.node_events,
+            self.body_mass,
+            self.pins,
+            Folding(state, rows, recorder),
+            recorder=recorder,
+            shadowing=shadowing,
+        )
+        self._faults = state.faults
+        self._recorder = recorder
+        self._shadowing = shadowing
+        self._publish = publish
+        if rows is not None:
+            self._faults.on_fallback.append(rows.close)
+
+    @property
+    def ledger(self) -> LedgerFeed | None:
+        """Told of finished requests, to outlive the server."""
+        return self.requests.ledger
+
+    def attach_ledger(self, ledger: LedgerFeed) -> None:
+        self.requests.ledger = ledger
+        self.pins.keeper = ledger
+        self.node_events.on_cut.append(ledger.cut)
+        self._faults.on_fallback.append(ledger.abandon)
+
+    def attach_backups(self, backups: BackupFilter) -> None:
+        self.backups = self.requests.backups = backups
+        if backups.gate is not None:
+            self.node_events.backup_reason = "worth_its_bytes"
+
+    def publish(self) -> None:
+        """Exports what was counted so far, where anything is exported."""
+        if self._publish is not None:
+            self._faults.beside(FaultPlace.METRICS, self._publish)
+
+    def watch_tree(self) -> None:
+        """Follows a tree core that has just been reset."""
+        self._faults.learn(FaultPlace.TREE_EVENT, self._watch_tree)
+
+    def _watch_tree(self) -> None:
+        self.state.policy.reset()
+        self.state.tree.watch(self.tree_core)
+        self.body_mass.clear()
+        self.state.counters.calibration.clear()
+        if self.backups is not None:
+            self.backups.reset()
+        self.pins.reset()
+        self.state.events.reset()
+        if self._recorder is not None:
+            self._faults.beside(FaultPlace.RECORDING, self._recorder.reset, self.state.policy.clock)
+        if self._shadowing is not None:
+            self._faults.beside(FaultPlace.OBSERVATION, self._shadowing.reset)
+        self.leaves.watch(self.tree_core)
+
+    def observation(self) -> dict[str, Any] | None:
+        """``observe`` only: what importance would have done with the traffic so far."""
+        if self._shadowing is None:
+            return None
+        ahead = ("saved", "lost", "agreed")
+        counts = {f"{name}_tokens": getattr(self.state.counters, f"observed_{name}_tokens") for name in ahead}
+        return {**self._shadowing.document(), "one_eviction_ahead": counts}
 
     # ---- requests ----
 
     def prepare_for_caching_req(
         self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool
     ) -> int | None:
-        if is_prewarm(req.rid):
-            self.tree.warming = True
-            return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
-        query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
-        if query is None:
-            query = self._admit(req, insert_params.prev_prefix_len)
-            setattr(req, QUERY_ATTRIBUTE, query)
-        self._inserting = query
-        self._inserting_rid = req.rid
-        self._hints.inserting(req, is_finished=is_finished)
-        self.tree.transition = query.transition
+        self._faults.learn(
+            FaultPlace.ADMISSION,
+            self.requests.inserting,
+            req,
+            insert_params.prev_prefix_len,
+            is_finished=is_finished,
+        )
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
-
-    def _admit(self, req: Req, cached_tokens: int) -> QueryFolds:
-        """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
-        hits = self._hit_nodes(req, cached_tokens)
-        observed = transition_after(self.tree.metadata(hits[-1]) if hits else None)
-        serial = self.policy.admit()
-        self.counters.calibration.advance(serial)
-        transition = self._hints.admitted(req, cached_tokens, observed)
-        query = QueryFolds(serial, transition)
-        if self._recorder is not None:
-            self._recorder.admitted(req, query.serial)
-        for node in hits:
-            metadata = self.tree.metadata(node)
-            if metadata.doomed:
-                self.counters.observed_lost_tokens += metadata.tokens
-                metadata.doomed = False
-            if metadata.is_prewarmed:
-                self.counters.prewarmed_hit_tokens += metadata.tokens
-                metadata.is_prewarmed = False
-            self.tree.accessed(metadata, transition)
-            self._record(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
-        self.pins.admitted(hits)
-        if self.gating is not None:
-            self.gating.gate.tick()
-        self.counters.admitted(req)
-        return query
-
-    def _hit_nodes(self, req: Req, cached_tokens: int) -> list[UnifiedTreeNode]:
-        """Nodes that the request found in the cache, root side first."""
-        if cached_tokens <= 0 or req.last_node is None:
-            return []
-        nodes = []
-        node = self.tree_core.node_by_id(req.last_node)
-        while node.parent is not None:
-            metadata = self.tree.metadata(node)
-            if metadata.depth + metadata.tokens <= cached_tokens:
-                nodes.append(node)
-            node = node.parent
-        nodes.reverse()
-        return nodes
 
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, *args: Any, **kwargs: Any
     ) -> None:
         super().commit_insert_component_data(node, is_new_leaf, *args, **kwargs)
-        if is_new_leaf and self._inserting is not None:
-            metadata = self.tree.metadata(node)
-            metadata.importance.creator = self._inserting.serial
-            self._hints.created(metadata)
-        if is_new_leaf:
-            if self.tree.metadata(node).importance.inherited_pages:  # no attention was seen of the others yet
-                self.body_mass.update(node)
-            self._record(EventKind.INSERT, Tier.DEVICE, node, rid=self._inserting_rid)
+        self._faults.learn(FaultPlace.TREE_EVENT, self.requests.inserted, node, is_new_leaf=is_new_leaf)
 
     def cleanup_after_caching_req(
         self,
@@ -138,93 +160,94 @@ class ImportanceComponent(RankedComponent):
         insert_params: InsertParams | None = None,
     ) -> None:
         super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
-        self._inserting = None
-        self._inserting_rid = None
-        self._hints.inserted()
-        self.tree.transition = Transition.COLD
-        self.tree.warming = False
-        query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
-        if query is None and not is_prewarm(req.rid):
-            return
-        self.pins.settle()
         # After an insert the path reaches further than the node that the request had locked.
         end = req.last_node
         if is_finished and insert_result is not None:
             end = insert_result.last_device_node
-        path = self.tree.path_to(end)
-        if query is None:
-            self._warmed(path)
-            return
+        is_chunk = insert_params is not None and insert_params.chunked
+        learn = self._faults.learn(
+            FaultPlace.ADMISSION, self.requests.cached, req, end, is_finished=is_finished, is_chunk=is_chunk
+        )
+        if learn is not None:
+            self.deferred_work.do(partial(self._faults.learn, FaultPlace.LEARNING, learn))
         if is_finished:
-            self._hints.retain(req)
-        for node in path:
-            self._computed_again(node, query, req.rid)
-        if insert_params is not None and insert_params.chunked:
-            return
-        if path:
-            self.tree.metadata(path[-1]).is_tip = True
-        if is_finished:
-            self._mark_generated(path, len(req.origin_input_ids), query.serial)
-        self._hints.cached(req, path, is_finished=is_finished)
-        learn = partial(self._learn, req, query, end, req.kv.req_pool_idx, is_finished=is_finished)
-        self.after_answers.do(learn)
+            self.deferred_work.do(self.publish)
 
-    def _learn(
-        self, req: Req, query: QueryFolds, end: NodeId | None, slot: int | None, *, is_finished: bool
+    # ---- nodes ----
+
+    def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
+        super().redistribute_on_node_split(new_parent, child)
+        self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.split, new_parent, child)
+
+    def discard_deleted_session_leaf(self, node: UnifiedTreeNode) -> None:
+        # Upstream calls this for every node that leaves the tree, while its parent is still linked.
+        super().discard_deleted_session_leaf(node)
+        self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.removed, node)
+
+    def commit_hicache_transfer(
+        self, node: UnifiedTreeNode, phase: CacheTransferPhase, transfers: Sequence[Any] = (), **kwargs: Any
     ) -> None:
-        """Takes in what a request said about its path, which ends with the node ``end``."""
-        start = time.perf_counter()
-        # Nodes may have been cut since the request left them, by another request of the same pass.
-        path = self.tree.path_to(end)
-        if self._folding.fold(req, query, path, slot, is_finished=is_finished):
-            for node in path:
-                self.body_mass.update(node)
-        self.pins.folded(path)
-        if is_finished and self.gating is not None:
-            self.gating.offer_again(path)
-        if is_finished and self._recorder is not None:
-            self._recorder.finished(req, self.policy.clock)
-        if is_finished and self.ledger is not None:
-            self.ledger.visited(req, path)
-        for node in path:
-            self.refresh(node)
-        if is_finished:
-            self.policy.settle()
-        self.counters.fold_seconds += time.perf_counter() - start
-        if is_finished:
-            self.publish()
+        super().commit_hicache_transfer(node, phase, transfers, **kwargs)
+        self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.transferred, node, phase, transfers)
 
-    def publish(self) -> None:
-        """Exports what was counted so far, where anything is exported."""
-        if self._metrics is not None:
-            self._metrics.publish(self)
+    def evict_component(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        device_tokens, host_tokens = super().evict_component(node, *args, **kwargs)
+        self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.evicted, node, device_tokens, host_tokens)
+        return device_tokens, host_tokens
 
-    def _warmed(self, path: list[UnifiedTreeNode]) -> None:
-        """A pre-warm may have computed what only lower tiers held, too; nobody asked for it."""
-        for node in path:
-            metadata = self.tree.metadata(node)
-            if metadata.off_device and not node.evicted:
-                metadata.off_device = False
-                metadata.is_prewarmed = True
-                self.body_mass.update(node)
-            self.refresh(node)
+    # ---- eviction ----
 
-    def _computed_again(self, node: UnifiedTreeNode, query: QueryFolds, rid: str) -> None:
-        """Upstream puts a request's own KV into a node that only lower tiers held and that was not loaded."""
-        metadata = self.tree.metadata(node)
-        if not metadata.off_device or node.evicted:
+    @property
+    def _decides(self) -> bool:
+        return self.order.decides and self._faults.is_learning
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        self._evict_device_request_cnt = request_cnt
+        if not self._decides:
+            super()._evict_device_start(request_cnt)
+        self._faults.learn(FaultPlace.RANKING, self.order.begin, request_cnt)
+
+    def _evict_device_next_node(self, tracker: Any, *collected: Any) -> NodeId | None:
+        if self._decides:
+            if tracker[self.component_type] >= self._evict_device_request_cnt:
+                return None
+            victim = self._faults.learn(FaultPlace.RANKING, self.order.device_victim)
+            if self._faults.is_learning:
+                return victim
+            super()._evict_device_start(self._evict_device_request_cnt)  # goes on in upstream's order
+        node_id = super()._evict_device_next_node(tracker, *collected)
+        if node_id is not None and not self.order.decides:
+            self._faults.learn(FaultPlace.RANKING, self.order.chosen, self.tree_core.node_by_id(node_id))
+        return node_id
+
+    def _evict_device_end(self) -> None:
+        super()._evict_device_end()
+        self._faults.learn(FaultPlace.RANKING, self.order.end)
+
+    def drive_host_eviction(self, num_tokens: int, tracker: Any, *collected: Any) -> None:
+        # Also runs inside a device walk, to make room for the backup of its victim.
+        while self._decides and tracker[self.component_type] < num_tokens:
+            node = self._faults.learn(FaultPlace.RANKING, self._host_victim)
+            if node is not None:
+                self.tree_core._evict_host_leaf(node, tracker, *collected)
+            elif self._faults.is_learning:
+                return
+        if not self._decides:
+            super().drive_host_eviction(num_tokens, tracker, *collected)
+
+    def _host_victim(self) -> UnifiedTreeNode | None:
+        while (node_id := self.order.host_victim()) is not None:
+            node = self.tree_core.node_by_id(node_id)
+            # Locked until its pages are in storage, then a leaf again.
+            if self.backups is None or not self.backups.stores_first(node):
+                return node
+        return None
+
+    def check_integrity(self) -> None:
+        """Asserts that orders, leaf sets and facts agree with the tree, while this server learns."""
+        if not self._faults.is_learning:
             return
-        metadata.off_device = False
-        self.body_mass.update(node)
-        self.tree.accessed(metadata, query.transition)
-        self.refresh(node)
-        self._record(EventKind.INSERT, Tier.DEVICE, node, rid=rid)
-
-    def _mark_generated(self, path: list[UnifiedTreeNode], prompt_tokens: int, serial: int) -> None:
-        # Upstream splits a finished request at the page that holds the prompt's end.
-        boundary = prompt_tokens // self.tree.page_size * self.tree.page_size
-        for node in reversed(path):
-            metadata = self.tree.metadata(node)
-            if metadata.depth < boundary or metadata.importance.creator != serial:
-                break
-            self.policy.holds(metadata, BlockType.GENERATED)
+        self.leaves.check_integrity()
+        self.state.tree.check_integrity()
+        self.body_mass.check_integrity()
+        self.pins.check_integrity()

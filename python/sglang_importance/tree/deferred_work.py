@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 
-class AfterAnswers:
+class DeferredWork:
     """Puts work off until upstream has handed the answers of a forward pass to the detokenizer.
 
     That is the end of ``Scheduler.process_batch_result``. Slots and KV that a request gives back in it go to

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,26 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sgl_importance.cost import Tier
 from sgl_importance.placement.pin import Pin, PinEnd
 from sgl_importance.trace.records import EventKind
-from sglang_importance.operations.runner import Document
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
-
-    from sglang_importance.radix_cache.ranked_component import RankedComponent
 
 CAPACITY = 4096
 """Events that are remembered, in about 1 MB."""
-
-
-_EVICTIONS = frozenset({EventKind.EVICT, EventKind.REMOVE})
-_REASONS = {
-    EventKind.INSERT: "computed",
-    EventKind.SPLIT: "paths_part",
-    EventKind.BACK_UP: "write_policy",
-    EventKind.LOAD_BACK: "requested",
-    EventKind.RESET: "flushed",
-}
 
 
 class PinChange(StrEnum):
@@ -70,28 +57,18 @@ class EventLog:
     Hits are left out: they are many, they move nothing, and nodes count them.
 
     Args:
-        component: whose tree is followed; it knows the reasons.
+        clock: admitted requests so far.
         capacity: events to remember; the oldest make room.
     """
 
-    def __init__(self, component: RankedComponent, capacity: int = CAPACITY) -> None:
-        self._component = component
+    def __init__(self, clock: Callable[[], int], capacity: int = CAPACITY) -> None:
+        self._clock = clock
         self._events: deque[tuple[Any, ...]] = deque(maxlen=capacity)
         self.total = 0
         """Events so far; the serial number of the next one."""
 
-    def record(self, kind: EventKind, tier: Tier, node: UnifiedTreeNode) -> None:
-        """Notes what the component saw happen to a node. In constant time: it is called within evictions."""
-        if kind is EventKind.HIT:
-            return
-        if kind in _EVICTIONS:
-            reason: str = self._component.eviction_reason(self._component.tree.metadata(node))
-        elif kind is EventKind.BACK_UP and self._component.gating is not None:
-            reason = "worth_its_bytes"
-        elif kind is EventKind.INSERT and self._component.tree.warming:
-            reason = "prewarmed"
-        else:
-            reason = _REASONS[kind]
+    def record(self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, reason: str) -> None:
+        """Notes what happened to a node, and why. In constant time: it is called within evictions."""
         self._append(kind, tier, node.id, len(node.key), reason)
 
     def prefetched(self, node: UnifiedTreeNode) -> None:
@@ -100,7 +77,7 @@ class EventLog:
 
     def reset(self) -> None:
         """The tree was emptied at once."""
-        self._append(EventKind.RESET, Tier.DEVICE, 0, 0, _REASONS[EventKind.RESET])
+        self._append(EventKind.RESET, Tier.DEVICE, 0, 0, "flushed")
 
     def pinned(self, pin: Pin, reason: str) -> None:
         """A pin was taken in."""
@@ -136,26 +113,4 @@ class EventLog:
         pin_id: str | None = None,
     ) -> None:
         self.total += 1
-        clock = self._component.policy.clock
-        self._events.append((kind, tier, node, tokens, clock, time.time(), reason, pin_id))
-
-
-def describe_event(event: Event) -> dict[str, Any]:
-    """As JSON."""
-    return event._asdict()
-
-
-def events(scheduler: Scheduler, arguments: Document) -> Document:
-    """``since`` and ``limit``: what happened from a serial number on."""
-    component: RankedComponent = scheduler.tree_cache.importance
-    component.pins.let_time_pass()  # a pin whose lifetime is over ends even where no request comes
-    log = component.events
-    found = log.since(arguments["since"], arguments["limit"])
-    first = found[0][0] if found else log.total
-    return {
-        "events": [{"serial": serial, **describe_event(event)} for serial, event in found],
-        "next": log.total,
-        "left_out": max(first - arguments["since"], 0),
-        "clock": component.policy.clock,
-        "now": time.time(),
-    }
+        self._events.append((kind, tier, node, tokens, self._clock(), time.time(), reason, pin_id))

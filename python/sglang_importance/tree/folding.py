@@ -7,34 +7,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl_importance.fold import Observation, QueryFolds, fold
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.policy.importance import ImportancePolicy
-from sglang_importance.attention.rows import Phase, active_rows
-from sglang_importance.metrics.scheduler_counters import Counters
+from sgl_importance.metrics import FaultPlace
+from sglang_importance.attention.rows import Phase, ScoreRows
 from sglang_importance.observe.recorder import Recorder
-from sglang_importance.tree.annotated_tree import AnnotatedTree
+from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
-@dataclass
+@dataclass(frozen=True)
 class Folding:
     """Takes the page scores of a request out of its rows and folds them into nodes.
 
     Args:
-        options: half-life of what a query leaves.
-        policy: its clock dates recordings.
-        tree: finds the metadata of nodes.
-        counters: where folds are counted.
+        state: whose nodes they are folded into.
+        rows: where attention leaves scores; None where nothing emits.
         recorder: what is told of each fold; None records nothing.
     """
 
-    options: ImportanceOptions
-    policy: ImportancePolicy
-    tree: AnnotatedTree
-    counters: Counters
+    state: TreeState
+    rows: ScoreRows | None
     recorder: Recorder | None
 
     def fold(
@@ -51,7 +45,7 @@ class Folding:
         Args:
             slot: the request's slot, which it may have given back; None where it had none.
         """
-        before = self.counters.folds
+        before = self.state.counters.folds
         observations = self._take_observations(req, slot, is_finished=is_finished)
         for i, observation in enumerate(observations):
             first = query.is_first
@@ -59,24 +53,30 @@ class Folding:
             if weight <= 0:
                 break
             fold(
-                [self.tree.metadata(node).importance for node in path],
+                [self.state.tree.metadata(node).importance for node in path],
                 observation,
                 query=query.serial,
                 weight=weight,
                 first=first,
-                half_life_queries=self.options.half_life_queries,
+                half_life_queries=self.state.options.half_life_queries,
             )
             if self.recorder is not None:
-                self.recorder.folded(
-                    req, observation, query=query.serial, clock=self.policy.clock, weight=weight, first=first
+                self.state.faults.beside(
+                    FaultPlace.RECORDING,
+                    self.recorder.folded,
+                    req,
+                    observation,
+                    query=query.serial,
+                    clock=self.state.policy.clock,
+                    weight=weight,
+                    first=first,
                 )
-            self.counters.folds += 1
-        return self.counters.folds > before
+            self.state.counters.folds += 1
+        return self.state.counters.folds > before
 
-    @staticmethod
-    def _take_observations(req: Req, slot: int | None, *, is_finished: bool) -> list[Observation]:
+    def _take_observations(self, req: Req, slot: int | None, *, is_finished: bool) -> list[Observation]:
         """What the request's rows hold, prefill before decode; empties them."""
-        rows = active_rows()
+        rows = self.rows
         if rows is None or slot is None:
             return []
         # At the end of a prefill a first token waits: what must be computed first is folded at the finish.
