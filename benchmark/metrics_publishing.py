@@ -15,7 +15,6 @@ from pathlib import Path
 import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "tree"))
 
 REQUESTS = 2000
 WARM_UP = 100
@@ -29,7 +28,7 @@ def main(requests: int = REQUESTS) -> None:
         from sglang_importance.metrics.publisher import MetricsPublisher
         from sglang_importance.radix_cache.gauges import gauge_values
 
-        from driver import PAGE, TreeDriver
+        from support.drivers.tree_driver import PAGE, TreeDriver
 
         driver = TreeDriver(tokens=4096)
         publisher = MetricsPublisher()

@@ -36,7 +36,7 @@ from sgl_importance.trace.reader import open_trace
 from sgl_importance.trace.records import EventKind, RequestAdmitted, TreeEvent
 from sgl_importance.workload.request import WorkloadRequest
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 COMMITTED = RESULTS / "decisions"
 TIERS = ("device", "host", "storage")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -18,6 +17,8 @@ from sglang_importance.attention import install
 from sglang_importance.attention.rows import Phase, RowScores
 from sglang_importance.attention.sampling import StepSampler
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
+
+from support.drivers.attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

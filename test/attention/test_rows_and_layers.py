@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from late_stream import LateStream
 
 from sglang_importance.attention.layers import sampled_layers
 from sglang_importance.attention.rows import MAX_DEFERRED, Phase, ScoreRows, ScoresFailed
+
+from support.doubles.late_stream import LateStream
 
 
 def rows() -> ScoreRows:

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving import ServerProcess
-from workload import TIER_FLAGS, Exchange, Replay, replay
+from support.servers import ServerProcess
+from support.workloads.exchanges import TIER_FLAGS, Exchange, Replay, replay
 
 pytestmark = pytest.mark.server
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serving import ServerProcess
-from workload import TIER_FLAGS, Exchange, replay
+from support.servers import ServerProcess
+from support.workloads.exchanges import TIER_FLAGS, Exchange, replay
 
 pytestmark = pytest.mark.server
 

@@ -9,8 +9,8 @@ import pytest
 
 from sgl_importance.placement.hints import Hints
 
-from serving import ServerProcess
-from workload import POOL_FLAGS, POOL_TOKENS, Exchange, replay
+from support.servers import ServerProcess
+from support.workloads.exchanges import POOL_FLAGS, POOL_TOKENS, Exchange, replay
 
 pytestmark = pytest.mark.server
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import real_input
-from serving import ServerProcess
+from support.servers import ServerProcess
+from support.workloads import real_input
 
 pytestmark = pytest.mark.server
 

@@ -9,7 +9,6 @@ import torch
 
 pytest.importorskip("sglang")
 
-from attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
 import sglang_importance.attention.prefill_probe as producer
@@ -17,6 +16,8 @@ from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
 from sglang_importance.attention.rows import Phase
+
+from support.drivers.attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
 
 pytestmark = [
     pytest.mark.triton,

@@ -11,10 +11,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from attention_driver import options
-from captured_decode import CapturedDecode
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-from triton_driver import Sequence, TritonDriver, complete, model_runner, runtime_context
 
 import sglang_importance.attention.decode_emission as decode_emission
 import sglang_importance.attention.triton as producer
@@ -22,7 +19,10 @@ from sglang_importance.attention import install
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.triton import EmittingTritonBackend, TritonEmission
 
-from twins import Mutation, broken_twin
+from support.doubles.twins import Mutation, broken_twin
+from support.drivers.attention_driver import options
+from support.drivers.captured_decode import CapturedDecode
+from support.drivers.triton_driver import Sequence, TritonDriver, complete, model_runner, runtime_context
 
 pytestmark = [
     pytest.mark.triton,

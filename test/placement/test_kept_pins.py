@@ -6,14 +6,15 @@ from array import array
 from pathlib import Path
 
 import pytest
-from test_ledger_feed import POOL, WEIGHTS, prewarm_from_ledger, serve
-from test_ledger_feed import weights as weights  # a fixture
 
 from sgl_importance.placement.pin import Pin
 from sglang_importance.placement.ledger_feed import LedgerFeed, model_digest
 
-from driver import PAGE, TreeDriver
-from ledger_rows import open_ledger
+from support.drivers.ledgered_tree import POOL, WEIGHTS, prewarm_from_ledger, serve
+from support.drivers.tree_driver import PAGE, TreeDriver
+from support.workloads.ledger_rows import open_ledger
+
+pytestmark = pytest.mark.usefixtures("weights")
 
 
 def start_with_pins(path: Path, **settings) -> TreeDriver:

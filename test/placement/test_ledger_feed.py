@@ -5,56 +5,20 @@ from __future__ import annotations
 import random
 import sqlite3
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sgl_importance.placement.ledger import Ledger
-from sgl_importance.placement.ledger_plan import plan_from_ledger
-from sglang_importance.placement.ledger_feed import LedgerFeed, model_digest, open_ledger_feed
-from sglang_importance.placement.prewarm_request import new_rid
+from sglang_importance.placement.ledger_feed import model_digest, open_ledger_feed
 from sglang_importance.storage.weights import WATCH, Weights
 
-from driver import PAGE, Request, TreeDriver
-from ledger_rows import open_ledger
+from support.drivers.ledgered_tree import POOL, WEIGHTS, prewarm, prewarm_from_ledger, serve, start
+from support.drivers.tree_driver import PAGE, Request, TreeDriver
+from support.workloads.ledger_rows import open_ledger
 
-WEIGHTS = Weights("fingerprint", "default", "config", pages_match=True)
-POOL = 4096
-
-
-_feeds: list[LedgerFeed] = []
-
-
-@pytest.fixture(autouse=True)
-def weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(WATCH, "current", WEIGHTS)
-    yield
-    # An open feed waits for the end of the process, and its tree with it.
-    for feed in _feeds:
-        feed.close()
-    _feeds.clear()
-
-
-def start(path: Path, *, tokens: int = POOL) -> TreeDriver:
-    driver = TreeDriver(tokens=tokens)
-    ledger = open_ledger(path, model_digest(WEIGHTS, PAGE))
-    component = driver.component
-    feed = LedgerFeed(
-        ledger, component.state.tree, component.state.policy, weights=WEIGHTS, budget_bytes=1 << 28
-    )
-    component.attach_ledger(feed)
-    _feeds.append(feed)
-    return driver
-
-
-def serve(driver: TreeDriver, prompt: list[int], answer: int = 3) -> None:
-    request = driver.admit(prompt)
-    pages = -(-len(prompt) // PAGE)
-    driver.prefill(request, body=np.full(pages, 1 / pages))
-    driver.decode(request, [prompt[0] + 7] * answer)
-    driver.finish(request)
+pytestmark = pytest.mark.usefixtures("weights")
 
 
 def traffic(seed: int, requests: int) -> list[list[int]]:
@@ -66,33 +30,6 @@ def traffic(seed: int, requests: int) -> list[list[int]]:
         kept = base[: rng.randint(0, len(base))]
         prompts.append(kept + [rng.randrange(50) for _ in range(rng.randint(1, 24))])
     return prompts
-
-
-def prewarm(driver: TreeDriver, tokens: list[int]) -> None:
-    request = driver.admit(tokens)
-    request.rid = new_rid()
-    driver.prefill(request)
-    driver.decode(request, [1])
-    driver.finish(request)
-
-
-def prewarm_from_ledger(driver: TreeDriver) -> int:
-    """As the server does at its start; returns the number of nodes."""
-    ledger = open_ledger(driver.component.ledger.path, model_digest(WEIGHTS, PAGE))
-    paths = plan_from_ledger(
-        ledger,
-        driver.component.state.policy.cost,
-        use_importance=True,
-        has_storage=False,
-        present=(),
-        max_tokens=POOL,
-        max_seconds=1e9,
-    )
-    ledger.close()
-    for path in paths:
-        for end in path.ends:
-            prewarm(driver, [*path.token_ids[:end], 0])
-    return sum(len(path.ends) for path in paths)
 
 
 def reuse_of(driver: TreeDriver):

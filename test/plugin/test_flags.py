@@ -16,7 +16,7 @@ from sgl_importance.options import SETTINGS, ImportanceOptions, flag
 from sglang_importance.launch.flags import add_flags
 from sglang_importance.upstream.server_options import importance_options
 
-from serving import free_port
+from support.servers import free_port
 
 Parse = Callable[..., ServerArgs]
 

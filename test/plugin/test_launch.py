@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from launcher import LAUNCH_SERVER, SGLANG_SERVE, Ended, launch, write_plugin
+
+from support.launches import LAUNCH_SERVER, SGLANG_SERVE, Ended, launch, write_plugin
 
 pytestmark = pytest.mark.server
 

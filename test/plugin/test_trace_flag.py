@@ -14,7 +14,7 @@ from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.trace import open_trace
-from sglang_importance.radix_cache.cache_factory import _create_recorder
+from sglang_importance.radix_cache.cache_factory import create_recorder
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import importance_options
 
@@ -29,7 +29,7 @@ def recorder_for(trace: Path) -> Any:
         server_args=SimpleNamespace(model_path="models/some-model"),
     )
     options = ImportanceOptions(policy="observe", trace=str(trace), trace_megabytes=3)
-    return _create_recorder(context, options, ImportancePolicy(COST))  # type: ignore[arg-type]
+    return create_recorder(context, options, ImportancePolicy(COST))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", ["observe", "importance"])

@@ -16,7 +16,7 @@ from sgl_importance.replay.sessions import block_facts
 from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.reuse_class import BlockType
 
-from replay_traces import build_trace, tree_traces
+from support.workloads.replay_traces import build_trace, tree_traces
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from driver import TreeDriver
+from support.drivers.tree_driver import TreeDriver
 
 
 @pytest.fixture

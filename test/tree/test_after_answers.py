@@ -9,7 +9,7 @@ import pytest
 
 from sglang_importance.tree.deferred_work import DeferredWork
 
-from driver import PAGE, Request, TreeDriver
+from support.drivers.tree_driver import PAGE, Request, TreeDriver
 
 
 def test_work_waits_for_the_end_of_a_pass_and_for_nothing_else() -> None:

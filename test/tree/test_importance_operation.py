@@ -14,8 +14,8 @@ from sglang_importance.operations.page_importance import KEYS_PER_SLICE, importa
 from sglang_importance.operations.runner import Desk
 from sglang_importance.tree.page_lookup import SLICE_PAGES
 
-from driver import PAGE
-from test_tree_events import prompt, serve
+from support.drivers.tree_driver import PAGE
+from support.drivers.tree_requests import prompt, serve
 
 
 def digests(tokens: list[int], *, cache_salt: str | None = None) -> list[bytes]:

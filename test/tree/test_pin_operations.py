@@ -8,8 +8,8 @@ from sglang_importance.operations import pin_operations
 from sglang_importance.operations.pin_operations import SLICE_PAGES
 from sglang_importance.operations.runner import Desk
 
-from driver import PAGE
-from test_tree_events import prompt, serve
+from support.drivers.tree_driver import PAGE
+from support.drivers.tree_requests import prompt, serve
 
 POOL = 256
 OPERATIONS = {name: getattr(pin_operations, name) for name in ("pin", "unpin", "pins")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +13,8 @@ from sglang_importance.operations.messages import OPERATIONS
 from sglang_importance.operations.runner import MAX_JOBS, Desk
 from sglang_importance.operations.snapshot import InvalidCursor, decode_cursor, encode_cursor, snapshot
 
-from driver import PAGE
-from test_tree_events import prompt, serve
+from support.drivers.tree_driver import PAGE
+from support.drivers.tree_requests import prompt, serve
 
 
 def document_of(cache, **kwargs):
@@ -68,16 +68,30 @@ def test_the_tree_may_change_between_slices(driver, every_node_is_a_slice):
     driver.component.check_integrity()
 
 
-def test_a_slice_is_short(driver):
+def test_a_slice_ends_at_the_first_look_at_the_clock_behind_its_time(driver, monkeypatch):
+    """Nodes take a known time each: a slice has as many as fit, and those up to its next look."""
+    clock = SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    monkeypatch.setattr(job_module, "time", clock)
+    seconds_per_node = job_module.SLICE_SECONDS / 40
+    nodes = 0
+    metadata = driver.component.state.tree.metadata
+
+    def slow_metadata(node):
+        nonlocal nodes
+        nodes += 1
+        clock.now += seconds_per_node
+        return metadata(node)
+
+    monkeypatch.setattr(driver.component.state.tree, "metadata", slow_metadata)
     job = snapshot(driver.cache, limit=1000)
-    longest = 0.0
-    done = None
+    slices, done = [], None
     while done is None:
-        start = time.perf_counter()
+        before = nodes
         done = run_slice(job)
-        longest = max(longest, time.perf_counter() - start)
-    # Ten times the budget: a loaded machine may take the processor away from us.
-    assert longest < 10 * job_module.SLICE_SECONDS
+        slices.append(nodes - before)
+    assert len(slices) > 5
+    assert max(slices) <= 40 + job_module.CALLS_PER_LOOK
 
 
 @pytest.fixture

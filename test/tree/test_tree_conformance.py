@@ -12,7 +12,7 @@ from sgl_importance.interface import Importance
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.rows import Phase, RowScores
 
-from driver import Request, TreeDriver
+from support.drivers.tree_driver import Request, TreeDriver
 
 POOL_TOKENS = 256
 

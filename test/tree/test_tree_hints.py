@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lower_tiers import LowerTiers
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sgl_importance.cost import Tier
@@ -16,8 +15,9 @@ from sgl_importance.placement.hints import Hints
 from sgl_importance.reuse_class import BlockType, Transition
 from sglang_importance.placement.hint_follower import HINTED_ATTRIBUTE
 
-from driver import PAGE, Request, TreeDriver
-from test_tree_events import path_of, prompt
+from support.doubles.lower_tiers import LowerTiers
+from support.drivers.tree_driver import PAGE, Request, TreeDriver
+from support.drivers.tree_requests import path_of, prompt
 
 
 def envelope(**hints: Any) -> SimpleNamespace:

@@ -12,8 +12,8 @@ from sgl_importance.cost import Tier
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.pin import HALF_LIFE_REQUESTS, Pin
 
-from driver import PAGE, TreeDriver
-from test_tree_events import pages, path_of, prompt, serve
+from support.drivers.tree_driver import PAGE, TreeDriver
+from support.drivers.tree_requests import pages, path_of, prompt, serve
 
 POOL = 256
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from test_gating import ScriptedGate, gated
 
 from sgl_importance.calibration import HORIZON
 from sgl_importance.cost import Tier
@@ -25,8 +24,9 @@ from sglang_importance.placement.prewarm_request import new_rid
 from sglang_importance.radix_cache.gauges import gauge_values
 from sglang_importance.tree.body_mass import body_mass_of
 
-from driver import PAGE, TreeDriver
-from test_tree_events import pages, path_of, prompt, serve
+from support.doubles.scripted_gate import ScriptedGate, gated
+from support.drivers.tree_driver import PAGE, TreeDriver
+from support.drivers.tree_requests import pages, path_of, prompt, serve
 
 REQUEST = {"requests_total", "prompt_tokens_total", "fold_seconds_total"}
 HIT = REQUEST | {"hit_requests_total", "hit_tokens_total"}

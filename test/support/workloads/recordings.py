@@ -22,6 +22,13 @@ from sgl_importance.trace.records import (
 from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
 
 PAGE_SIZE = 4
+COST = {
+    "prefill_seconds_per_token": 1e-5,
+    "prefill_seconds_per_token_pair": 1e-9,
+    "bytes_per_token": 4096,
+    "host_bytes_per_second": 1e9,
+    "storage_bytes_per_second": 1e8,
+}
 
 
 def make_header(**changes: Any) -> Header:
@@ -37,13 +44,7 @@ def make_header(**changes: Any) -> Header:
         "layers": (0,),
         "options": {"policy": "observe", "half_life_queries": 32.0, "window": 32, "g": "auto"},
         "capacity_tokens": {"device": 64},
-        "cost": {
-            "prefill_seconds_per_token": 1e-5,
-            "prefill_seconds_per_token_pair": 1e-9,
-            "bytes_per_token": 4096,
-            "host_bytes_per_second": 1e9,
-            "storage_bytes_per_second": 1e8,
-        },
+        "cost": COST,
         "detail": Detail.STEPS,
     }
     return Header(**{**fields, **changes})

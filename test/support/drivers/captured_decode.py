@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from attention_driver import HEAD_DIM, HEADS, KV_HEADS, AttentionDriver
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+from support.drivers.attention_driver import HEAD_DIM, HEADS, KV_HEADS, AttentionDriver
 
 
 class CapturedDecode(AttentionDriver):

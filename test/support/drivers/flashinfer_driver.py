@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from flashinfer_double import NAMES, TorchOnCpu, module
 from sglang.srt.layers.attention import flashinfer_backend
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.runtime_context import get_server_args
-from triton_driver import HEAD_DIM, HEADS, AttentionDriver, complete
 
 import sgl_importance_kernels.flashinfer as variant
 from sgl_importance.options import ImportanceOptions
+
+from support.doubles.flashinfer_double import NAMES, TorchOnCpu, module
+from support.drivers.triton_driver import HEAD_DIM, HEADS, AttentionDriver, complete
 
 
 def install_double(patch: pytest.MonkeyPatch) -> None:

@@ -17,16 +17,16 @@ import pytest
 from sgl_importance.storage.budget import scan
 from sgl_importance.storage.record import decode_header
 
-from serving import ServerProcess
+from support.python_path import FAULTS, TEST, python_path
+from support.servers import ServerProcess
 
-FAULTS = Path(__file__).parent / "faults"
 PAGE_TOKENS = 16
 PROMPT_TOKENS = 165
 PROMPT_PAGES = PROMPT_TOKENS // PAGE_TOKENS
 ANSWER_TOKENS = 6
 PROMPTS = 80
 FETCH_TIMEOUT_SECONDS = 0.5
-# A server takes less than 2 GB, and leaves 1 GiB free (faults/kv_store_fault.py).
+# A server takes less than 2 GB, and leaves 1 GiB free (faults/kv_store_fault).
 NEEDED_BYTES = 3 << 30
 MEMORY_SECONDS = 300.0
 STORE = "sglang:kv_importance_store_"
@@ -59,29 +59,6 @@ def wait_for_memory() -> None:
                 f"{NEEDED_BYTES / 1e9:.1f} GB: end other programs and run again"
             )
         time.sleep(1)
-
-
-def make_model(folder: Path, seed: int) -> Path:
-    """A small Llama with random weights: its next token hangs on every token of the context."""
-    import sglang  # noqa: F401  # first: with it come the shims, and transformers needs one of them
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=1000,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        initializer_range=0.15,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    torch.manual_seed(seed)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 def answer(server: ServerProcess, index: int) -> dict:
@@ -144,9 +121,7 @@ class Disk:
 
 
 def fault_env(control: Path) -> dict[str, str]:
-    inherited = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(FAULTS), *([inherited] if inherited else [])])
-    return {"PYTHONPATH": path, "KV_STORE_FAULT_FILE": str(control)}
+    return {**python_path(FAULTS / "kv_store_fault", TEST), "KV_STORE_FAULT_FILE": str(control)}
 
 
 class Bench:

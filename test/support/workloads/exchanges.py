@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 VOCABULARY = range(10, 1000)
 DOCUMENTS, QUESTIONS = 12, 10

@@ -1,4 +1,4 @@
-"""A process that writes a ledger until it is killed: ``python ledger_victim.py FILE SEED``."""
+"""Writes a ledger until it is killed: ``python -m support.drivers.ledger_victim FILE SEED``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sgl_importance.placement.evidence import ReuseEvidence
 from sgl_importance.placement.ledger_writer import LedgerWriter, Visit
 from sgl_importance.reuse import ReuseEstimator
 
-from ledger_rows import NAMESPACE, open_ledger, random_tree
+from support.workloads.ledger_rows import NAMESPACE, open_ledger, random_tree
 
 BUDGET_BYTES = 200_000
 

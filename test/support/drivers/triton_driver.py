@@ -6,15 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from attention_driver import (
-    HEAD_DIM,
-    HEADS,
-    KV_HEADS,
-    MAX_CONTEXT,
-    AttentionDriver,
-    Sequence,
-    model_runner,
-)
 from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
@@ -31,6 +22,16 @@ from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
 from sglang_importance.attention.triton import EmittingTritonBackend
+
+from support.drivers.attention_driver import (
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    MAX_CONTEXT,
+    AttentionDriver,
+    Sequence,
+    model_runner,
+)
 
 __all__ = ["ProbedTritonDriver", "Sequence", "TritonDriver", "complete", "model_runner", "runtime_context"]
 

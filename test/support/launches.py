@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from serving import free_port
+from support.python_path import python_path
+from support.servers import free_port
 
 CPU_FLAGS = (
     *("--device", "cpu", "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "float32"),
@@ -42,7 +43,7 @@ class Ended:
 def environment(plugin_directory: Path | None = None) -> dict[str, str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     if plugin_directory is not None:
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(plugin_directory), env.get("PYTHONPATH")]))
+        env |= python_path(plugin_directory)
     return env
 
 

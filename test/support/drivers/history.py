@@ -18,7 +18,7 @@ from sgl_importance.placement.pin import Pin
 from sglang_importance.offline.standalone_cache import CacheKind
 from sglang_importance.radix_cache.component import ImportanceComponent
 
-from driver import PAGE, OutOfMemory, Request, TreeDriver
+from support.drivers.tree_driver import PAGE, OutOfMemory, Request, TreeDriver
 
 POOL_TOKENS = 256
 MAX_LIVE = 4

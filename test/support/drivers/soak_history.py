@@ -16,10 +16,10 @@ from sgl_importance.options import ImportanceOptions
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.offline.standalone_cache import CacheKind
 
-from books import check_books, check_recording, object_counts
-from hosted_driver import PAGE, HostedDriver, OutOfMemory, Request, WriteMode
-from soak_placement import Placement
-from traffic import Chat, Traffic
+from support.drivers.books import check_books, check_recording, object_counts
+from support.drivers.hosted_driver import PAGE, HostedDriver, OutOfMemory, Request, WriteMode
+from support.drivers.soak_placement import Placement
+from support.workloads.traffic import Chat, Traffic
 
 MAX_LIVE = 6
 MAX_PROMPT = 240

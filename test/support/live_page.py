@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 TREEITEM = "#chart [role=treeitem]"

@@ -16,7 +16,7 @@ from sgl_importance.placement.hints import Hints
 from sgl_importance.placement.pin import Pin
 from sgl_importance.placement.pin_table import PinRefused
 
-from hosted_driver import PAGE, HostedDriver, Request
+from support.drivers.hosted_driver import PAGE, HostedDriver, Request
 
 MAX_PINS = 12
 MAX_SECONDS = 60

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from sglang.srt.utils import MultiprocessingSerializer, init_custom_process_group
 
-from serving import ServerProcess, free_port
+from support.servers import ServerProcess, free_port
 
 GROUP = "trainer"
 

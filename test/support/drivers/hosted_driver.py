@@ -25,7 +25,7 @@ from sgl_importance.probe import checkpoint_path
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.offline.standalone_cache import CacheKind
 
-from driver import PAGE, OutOfMemory, Request, TreeDriver
+from support.drivers.tree_driver import PAGE, OutOfMemory, Request, TreeDriver
 
 STAMPS = 2**24  # float32 holds every integer below
 

@@ -12,7 +12,7 @@ from sgl_importance.cost import Tier
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.records import EventKind, TreeEvent
 
-from hosted_driver import HostedDriver, Request
+from support.drivers.hosted_driver import HostedDriver, Request
 
 
 def check_books(driver: HostedDriver, live: list[Request]) -> None:

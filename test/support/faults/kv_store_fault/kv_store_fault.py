@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CONTROL_FILE = "KV_STORE_FAULT_FILE"
-SLOW_SECONDS = 3.0
+HANG_SECONDS = 60.0
 # Upstream keeps 10 GiB of the host's memory free; these pools are small, and machines of tests busy.
 RESERVE_BYTES = 1 << 30
 
@@ -53,9 +53,11 @@ def fails(fault: str, error: BaseException, *, thread: str = "") -> Callable[...
     return act
 
 
-def slow(*_: Any, **__: Any) -> None:
-    if active("slow"):
-        time.sleep(SLOW_SECONDS)
+def hangs(*_: Any, **__: Any) -> None:
+    """Until the disk is mended."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while active("hangs") and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def lost_completion(ack: Any, *_: Any, completed_req: bool = False, **__: Any) -> None:
@@ -74,8 +76,8 @@ def register() -> None:
     from sgl_importance.storage.store import PageStore
 
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = RESERVE_BYTES
-    before(PageStore, "_read", slow)
-    before(PageStore, "exists", slow)
+    before(PageStore, "_read", hangs)
+    before(PageStore, "exists", hangs)
     before(PageStore, "_read", fails("read_raises", RuntimeError("injected")))
     before(PageStore, "_publish", fails("disk_full", OSError(errno.ENOSPC, "injected")))
     before(PageStore, "_publish", fails("read_only", OSError(errno.EROFS, "injected")))
