@@ -22,7 +22,7 @@ def probe_model() -> Path:
 
 
 # Folders whose modules share one server or its answers; elsewhere a module needs nothing of another.
-_TOGETHER = ("equality", "serve")
+_TOGETHER = ("abuse", "equality", "serve")
 
 
 def _group(module: str) -> str:

@@ -85,6 +85,16 @@ def test_what_no_route_answers(method: str, path: str, status: int):
         assert answer.headers["location"].endswith((PREFIX + path).rstrip("/"))
 
 
+@pytest.mark.parametrize("node", ["x", "1.9", "%00", "9" * 5000])
+@pytest.mark.parametrize("path", ["/node/{}", "/node/{}/prompt"])
+def test_a_node_that_is_none_is_one_line_without_our_code(path: str, node: str):
+    client = TestClient(our_app(), raise_server_exceptions=False)
+    answer = client.get(PREFIX + path.format(node))
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith("node_id: ")
+    assert "\n" not in answer.json()["detail"]
+
+
 # ---- keys ----
 
 

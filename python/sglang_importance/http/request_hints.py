@@ -79,6 +79,8 @@ def _around_generate_request(
     if getattr(obj, "stream", False) and _num_samples(obj) > 1:
         generate = partial(_generate_and_forget, generate)
     if openai is None and not getattr(obj, FIELD, None):
+        if hasattr(obj, FIELD):
+            obj.kv_hints = None  # of an empty object beside a batch, sglang would miss the fields
         return generate(manager, obj, request)
     return _generate_with_hints(generate, manager, obj, request, openai)
 

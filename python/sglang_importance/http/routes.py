@@ -7,7 +7,7 @@ from starlette.routing import Route
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.http.importance_route import ImportanceBody, post_importance
-from sglang_importance.http.openapi import json_body, query_parameters
+from sglang_importance.http.openapi import json_body, parameters
 from sglang_importance.http.pins_route import PinBody, UnpinBody, get_pins, post_pin, post_unpin
 from sglang_importance.http.prewarm_route import add_prewarm_routes, install_prewarm
 from sglang_importance.http.prompt_tokens import Prompt
@@ -15,6 +15,7 @@ from sglang_importance.http.same_origin import refuse_other_sites
 from sglang_importance.http.snapshot_route import SnapshotQuery, get_kv_importance
 from sglang_importance.http.tree_route import (
     EventsQuery,
+    NodePath,
     TreeQuery,
     get_events,
     get_node,
@@ -36,16 +37,16 @@ def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
         dependencies=[Depends(refuse_other_sites)],
         route_class=app.router.route_class,  # sglang's own
     )
-    routes.get("", openapi_extra=query_parameters(SnapshotQuery))(get_kv_importance)
+    routes.get("", openapi_extra=parameters(SnapshotQuery))(get_kv_importance)
     routes.post("/importance", openapi_extra=json_body(ImportanceBody))(post_importance)
     routes.post("/pin", openapi_extra=json_body(PinBody))(post_pin)
     routes.post("/unpin", openapi_extra=json_body(UnpinBody))(post_unpin)
     routes.get("/pins")(get_pins)
-    routes.get("/tree", openapi_extra=query_parameters(TreeQuery))(get_tree)
-    routes.get("/node/{node_id}")(get_node)
-    routes.get("/node/{node_id}/prompt")(get_node_prompt)
+    routes.get("/tree", openapi_extra=parameters(TreeQuery))(get_tree)
+    routes.get("/node/{node_id}", openapi_extra=parameters(NodePath, "path"))(get_node)
+    routes.get("/node/{node_id}/prompt", openapi_extra=parameters(NodePath, "path"))(get_node_prompt)
     routes.post("/find", openapi_extra=json_body(Prompt))(post_find)
-    routes.get("/events", openapi_extra=query_parameters(EventsQuery))(get_events)
+    routes.get("/events", openapi_extra=parameters(EventsQuery))(get_events)
     add_prewarm_routes(routes)
     # Not by include_router: sglang's metrics and its key check look at the routes of the app itself for a
     # request's path template and auth level, and find neither in a router below it.

@@ -34,6 +34,16 @@ class TreeQuery(BaseModel):
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
 
 
+class NodePath(BaseModel):
+    """Path parameters of ``GET /kv_importance/node/{node_id}`` and of its prompt.
+
+    Attributes:
+        node_id: a node, as in the tree. (FastAPI's own complaint would show our code.)
+    """
+
+    node_id: int
+
+
 class EventsQuery(BaseModel):
     """Query parameters of ``GET /kv_importance/events``.
 
@@ -59,9 +69,9 @@ async def get_tree(request: Request) -> dict[str, Any]:
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
-async def get_node(node_id: int) -> dict[str, Any]:
+async def get_node(request: Request) -> dict[str, Any]:
     """One node: pages, queries, pins, the reason of its last move, its text."""
-    document = await ask("node", {"node": node_id})
+    document = await ask("node", {"node": validated(NodePath, request.path_params).node_id})
     head, tail = document.pop("head_ids"), document.pop("tail_ids")
     page_tokens = document["tokens"] // document["pages"] * document["strip"]["pages_per_cell"]
     cells = [head[start : start + page_tokens] for start in range(0, len(head), page_tokens)]
@@ -74,9 +84,9 @@ async def get_node(node_id: int) -> dict[str, Any]:
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
-async def get_node_prompt(node_id: int) -> dict[str, Any]:
+async def get_node_prompt(request: Request) -> dict[str, Any]:
     """The prefix that ends with a node, as a body for pin and pre-warm."""
-    return await ask("node_prompt", {"node": node_id})
+    return await ask("node_prompt", {"node": validated(NodePath, request.path_params).node_id})
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
