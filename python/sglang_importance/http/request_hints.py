@@ -80,7 +80,7 @@ def _around_generate_request(
         generate = partial(_generate_and_forget, generate)
     if openai is None and not getattr(obj, FIELD, None):
         if hasattr(obj, FIELD):
-            obj.kv_hints = None  # of an empty object beside a batch, sglang would miss the fields
+            obj.kv_hints = None  # sglang takes an empty object for none, but not beside a batch
         return generate(manager, obj, request)
     return _generate_with_hints(generate, manager, obj, request, openai)
 

@@ -54,7 +54,7 @@ def _field(error: Mapping[str, Any]) -> str:
 
 
 async def ask(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The scheduler's answer to an operation of ``control.OPERATIONS``, slice by slice.
+    """The scheduler's answer to an operation of ``messages.OPERATIONS``, slice by slice.
 
     While MAX_JOBS others are under way, callers wait, first come, first served. A cancelled caller does not
     stop what it began: sglang's communicator would give the reply to whoever asks next, and the scheduler
