@@ -26,8 +26,12 @@ def test_the_server_answers_like_one_without_a_cache(server: ServerProcess, exch
         assert first.hit_tokens[tier] + second.hit_tokens[tier] > 0, tier
 
 
-def test_the_server_is_well(client: httpx.Client):
+def test_the_server_is_well(server: ServerProcess, client: httpx.Client):
     assert client.get("/health_generate").status_code == 200
+    # What was thrown at it was refused, not survived.
+    assert server.metric("sglang:kv_importance_faults_total") == 0
+    assert server.metric("sglang:kv_importance_fallback") == 0
+    assert "Traceback" not in server.log()
 
 
 def test_the_server_stops_when_it_is_told_to(server: ServerProcess):
