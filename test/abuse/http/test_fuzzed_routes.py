@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from schemathesis import GenerationMode
 
-from support.fuzzing import every_run_and_nightly, fuzz
+from support.seeded_fuzz import every_run_and_nightly, fuzz
 from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server

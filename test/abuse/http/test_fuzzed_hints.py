@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sgl_importance.placement.hints import BLOCK_TYPES, BadHint, Hints
 
-from support.fuzzing import every_run_and_nightly, fuzz
+from support.seeded_fuzz import every_run_and_nightly, fuzz
 from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
