@@ -85,15 +85,22 @@ class FaultySoak(Soak):
             super()._check(live)
 
     def _pin(self) -> bool:
-        faults = self.driver.component.state.faults
-        try:
-            return faults.is_learning and super()._pin()
-        except AssertionError:
-            assert not faults.is_learning, "what fails in an operation is its caller's answer"
-            return False
+        return self._ask(super()._pin)
 
     def _unpin(self) -> bool:
-        return self.driver.component.state.faults.is_learning and super()._unpin()
+        return self._ask(super()._unpin)
+
+    def _let_time_pass(self) -> None:
+        self._ask(super()._let_time_pass)
+
+    def _ask(self, operation: Callable[[], Any]) -> Any:
+        """On a server what fails in an operation is its caller's answer, and there is none after a fault."""
+        faults = self.driver.component.state.faults
+        try:
+            return faults.is_learning and operation()
+        except AssertionError:
+            assert not faults.is_learning
+            return False
 
 
 def check_victims(patch: pytest.MonkeyPatch) -> list[int]:

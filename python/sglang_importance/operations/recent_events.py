@@ -18,7 +18,8 @@ def describe_event(event: Event) -> dict[str, Any]:
 def events(cache: ImportanceRadixCache, arguments: Document) -> Document:
     """``since`` and ``limit``: what happened from a serial number on."""
     component = cache.importance
-    component.pins.let_time_pass()  # a pin whose lifetime is over ends even where no request comes
+    if component.state.faults.is_learning:
+        component.pins.let_time_pass()  # a pin whose lifetime is over ends even where no request comes
     log = component.state.events
     found = log.since(arguments["since"], arguments["limit"])
     first = found[0][0] if found else log.total
