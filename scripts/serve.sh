@@ -38,7 +38,14 @@ in_config() {
 defaults=()
 default() { given "${1#--}" >/dev/null || defaults+=("$@"); }
 
-# ---- a busy port stops here, before anything is installed or loaded ----
+# ---- a busy port or a wrong file stops here, before anything is installed or loaded ----
+
+if config=$(given config); then
+  problem=
+  [[ -f $config ]] || problem="there is no such file"
+  [[ -n $problem || $config == *.yaml || $config == *.yml ]] || problem="its name must end in .yaml or .yml"
+  [[ -z $problem ]] || { echo "serve.sh: --config $config: $problem" >&2; exit 1; }
+fi
 
 host=$(given host) || host=127.0.0.1
 port=$(given port) || port=30000
@@ -46,6 +53,7 @@ if [[ " ${arguments[*]-} " != *" --help "* && " ${arguments[*]-} " != *" -h "* ]
   python=$root/.venv/bin/python
   [[ -x $python ]] || python=python3
   "$python" - "$host" "$port" <<'PYTHON' || exit 1
+import errno
 import socket
 import sys
 
@@ -57,8 +65,10 @@ try:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, int(port)))
 except OSError as error:
-    reason = error.strerror.lower()
-    sys.exit(f"serve.sh: cannot listen on {host}:{port} ({reason}): stop what runs there or choose another --port")
+    cure = "stop what runs there or choose another --port"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        cure = "--host must be an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all"
+    sys.exit(f"serve.sh: cannot listen on {host}:{port} ({error.strerror.lower()}): {cure}")
 PYTHON
 fi
 

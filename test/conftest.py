@@ -22,13 +22,12 @@ def probe_model() -> Path:
 
 
 # Folders whose modules share one server or its answers; elsewhere a module needs nothing of another.
-_TOGETHER = ("equality", "serve")
+_TOGETHER = ("abuse/http", "equality", "serve")
 
 
 def _group(module: str) -> str:
     """What one of several workers runs alone: a module, or such a folder."""
-    folder = module.split("/")[1]
-    return folder if folder in _TOGETHER else module
+    return next((folder for folder in _TOGETHER if module.startswith(f"test/{folder}/")), module)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -34,6 +34,7 @@ from sglang_importance.upstream.hooks import HookType, declare, is_applied
 from sglang_importance.upstream.refusal import LaunchRefused, cure, exit_refused
 from sglang_importance.upstream.server_options import attach_options
 
+CONFIG_TARGET = "sglang.srt.utils.server_args_config_parser.ConfigArgumentMerger.merge_config_with_args"
 FLAGS_TARGET = "sglang.srt.server_args.ServerArgs.add_cli_args"
 OPTIONS_TARGET = "sglang.srt.server_args.ServerArgs.from_cli_args"
 
@@ -44,6 +45,7 @@ def register() -> None:
     if multiprocessing.parent_process() is None:
         declare(
             {
+                CONFIG_TARGET: (_around_merge_config, HookType.AROUND),
                 FLAGS_TARGET: (_after_add_cli_args, HookType.AFTER),
                 OPTIONS_TARGET: (_around_from_cli_args, HookType.AROUND),
             }
@@ -52,6 +54,19 @@ def register() -> None:
         from sglang_importance.launch.scheduler_launch import HOOKS
 
         declare(HOOKS)
+
+
+def _around_merge_config(merge: Callable[..., list[str]], merger: Any, argv: list[str]) -> list[str]:
+    """Says in one line what is wrong with a file of flags, on a command line that has one of ours."""
+    try:
+        return merge(merger, argv)
+    except Exception as error:
+        path = next(iter(argv[argv.index("--config") + 1 :]), "")
+        if not any(word.startswith(("--kv-policy", "--kv-importance")) for word in argv):
+            raise
+        from sglang_importance.launch.preflight import config_problem
+
+        exit_refused(LaunchRefused([config_problem(path, error)]))
 
 
 def _after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ other consumers, which are none of our business; a hint of ours that we do not k
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 from uuid import uuid4
 
@@ -19,7 +19,6 @@ FIELD = "kv_hints"
 PROTOCOL_VERSION = "1"
 NAMESPACE = "sgl_importance."
 ACTION_VERSION = "1"
-ENVELOPE_KEYS = frozenset(("protocol_version", "message_id", "actions"))
 MAX_TTL_SECONDS = 30 * 24 * 3600.0
 MAX_BLOCKS = 64
 
@@ -47,6 +46,27 @@ class BadHint(ValueError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+
+
+class _Action(BaseModel):
+    """Anybody's action, as sglang reads it: unknown fields are ignored, and none is converted."""
+
+    model_config = ConfigDict(strict=True)
+
+    action_id: str
+    action_type: str
+    action_version: str
+    payload: dict[str, Any] = {}
+
+
+class _Envelope(BaseModel):
+    """sglang's envelope around actions."""
+
+    model_config = ConfigDict(strict=True)
+
+    protocol_version: str
+    message_id: str
+    actions: Sequence[_Action] = ()
 
 
 class _Model(BaseModel):
@@ -134,21 +154,22 @@ class Hints(_Model):
         """
         if not isinstance(value, Mapping):
             raise BadHint(FIELD, f"must be an object, not {type(value).__name__}")
-        if ENVELOPE_KEYS & value.keys():
-            return cls._of_envelope(value)
-        return cls._of(value, {})
+        if not _is_envelope(value):
+            return cls._of(value, {})
+        _check_envelope(value)
+        return cls.of_actions(value.get("actions", ()))
 
     @classmethod
-    def _of_envelope(cls, envelope: Mapping[str, Any]) -> Self:
-        actions = envelope.get("actions", ())
-        if not isinstance(actions, Sequence) or isinstance(actions, str):
-            raise BadHint(f"{FIELD}.actions", "must be a list")
+    def of_actions(cls, actions: Iterable[Mapping[str, Any]]) -> Self:
+        """Reads the actions of an envelope; those of other consumers say nothing.
+
+        Raises:
+            BadHint: an action of ours cannot be followed; names the field.
+        """
         document: dict[str, Any] = {}
         places: dict[str, str] = {}
         for index, action in enumerate(actions):
             place = f"{FIELD}.actions.{index}"
-            if not isinstance(action, Mapping):
-                raise BadHint(place, "must be an object")
             if not _is_ours(action):
                 continue
             kind = action["action_type"]
@@ -175,10 +196,7 @@ class Hints(_Model):
         if problem["type"] == "extra_forbidden" and len(path) == 1:
             raise BadHint(f"{FIELD}.{path[0]}", _unknown(path[0]))
         named = places.get(path[0], f"{FIELD}.{path[0]}") if path else FIELD
-        raise BadHint(
-            ".".join([named, *path[1:]]),
-            problem["msg"].removeprefix("Value error, ").replace("tuple", "list").replace("Tuple", "List"),
-        )
+        raise BadHint(".".join([named, *path[1:]]), _in_terms_of_json(problem))
 
     def actions(self) -> list[dict[str, Any]]:
         """The form in which sglang carries hints to its scheduler: one action for each that is given."""
@@ -201,10 +219,41 @@ class Hints(_Model):
         """
         head: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "message_id": uuid4().hex}
         others: list[Any] = []
-        if isinstance(original, Mapping) and ENVELOPE_KEYS & original.keys():
+        if isinstance(original, Mapping) and _is_envelope(original):
             head = {**original}
             others = [action for action in original.get("actions", ()) if not _is_ours(action)]
         return {**head, "actions": [*self.actions(), *others]}
+
+
+def _is_envelope(value: Mapping[str, Any]) -> bool:
+    return not _Envelope.model_fields.keys().isdisjoint(value)
+
+
+def _check_envelope(value: Mapping[str, Any]) -> None:
+    given = " and ".join(name for name in _Envelope.model_fields if name in value)
+    for name in value:
+        if name in Hints.model_fields:
+            as_action = f"make it an action of type {NAMESPACE}{name}, or leave {given} out"
+            raise BadHint(f"{FIELD}.{name}", f"would be ignored beside {given}: {as_action}")
+    try:
+        _Envelope.model_validate(dict(value))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+    else:
+        return
+    field = ".".join([FIELD, *map(str, problem["loc"])])
+    if problem["type"] == "missing" and len(problem["loc"]) == 1:
+        heads = " and ".join(name for name, head in _Envelope.model_fields.items() if head.is_required())
+        raise BadHint(field, f"is missing beside {given}: an envelope has {heads}")
+    raise BadHint(field, _in_terms_of_json(problem))
+
+
+def _in_terms_of_json(problem: Mapping[str, Any]) -> str:
+    """What pydantic found, without the names of our classes and of Python's types."""
+    if problem["type"] == "model_type":
+        return "must be an object"
+    text: str = problem["msg"]
+    return text.removeprefix("Value error, ").replace("tuple", "list").replace("Tuple", "List")
 
 
 def _is_ours(action: Mapping[str, Any]) -> bool:

@@ -60,8 +60,13 @@ def test_an_envelope_keeps_its_head_and_the_actions_of_others() -> None:
     }
 
 
-def _action(name: str, payload: object, version: str = "1") -> dict:
-    return {"action_type": f"sgl_importance.{name}", "action_version": version, "payload": payload}
+def _action(name: str, payload: object, version: str = "1", **more: object) -> dict:
+    kind = f"sgl_importance.{name}"
+    return {"action_id": "7", "action_type": kind, "action_version": version, "payload": payload} | more
+
+
+def _envelope(*actions: object, **more: object) -> dict:
+    return {"protocol_version": "1", "message_id": "m", "actions": list(actions)} | more
 
 
 @pytest.mark.parametrize(
@@ -89,14 +94,29 @@ def _action(name: str, payload: object, version: str = "1") -> dict:
         ({"block_types": [{"type": "user", "tokens": [0, 5], "messages": 0}]}, "kv_hints.block_types.0"),
         ({"retain": {"ttl_seconds": 1}, "drop_after_use": True}, "kv_hints"),
         ({"prefetch": True, "drop_after_use": True}, "kv_hints"),
-        ({"actions": {}}, "kv_hints.actions"),
-        ({"actions": [3]}, "kv_hints.actions.0"),
-        ({"actions": [_action("pin", {})]}, "kv_hints.actions.0.action_type"),
-        ({"actions": [_action("report", {"value": True}, "2")]}, "kv_hints.actions.0.action_version"),
-        ({"actions": [_action("report", {"value": True})] * 2}, "kv_hints.actions.1.action_type"),
-        ({"actions": [_action("report", {"value": 1})]}, "kv_hints.actions.0.payload"),
-        ({"actions": [_action("report", {"values": 1})]}, "kv_hints.actions.0.payload"),
-        ({"actions": [_action("retain", {"ttl_seconds": -1})]}, "kv_hints.actions.0.payload.ttl_seconds"),
+        (_envelope(actions={}), "kv_hints.actions"),
+        (_envelope(actions="report"), "kv_hints.actions"),
+        (_envelope(actions=None), "kv_hints.actions"),
+        (_envelope(3), "kv_hints.actions.0"),
+        (_envelope(_action("pin", {})), "kv_hints.actions.0.action_type"),
+        (_envelope(_action("report", {"value": True}, "2")), "kv_hints.actions.0.action_version"),
+        (_envelope(*[_action("report", {"value": True})] * 2), "kv_hints.actions.1.action_type"),
+        (_envelope(_action("report", {"value": 1})), "kv_hints.actions.0.payload"),
+        (_envelope(_action("report", {"values": 1})), "kv_hints.actions.0.payload"),
+        (_envelope(_action("retain", {"ttl_seconds": -1})), "kv_hints.actions.0.payload.ttl_seconds"),
+        # What sglang would refuse of an envelope, in the middle of a stream.
+        ({"actions": []}, "kv_hints.protocol_version"),
+        ({"protocol_version": "1"}, "kv_hints.message_id"),
+        (_envelope(protocol_version=1), "kv_hints.protocol_version"),
+        (_envelope(message_id=None), "kv_hints.message_id"),
+        (_envelope({"action_type": "elsewhere.tier", "action_version": "1"}), "kv_hints.actions.0.action_id"),
+        (_envelope(_action("report", {"value": True}, action_id=3)), "kv_hints.actions.0.action_id"),
+        (_envelope({"action_id": "7", "action_type": "elsewhere.tier", "action_version": "1", "payload": 3}),
+         "kv_hints.actions.0.payload"),
+        # What sglang would drop of an envelope, without a word.
+        ({"retain": {"ttl_seconds": 60}, "actions": []}, "kv_hints.retain"),
+        (_envelope(_action("retain", {"ttl_seconds": 60}), report=True), "kv_hints.report"),
+        ({"message_id": "m", "transition": "tool_call"}, "kv_hints.transition"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_followed_is_refused_by_name(value: object, field: str) -> None:
@@ -105,6 +125,35 @@ def test_what_cannot_be_followed_is_refused_by_name(value: object, field: str) -
     assert refused.value.field == field
     assert str(refused.value).startswith(f"{field}: ")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            {"retain": {"ttl_seconds": 60}, "actions": []},
+            "kv_hints.retain: would be ignored beside actions: make it an action of type "
+            "sgl_importance.retain, or leave actions out",
+        ),
+        (
+            {"actions": []},
+            "kv_hints.protocol_version: is missing beside actions: an envelope has protocol_version and "
+            "message_id",
+        ),
+        (_envelope(3), "kv_hints.actions.0: must be an object"),
+        ({"retain": 3}, "kv_hints.retain: must be an object"),
+    ],
+)
+def test_a_refusal_says_what_to_write_instead(value: object, message: str) -> None:
+    with pytest.raises(BadHint) as refused:
+        Hints.parse(value)
+    assert str(refused.value) == message
+
+
+def test_what_else_an_envelope_carries_is_sglang_s_business() -> None:
+    assert Hints.parse(_envelope(_action("report", {"value": True}, trace="x"), router="y")) == Hints(
+        report=True
+    )
 
 
 # ---- messages ----

@@ -10,8 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 from sgl_importance.placement.ledger_plan import WarmPath
-from sglang_importance.http.prewarming import STEP_SECONDS, Job, Prewarmer, State, StepSize
-from sglang_importance.placement.prewarm_request import is_prewarm
+from sglang_importance.http.prewarming import (
+    STEP_SECONDS,
+    Job,
+    Prewarmer,
+    State,
+    StepSize,
+    requests_under_way,
+)
+from sglang_importance.placement.prewarm_request import is_prewarm, new_rid
 
 PAGE = 16
 STEP = 64
@@ -120,8 +127,9 @@ def test_steps_follow_the_time_that_they_take():
     assert steps.tokens == 64
 
 
-def state(first_token_time: float = 0.0, finished: bool = False) -> SimpleNamespace:
-    return SimpleNamespace(finished=finished, time_stats=SimpleNamespace(first_token_time=first_token_time))
+def state(first_token_time: float = 0.0, finished: bool = False, dispatched: bool = True) -> SimpleNamespace:
+    times = SimpleNamespace(first_token_time=first_token_time)
+    return SimpleNamespace(finished=finished, dispatched=dispatched, time_stats=times)
 
 
 @pytest.mark.parametrize("asked_for", [True, False])
@@ -157,6 +165,19 @@ def test_only_what_was_asked_for_runs_beside_decoding_requests():
     assert asyncio.run(is_busy(True, decoding)) is False
     assert asyncio.run(is_busy(False, decoding)) is True
     assert asyncio.run(is_busy(False, state(finished=True))) is False
+
+
+def test_what_the_scheduler_never_gets_is_not_waited_for():
+    """As upstream leaves it behind of a streamed request with n > 1: entered, never sent, never finished."""
+    left_behind = {"prompt": state(dispatched=False), new_rid(): state()}
+    manager = Manager()
+    prewarmer = Prewarmer(manager, plenty, page_size=PAGE, min_step_tokens=STEP)
+    manager.rid_to_state = left_behind
+    assert not any(requests_under_way(manager))
+    for any_request in (True, False):
+        assert prewarmer._is_busy(any_request=any_request) is False
+    manager.rid_to_state = {**left_behind, "sample": state()}
+    assert len(list(requests_under_way(manager))) == 1
 
 
 def test_what_nobody_asked_for_ends_with_the_free_room():

@@ -67,10 +67,16 @@ if __name__ == "__main__":
     left = len(multiprocessing.active_children())
     engine = importance_engine(**arguments)
     prompt, sampling = list(range(5, 60)), {"max_new_tokens": 8, "temperature": 0}
+    try:
+        engine.generate(input_ids=[[5, 6], [7, 512]], sampling_params=sampling)
+        unknown = None
+    except ValueError as error:
+        unknown = str(error)
     answers = [engine.generate(input_ids=prompt, sampling_params=sampling) for _ in range(2)]
     info = engine.get_server_info()
     with open(sys.argv[2], "w") as file:
-        json.dump({"refused": refused, "left": left, "answers": answers, "info": info}, file, default=str)
+        results = {"refused": refused, "unknown": unknown, "left": left, "answers": answers, "info": info}
+        json.dump(results, file, default=str)
     engine.shutdown()
 """
 
@@ -88,6 +94,7 @@ def test_an_engine_serves_after_a_refused_one(tiny_model: Path, tmp_path: Path) 
     assert result["refused"] == "a scheduler refused to start, for the reason above"
     assert "--kv-importance-layers: 7 not among" in ended.refusals[0]
     assert result["left"] == 0
+    assert result["unknown"] == "input_ids.1: token id 512 is beyond the model's vocabulary of 512"
     first, second = result["answers"]
     assert len(first["output_ids"]) == 8
     assert second["output_ids"] == first["output_ids"]

@@ -127,6 +127,39 @@ def test_config_file(plugin: None, tmp_path: Path, yaml: str, name: str, expecte
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("nope", None, "there is no such file"),
+        ("nope.yaml", None, "there is no such file"),
+        ("server.json", "{}", "give a YAML file of flags, named .yaml or .yml"),
+        ("list.yaml", "- a\n- b", "must contain a dictionary at root level: give a YAML file of flags"),
+        ("broken.yaml", "a: [", "while parsing a flow node"),
+    ],
+)
+def test_a_config_file_that_cannot_be_read_is_one_line(
+    plugin: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str | None,
+    problem: str,
+) -> None:
+    config = tmp_path / name
+    if content is not None:
+        config.write_text(content)
+    with pytest.raises(SystemExit) as stop:
+        prepare_server_args(["--kv-policy", "importance", "--config", str(config)])
+    assert stop.value.code == 2
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error:" in line)
+    assert line.startswith(f"sgl-importance: error: --config {config}: ")
+    assert problem in line
+    # Without a flag of ours, sglang says it in its own way.
+    with pytest.raises(Exception, match=r".") as stock:
+        prepare_server_args(["--config", str(config)])
+    assert not isinstance(stock.value, SystemExit)
+
+
+@pytest.mark.parametrize(
     ("flags", "error"),
     [
         ("--kv-policy lru", "argument --kv-policy: invalid choice: 'lru'"),

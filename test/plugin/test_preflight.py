@@ -31,6 +31,23 @@ def test_a_busy_port_is_named():
     assert list(port_problems("127.0.0.1", port)) == []
 
 
+@pytest.mark.parametrize(
+    ("host", "port", "cure"),
+    [
+        ("999.1.1.1", 30000, "--host must be an address of this machine"),
+        ("no.such.host.invalid", 30000, "--host must be an address of this machine"),
+        ("::zz", 30000, "--host must be an address of this machine"),
+        ("192.0.2.1", 30000, "--host must be an address of this machine"),
+        ("127.0.0.1", 65536, "--port must be a number up to 65535"),
+    ],
+)
+def test_a_host_or_a_port_that_is_none(host: str, port: int, cure: str):
+    (line,) = port_problems(host, port)
+    assert line.startswith(f"cannot listen on {host}:{port}")
+    assert cure in line
+    assert "another --port" not in line
+
+
 def test_a_sound_checkpoint_and_a_hub_name_pass(checkpoint: Path):
     assert list(checkpoint_problems(str(checkpoint))) == []
     assert list(checkpoint_problems("organisation/model")) == []

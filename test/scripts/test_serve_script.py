@@ -42,6 +42,25 @@ def test_a_port_that_is_none(scripts: Any, port: str) -> None:
     assert ended.stderr == f"serve.sh: --port must be a number from 1 to 65535, not '{port}'\n"
 
 
+@pytest.mark.parametrize("host", ["999.1.1.1", "192.0.2.1"])
+def test_a_host_that_is_none(scripts: Any, host: str) -> None:
+    ended = scripts.run("serve.sh", "--host", host, "--port", str(free_port()))
+    assert ended.returncode != 0
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith("--host must be an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("nope", "there is no such file"), ("server.json", "its name must end in .yaml or .yml")],
+)
+def test_a_config_file_that_cannot_be_read(scripts: Any, tmp_path: Path, name: str, problem: str) -> None:
+    (tmp_path / "server.json").write_text("{}")
+    ended = scripts.run("serve.sh", "--config", str(tmp_path / name))
+    assert ended.returncode != 0
+    assert ended.stderr == f"serve.sh: --config {tmp_path / name}: {problem}\n"
+
+
 def words(scripts: Any, *arguments: str) -> list[str]:
     """Command line that the script would run; a free port unless the arguments name one."""
     if not any(word.startswith(("--port", "--config")) for word in arguments):

@@ -38,6 +38,8 @@ FOREIGN = [
     {"origin": "http://server"},
     {"origin": "http://server:8080"},
     {"origin": "null"},
+    {"origin": "http://["},
+    {"origin": "http://[v1.x]evil"},
     {"sec-fetch-site": "cross-site"},
     {"sec-fetch-site": "same-site"},
     {"sec-fetch-site": "cross-site", "origin": "http://server:30000"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 TINY_LLAMA = {
@@ -32,18 +33,28 @@ def write_tiny_llama(folder: Path) -> Path:
     return folder
 
 
-def write_random_llama(folder: Path, seed: int = 0) -> Path:
+def write_random_llama(folder: Path, seed: int = 0, *, tokenizer_of: Path | None = None) -> Path:
     """A small Llama with random weights.
 
     A better detector of damage than a trained model: its next token hangs on every token of the context, and
     no margin that training widened hides a damaged page.
+
+    Args:
+        folder: to write to.
+        seed: of the weights.
+        tokenizer_of: checkpoint whose tokenizer and vocabulary the model gets; without it, it has none.
     """
     import sglang  # noqa: F401  # first: with it come the shims, and transformers needs one of them
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    vocab_size = 1000
+    if tokenizer_of is not None:
+        vocab_size = json.loads((tokenizer_of / "config.json").read_text())["vocab_size"]
+        for file in tokenizer_of.glob("tokenizer*.json"):
+            shutil.copy(file, folder)
     config = LlamaConfig(
-        vocab_size=1000,
+        vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=3,

@@ -104,7 +104,7 @@ def test_the_operation_answers_in_the_order_of_its_keys(make_driver):
     assert (document["version"], document["page_size"]) == (1, PAGE)
     assert document["importance"] == [asdict(driver.cache.get_importance(key)) for key in keys[:-1]] + [None]
     _, slices = ask(driver, [bytes(16)] * (2 * KEYS_PER_SLICE))
-    assert slices == 3
+    assert slices == 2
     assert ask(driver, [])[0]["importance"] == []
 
 

@@ -51,7 +51,7 @@ def test_a_pin_is_listed_with_its_budget_until_it_is_unpinned(make_driver):
 
 def test_a_long_prefix_is_hashed_in_slices(make_driver):
     driver = make_driver(tokens=4 * SLICE_PAGES * PAGE)
-    assert pin(driver, prompt(0, 3 * SLICE_PAGES + 1))[1] == 5
+    assert pin(driver, prompt(0, 3 * SLICE_PAGES + 1))[1] == 4
     driver.component.check_integrity()
 
 

@@ -18,6 +18,7 @@ from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
 
 from sgl_importance.placement.hints import FIELD, BadHint, Hints
 from sglang_importance.http.request_hints import STATE_ATTRIBUTE, OpenAIHints
+from sglang_importance.http.vocabulary import UnknownToken, check_token_ids
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.hooks import Hook, HookType
 from sglang_importance.upstream.server_options import importance_options
@@ -31,7 +32,14 @@ async def _around_handle_request(
     request: Any,
     raw_request: Request | None,
 ) -> Any:
-    value = await _hints_in_body(serving, request, raw_request)
+    if importance_options(serving.tokenizer_manager.server_args) is None:
+        return await handle(serving, request, raw_request)
+    if isinstance(request, CompletionRequest):
+        try:
+            check_token_ids("prompt", request.prompt, serving.tokenizer_manager.model_config.vocab_size)
+        except UnknownToken as error:
+            return serving.create_error_response(str(error), err_type="BadRequest", param="prompt")
+    value = await _hints_in_body(request, raw_request)
     if value is None:
         return await handle(serving, request, raw_request)
     assert raw_request is not None
@@ -47,10 +55,8 @@ async def _around_handle_request(
     return _with_report(answer, openai, request.n or 1)
 
 
-async def _hints_in_body(serving: OpenAIServingBase, request: Any, raw_request: Request | None) -> Any:
+async def _hints_in_body(request: Any, raw_request: Request | None) -> Any:
     if raw_request is None or not isinstance(request, ChatCompletionRequest | CompletionRequest):
-        return None
-    if importance_options(serving.tokenizer_manager.server_args) is None:
         return None
     body = await raw_request.json()  # parsed before: the request keeps it
     return body.get(FIELD)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -21,15 +21,15 @@ def json_body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any
     return {"requestBody": {"required": required, "content": content}, "responses": {"415": wrong_type}}
 
 
-def query_parameters(model: type[BaseModel]) -> dict[str, Any]:
-    """``openapi_extra`` of a route that takes query parameters."""
+def parameters(model: type[BaseModel], place: Literal["query", "path"] = "query") -> dict[str, Any]:
+    """``openapi_extra`` of a route that takes parameters in its query or its path."""
     schema = _schema(model)
     required = schema.get("required", [])
-    parameters = [
-        {"in": "query", "name": name, "required": name in required, "schema": each}
+    described = [
+        {"in": place, "name": name, "required": name in required, "schema": each}
         for name, each in schema["properties"].items()
     ]
-    return {"parameters": parameters}
+    return {"parameters": described}
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.ledger import Ledger
 from sgl_importance.placement.ledger_plan import WarmPath, plan_from_ledger
 from sglang_importance.http import openapi, prewarm_metrics
-from sglang_importance.http.prewarming import RESERVE, Job, Prewarmer, State
+from sglang_importance.http.prewarming import RESERVE, Job, Prewarmer, State, requests_under_way
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.http.scheduler_client import ask, json_body, validated
 
@@ -119,12 +119,12 @@ class Jobs:
                 )
             await self._prewarmer.run(job, paths)
         except asyncio.CancelledError:
-            job.state = State.CANCELLED
+            job.end(State.CANCELLED)
         except HTTPException as refused:
-            job.state, job.detail = State.FAILED, str(refused.detail)
+            job.end(State.FAILED, str(refused.detail))
         except Exception as error:
             logger.exception("KV importance pre-warm %s", job.job_id)
-            job.state, job.detail = State.FAILED, f"{type(error).__name__}: {error}"
+            job.end(State.FAILED, f"{type(error).__name__}: {error}")
         prewarm_metrics.count("prewarm_ended_total", job.state.value)
         if job.origin in ("start", "idle") and job.total_tokens:
             logger.info("KV importance pre-warm: %s", job.describe())
@@ -249,4 +249,5 @@ async def _prewarm_unasked(jobs: Jobs, *, again: bool) -> None:
 
 
 def _is_idle(manager: TokenizerManager) -> bool:
-    return not manager.rid_to_state and time.time() - manager.last_receive_tstamp >= IDLE_SECONDS
+    is_quiet = time.time() - manager.last_receive_tstamp >= IDLE_SECONDS
+    return is_quiet and not any(requests_under_way(manager))

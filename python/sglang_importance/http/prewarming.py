@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from sglang_importance.http.prewarm_metrics import count
 from sglang_importance.placement.prewarm_request import is_prewarm, new_rid
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.managers.tokenizer_manager import ReqState, TokenizerManager
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,10 @@ class Job:
     began: float = field(default_factory=time.monotonic)
     ended: float | None = None
     task: asyncio.Task[None] | None = None
+
+    def end(self, state: State, detail: str = "") -> None:
+        """Ends the job; what a step has written down as its detail stays where none is given."""
+        self.state, self.detail, self.ended = state, detail or self.detail, time.monotonic()
 
     def describe(self) -> dict[str, Any]:
         """The document of ``GET /kv_importance/prewarm/{job_id}``."""
@@ -151,18 +155,14 @@ class Prewarmer:
                         logger.info("KV importance pre-warm %s: %s", job.job_id, refused)
                     if job.detail:
                         break
-            self._end(job, State.DONE)
+            job.end(State.DONE)
         except TimeoutError:
-            self._end(job, State.DONE, f"{job.max_seconds:g} seconds were over")
+            job.end(State.DONE, f"{job.max_seconds:g} seconds were over")
         except asyncio.CancelledError:
-            self._end(job, State.CANCELLED)
+            job.end(State.CANCELLED)
         except Exception as error:
             logger.exception("KV importance pre-warm %s", job.job_id)
-            self._end(job, State.FAILED, f"{type(error).__name__}: {error}")
-
-    @staticmethod
-    def _end(job: Job, state: State, detail: str = "") -> None:
-        job.state, job.detail, job.ended = state, detail or job.detail, time.monotonic()
+            job.end(State.FAILED, f"{type(error).__name__}: {error}")
 
     async def _warm(self, job: Job, path: WarmPath) -> None:
         position = path.start
@@ -243,8 +243,17 @@ class Prewarmer:
 
     def _is_busy(self, *, any_request: bool) -> bool:
         """Whether a request waits for its first token; ``any_request``: or runs at all."""
-        return any(
-            not state.finished and (any_request or not state.time_stats.first_token_time)
-            for rid, state in self._manager.rid_to_state.items()
-            if not is_prewarm(rid)
-        )
+        under_way = requests_under_way(self._manager)
+        return any(any_request or not state.time_stats.first_token_time for state in under_way)
+
+
+def requests_under_way(manager: TokenizerManager) -> Iterator[ReqState]:
+    """Requests that the scheduler has got and has not finished; pre-warms are none.
+
+    Not every entry of ``rid_to_state`` is one: a request for several samples (``n``) enters its prompts there
+    under ids that are never sent, and samples each prompt under new ids. Nor does a request count that is
+    still being tokenized: should a step begin meanwhile, the request waits for the rest of that step.
+    """
+    for rid, state in manager.rid_to_state.items():
+        if state.dispatched and not state.finished and not is_prewarm(rid):
+            yield state

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
+from sglang_importance.http.vocabulary import unknown_token
+
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 FORMS = ("text", "messages", "input_ids")
@@ -80,12 +82,9 @@ async def prompt_tokens(prompt: Prompt, request: Request) -> list[int]:
     else:
         assert prompt.input_ids is not None
         tokens = prompt.input_ids
-    vocabulary, context = manager.model_config.vocab_size, manager.model_config.context_len
-    if max(tokens) >= vocabulary:
-        raise _refused(
-            prompt.form, f"token id {max(tokens)} is beyond the model's vocabulary of {vocabulary}"
-        )
-    if len(tokens) > context:
+    if problem := unknown_token(tokens, manager.model_config.vocab_size):
+        raise _refused(prompt.form, problem)
+    if len(tokens) > (context := manager.model_config.context_len):
         raise _refused(prompt.form, f"{len(tokens)} tokens do not fit the model's context of {context}")
     return tokens
 

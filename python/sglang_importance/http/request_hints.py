@@ -1,4 +1,4 @@
-"""Hints on their way to a scheduler and reports on their way back, where every request of a server passes.
+"""Where every request of a server or engine passes: its token ids, its hints, and what its answer reports.
 
 sglang carries ``kv_hints`` of ``/generate`` and ``Engine.generate`` as an envelope and drops those of its
 OpenAI routes; ``http/openai_hints.py`` hands us the latter.
@@ -10,12 +10,12 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from fastapi import HTTPException
 
 from sgl_importance.placement.blocks import locate_messages
 from sgl_importance.placement.hints import FIELD, BadHint, Hints
+from sglang_importance.http.vocabulary import check_token_ids
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.hooks import Hook, HookType
 from sglang_importance.upstream.server_options import importance_options
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 GENERATE_TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
-ABORT_TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager.create_abort_task"
 STATE_ATTRIBUTE = "kv_importance"
 
 
@@ -74,11 +73,36 @@ def _around_generate_request(
     request: Request | None = None,
 ) -> AsyncGenerator[Any, None]:
     openai: OpenAIHints | None = getattr(getattr(request, "state", None), STATE_ATTRIBUTE, None)
-    if openai is None and not getattr(obj, FIELD, None):
-        return generate(manager, obj, request)
     if importance_options(manager.server_args) is None:
         return generate(manager, obj, request)
+    check_token_ids("input_ids", obj.input_ids, manager.model_config.vocab_size)
+    if getattr(obj, "stream", False) and _num_samples(obj) > 1:
+        generate = partial(_generate_and_forget, generate)
+    if openai is None and not getattr(obj, FIELD, None):
+        if hasattr(obj, FIELD):
+            obj.kv_hints = None  # sglang takes an empty object for none, but not beside a batch
+        return generate(manager, obj, request)
     return _generate_with_hints(generate, manager, obj, request, openai)
+
+
+async def _generate_and_forget(
+    generate: Callable[..., AsyncGenerator[Any, None]], manager: TokenizerManager, obj: Any, request: Any
+) -> AsyncGenerator[Any, None]:
+    """sglang enters prompts that are sampled several times, and removes them only if the request breaks off.
+
+    One that is left would keep a server that is told to stop from stopping.
+    """
+    async with aclosing(generate(manager, obj, request)) as outputs:
+        async for output in outputs:
+            yield output
+    manager._release_req_states_on_failure(obj.rid)
+
+
+def _num_samples(obj: Any) -> int:
+    params = obj.sampling_params
+    first = params[0] if isinstance(params, list) and params else params
+    samples = first.get("n", 1) if isinstance(first, dict) else 1
+    return samples if isinstance(samples, int) else 1
 
 
 async def _generate_with_hints(
@@ -104,43 +128,48 @@ async def _generate_with_hints(
             yield output
 
 
-def _around_create_abort_task(create: Callable[..., Any], manager: TokenizerManager, obj: Any) -> Any:
-    """The last step before ``/generate`` answers 200 to a request for a stream, good or bad."""
-    if getattr(obj, FIELD, None) and importance_options(manager.server_args) is not None:
-        try:
-            _read_native(obj)
-        except BadHint as error:
-            raise HTTPException(status_code=400, detail=str(error)) from None
-    return create(manager, obj)
-
-
 def _attach_native(obj: GenerateReqInput) -> None:
-    hints = _read_native(obj)
-    envelopes = [
-        each.envelope(_plain(value)) if value else None
-        for each, value in zip(hints, _values(obj), strict=True)
-    ]
+    values = [_plain(value) for value in _as_list(obj.kv_hints)]
+    hints = _read(values)
+    envelopes = [each.envelope(value) if value else None for each, value in zip(hints, values, strict=True)]
     obj.kv_hints = envelopes if isinstance(obj.kv_hints, list) else envelopes[0]
     if any(each.prefetch for each in hints):
         _generate_nothing(obj)
 
 
-def _read_native(obj: GenerateReqInput) -> list[Hints]:
-    """The hints of each prompt, or of all where they have one object in common."""
-    hints = [Hints.parse(_plain(value)) if value else Hints() for value in _values(obj)]
+def read_native_hints(value: Any, num_prompts: int | None) -> list[Hints]:
+    """The hints of each prompt of a ``/generate`` request, or of all where they have one object in common.
+
+    Args:
+        value: the field as the client sent it.
+        num_prompts: of a batch; None for a request with a single prompt.
+
+    Raises:
+        BadHint: a hint cannot be followed; names the field.
+    """
+    if isinstance(value, list) and len(value) != num_prompts:
+        prompts = "a single prompt" if num_prompts is None else f"{num_prompts} prompts"
+        raise BadHint(
+            FIELD, f"is a list of {len(value)} for {prompts}: give one object, or one for each of a batch"
+        )
+    return _read(_as_list(value))
+
+
+def _read(values: list[Any]) -> list[Hints]:
+    hints = [Hints.parse(value) if value else Hints() for value in values]
     hints = [locate_messages(each, 0, lambda messages: 0) for each in hints]
     if len({each.prefetch for each in hints}) > 1:
         raise BadHint(f"{FIELD}.prefetch", "give it to every prompt of the batch or to none")
     return hints
 
 
-def _values(obj: GenerateReqInput) -> list[Any]:
-    return obj.kv_hints if isinstance(obj.kv_hints, list) else [obj.kv_hints]
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _plain(value: Any) -> Any:
     """An envelope that FastAPI has already read, as the JSON that it came from."""
-    if isinstance(value, dict):
+    if not value or isinstance(value, dict):
         return value
     return {
         "protocol_version": value.protocol_version,
@@ -178,8 +207,5 @@ def _take_report(meta_info: dict[str, Any]) -> dict[str, Any] | None:
     return report
 
 
-HOOKS: dict[str, Hook] = {
-    GENERATE_TARGET: (_around_generate_request, HookType.AROUND),
-    ABORT_TARGET: (_around_create_abort_task, HookType.AROUND),
-}
-"""In the launcher: the tokenizer manager accepts hints."""
+HOOKS: dict[str, Hook] = {GENERATE_TARGET: (_around_generate_request, HookType.AROUND)}
+"""In the launcher: the tokenizer manager takes hints, and refuses tokens that the model does not have."""

@@ -35,7 +35,15 @@ def _is_own(request: Request) -> bool:
     if asking is not None:
         return asking in ("none", "same-origin")
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+    return origin is None or _host_of(origin) == headers.get("host", "").lower()
+
+
+def _host_of(origin: str) -> str | None:
+    """Host and port; None where it is no URL, as no browser sends it."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _has_key() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -10,9 +11,13 @@ from fastapi import HTTPException, Request
 from pydantic import BaseModel, ValidationError
 from sglang.srt.entrypoints.http_server import get_global_state
 
-from sglang_importance.operations.messages import COMMUNICATOR, KvImportanceReq
+from sglang_importance.operations.messages import COMMUNICATOR, KvImportanceReq, KvImportanceReqOutput
+from sglang_importance.operations.runner import MAX_JOBS
 
 M = TypeVar("M", bound=BaseModel)
+
+_places = asyncio.Semaphore(MAX_JOBS)
+_under_way: set[asyncio.Task[KvImportanceReqOutput]] = set()  # asyncio itself keeps tasks by weak references
 
 
 def validated(model: type[M], values: Any) -> M:
@@ -49,19 +54,31 @@ def _field(error: Mapping[str, Any]) -> str:
 
 
 async def ask(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The scheduler's answer to an operation of ``control.OPERATIONS``, slice by slice.
+    """The scheduler's answer to an operation of ``messages.OPERATIONS``, slice by slice.
+
+    While MAX_JOBS others are under way, callers wait, first come, first served. A cancelled caller does not
+    stop what it began: sglang's communicator would give the reply to whoever asks next, and the scheduler
+    would keep a job that nobody goes on with.
 
     Raises:
         HTTPException: the operation refused; its message and status.
     """
-    manager = get_global_state().tokenizer_manager
-    manager.auto_create_handle_loop()
-    communicate = getattr(manager, f"{COMMUNICATOR}_communicator")
-    message = KvImportanceReq(operation=operation, arguments=json.dumps(arguments))
-    (reply,) = await communicate(message)
-    while reply.job is not None:
-        (reply,) = await communicate(KvImportanceReq(job=reply.job))
+    task = asyncio.create_task(_answer(operation, arguments))
+    _under_way.add(task)
+    task.add_done_callback(_under_way.discard)
+    reply = await asyncio.shield(task)
     if reply.error is not None:
         raise HTTPException(status_code=reply.status, detail=reply.error)
     document: dict[str, Any] = json.loads(reply.document)
     return document
+
+
+async def _answer(operation: str, arguments: dict[str, Any]) -> KvImportanceReqOutput:
+    manager = get_global_state().tokenizer_manager
+    manager.auto_create_handle_loop()
+    communicate = getattr(manager, f"{COMMUNICATOR}_communicator")
+    async with _places:
+        (reply,) = await communicate(KvImportanceReq(operation=operation, arguments=json.dumps(arguments)))
+        while reply.job is not None:
+            (reply,) = await communicate(KvImportanceReq(job=reply.job))
+    return reply

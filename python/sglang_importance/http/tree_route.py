@@ -31,6 +31,15 @@ class TreeQuery(BaseModel):
     """Nodes to list; the others are only counted."""
 
 
+class NodePath(BaseModel):
+    """Path parameters of ``GET /kv_importance/node/{node_id}`` and of its prompt."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    node_id: int
+    """Of a node that the tree or its events named."""
+
+
 class EventsQuery(BaseModel):
     """Query parameters of ``GET /kv_importance/events``."""
 
@@ -57,14 +66,14 @@ async def get_tree(request: Request) -> dict[str, Any]:
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
-async def get_node(node_id: int) -> dict[str, Any]:
+async def get_node(request: Request) -> dict[str, Any]:
     """One node in full.
 
     Answers what ``GET /kv_importance`` says of it, its ``path``, ``digest``, ``block_type``, ``pins``,
     ``last_move`` with the reason, a ``strip`` of page scores, and its ``text``. 404 once it has left the
     tree.
     """
-    document = await ask("node", {"node": node_id})
+    document = await ask("node", {"node": validated(NodePath, request.path_params).node_id})
     head, tail = document.pop("head_ids"), document.pop("tail_ids")
     page_tokens = document["tokens"] // document["pages"] * document["strip"]["pages_per_cell"]
     cells = [head[start : start + page_tokens] for start in range(0, len(head), page_tokens)]
@@ -77,9 +86,9 @@ async def get_node(node_id: int) -> dict[str, Any]:
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
-async def get_node_prompt(node_id: int) -> dict[str, Any]:
+async def get_node_prompt(request: Request) -> dict[str, Any]:
     """The prefix that ends with a node, as a body for ``pin`` and ``prewarm``."""
-    return await ask("node_prompt", {"node": node_id})
+    return await ask("node_prompt", {"node": validated(NodePath, request.path_params).node_id})
 
 
 @auth_level(AuthLevel.ADMIN_OPTIONAL)

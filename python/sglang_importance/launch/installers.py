@@ -37,10 +37,12 @@ def _routes(options: ImportanceOptions) -> None:
     server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if server is None:
         return
+    from sglang_importance.http.generate_route import check_generate
     from sglang_importance.http.openai_hints import HOOKS
     from sglang_importance.http.routes import install_routes
 
     install_routes(server.app, options)
+    check_generate(server.app)
     install_hooks(HOOKS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import socket
 from collections.abc import Iterator
@@ -25,16 +26,33 @@ def check_inputs(args: argparse.Namespace, *, serves_http: bool = True) -> None:
 
 
 def port_problems(host: str, port: int) -> Iterator[str]:
-    """One line if somebody else listens on the port."""
+    """One line if nobody can listen there, or somebody else does."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reason = f"cannot listen on {host}:{port}"
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the server itself will: connections of an ended server that linger are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except OverflowError:
+            yield f"{reason}: --port must be a number up to 65535"
         except OSError as error:
-            reason = f"cannot listen on {host}:{port} ({error.strerror})"
-            yield f"{reason}: stop what runs there or choose another --port"
+            reason = f"{reason} ({error.strerror})"
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                cure = "--host must be an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all"
+                yield f"{reason}: {cure}"
+            elif error.errno == errno.EACCES:
+                yield f"{reason}: choose a --port above 1023"
+            else:
+                yield f"{reason}: stop what runs there or choose another --port"
+
+
+def config_problem(path: str, error: Exception) -> str:
+    """One line about a file of flags that sglang could not read."""
+    if not Path(path).is_file():
+        return f"--config {path}: there is no such file"
+    said = " ".join(str(error).split())
+    return f"--config {path}: {said}: give a YAML file of flags, named .yaml or .yml"
 
 
 def checkpoint_problems(model_path: str) -> Iterator[str]:

@@ -40,15 +40,20 @@ class NoLongerKnown(RequestError):
 
 
 class Slices:
-    """Says when a slice is over; looks at the clock only now and then."""
+    """Says when a slice is over; looks at the clock only now and then.
 
-    def __init__(self) -> None:
+    Args:
+        calls_per_look: calls of ``is_due`` from one look at the clock to the next; CALLS_PER_LOOK where None.
+    """
+
+    def __init__(self, calls_per_look: int | None = None) -> None:
+        self._calls_per_look = calls_per_look or CALLS_PER_LOOK
         self._calls = 0
         self._end = time.perf_counter() + SLICE_SECONDS
 
     def is_due(self) -> bool:
         self._calls += 1
-        if self._calls % CALLS_PER_LOOK or time.perf_counter() < self._end:
+        if self._calls % self._calls_per_look or time.perf_counter() < self._end:
             return False
         # The next slice begins when the caller comes back: a little early is no harm.
         self._end = time.perf_counter() + SLICE_SECONDS

@@ -24,8 +24,9 @@ def _importance(tree: AnnotatedTree, keys: list[bytes]) -> Generator[None, None,
         yield
     answers: list[Document | None] = []
     for start in range(0, len(keys), KEYS_PER_SLICE):
+        if start:
+            yield
         for key in keys[start : start + KEYS_PER_SLICE]:
             known = tree.source.get_importance(key)
             answers.append(None if known is None else asdict(known))
-        yield
     return {"version": SCHEMA_VERSION, "page_size": tree.page_size, "importance": answers}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 
 from sgl_importance.ghost import iterate_chain, root_digest
 from sgl_importance.placement.pin import PIN_OCTAVES, Pin
 from sgl_importance.placement.pin_table import PinRefused
-from sglang_importance.operations.job import Document, Job, NotFound, RequestError
+from sglang_importance.operations.job import Document, Job, NotFound, RequestError, Slices
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
@@ -24,9 +24,10 @@ def pin(cache: ImportanceRadixCache, arguments: Document) -> Job:
 def _pin(pinning: Pinning, wanted: Pin) -> Generator[None, None, Document]:
     start = root_digest(wanted.extra_key, wanted.cache_salt)
     pages = iterate_chain(start, wanted.tokens, pinning.table.page_size)
-    while digests := _take(pages, SLICE_PAGES):
-        wanted.digests += digests
-        yield
+    for count, digest in enumerate(pages, start=1):
+        wanted.digests.append(digest)
+        if count % SLICE_PAGES == 0:
+            yield
     try:
         pinning.pin(wanted)
     except PinRefused as refused:
@@ -36,10 +37,6 @@ def _pin(pinning: Pinning, wanted: Pin) -> Generator[None, None, Document]:
         "tokens": len(wanted.tokens),
         "granted_tokens": _granted(pinning, wanted),
     }
-
-
-def _take(pages: Iterator[bytes], count: int) -> list[bytes]:
-    return [digest for _, digest in zip(range(count), pages, strict=False)]
 
 
 def unpin(cache: ImportanceRadixCache, arguments: Document) -> Document:
@@ -59,6 +56,7 @@ def pins(cache: ImportanceRadixCache, arguments: Document) -> Job:
 
 def _describe(pinning: Pinning) -> Generator[None, None, Document]:
     described = []
+    pause = Slices(calls_per_look=1)  # a pin is looked for in the tree, which may take a while
     for held in pinning.current():
         described.append(
             {
@@ -74,7 +72,8 @@ def _describe(pinning: Pinning) -> Generator[None, None, Document]:
                 "survives_restart": pinning.survives_restart(held),
             }
         )
-        yield
+        if pause.is_due():
+            yield
     table = pinning.table
     budget = {
         tier.value: {"tokens": table.budget_tokens(tier), "granted_tokens": table.granted_tokens(tier)}

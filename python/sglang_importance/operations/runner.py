@@ -14,7 +14,8 @@ from sglang_importance.operations.job import Document, Job, NoLongerKnown, Opera
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.tree.faults import UpstreamError
 
-MAX_JOBS = 8  # callers that went away leave theirs; the oldest makes room
+MAX_JOBS = 8
+"""Answers under way at once. Callers wait for a place (``scheduler_client``), so that none loses its job."""
 INTERNAL_ERROR = 500
 
 
@@ -76,7 +77,8 @@ class Desk:
         """Runs the next slice of a job that a reply named."""
         running = self._jobs.pop(job, None)
         if running is None:
-            return _refused(TooManyJobs("too many requests of this kind at once: ask again"))
+            problem = f"more than {MAX_JOBS} answers were under way at once, of which this was the oldest"
+            return _refused(TooManyJobs(f"{problem}: ask again"))
         return self._run_slice(job, *running)
 
     def _run_slice(self, serial: int, operation: str, job: Job) -> Reply:

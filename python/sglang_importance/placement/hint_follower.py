@@ -128,7 +128,7 @@ def _hints_of(envelope: KvHintsEnvelope | None) -> Hints | None:
         for action in envelope.actions
     ]
     try:
-        hints = Hints.parse({"actions": actions})
+        hints = Hints.of_actions(actions)
     except BadHint as error:
         # The HTTP process refuses such a request: this one came another way, and must not end the server.
         logger.warning("hints ignored: %s", error)

@@ -1,0 +1,64 @@
+"""``/generate`` refuses what is wrong with hints and token ids before it answers.
+
+sglang begins a stream with 200 before it looks at the request, and what is wrong comes as an event in it. By
+then FastAPI has also dropped what stands in an envelope of hints and does not belong there.
+"""
+
+from __future__ import annotations
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+from sglang.srt.entrypoints.http_server import get_global_state
+
+from sgl_importance.placement.hints import FIELD
+from sglang_importance.http.request_hints import read_native_hints
+from sglang_importance.http.vocabulary import check_token_ids
+from sglang_importance.upstream.server_options import importance_options
+
+PATH = "/generate"
+
+
+def check_generate(app: FastAPI) -> None:
+    """Puts sglang's route back into its app with our look at the request in front.
+
+    Raises:
+        ValueError: the app has no such route, or several.
+    """
+    (route,) = (route for route in app.router.routes if getattr(route, "path", None) == PATH)
+    app.router.routes.remove(route)
+    app.add_api_route(
+        PATH,
+        route.endpoint,
+        methods=list(route.methods),
+        response_class=route.response_class,
+        dependencies=[Depends(refuse_unusable)],
+    )
+
+
+async def refuse_unusable(request: Request) -> None:
+    """Raises:
+    HTTPException: 400, a hint cannot be followed, or the model does not have a token; names the field.
+    """
+    manager = get_global_state().tokenizer_manager
+    if importance_options(manager.server_args) is None:
+        return
+    try:
+        body = await request.json()  # read before, and kept
+    except ValueError:
+        return  # sglang says so
+    if not isinstance(body, dict):
+        return
+    try:
+        check_token_ids("input_ids", body.get("input_ids"), manager.model_config.vocab_size)
+        if hints := body.get(FIELD):
+            read_native_hints(hints, _num_prompts(body))
+    except ValueError as error:
+        raise HTTPException(status_code=400, detail=str(error)) from None
+
+
+def _num_prompts(body: dict[str, object]) -> int | None:
+    """Of a batch; None where there is a single prompt, or none."""
+    text, ids = body.get("text"), body.get("input_ids")
+    if isinstance(text, list):
+        return len(text)
+    is_batch = text is None and isinstance(ids, list) and ids and isinstance(ids[0], list)
+    return len(ids) if is_batch else None  # type: ignore[arg-type]

@@ -1,0 +1,49 @@
+"""Token ids that the model does not have: at the first one sglang's scheduler ends, and the server too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class UnknownToken(ValueError):
+    """A prompt holds a token id that the model does not have; the message names the field."""
+
+
+def check_token_ids(field: str, ids: Any, vocabulary: int) -> None:
+    """Looks at the ids of a prompt, or of each prompt of a batch.
+
+    What is no list of ids is left to sglang, which says so.
+
+    Args:
+        field: where the ids stand in the request.
+        ids: what stands there.
+        vocabulary: number of token ids that the model has.
+
+    Raises:
+        UnknownToken: an id is not in the vocabulary.
+    """
+    if not _is_list(ids):
+        return
+    is_batch = _is_list(ids[0])
+    for index, prompt in enumerate(ids if is_batch else [ids]):
+        if _is_list(prompt) and (problem := unknown_token(prompt, vocabulary)):
+            raise UnknownToken(f"{field}.{index}: {problem}" if is_batch else f"{field}: {problem}")
+
+
+def unknown_token(ids: Sequence[Any], vocabulary: int) -> str | None:
+    """What is wrong with the ids of a prompt, which has some; None where all are right, or are no numbers."""
+    if not isinstance(ids[0], int):
+        return None
+    try:
+        lowest, highest = min(ids), max(ids)
+        if lowest >= 0 and highest < vocabulary:
+            return None
+    except TypeError:
+        return None
+    wrong = lowest if lowest < 0 else highest
+    return f"token id {wrong} is beyond the model's vocabulary of {vocabulary}"
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0

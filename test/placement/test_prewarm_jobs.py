@@ -1,0 +1,59 @@
+"""The jobs of ``/kv_importance/prewarm``: every one ends, and its seconds with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from fastapi import HTTPException
+
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.http import prewarm_route
+from sglang_importance.http.prewarm_route import Jobs
+from sglang_importance.http.prewarming import Job, State
+
+Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+async def refused(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    raise HTTPException(status_code=503, detail="the scheduler is busy")
+
+
+async def broken(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    raise KeyError("ledger")
+
+
+async def never(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("ask", "state", "detail"),
+    [
+        (refused, State.FAILED, "the scheduler is busy"),
+        (broken, State.FAILED, "KeyError: 'ledger'"),
+        (never, State.CANCELLED, ""),
+    ],
+)
+def test_a_job_that_ends_early_takes_no_more_time(
+    monkeypatch: pytest.MonkeyPatch, ask: Ask, state: State, detail: str
+):
+    monkeypatch.setattr(prewarm_route, "ask", ask)
+
+    async def end_one() -> Job:
+        jobs = Jobs(ImportanceOptions(policy="importance"))
+        job = jobs.begin("ledger")
+        await asyncio.sleep(0)
+        if state is State.CANCELLED:
+            await jobs.cancel(job)
+        assert job.task is not None
+        await job.task
+        return job
+
+    job = asyncio.run(end_one())
+    assert (job.state, job.detail) == (state, detail)
+    assert job.ended is not None
+    assert job.describe()["seconds"] == round(job.ended - job.began, 3)
