@@ -76,7 +76,9 @@ default --enable-cache-report
 # The host tier needs a radix cache to be a tier of.
 given disable-radix-cache >/dev/null || default --enable-hierarchical-cache
 
+embedded=
 if ! given model-path >/dev/null && ! given model >/dev/null; then
+  embedded=1
   default --model-path "$root/sgl_importance/probe/checkpoint"
   default --served-model-name default
   default --max-total-tokens 65536  # two contexts of the embedded model: about 130 MB, and twice that on the host
@@ -88,6 +90,8 @@ device=$(given device) || device=
 if [[ $device == cpu ]] || ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
   default --device cpu
   default --sleep-on-idle
+  # As it was trained: sglang would cast it down to float16, where batches flip the answer of a near tie.
+  [[ -z $embedded ]] || default --dtype float32
 else
   # Not run yet on a machine with a GPU.
   default --attention-backend torch_native  # the one that emits importance so far

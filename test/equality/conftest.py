@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import ServerProcess
+from served import script_server
 from workload import POOL_FLAGS, Exchange, record_exchanges
 
 
@@ -42,10 +42,11 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def exchanges(random_model: Path) -> list[Exchange]:
     """Every prompt with the tokens that stock sglang answers without a radix cache."""
-    with ServerProcess(
+    with script_server(
         *("--kv-policy", "default", "--disable-radix-cache", *POOL_FLAGS, "--max-total-tokens", "16384"),
         model=random_model,
     ) as server:
+        assert server.get("/server_info")["dtype"] == "float32"
         recorded = record_exchanges(server)
         assert all(server.generate(e.prompt)["meta_info"]["cached_tokens"] == 0 for e in recorded[:2])
     return recorded

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import ServerProcess
+from served import script_server
 from workload import TIER_FLAGS, Exchange, replay
 
 pytestmark = pytest.mark.server
@@ -21,7 +21,7 @@ def test_one_damaged_page_of_one_layer_changes_tokens(random_model: Path, exchan
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(FAULTS), *([inherited] if inherited else [])])
     flags = ("--kv-policy", "importance", *TIER_FLAGS, "--page-size", "16")
-    with ServerProcess(*flags, model=random_model, env={"PYTHONPATH": path}) as server:
+    with script_server(*flags, model=random_model, env={"PYTHONPATH": path}) as server:
         differing = replay(server, exchanges[:EXCHANGES], concurrency=1).differing
         assert server.log().count("kv_fault: damaged 16 tokens of layer 1") == 1
     print(f"{len(differing)} of {EXCHANGES} answers differ")
