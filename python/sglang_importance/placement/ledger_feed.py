@@ -137,9 +137,9 @@ class LedgerFeed:
         wanted = [pin for pin in pins if self.keeps_token_ids or pin.pin_id in kept]
         self._writer.keep_pins(wanted, self._policy.clock)
 
-    def keeps_pin(self, pin_id: str) -> bool:
-        """Whether the pin is in the file by now."""
-        return pin_id in self._writer.kept_pins
+    def surviving_pins(self) -> frozenset[str]:
+        """Names of the pins that a server which started now would find."""
+        return self._writer.surviving_pins()
 
     def visited(self, req: Req, path: Sequence[UnifiedTreeNode]) -> None:
         """A request has finished on this path from the root."""

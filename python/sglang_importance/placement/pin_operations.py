@@ -63,6 +63,7 @@ def pins(scheduler: Scheduler, arguments: Document) -> Job:
 
 def _describe(pinning: Pinning) -> Generator[None, None, Document]:
     described = []
+    survivors = pinning.survivors()
     for held in pinning.current():
         described.append(
             {
@@ -75,7 +76,7 @@ def _describe(pinning: Pinning) -> Generator[None, None, Document]:
                 "resident_tokens": pinning.resident_tokens(held),
                 "strength": held.octaves / PIN_OCTAVES,
                 "expires_in_seconds": _remaining(pinning, held),
-                "survives_restart": pinning.survives_restart(held),
+                "survives_restart": held.pin_id in survivors,
             }
         )
         yield

@@ -81,10 +81,10 @@ class Pinning:
         tokens, _, _ = self._component.tree_core.match_full_device_prefix(self._key(pin, len(pin.digests)))
         return int(tokens)
 
-    def survives_restart(self, pin: Pin) -> bool:
-        """Whether the ledger has the pin."""
+    def survivors(self) -> frozenset[str]:
+        """Names of the pins that a server which started now would find, by a look at the ledger's file."""
         ledger = self._component.ledger
-        return ledger is not None and ledger.keeps_pin(pin.pin_id)
+        return frozenset() if ledger is None else ledger.surviving_pins()
 
     def restore(self, pins: Sequence[Pin]) -> list[Pin]:
         """Takes in what an earlier server held; those for which there is room."""
