@@ -22,6 +22,31 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+def some_path(text: str) -> Path:
+    """For ``parser`` of a typer argument: the path, unless it is empty, which would be the current folder.
+
+    Raises:
+        typer.BadParameter: it is empty.
+    """
+    if not str(text):
+        raise typer.BadParameter("is empty: name a file or a directory")
+    return Path(text)
+
+
+def existing_file(text: str) -> Path:
+    """For ``parser`` of a typer argument: a file, or a pipe, that is there.
+
+    Raises:
+        typer.BadParameter: it is not, or it is a directory.
+    """
+    path = some_path(text)
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a directory: name a file in it")
+    if not path.exists():
+        raise typer.BadParameter(f"{path} does not exist: correct the name")
+    return path
+
+
 def check_outputs(*files: Path | None) -> None:
     """Fails, before any work is done, where a file that was asked for cannot be written."""
     for file in files:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from sgl_importance.client.server import Server, ServerError
-from sgl_importance.terminal import fail
+from sgl_importance.terminal import fail, some_path
 
 Url = Annotated[str, typer.Option("--url", help="Address of the server.")]
 AnyServer = Annotated[
@@ -23,12 +23,23 @@ ApiKey = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON.")]
 Text = Annotated[str | None, typer.Option(help="The prefix as text, as in /v1/completions.")]
-TextFile = Annotated[Path | None, typer.Option(help="The same from a file; - is standard input.")]
+TextFile = Annotated[
+    Path | None,
+    typer.Option(parser=some_path, metavar="PATH", help="The same from a file; - is standard input."),
+]
 Messages = Annotated[
-    Path | None, typer.Option(help="A JSON file with a list of chat messages; - is standard input.")
+    Path | None,
+    typer.Option(
+        parser=some_path,
+        metavar="PATH",
+        help="A JSON file with a list of chat messages; - is standard input.",
+    ),
 ]
 InputIds = Annotated[
-    Path | None, typer.Option(help="A JSON file with a list of token ids; - is standard input.")
+    Path | None,
+    typer.Option(
+        parser=some_path, metavar="PATH", help="A JSON file with a list of token ids; - is standard input."
+    ),
 ]
 CacheSalt = Annotated[str | None, typer.Option(help="cache_salt of the requests that share the prefix.")]
 ExtraKey = Annotated[str | None, typer.Option(help="extra_key of the requests that share the prefix.")]

@@ -48,6 +48,13 @@ def parse_numbers(option: str, text: str | None, kind: type[NumberT]) -> list[Nu
     return numbers
 
 
+def check_traces(paths: Sequence[Path]) -> None:
+    """Fails, before anything else is asked for, where there is no such trace."""
+    for path in paths:
+        if not path.exists():
+            fail(f"{path}: no such file")
+
+
 def read_traces(
     paths: Sequence[Path], options: ReadOptions, format_name: str | None, *, skip_bad: bool
 ) -> list[Trace]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from sgl_importance.storage import transfer as transfer_module
 from sgl_importance.storage import workers
+from sgl_importance.storage.cli import app
 from sgl_importance.storage.counters import StoreCounters
 from sgl_importance.storage.pages import Page, PageByPage
 from sgl_importance.storage.record import HEADER_BYTES
@@ -124,18 +127,15 @@ def test_the_command_names_it_and_goes_on(tmp_path: Path, stand_in: Callable[[Pa
     path.unlink()
     stand_in(path)
     os.mkfifo(path.with_name(IDENTITY_FILE))
-    command = [sys.executable, "-c", "from sgl_importance.storage.cli import app; app()"]
 
     def run(*arguments: str) -> tuple[int, dict]:
-        done = subprocess.run(
-            [*command, *arguments, "--json"],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_SECONDS,
-            check=False,
-        )
-        assert done.stderr == ""
-        return done.returncode, json.loads(done.stdout)
+        # In a thread that may be left behind: nothing else ends a command that waits for a pipe.
+        results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        invoke = partial(CliRunner().invoke, app, [*arguments, "--json"])
+        threading.Thread(target=lambda: results.put(invoke()), daemon=True).start()
+        result = results.get(timeout=LIMIT_SECONDS)
+        assert result.stderr == ""
+        return result.exit_code, json.loads(result.stdout)
 
     expected = 2 if stand_in is a_folder else 3  # a folder of pages, as far as anybody can tell
     code, found = run("verify", str(tmp_path))
