@@ -14,12 +14,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 FILE_COLUMNS = 120
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells report SIGINT."""
 
 
 def fail(message: str) -> NoReturn:
     """Ends the command with one line and exit code 2."""
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(2)
+
+
+def interrupted(done: str = "") -> NoReturn:
+    """Ends the command after Ctrl-C with one line that says what was done by then."""
+    typer.echo(f"interrupted {done}".rstrip(), err=True)
+    raise typer.Exit(INTERRUPTED)
 
 
 def some_path(text: str) -> Path:
