@@ -16,6 +16,7 @@ from sgl_importance.placement.ledger import Ledger, Worth
 from sgl_importance.placement.pin import Pin
 from sgl_importance.placement.pin_rows import MAX_SHARE
 from sgl_importance.placement.record import PrefixRecord
+from sgl_importance.placement.steady_time import steady_time
 from sgl_importance.storage.workers import Workers
 from sgl_importance.trace.queue import BoundedQueue
 
@@ -248,7 +249,7 @@ class LedgerWriter:
         kept = self._ledger.pins.write(
             [pin for name, pin in pins.items() if name not in self.kept_pins],
             self._rows - pins.keys(),
-            now=time.time(),
+            now=steady_time(),
             budget_bytes=self._budget_bytes,
         )
         self._rows = self.kept_pins = frozenset(kept) | (self.kept_pins & pins.keys())

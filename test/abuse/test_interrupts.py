@@ -24,7 +24,7 @@ PROGRAM = (sys.executable, "-c", "from sgl_importance.cli import main; main()")
 
 
 def interrupt(command: Sequence[str], ready: Callable[[psutil.Process], bool], cwd: Path) -> tuple[int, str]:
-    """Exit code and stderr of a command that, as soon as it is ``ready``, gets SIGINT with its whole group."""
+    """Exit code and stderr of a command whose whole group gets SIGINT as soon as it is ``ready``."""
     process = subprocess.Popen(
         command,
         cwd=cwd,

@@ -21,6 +21,7 @@ from sgl_importance.placement.ledger import LEDGER_FILE, Ledger
 from sgl_importance.placement.ledger_writer import LedgerWriter, Visit
 from sgl_importance.placement.pin import Pin
 from sgl_importance.placement.record import PrefixRecord
+from sgl_importance.placement.steady_time import steady_time
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import REFRESH_INTERVAL
 from sglang_importance.storage.weights import WATCH, Weights
@@ -117,7 +118,7 @@ class LedgerFeed:
         return len(self._tree.ghosts)
 
     def _restore_pins(self, ledger: Ledger, pins: Pinning) -> list[Pin]:
-        known = ledger.pins.read(time.time(), page_size=self.page_size)
+        known = ledger.pins.read(steady_time(), page_size=self.page_size)
         restored = pins.restore(known)
         if ledger.pins.damaged:
             logger.warning(

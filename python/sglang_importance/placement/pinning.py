@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from sgl_importance.node import NOT_PINNED, NodeMetadata
 from sgl_importance.placement.automatic import deserves_pin
 from sgl_importance.placement.pin import Pin, PinEnd, PinSource
 from sgl_importance.placement.pin_table import PinTable
+from sgl_importance.placement.steady_time import steady_time
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -37,11 +37,11 @@ class Pinning:
 
     Args:
         component: whose tree is followed.
-        now: Unix time at which pins expire. Read in each scheduler by itself: with more than one rank (no
-            such mode is allowed yet) it has to come from rank 0 with the requests.
+        now: Unix time at which pins expire, without jumps. Read in each scheduler by itself: with more than
+            one rank (no such mode is allowed yet) it has to come from rank 0 with the requests.
     """
 
-    def __init__(self, component: RankedComponent, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, component: RankedComponent, *, now: Callable[[], float] = steady_time) -> None:
         self._component = component
         self._tree = component.tree
         self.now = now
