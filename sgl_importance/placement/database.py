@@ -145,7 +145,10 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, FileLock]:
         connection = _connect(path)
         lock.share()
         return connection, lock
-    except (sqlite3.Error, OSError, _Unreadable) as error:
+    except OSError as error:
+        lock.release()
+        raise LedgerUnusable(f"{path}: {error.strerror}: {_CURE}") from error
+    except (sqlite3.Error, _Unreadable) as error:
         lock.release()
         raise LedgerUnusable(f"{path}: {error}") from error
     except LedgerUnusable:
