@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.storage.budget import StoredFile, delete_abandoned, evict, scan
 from sgl_importance.storage.checksum import crc32c
 from sgl_importance.storage.record import HEADER_BYTES, MissReason, PageDamaged, decode_header
@@ -198,7 +198,7 @@ def _quarantined(directory: Path) -> Iterator[Path]:
 
 def _facts(folder: Path) -> dict[str, Any] | None:
     try:
-        facts: dict[str, Any] = json.loads(_read(folder / IDENTITY_FILE))
-    except (OSError, ValueError):
+        facts = read_json(_read(folder / IDENTITY_FILE))
+    except (OSError, BadJson):
         return None
-    return facts
+    return facts if isinstance(facts, dict) else None
