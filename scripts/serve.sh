@@ -62,6 +62,17 @@ except OSError as error:
 PYTHON
 fi
 
+# A server binds its port when everything is loaded. Until then this lock says that the port is taken; the server
+# inherits it, and it ends with the server in whatever way.
+if [[ -z ${SERVE_DRY_RUN-} ]]; then
+  mkdir -p "$root/.cache"
+  exec 8>"$root/.cache/port-$port.lock"
+  if ! flock -n 8; then
+    echo "serve.sh: another serve.sh of this checkout is starting on port $port: wait for it or choose another --port" >&2
+    exit 1
+  fi
+fi
+
 # SERVE_DRY_RUN=1 prints the command line instead, one word per line, and installs nothing.
 [[ -n ${SERVE_DRY_RUN-} ]] || bash "$root/scripts/setup.sh"
 
