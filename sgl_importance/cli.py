@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from sgl_importance.terminal import INTERRUPTED, interrupted
+from sgl_importance.terminal import INTERRUPTED, interrupted, one_line
 
 # Of click, or of the copy of it that newer versions of typer bring.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -80,5 +80,5 @@ def main() -> None:
 
 
 def _end(message: str, *, code: int = 2) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {one_line(message)}", file=sys.stderr)
     sys.exit(code)

@@ -20,8 +20,13 @@ INTERRUPTED = 130
 
 def fail(message: str) -> NoReturn:
     """Ends the command with one line and exit code 2."""
-    typer.echo(f"error: {message}", err=True)
+    typer.echo(f"error: {one_line(message)}", err=True)
     raise typer.Exit(2)
+
+
+def one_line(message: str) -> str:
+    """The message with escapes for what does not print: names that users give may hold line breaks."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in message)
 
 
 def interrupted(done: str = "") -> NoReturn:
