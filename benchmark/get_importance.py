@@ -22,8 +22,8 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.ghost import chain_digests, root_digest
-from sglang_importance.page_source import PageSource
-from sglang_importance.standalone import build_cache
+from sglang_importance.offline.standalone_cache import build_cache
+from sglang_importance.tree.page_lookup import PageSource
 
 PAGE = 16
 PROMPT_TOKENS = 1024
@@ -44,7 +44,7 @@ class Subject:
 
     def __init__(self, prompts: int, *, followed: bool, asked: bool) -> None:
         self.cache = build_cache("importance", tokens=(prompts + 8) * PROMPT_TOKENS, page_size=PAGE)
-        tree = self.cache.importance.tree
+        tree = self.cache.importance.state.tree
         if not followed:
             tree.source = Unfollowed(tree, tree.ghosts)
         self._asked = asked
@@ -68,7 +68,7 @@ class Subject:
         return time.perf_counter() - start
 
     def page_digests(self) -> Iterator[bytes]:
-        tree = self.cache.importance.tree
+        tree = self.cache.importance.state.tree
         for node in tree.nodes():
             yield from tree.page_digests(node)
 
@@ -101,7 +101,7 @@ def inserts(prompts: int, rounds: int) -> list[dict[str, Any]]:
 
 def look_ups(prompts: int) -> list[dict[str, Any]]:
     subject = Subject(prompts, followed=True, asked=False)
-    source = subject.cache.importance.tree.source
+    source = subject.cache.importance.state.tree.source
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     while not source.catch_up():
@@ -126,7 +126,7 @@ def look_ups(prompts: int) -> list[dict[str, Any]]:
 
 def slice_times(prompts: int) -> list[dict[str, Any]]:
     """The longest that one look-up holds the scheduler."""
-    source = Subject(prompts, followed=True, asked=False).cache.importance.tree.source
+    source = Subject(prompts, followed=True, asked=False).cache.importance.state.tree.source
     times = []
     gc.collect()
     while source._unhashed:

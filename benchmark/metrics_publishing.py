@@ -15,7 +15,6 @@ from pathlib import Path
 import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "tree"))
 
 REQUESTS = 2000
 WARM_UP = 100
@@ -26,13 +25,12 @@ def main(requests: int = REQUESTS) -> None:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         import numpy as np
 
-        import sglang_importance.folding as folding
-        from sglang_importance.metrics import MetricsPublisher
+        from sglang_importance.metrics.publisher import MetricsPublisher
+        from sglang_importance.radix_cache.gauges import gauge_values
 
-        from driver import PAGE, TreeDriver
+        from support.drivers.tree_driver import PAGE, TreeDriver
 
         driver = TreeDriver(tokens=4096)
-        folding.active_rows = lambda: driver.rows  # type: ignore[attr-defined]
         publisher = MetricsPublisher()
         publish, serve = [], []
         for i in range(WARM_UP + requests):
@@ -43,7 +41,7 @@ def main(requests: int = REQUESTS) -> None:
             driver.decode(request, [7])
             driver.finish(request)
             served = time.perf_counter()
-            publisher.publish(driver.component)
+            publisher.publish(driver.component.state.counters, gauge_values(driver.cache))
             publish.append(time.perf_counter() - served)
             serve.append(served - start)
         published = np.array(publish[WARM_UP:]) * 1e6

@@ -31,7 +31,7 @@ from sglang_importance.cpu.attention import ExtendComputesCachedRows
 from sglang_importance.cpu.shim import apply_needed
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 CONCURRENCY = 4
 FLAGS = ("--page-size", "16", "--max-total-tokens", "16384")

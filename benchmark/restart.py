@@ -25,7 +25,7 @@ from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
-from serving import ServerFailed, ServerProcess
+from support.servers import ServerFailed, ServerProcess
 
 DOCUMENTS = 8
 DOCUMENT_TOKENS = 2000

@@ -4,9 +4,9 @@
     python benchmark/soak.py --operations 0 --requests 2000       # a real server under mixed HTTP load
 
 Tree: requests, some with hints, and pins that come and go. Every operation is followed by what a scheduler
-does between batches; every 100 operations all accounts are compared (`test/tree/books.py`,
-`test/tree/soak_placement.py`), every 500 upstream's own check runs on the idle tree and memory is measured.
-The run ends at the first disagreement.
+does between batches; every 100 operations all accounts are compared (`books.py` and `soak_placement.py` in
+`test/support/drivers`), every 500 upstream's own check runs on the idle tree and memory is
+measured. The run ends at the first disagreement.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ import typer
 from results import print_rows, write_results
 from rich.progress import track
 
-TEST = Path(__file__).parents[1] / "test"
-sys.path[:0] = [str(TEST), str(TEST / "tree")]
+sys.path.append(str(Path(__file__).parents[1] / "test"))
 
 CHECK_EVERY, IDLE_EVERY = 100, 500  # operations
 
@@ -93,7 +92,7 @@ def known(value: float, digits: int = 2) -> float | None:
 
 def soak_tree(arm: Arm, operations: int, seed: int) -> dict[str, Any]:
     """One arm; raises AssertionError where two accounts disagree."""
-    from soak_history import Soak
+    from support.drivers.soak_history import Soak
 
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

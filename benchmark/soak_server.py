@@ -17,7 +17,7 @@ import psutil
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tasks import make_document
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 CONCURRENCY = 8
 POOL_TOKENS = 8192

@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, Ma
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sglang_importance.standalone import CacheKind, build_cache
+from sglang_importance.offline.standalone_cache import CacheKind, build_cache
 
 LEAF_TOKENS = 16
 PROMPT_TOKENS = 1024

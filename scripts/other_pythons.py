@@ -36,7 +36,7 @@ NOT_CORE = {
     "torch",
     "transformers",
     "benchmark",
-    "serving",
+    "support.servers",
 }
 """A test that imports one of these is not the core's: it needs sglang or torch, or starts a server."""
 MARKERS = "not server and not nightly and not gpu and not triton"
@@ -60,10 +60,10 @@ def _is_core(path: Path) -> bool:
 
 @cache
 def _imports(path: Path) -> frozenset[str]:
-    """Top-level packages that a module imports anywhere, and those of its helpers."""
+    """What a module imports anywhere, and the packages of that; what its helpers import too."""
     found: set[str] = set()
     for module in _imported_modules(path):
-        found.add(module.partition(".")[0])
+        found |= {module, module.partition(".")[0]}
         helper = _helper(module)
         if helper not in (None, path):
             found |= _imports(helper)

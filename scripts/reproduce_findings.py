@@ -30,7 +30,7 @@ from sgl_importance.workload.make import make_workload
 from sgl_importance.workload.request import WorkloadRequest, write_requests
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 ROOT = Path(__file__).parents[1]
 SEED = 7

@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT / "test"))
 from sgl_importance.probe import checkpoint_path  # noqa: E402
 from sgl_importance.probe.tasks import make_document  # noqa: E402
 
-from browser import open_browser  # noqa: E402
-from serving import ServerProcess  # noqa: E402
+from support.browser import open_browser  # noqa: E402
+from support.servers import ServerProcess  # noqa: E402
 
 PAGE_SIZE = 16
 FLAGS = (

@@ -30,6 +30,26 @@ PREWARM_ENDS = ("done", "cancelled", "failed")
 SHADOWS = ("lru", "importance")
 
 
+class FaultPlace(StrEnum):
+    """Where an exception of ours was caught in a scheduler."""
+
+    ADMISSION = "admission"
+    """Taking in that a request was admitted, or is about to enter the tree."""
+    TREE_EVENT = "tree_event"
+    """Following a node: made, cut, moved, removed."""
+    RANKING = "ranking"
+    """Choosing what to evict, or what to copy down."""
+    LEARNING = "learning"
+    """Taking in what a request said, page scores included."""
+    RECORDING = "recording"
+    OBSERVATION = "observation"
+    """The shadow caches of ``observe``."""
+    REPORT = "report"
+    OPERATION = "operation"
+    """An answer to the HTTP process."""
+    METRICS = "metrics"
+
+
 class Kind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -126,6 +146,13 @@ _SCHEDULER = (
         "Scheduler time spent on such answers, in seconds",
         labels={"operation": OPERATIONS},
     ),
+    # ---- faults ----
+    Metric(
+        "faults_total",
+        "Exceptions of ours in a scheduler, which went on serving",
+        labels={"place": tuple(place.value for place in FaultPlace)},
+    ),
+    Metric("fallback", "1 where a fault has ended learning: the server evicts by LRU", Kind.GAUGE),
     # ---- prediction ----
     Metric(
         "reuse_predictions_total",

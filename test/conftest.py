@@ -1,8 +1,7 @@
-"""Shared by all tests: where helpers are found, and the checkpoint that servers serve."""
+"""Shared by all tests: the checkpoint that servers serve."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from hypothesis import settings
 # Times say nothing on a shared machine, and the first example of a test may compile.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

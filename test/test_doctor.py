@@ -7,8 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from sglang_importance import doctor
-from sglang_importance.doctor import Status
+from sglang_importance.launch import doctor
+from sglang_importance.launch.doctor import Status
 
 
 def test_reports_every_subject_as_json():
@@ -24,7 +24,7 @@ def test_reports_every_subject_as_json():
 
 
 def test_another_sglang_is_a_problem_with_a_cure(monkeypatch: pytest.MonkeyPatch):
-    from sglang_importance import selfcheck
+    from sglang_importance.upstream import symbols as selfcheck
 
     monkeypatch.setattr(selfcheck, "version_problem", lambda: "sglang 9.9.9 has not been tested")
     (finding,) = (finding for finding in doctor.examine() if finding.subject == "upstream symbols")
@@ -67,7 +67,7 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkey
 
 
 def test_every_attention_backend_says_how_it_is_scored_and_that_no_gpu_has_run_it():
-    from sglang_importance.modes import PRODUCERS, UNPROVEN
+    from sglang_importance.attention.producers import PRODUCERS, UNPROVEN
 
     scores = {
         finding.subject.removeprefix("scores from "): finding

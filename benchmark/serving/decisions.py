@@ -36,7 +36,7 @@ from sgl_importance.trace.reader import open_trace
 from sgl_importance.trace.records import EventKind, RequestAdmitted, TreeEvent
 from sgl_importance.workload.request import WorkloadRequest
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 COMMITTED = RESULTS / "decisions"
 TIERS = ("device", "host", "storage")
@@ -189,12 +189,10 @@ def compare(
         if differing or len(before) != len(after):
             different += 1
             first = differing[0] if differing else min(len(before), len(after))
-            print(
-                f"{name}: {len(differing)} of {len(before)} requests differ ({len(after)} there), first {first}:"
-            )
-            print(
-                f"  - {before[first] if first < len(before) else ''}\n  + {after[first] if first < len(after) else ''}"
-            )
+            lengths = "" if len(before) == len(after) else f" ({len(after)} there)"
+            print(f"{name}: {len(differing)} of {len(before)} requests differ{lengths}, first {first}:")
+            for sign, lines in (("-", before), ("+", after)):
+                print(f"  {sign} {lines[first] if first < len(lines) else ''}")
     print(f"{compared} files compared, {different} differ")
     raise typer.Exit(bool(different or not compared))
 

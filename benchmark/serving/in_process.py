@@ -24,9 +24,9 @@ from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.study.recording import Query, Recording
 from sgl_importance.workload.request import WorkloadRequest
-from sglang_importance.hardware import CPU, active_parameters
-from sglang_importance.standalone import CacheKind
-from sglang_importance.tree_replay import TreeReplay
+from sglang_importance.offline.standalone_cache import CacheKind
+from sglang_importance.offline.tree_replay import TreeReplay
+from sglang_importance.tree.nominal_costs import CPU, active_parameters
 
 PUBLISHED_KINDS: tuple[CacheKind, ...] = ("python-lru", "python-slru", "python-tlru", "python-lfu")
 ANSWER_TOKENS = 2  # a word and the end

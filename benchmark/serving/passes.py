@@ -16,7 +16,7 @@ from benchmark.serving.workloads import Workload, document_of
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.workload.request import WorkloadRequest
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 Advance = Callable[[], None]
 TIERS = ("device", "host", "storage")

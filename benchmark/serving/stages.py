@@ -15,7 +15,7 @@ from benchmark.serving.replayed import replay_workload
 from benchmark.serving.timing import time_in_turns, time_open_loop
 from benchmark.serving.workloads import Workload
 
-from serving import ServerFailed
+from support.servers import ServerFailed
 
 SEEDS = 10
 # Whether a row with these values is there already and stays.

@@ -15,7 +15,7 @@ from benchmark.serving.rows import Row
 from benchmark.serving.workloads import at
 from sgl_importance.workload.request import WorkloadRequest
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 
 def time_open_loop(server: ServerProcess, requests: Sequence[WorkloadRequest], *, warm_up: int) -> Row:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.options import SETTINGS, ImportanceOptions, keyword
-from sglang_importance.server_args import attach_options
+from sglang_importance.upstream.server_options import attach_options
 
 if TYPE_CHECKING:
     import sglang
@@ -23,14 +23,14 @@ def importance_engine(**arguments: Any) -> sglang.Engine:
 
     Raises:
         ValueError: an option has a value that cannot be used.
-        sglang_importance.refusal.LaunchRefused: the policy cannot run with these arguments, this model or
-            this sglang. Its message has one line per reason.
+        sglang_importance.upstream.refusal.LaunchRefused: the policy cannot run with these arguments, this
+            model or this sglang. Its message has one line per reason.
     """
     import sglang
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import ServerArgs
 
-    from sglang_importance.launch import prepare_launch
+    from sglang_importance.launch.launcher import prepare_launch
 
     load_plugins()
     options = take_options(arguments)

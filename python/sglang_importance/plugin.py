@@ -28,11 +28,11 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
 from sglang_importance.cpu import install as install_cpu_support
-from sglang_importance.refusal import LaunchRefused, exit_refused
-from sglang_importance.server_args import add_flags, attach_options, options_of
+from sglang_importance.launch.flags import add_flags, options_of
+from sglang_importance.upstream.hooks import HookType, declare, is_applied
+from sglang_importance.upstream.refusal import LaunchRefused, cure, exit_refused
+from sglang_importance.upstream.server_options import attach_options
 
 FLAGS_TARGET = "sglang.srt.server_args.ServerArgs.add_cli_args"
 OPTIONS_TARGET = "sglang.srt.server_args.ServerArgs.from_cli_args"
@@ -42,23 +42,22 @@ def register() -> None:
     """Called by sglang in each of its processes."""
     install_cpu_support()
     if multiprocessing.parent_process() is None:
-        HookRegistry.register(FLAGS_TARGET, _after_add_cli_args, HookType.AFTER)
-        HookRegistry.register(OPTIONS_TARGET, _around_from_cli_args, HookType.AROUND)
+        declare(
+            {
+                FLAGS_TARGET: (_after_add_cli_args, HookType.AFTER),
+                OPTIONS_TARGET: (_around_from_cli_args, HookType.AROUND),
+            }
+        )
     else:
-        from sglang_importance.scheduler import register_hooks
+        from sglang_importance.launch.scheduler_launch import HOOKS
 
-        register_hooks()
-
-
-def is_applied(target: str) -> bool:
-    """Whether sglang has applied our hooks on ``target``; it only logs where it could not."""
-    return target in HookRegistry._patched
+        declare(HOOKS)
 
 
 def _after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
     unusable = None
     if not is_applied(OPTIONS_TARGET):
-        unusable = f"cannot take effect: sglang could not hook {OPTIONS_TARGET}; install sglang==0.5.21"
+        unusable = f"cannot take effect: sglang could not hook {OPTIONS_TARGET}; {cure()}"
     add_flags(parser, unusable=unusable)
 
 
@@ -67,7 +66,7 @@ def _around_from_cli_args(
 ) -> Any:
     if not hasattr(args, "kv_policy"):
         return from_cli_args(server_args_class, args)
-    from sglang_importance.launch import prepare_launch
+    from sglang_importance.launch.launcher import prepare_launch
 
     try:
         options = options_of(args)

@@ -93,7 +93,7 @@ class LedgerWriter:
         self._rows: frozenset[str] = frozenset(self._pins)
         self.kept_pins = self._rows
         """Names of the pins that are in the file, as far as the writer knows: replaced, never changed."""
-        self._lookers = Workers(1, "importance-ledger-look")
+        self._lookers: Workers | None = None
         self._look: queue.SimpleQueue[frozenset[str]] | None = None
         self._closing = threading.Event()
         self._retry_at = 0.0
@@ -134,6 +134,8 @@ class LedgerWriter:
             # Read after it: the writer empties it before it makes a new file.
             answer.put(self.kept_pins if held else frozenset())
 
+        if self._lookers is None:
+            self._lookers = Workers(1, "importance-ledger-look")
         self._lookers.submit(look)
         try:
             survivors = answer.get(timeout=ANSWER_SECONDS)
@@ -147,7 +149,6 @@ class LedgerWriter:
         self._closing.set()
         self._queue.close()
         self._thread.join()
-        self._lookers.close()
 
     # ---- the writer's thread ----
 

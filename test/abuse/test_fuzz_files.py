@@ -16,9 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fuzz import check_message, check_one_line, damage, examples, json_lines, nested, spoil, value
 
-from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.evidence import ReuseEvidence
@@ -29,7 +27,6 @@ from sgl_importance.replay.formats.detect import READERS, read_trace
 from sgl_importance.replay.formats.oracle_general import RECORD
 from sgl_importance.replay.formats.reader import BadRecord, TraceError
 from sgl_importance.reuse import ReuseEstimator
-from sgl_importance.reuse_class import BlockType
 from sgl_importance.storage.counters import StoreCounters
 from sgl_importance.storage.inspect import files_of, summarize, verify
 from sgl_importance.storage.record import PageMiss
@@ -49,14 +46,16 @@ from sgl_importance.trace.records import (
 from sgl_importance.trace.segments import segment_files
 from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
 from sgl_importance.workload.request import WorkloadError, read_requests
-from sglang_importance.preflight import checkpoint_problems
-from sglang_importance.refusal import LaunchRefused
+from sglang_importance.launch.preflight import checkpoint_problems
 from sglang_importance.storage.install import mount
+from sglang_importance.upstream.refusal import LaunchRefused
+
+from support.fuzz import check_message, check_one_line, damage, examples, json_lines, nested, spoil, value
+from support.workloads.ledger_rows import PAGE, record
 
 NOBODY = "http://127.0.0.1:9"  # the discard port, where nobody answers
 MODEL = bytes(range(32))
 PAGE_BYTES = 512
-PAGE = 4
 
 
 # ---- pages of the store ----
@@ -113,25 +112,7 @@ def test_a_spoiled_identity_is_unknown(tmp_path: Path, count: int) -> None:
 
 
 def prefix(number: int, parent: PrefixRecord | None) -> PrefixRecord:
-    tokens = [number] * PAGE
-    start = parent.digest if parent else root_digest(None, None)
-    return PrefixRecord(
-        digest=chain_digests(start, tokens, PAGE)[-1],
-        parent=start,
-        depth=parent.depth + PAGE if parent else 0,
-        tokens=PAGE,
-        token_ids=tokens,
-        page_digests=None,
-        vectors=np.full((1, 8), number, dtype=np.float64),
-        queries=number,
-        accesses=number,
-        span=0,
-        block_type=BlockType.USER,
-        watched_as=number % 5,
-        last_access=number,
-        used=1e9,
-        in_storage=False,
-    )
+    return record([number] * PAGE, after=parent, last_access=number, accesses=number, watched_as=number % 5)
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz import check_message, check_one_line, command, examples, word
 from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.options import SETTINGS, flag
-from sglang_importance.server_args import add_flags, options_of
+from sglang_importance.launch.flags import add_flags, options_of
+
+from support.fuzz import check_message, check_one_line, command, examples, word
 
 BLOCKS = '{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [0, 1]}\n'
 NOBODY = ("--url", "http://127.0.0.1:9")  # the discard port, where nobody answers

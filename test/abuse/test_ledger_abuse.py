@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.placement import ledger_writer
 from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.evidence import ReuseEvidence
@@ -24,16 +23,9 @@ from sgl_importance.placement.ledger_writer import LedgerWriter, Visit
 from sgl_importance.placement.pin import Pin
 from sgl_importance.placement.record import PrefixRecord
 from sgl_importance.reuse import ReuseEstimator
-from sgl_importance.reuse_class import BlockType
 
-PAGE = 4
-MODEL = b"m" * 32
-NAMESPACE = (None, None)
-LIMIT_SECONDS = 30
-
-
-def open_ledger(path: Path) -> Ledger:
-    return Ledger(path, MODEL, page_size=PAGE)
+from support.waiting import wait_until
+from support.workloads.ledger_rows import NAMESPACE, PAGE, open_ledger, record
 
 
 def writer_of(ledger: Ledger, **settings: object) -> LedgerWriter:
@@ -46,32 +38,7 @@ def pin(name: str, **kwargs: object) -> Pin:
 
 
 def prefix(number: int, clock: int) -> PrefixRecord:
-    tokens = [number] * PAGE
-    root = root_digest(*NAMESPACE)
-    return PrefixRecord(
-        digest=chain_digests(root, tokens, PAGE)[-1],
-        parent=root,
-        depth=0,
-        tokens=PAGE,
-        token_ids=tokens,
-        page_digests=None,
-        vectors=np.ones((1, 8)),
-        queries=1,
-        accesses=2,
-        span=3,
-        block_type=BlockType.USER,
-        watched_as=0,
-        last_access=clock,
-        used=1e9,
-        in_storage=False,
-    )
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    return record([number] * PAGE, last_access=clock)
 
 
 def content(path: Path) -> tuple[set[str], set[int], int]:
@@ -123,7 +90,7 @@ def test_a_ledger_that_is_taken_away_is_made_again(
     # Without a request and without a stop: who asks is told the truth at once, and later better.
     wait_until(lambda: writer.surviving_pins() == {"a", "b"})
     assert content(folder / LEDGER_FILE) == ({"a", "b"}, {1, 2, 3, 4, 5}, 7)
-    (line,) = [record.message for record in caplog.records if "ledger" in record.message]
+    (line,) = [each.message for each in caplog.records if "ledger" in each.message]
     assert str(folder / LEDGER_FILE) in line
     writer.put(Visit([prefix(6, 8)], 8, NAMESPACE, None))
     writer.keep_pins([pin("b"), pin("c")], 8)

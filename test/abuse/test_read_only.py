@@ -22,9 +22,9 @@ from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.storage.cli import app
 from sgl_importance.storage.counters import StoreCounters
 from sgl_importance.storage.store import PageStore
-from sglang_importance.cache import _create_recorder
-from sglang_importance.refusal import LaunchRefused
+from sglang_importance.radix_cache.importance_cache import _create_recorder
 from sglang_importance.storage.install import mount
+from sglang_importance.upstream.refusal import LaunchRefused
 
 MODEL = bytes(32)
 Lock = Callable[[Path], Path]

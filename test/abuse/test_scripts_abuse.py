@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from support.servers import free_port
+from support.waiting import HANG_SECONDS, wait_until
+
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 60
 
 # Runs scripts from standard input, writes down everything else, takes long for what the file `slow` names.
 PLAYING_PYTHON = f"""#!/usr/bin/env bash
@@ -71,34 +71,21 @@ def called(checkout: Path, text: str) -> int:
     return sum(text in line for line in log.read_text().splitlines()) if log.exists() else 0
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def test_a_second_serve_on_the_port_ends_at_once(
     checkout: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     """While the first one loads, and nothing listens yet: the second would load everything in vain."""
     (checkout / "slow").write_text("sglang.launch_server")
-    port = free_port()
+    port = str(free_port())
     first = start("serve.sh", "--port", port)
     wait_until(lambda: called(checkout, "sglang.launch_server"))
     second = start("serve.sh", "--port", port)
-    _, error = second.communicate(timeout=LIMIT_SECONDS)
+    _, error = second.communicate(timeout=HANG_SECONDS)
     assert second.returncode == 1
     (line,) = error.splitlines()
     assert f"starting on port {port}: wait for it or choose another --port" in line
     assert called(checkout, "sglang.launch_server") == 1
-    start("serve.sh", "--port", free_port())
+    start("serve.sh", "--port", str(free_port()))
     wait_until(lambda: called(checkout, "sglang.launch_server") == 2)
     first.kill()
     first.wait()
@@ -115,15 +102,15 @@ def test_a_set_up_that_was_cut_off_is_done_again(
     cut = start("setup.sh")
     wait_until(lambda: called(checkout, during))
     os.killpg(cut.pid, how)
-    cut.communicate(timeout=LIMIT_SECONDS)
+    cut.communicate(timeout=HANG_SECONDS)
     assert cut.returncode != 0
     assert not list((checkout / ".venv").glob(".sgl-importance-*"))
     (checkout / "slow").unlink()
     again = start("setup.sh")
-    _, error = again.communicate(timeout=LIMIT_SECONDS)
+    _, error = again.communicate(timeout=HANG_SECONDS)
     assert again.returncode == 0, error
     assert called(checkout, during) == 2
     assert called(checkout, "import sglang") == 1
     third = start("setup.sh")
-    assert third.communicate(timeout=LIMIT_SECONDS) == ("", "")
+    assert third.communicate(timeout=HANG_SECONDS) == ("", "")
     assert called(checkout, during) == 2

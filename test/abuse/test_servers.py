@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
-from serving import ServerProcess
+from support.models import write_random_llama
+from support.servers import ServerProcess
+from support.waiting import HANG_SECONDS, wait_until
 
 pytestmark = pytest.mark.server
 
 KEY = "admin-key"
-LIMIT_SECONDS = 60
 POOL_TOKENS = 4096
 
 
@@ -49,7 +49,7 @@ def answers(server: ServerProcess, count: int = 6) -> tuple[list[list[int]], int
 def call(server: ServerProcess, method: str, path: str, key: str | None, body: Any = None) -> httpx.Response:
     headers = {"Authorization": f"Bearer {key}"} if key else None
     url = f"{server.base_url}/kv_importance{path}"
-    return httpx.request(method, url, headers=headers, json=body, timeout=LIMIT_SECONDS, trust_env=False)
+    return httpx.request(method, url, headers=headers, json=body, timeout=HANG_SECONDS, trust_env=False)
 
 
 def pins(server: ServerProcess, key: str | None = None) -> dict[str, bool]:
@@ -66,13 +66,6 @@ def rows(store: Path) -> set[str]:
     ):
         return {name for (name,) in file.execute("SELECT pin_id FROM pins")}
     return set()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def pin(server: ServerProcess, number: int, key: str | None = None) -> str:
@@ -151,35 +144,9 @@ def test_a_server_whose_directory_is_taken_away(probe_model: Path, tmp_path: Pat
         assert answers(again)[0] == expected
 
 
-@pytest.fixture
-def other_model(tmp_path: Path) -> Path:
-    """A small Llama with random weights, of another shape."""
-    import sglang  # noqa: F401  # first: with it come the shims, and transformers needs one of them
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=1000,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        initializer_range=0.15,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
 @pytest.mark.nightly
-def test_servers_of_two_models_side_by_side_on_one_directory(
-    probe_model: Path, other_model: Path, tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
+def test_servers_of_two_models_side_by_side_on_one_directory(probe_model: Path, tmp_path: Path) -> None:
+    store, other_model = tmp_path / "store", write_random_llama(tmp_path / "model")
     with ServerProcess(*flags(store), model=probe_model) as first:
         expected, cached, _ = answers(first)
         assert cached == 0

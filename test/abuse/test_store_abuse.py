@@ -26,9 +26,10 @@ from sgl_importance.storage.record import HEADER_BYTES
 from sgl_importance.storage.store import IDENTITY_FILE, PageStore
 from sgl_importance.storage.transfer import PageTransfer
 
+from support.waiting import HANG_SECONDS, wait_until
+
 PAGE_BYTES = 512
 MODEL = bytes(32)
-LIMIT_SECONDS = 30
 
 
 def body_of(key: str) -> Page:
@@ -58,13 +59,6 @@ def read(transfer: PageTransfer, keys: list[str]) -> int:
     ]
     assert all(right)
     return len(right)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # ---- what is no file ----
@@ -133,7 +127,7 @@ def test_the_command_names_it_and_goes_on(tmp_path: Path, stand_in: Callable[[Pa
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         invoke = partial(CliRunner().invoke, app, [*arguments, "--json"])
         threading.Thread(target=lambda: results.put(invoke()), daemon=True).start()
-        result = results.get(timeout=LIMIT_SECONDS)
+        result = results.get(timeout=HANG_SECONDS)
         assert result.stderr == ""
         return result.exit_code, json.loads(result.stdout)
 

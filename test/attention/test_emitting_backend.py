@@ -7,17 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-import sglang_importance.attention.observed as observed
+import sglang_importance.attention.sampling as observed
 import sglang_importance.attention.torch_native as torch_native
 from sglang_importance.attention import install
-from sglang_importance.attention.observed import StepSampler
-from sglang_importance.attention.rows import Phase, RowScores, active_rows
+from sglang_importance.attention.rows import Phase, RowScores
+from sglang_importance.attention.sampling import StepSampler
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
+
+from support.drivers.attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -231,11 +232,9 @@ def test_install_registers_the_emitting_backend_and_publishes_its_rows() -> None
         backend = ATTENTION_BACKENDS["torch_native"](runner)
         assert isinstance(backend, EmittingTorchNativeBackend)
         assert backend.options.window == 7
-        assert active_rows() is backend.rows
         assert backend.rows.page_size == 16
         runner.is_draft_worker = True
         assert not isinstance(ATTENTION_BACKENDS["torch_native"](runner), EmittingTorchNativeBackend)
-        assert active_rows() is backend.rows
     finally:
         ATTENTION_BACKENDS["torch_native"] = stock
 

@@ -44,7 +44,7 @@ RANK = """
     import numpy as np
     import torch.distributed as dist
     from sglang_importance.attention.rank_sums import RankSums
-    from sglang_importance.attention.rows import RowScores
+    from sglang_importance.attention.rows import RowScores, ScoresFailed
 
     rank, store = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
@@ -57,17 +57,25 @@ RANK = """
         return RowScores(mass=mass, body=body, peak=peak, query_tokens=tokens)
 
     own = row(50)
-    got = sums.reduced(own)
+    got = sums.reduced(own, False)
     try:
-        sums.reduced(row(50 + rank))
+        sums.reduced(row(50 + rank), False)
         error = None
-    except RuntimeError as caught:
+    except ScoresFailed as caught:
         error = str(caught)
+    nothing = sums.reduced(None, False)
+    try:
+        sums.reduced(None if rank else row(50), rank == 1)
+        failure = None
+    except ScoresFailed as caught:
+        failure = str(caught)
     names = ("mass", "body", "peak")
     print(json.dumps({
         "bits": {name: getattr(got, name).view(np.int32).tolist() for name in names},
         "own": {name: getattr(own, name).tolist() for name in names},
         "error": error,
+        "nothing": nothing,
+        "failure": failure,
     }))
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort an ordinary exit
@@ -109,6 +117,11 @@ def test_both_ranks_get_the_same_bits_and_the_mean_of_both(ranks: list[dict[str,
 def test_ranks_that_hold_other_pages_say_so_on_both(ranks: list[dict[str, Any]]) -> None:
     (error,) = {rank["error"] for rank in ranks}
     assert error == "tensor-parallel ranks hold between 50 and 51 pages of 7 to 7 query tokens of one request"
+
+
+def test_a_rank_that_failed_is_told_of_on_both(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["nothing"] for rank in ranks] == [None, None]
+    assert {rank["failure"] for rank in ranks} == {"a tensor-parallel rank could not take its page scores"}
 
 
 def test_one_rank_needs_no_sums() -> None:

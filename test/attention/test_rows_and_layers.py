@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from late_stream import LateStream
 
 from sglang_importance.attention.layers import sampled_layers
-from sglang_importance.attention.rows import MAX_DEFERRED, Phase, ScoreRows
+from sglang_importance.attention.rows import MAX_DEFERRED, Phase, ScoreRows, ScoresFailed
+
+from support.doubles.late_stream import LateStream
 
 
 def rows() -> ScoreRows:
@@ -168,10 +169,36 @@ def test_rows_that_do_not_wait_are_told_apart(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_is_consumed_is_that_of_all_ranks() -> None:
     rows = ScoreRows(page_size=4, num_slots=3, max_context_tokens=16)
-    rows.over_ranks = lambda row: replace(row, peak=row.peak * 2)
+    rows.over_ranks = lambda row, failed: replace(row, peak=row.peak * 2)
     rows.begin(1, "a")
     rows.add(1, Phase.DECODE, "a", torch.full((3, 2), 0.25), 1)
     row = rows.consume(1, Phase.DECODE)
     assert row is not None
     assert row.peak.tolist() == [0.5, 0.5]
     assert row.mass.tolist() == [0.25, 0.25]
+
+
+def test_what_fails_on_the_way_to_a_row_is_told_to_who_reads_next() -> None:
+    rows = ScoreRows(page_size=4, num_slots=3, max_context_tokens=16)
+    rows.begin(1, "a")
+    rows.attempt(rows.add, 1, Phase.DECODE, "a", torch.full((3, 2), 0.25), 1)
+    assert rows.is_open
+    rows.attempt(lambda: 1 // 0)
+    assert not rows.is_open
+    rows.attempt(pytest.fail, "no more scores are taken")
+    with pytest.raises(ScoresFailed) as told:
+        rows.consume(1, Phase.DECODE)
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
+
+
+def test_scores_that_cannot_be_computed_when_they_are_read_have_failed() -> None:
+    rows = ScoreRows(page_size=4, num_slots=3, max_context_tokens=16)
+    rows.begin(1, "a")
+    rows.add_later(1, Phase.PREFILL, "a", lambda: torch.zeros(7, 7), 1)
+    with pytest.raises(ScoresFailed):
+        rows.consume(1, Phase.PREFILL)
+    assert not rows.is_open
+    told = []
+    rows.over_ranks = lambda row, failed: told.append((row, failed))
+    rows.consume(2, Phase.PREFILL)
+    assert told == [(None, True)], "the other ranks must hear of it"

@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from late_stream import LateMark, LateStream
 
 from sglang_importance.attention.staging import StagedNumbers
+
+from support.doubles.late_stream import LateMark, LateStream
 
 
 def sent(depth: int, runs: list[int]) -> tuple[list[int], LateStream]:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2]))
 from benchmark.serving.arms import ARMS, STOCK
 from benchmark.serving.passes import Servers, count
 from benchmark.serving.timing import time_in_turns, time_open_loop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2]))
 from benchmark.serving import load
 from benchmark.serving.arms import ARMS, OURS, PUBLISHED, STOCK, Arm, server_flags
 from benchmark.serving.load import Answer

@@ -18,7 +18,7 @@ from sgl_importance.client import pins, snapshot
 from sgl_importance.client.pins import pin_app, pins_app, unpin_app
 from sgl_importance.client.snapshot import app as snapshot_app
 
-from serving import free_port
+from support.servers import free_port
 
 KEY = "secret"
 PIN = {

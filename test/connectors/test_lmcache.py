@@ -13,14 +13,15 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from sgl_importance.connectors import lmcache
 from sgl_importance.connectors.lmcache import LMCacheMissing, register
 
-DRIVER = Path(__file__).with_name("lmcache_driver.py")
+from support.python_path import TEST
+
+DRIVER = TEST / "support/drivers/lmcache_driver.py"
 FOLDER = os.environ.get("SGL_IMPORTANCE_LMCACHE")
 
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from page_commands import DEFAULT_URL, PAGES, ROOT, PageCommand, all_commands
 from sglang.srt.server_args import ServerArgs
-from tree_command import tree_command
 
-from sglang_importance.server_args import add_flags
+from sglang_importance.launch.flags import add_flags
 
-from serving import ServerProcess
+from support.page_commands import DEFAULT_URL, PAGES, ROOT, PageCommand, all_commands
+from support.servers import ServerProcess
+from support.tree_command import tree_command
 
 COMMANDS = all_commands()
 PLACEHOLDER = re.compile(r"^<.*>$")
@@ -234,7 +234,7 @@ def reader(probe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     programs.mkdir()
     command = programs / "sgl-importance"
     command.write_text(
-        f'#!/bin/sh\nexec {sys.executable} -W ignore {Path(__file__).with_name("tree_command.py")} "$@"\n'
+        f'#!/bin/sh\nexec {sys.executable} -W ignore {ROOT / "test/support/tree_command.py"} "$@"\n'
     )
     command.chmod(0o755)
 

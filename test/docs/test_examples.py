@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "storage"))
-
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "extending.md").read_text()
 
@@ -73,10 +71,10 @@ def test_producer_agrees_with_the_definition(tokens: int, page_size: int) -> Non
 
 
 def test_backend_under_the_verified_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from host_pools import KEYS, PAGES, WEIGHTS, make_backend, make_pool, pages_of, slots
-
     from sgl_importance.storage.counters import StoreCounters
     from sglang_importance.storage.weights import WATCH
+
+    from support.host_pools import KEYS, PAGES, WEIGHTS, make_backend, make_pool, pages_of, slots
 
     module = example("backend")
     pool = make_pool("page_first")

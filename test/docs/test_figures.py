@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2]))
 from benchmark.serving.measured import bootstrap, paired_ratios
 from benchmark.serving.report import tables
 

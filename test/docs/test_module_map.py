@@ -30,6 +30,7 @@ def packages() -> set[str]:
     found = {folder_of(name) for name in installed}
     for top in ("sgl_importance", "kernels", "python/sglang_importance", "benchmark", "scripts"):
         found |= {str(file.parent.relative_to(ROOT)) for file in (ROOT / top).rglob("*.py")}
+    found |= {str(file.parent.relative_to(ROOT)) for file in (ROOT / "test/support").glob("**/__init__.py")}
     return found
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from served import script_server
-from serving import ServerProcess
-from workload import TIER_FLAGS, Exchange, Replay, replay
+from support.served import script_server
+from support.servers import ServerProcess
+from support.workloads.exchanges import TIER_FLAGS, Exchange, Replay, replay
 
 pytestmark = pytest.mark.server
 

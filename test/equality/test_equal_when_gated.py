@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from served import script_server
-from workload import TIER_FLAGS, Exchange, replay
+from support.served import script_server
+from support.workloads.exchanges import TIER_FLAGS, Exchange, replay
 
 pytestmark = pytest.mark.server
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from served import script_server
-from workload import TIER_FLAGS, Exchange, replay
+from support.python_path import FAULTS, python_path
+from support.served import script_server
+from support.workloads.exchanges import TIER_FLAGS, Exchange, replay
 
 pytestmark = pytest.mark.server
 
-FAULTS = Path(__file__).parent / "faults"
 # Enough for host hits, and for the damaged page to be read.
 EXCHANGES = 160
 
 
 def test_one_damaged_page_of_one_layer_changes_tokens(random_model: Path, exchanges: list[Exchange]):
-    inherited = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(FAULTS), *([inherited] if inherited else [])])
     flags = ("--kv-policy", "importance", *TIER_FLAGS, "--page-size", "16")
-    with script_server(*flags, model=random_model, env={"PYTHONPATH": path}) as server:
+    with script_server(*flags, model=random_model, env=python_path(FAULTS / "kv_fault")) as server:
         differing = replay(server, exchanges[:EXCHANGES], concurrency=1).differing
         assert server.log().count("kv_fault: damaged 16 tokens of layer 1") == 1
     print(f"{len(differing)} of {EXCHANGES} answers differ")

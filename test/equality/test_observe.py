@@ -9,9 +9,9 @@ import pytest
 
 from sgl_importance.placement.hints import Hints
 
-from served import script_server
-from serving import ServerProcess
-from workload import POOL_FLAGS, POOL_TOKENS, Exchange, replay
+from support.served import script_server
+from support.servers import ServerProcess
+from support.workloads.exchanges import POOL_FLAGS, POOL_TOKENS, Exchange, replay
 
 pytestmark = pytest.mark.server
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import real_input
-from served import script_server
-from serving import ServerProcess
+from support.served import script_server
+from support.servers import ServerProcess
+from support.workloads import real_input
 
 pytestmark = pytest.mark.server
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))  # For attention_driver.
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from flashinfer_source import flashinfer_package
 
 from sgl_importance_kernels.flashinfer import SOURCE
+
+from support.flashinfer_source import flashinfer_package
 
 NVCC = shutil.which("nvcc")
 CCCL = ("cccl/cub", "cccl/libcudacxx/include", "cccl/thrust")

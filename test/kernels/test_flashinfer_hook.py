@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sgl_importance_kernels.flashinfer import SOURCE, EmittingDecode
 
-from twins import Mutation
+from support.doubles.twins import Mutation
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 DRIVER = Path(__file__).with_name("hook_driver.cpp")

@@ -17,16 +17,15 @@ import torch
 
 pytest.importorskip("sglang")
 
-import flashinfer_double
-from attention_driver import options
-from flashinfer_driver import FlashInferDriver, install_double
-from flashinfer_source import flashinfer_package
-from triton_driver import Sequence, runtime_context
-
 import sglang_importance.attention.decode_emission as decode_emission
 from sglang_importance.attention.rows import Phase
 
-from twins import Mutation, broken_twin
+from support.doubles import flashinfer_double
+from support.doubles.twins import Mutation, broken_twin
+from support.drivers.attention_driver import options
+from support.drivers.flashinfer_driver import FlashInferDriver, install_double
+from support.drivers.triton_driver import Sequence, runtime_context
+from support.flashinfer_source import flashinfer_package
 
 pytestmark = [
     pytest.mark.triton,

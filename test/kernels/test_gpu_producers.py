@@ -29,7 +29,7 @@ SOURCES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _runtime_context() -> Iterator[None]:
-    from triton_driver import runtime_context
+    from support.drivers.triton_driver import runtime_context
 
     override = runtime_context()
     yield
@@ -37,9 +37,9 @@ def _runtime_context() -> Iterator[None]:
 
 
 def captured_driver(source: str, **changes: Any) -> Any:
-    from captured_decode import CapturedDecode
-    from flashinfer_driver import FlashInferDriver
-    from triton_driver import ProbedTritonDriver, TritonDriver
+    from support.drivers.captured_decode import CapturedDecode
+    from support.drivers.flashinfer_driver import FlashInferDriver
+    from support.drivers.triton_driver import ProbedTritonDriver, TritonDriver
 
     chosen = ImportanceOptions(
         **{"policy": "importance", "interval": 2, "window": 4, "sink_tokens": 2, "local_tokens": 3, **changes}
@@ -68,9 +68,9 @@ def emitted(driver: Any, source: str) -> torch.Tensor:
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_rows_are_those_of_the_definition_and_outputs_stock_s(source: str, captured: bool) -> None:
-    from attention_driver import Sequence
-
     from sglang_importance.attention.rows import Phase
+
+    from support.drivers.attention_driver import Sequence
 
     driver = captured_driver(source, layers=(0, 2))
     if captured:
@@ -87,7 +87,7 @@ def test_rows_are_those_of_the_definition_and_outputs_stock_s(source: str, captu
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_steps_that_observe_nobody_leave_nothing_behind(source: str) -> None:
-    from attention_driver import Sequence
+    from support.drivers.attention_driver import Sequence
 
     driver = captured_driver(source, interval=100)
     driver.capture()

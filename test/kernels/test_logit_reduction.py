@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import sgl_importance_kernels.triton.logit_reduction as logit_reduction
 
-from probe_case import POISON, ProbeCase
-from twins import Mutation, broken_twin
+from support.doubles.twins import Mutation, broken_twin
+from support.workloads.probe_case import POISON, ProbeCase
 
 pytestmark = pytest.mark.triton
 

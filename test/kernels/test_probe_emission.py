@@ -11,18 +11,18 @@ import torch
 
 pytest.importorskip("sglang")
 
-from attention_driver import Sequence
-from captured_decode import CapturedDecode
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
 import sglang_importance.attention.decode_emission as decode_emission
 import sglang_importance.attention.probe_emission as producer
 from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
-from sglang_importance.attention.qk_probe import QkProbe
 from sglang_importance.attention.rows import Phase
 
-from twins import Mutation, broken_twin
+from support.doubles.twins import Mutation, broken_twin
+from support.drivers.attention_driver import Sequence
+from support.drivers.captured_decode import CapturedDecode
 
 pytestmark = [
     pytest.mark.triton,

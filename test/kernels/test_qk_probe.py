@@ -16,9 +16,9 @@ import sgl_importance_kernels.triton.page_reduction as page_reduction
 import sgl_importance_kernels.triton.qk_probe as qk_probe
 from sgl_importance_kernels.triton.log_sums import LogSums
 
-import probe_case
-from probe_case import ProbeCase, probe_cases
-from twins import Mutation, broken_twin
+from support.doubles.twins import Mutation, broken_twin
+from support.workloads import probe_case
+from support.workloads.probe_case import ProbeCase, probe_cases
 
 pytestmark = [
     pytest.mark.triton,

@@ -9,14 +9,15 @@ import torch
 
 pytest.importorskip("sglang")
 
-from attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-import sglang_importance.attention.qk_probe as producer
+import sglang_importance.attention.prefill_probe as producer
 from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
-from sglang_importance.attention.qk_probe import QkProbe
-from sglang_importance.attention.rows import Phase, active_rows
+from sglang_importance.attention.rows import Phase
+
+from support.drivers.attention_driver import AttentionDriver, Layers, Sequence, model_runner, options
 
 pytestmark = [
     pytest.mark.triton,
@@ -46,7 +47,7 @@ def test_prefill_and_decode_of_a_ragged_batch() -> None:
     driver.check_row(long, Phase.PREFILL, [37, 38, 39, 40])
     driver.check_row(short, Phase.DECODE, [3, 5])
     driver.check_row(long, Phase.DECODE, [41, 43])
-    assert active_rows() is driver.rows
+    assert driver.backend.rows is driver.rows
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -16,8 +16,8 @@ import sgl_importance_kernels.triton.score_mod as score_mod
 from sgl_importance_kernels.triton.log_sums import DecodeLogSums
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 
-from probe_case import POISON, ProbeCase
-from twins import Mutation, broken_twin
+from support.doubles.twins import Mutation, broken_twin
+from support.workloads.probe_case import POISON, ProbeCase
 
 decode_attention = pytest.importorskip("sglang.kernels.ops.attention.decode_attention")
 

@@ -11,18 +11,18 @@ import torch
 
 pytest.importorskip("sglang")
 
-from attention_driver import options
-from captured_decode import CapturedDecode
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-from triton_driver import Sequence, TritonDriver, complete, model_runner, runtime_context
 
 import sglang_importance.attention.decode_emission as decode_emission
 import sglang_importance.attention.triton as producer
 from sglang_importance.attention import install
-from sglang_importance.attention.rows import Phase, active_rows
+from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.triton import EmittingTritonBackend, TritonEmission
 
-from twins import Mutation, broken_twin
+from support.doubles.twins import Mutation, broken_twin
+from support.drivers.attention_driver import options
+from support.drivers.captured_decode import CapturedDecode
+from support.drivers.triton_driver import Sequence, TritonDriver, complete, model_runner, runtime_context
 
 pytestmark = [
     pytest.mark.triton,
@@ -49,7 +49,6 @@ def test_prefill_and_decode_of_a_ragged_batch() -> None:
     driver.check_row(long, Phase.PREFILL, [37, 38, 39, 40])
     driver.check_row(short, Phase.DECODE, [3, 5])
     driver.check_row(long, Phase.DECODE, [41, 43])
-    assert active_rows() is driver.rows
 
 
 class GraphDriver(CapturedDecode, TritonDriver):

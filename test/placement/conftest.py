@@ -1,8 +1,15 @@
-"""Makes the driver of the tree tests importable here."""
+"""Weights in memory, without which no ledger is written."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tree"))
+import pytest
+
+
+@pytest.fixture
+def weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from support.drivers.ledgered_tree import weights_loaded
+
+    with weights_loaded(monkeypatch):
+        yield

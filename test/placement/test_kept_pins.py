@@ -6,23 +6,24 @@ from array import array
 from pathlib import Path
 
 import pytest
-from test_ledger_feed import POOL, WEIGHTS, prewarm_from_ledger, serve
-from test_ledger_feed import weights as weights  # a fixture
 
 from sgl_importance.placement.pin import Pin
 from sglang_importance.placement.ledger_feed import LedgerFeed, model_digest
 
-from driver import PAGE, TreeDriver
-from ledger_rows import open_ledger
+from support.drivers.ledgered_tree import POOL, WEIGHTS, prewarm_from_ledger, serve
+from support.drivers.tree_driver import PAGE, TreeDriver
+from support.workloads.ledger_rows import open_ledger
+
+pytestmark = pytest.mark.usefixtures("weights")
 
 
 def start_with_pins(path: Path, **settings) -> TreeDriver:
     driver = TreeDriver(tokens=POOL)
     component = driver.component
     ledger = open_ledger(path, model_digest(WEIGHTS, PAGE), **settings)
-    component.ledger = LedgerFeed(
-        ledger, component.tree, component.policy, weights=WEIGHTS, budget_bytes=1 << 28, pins=component.pins
-    )
+    state, pins = component.state, component.pins
+    feed = LedgerFeed(ledger, state.tree, state.policy, weights=WEIGHTS, budget_bytes=1 << 28, pins=pins)
+    component.attach_ledger(feed)
     return driver
 
 
@@ -46,7 +47,9 @@ def test_a_pin_is_held_after_a_restart_when_its_text_returns(tmp_path: Path, war
     (pin,) = restarted.component.pins.current()
     assert restarted.component.pins.survivors() == {"kept"}
     assert restarted.component.pins.resident_tokens(pin) == 0
-    told = [(event.kind, event.pin_id, event.reason) for _, event in restarted.component.events.since(0, 9)]
+    told = [
+        (event.kind, event.pin_id, event.reason) for _, event in restarted.component.state.events.since(0, 9)
+    ]
     assert told[-1] == ("pin", "kept", "restored")
     if warm:
         prewarm_from_ledger(restarted)

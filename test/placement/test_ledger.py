@@ -15,7 +15,7 @@ from sgl_importance.ghost import root_digest
 from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.ledger import Ledger
 
-from ledger_rows import NAMESPACE, PAGE, ROOT, open_ledger, random_tree, record
+from support.workloads.ledger_rows import NAMESPACE, PAGE, ROOT, open_ledger, random_tree, record
 
 
 def by_digest(ledger: Ledger) -> dict:

@@ -5,60 +5,20 @@ from __future__ import annotations
 import random
 import sqlite3
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sgl_importance.placement.ledger import Ledger
-from sgl_importance.placement.ledger_plan import plan_from_ledger
-from sglang_importance import folding
-from sglang_importance.placement.ledger_feed import LedgerFeed, attach_ledger, model_digest
-from sglang_importance.placement.prewarm_request import new_rid
+from sglang_importance.placement.ledger_feed import model_digest, open_ledger_feed
 from sglang_importance.storage.weights import WATCH, Weights
 
-from driver import PAGE, Request, ScriptedRows, TreeDriver
-from ledger_rows import open_ledger
+from support.drivers.ledgered_tree import POOL, WEIGHTS, prewarm, prewarm_from_ledger, serve, start
+from support.drivers.tree_driver import PAGE, Request, TreeDriver
+from support.workloads.ledger_rows import open_ledger
 
-WEIGHTS = Weights("fingerprint", "default", "config", pages_match=True)
-POOL = 4096
-
-
-_rows: list[ScriptedRows] = []
-_feeds: list[LedgerFeed] = []
-
-
-@pytest.fixture(autouse=True)
-def weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(WATCH, "current", WEIGHTS)
-    monkeypatch.setattr(folding, "active_rows", lambda: _rows[-1])
-    yield
-    # An open feed waits for the end of the process, and its tree with it.
-    for feed in _feeds:
-        feed.close()
-    _feeds.clear()
-    _rows.clear()
-
-
-def start(path: Path, *, tokens: int = POOL) -> TreeDriver:
-    driver = TreeDriver(tokens=tokens)
-    ledger = open_ledger(path, model_digest(WEIGHTS, PAGE))
-    component = driver.component
-    component.ledger = LedgerFeed(
-        ledger, component.tree, component.policy, weights=WEIGHTS, budget_bytes=1 << 28
-    )
-    _feeds.append(component.ledger)
-    return driver
-
-
-def serve(driver: TreeDriver, prompt: list[int], answer: int = 3) -> None:
-    _rows.append(driver.rows)
-    request = driver.admit(prompt)
-    pages = -(-len(prompt) // PAGE)
-    driver.prefill(request, body=np.full(pages, 1 / pages))
-    driver.decode(request, [prompt[0] + 7] * answer)
-    driver.finish(request)
+pytestmark = pytest.mark.usefixtures("weights")
 
 
 def traffic(seed: int, requests: int) -> list[list[int]]:
@@ -72,36 +32,8 @@ def traffic(seed: int, requests: int) -> list[list[int]]:
     return prompts
 
 
-def prewarm(driver: TreeDriver, tokens: list[int]) -> None:
-    _rows.append(driver.rows)
-    request = driver.admit(tokens)
-    request.rid = new_rid()
-    driver.prefill(request)
-    driver.decode(request, [1])
-    driver.finish(request)
-
-
-def prewarm_from_ledger(driver: TreeDriver) -> int:
-    """As the server does at its start; returns the number of nodes."""
-    ledger = open_ledger(driver.component.ledger.path, model_digest(WEIGHTS, PAGE))
-    paths = plan_from_ledger(
-        ledger,
-        driver.component.policy.cost,
-        use_importance=True,
-        has_storage=False,
-        present=(),
-        max_tokens=POOL,
-        max_seconds=1e9,
-    )
-    ledger.close()
-    for path in paths:
-        for end in path.ends:
-            prewarm(driver, [*path.token_ids[:end], 0])
-    return sum(len(path.ends) for path in paths)
-
-
 def reuse_of(driver: TreeDriver):
-    return driver.component.policy.reuse
+    return driver.component.state.policy.reuse
 
 
 def test_watches_counts_and_clock_go_on(tmp_path: Path):
@@ -125,16 +57,16 @@ def test_requests_after_a_restart_teach_what_they_would_have_taught(tmp_path: Pa
     for prompt in prompts[:32]:
         serve(driver, prompt)
     driver.component.ledger.close()
-    driver.component.ledger = None
+    driver.component.requests.ledger = driver.component.pins.keeper = None
 
     restarted = start(tmp_path / "l.sqlite")
     if warm:
         assert prewarm_from_ledger(restarted) == len(list(driver.all_nodes()))
         assert reuse_of(restarted).clock == 32
-        assert restarted.component.counters.admitted_requests == 0
+        assert restarted.component.state.counters.admitted_requests == 0
         np.testing.assert_allclose(reuse_of(restarted).counts(), reuse_of(driver).counts())
         np.testing.assert_array_equal(reuse_of(restarted).open_watches(), reuse_of(driver).open_watches())
-        assert len(restarted.component.tree.ghosts) == 0
+        assert len(restarted.component.state.tree.ghosts) == 0
     for prompt in prompts[32:48]:
         serve(driver, prompt)
         serve(restarted, prompt)
@@ -153,7 +85,7 @@ def test_rows_are_the_nodes_of_the_tree(tmp_path: Path):
     serve(driver, [5] * 32 + [1] * 32)
     serve(driver, [5] * 32 + [2] * 32)
     driver.component.ledger.close()
-    tree = driver.component.tree
+    tree = driver.component.state.tree
     nodes = {(tree.end_digest(n), tree.start_digest(n), len(n.key)) for n in driver.all_nodes()}
     ledger = open_ledger(tmp_path / "l.sqlite", model_digest(WEIGHTS, PAGE))
     assert {(row.digest, row.parent, row.tokens) for row in ledger.prefixes()} == nodes
@@ -170,7 +102,7 @@ def test_the_parts_of_a_node_that_comes_back_in_parts_are_watched_like_one_that_
     watched = reuse_of(restarted).open_watches().sum()
     prewarm(restarted, [*prompt[:16], 0])
     prewarm(restarted, [*prompt[:40], 0])
-    parts = [restarted.component.tree.metadata(node) for node in restarted.all_nodes()]
+    parts = [restarted.component.state.tree.metadata(node) for node in restarted.all_nodes()]
     assert sorted(part.tokens for part in parts) == [16, 24]
     assert reuse_of(restarted).open_watches().sum() == watched + 1
     assert {part.watched_as for part in parts} == {0}
@@ -193,7 +125,7 @@ def test_scores_accesses_and_block_types_come_back_with_the_pages(tmp_path: Path
         request = each.admit([*shared, 9])
         node = each.core.node_by_id(request.last_node)
         each.abort(request)
-        return each.component.tree.metadata(node)
+        return each.component.state.tree.metadata(node)
 
     before, after = node_of(driver), node_of(restarted)
     assert before.accesses == after.accesses == 2
@@ -209,7 +141,7 @@ def test_a_prewarmed_page_that_nobody_asks_for_counts_for_nothing(tmp_path: Path
     prewarm(driver, list(range(33)))
     assert reuse_of(driver).clock == 0
     assert not reuse_of(driver).open_watches().any()
-    assert driver.component.counters.admitted_requests == 0
+    assert driver.component.state.counters.admitted_requests == 0
     driver.evict(10**6)
     assert not reuse_of(driver).open_watches().any()
     driver.cache.sanity_check()
@@ -250,7 +182,6 @@ def test_nothing_is_written_while_other_weights_are_in_memory(tmp_path: Path, mo
 
 def test_salts_keep_their_own_roots(tmp_path: Path):
     driver = start(tmp_path / "l.sqlite")
-    _rows.append(driver.rows)
     for salt in (None, "a"):
         request = Request(f"salted {salt}", array("q", range(30)), cache_salt=salt)
         driver._match_and_lock(request)
@@ -265,9 +196,11 @@ def test_salts_keep_their_own_roots(tmp_path: Path):
     ledger.close()
 
 
-class FakeScheduler:
-    def __init__(self, driver: TreeDriver) -> None:
-        self.tree_cache = driver.cache
+def attach_ledger(driver: TreeDriver) -> None:
+    """As a scheduler that has just been built does; its weights are known."""
+    feed = open_ledger_feed(driver.component.state, driver.component.pins, scheduler=None)
+    if feed is not None:
+        driver.component.attach_ledger(feed)
 
 
 def test_a_ledger_that_breaks_while_it_is_read_is_set_aside(tmp_path: Path, monkeypatch, caplog):
@@ -286,11 +219,11 @@ def test_a_ledger_that_breaks_while_it_is_read_is_set_aside(tmp_path: Path, monk
         raise sqlite3.DatabaseError("database disk image is malformed")
 
     monkeypatch.setattr(Ledger, "prefixes", broken)
-    driver = TreeDriver(tokens=POOL)
-    attach_ledger(FakeScheduler(driver), ImportanceOptions(policy="importance", ledger=str(tmp_path)))
+    driver = TreeDriver(tokens=POOL, options=ImportanceOptions(policy="importance", ledger=str(tmp_path)))
+    attach_ledger(driver)
     component = driver.component
     assert component.ledger is not None
-    assert (component.policy.clock, component.ledger.restored_pages) == (0, 0)
+    assert (component.state.policy.clock, component.ledger.restored_pages) == (0, 0)
     assert "cannot be read" in caplog.text
     serve(driver, list(range(30)))
     component.ledger.close()
@@ -300,10 +233,9 @@ def test_a_directory_that_cannot_be_used_leaves_a_server_without_ledger(tmp_path
     from sgl_importance.options import ImportanceOptions
 
     (tmp_path / "file").write_text("")
-    driver = TreeDriver(tokens=POOL)
-    attach_ledger(
-        FakeScheduler(driver), ImportanceOptions(policy="importance", ledger=str(tmp_path / "file"))
-    )
+    options = ImportanceOptions(policy="importance", ledger=str(tmp_path / "file"))
+    driver = TreeDriver(tokens=POOL, options=options)
+    attach_ledger(driver)
     assert driver.component.ledger is None
     assert "the server goes on without" in caplog.text
     serve(driver, list(range(30)))

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from sgl_importance.placement.ledger_plan import WarmPath
+from sglang_importance.http.prewarming import STEP_SECONDS, Job, Prewarmer, State, StepSize
 from sglang_importance.placement.prewarm_request import is_prewarm
-from sglang_importance.placement.prewarming import STEP_SECONDS, Job, Prewarmer, State, StepSize
 
 PAGE = 16
 STEP = 64

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher import run_to_end
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.engine import importance_engine, take_options
-from sglang_importance.refusal import LaunchRefused
+from sglang_importance.upstream.refusal import LaunchRefused
+
+from support.launches import run_to_end
 
 
 def test_our_arguments_are_taken_out() -> None:
@@ -51,7 +52,7 @@ def test_the_documented_call_is_understood() -> None:
 PROGRAM = """
 import json, multiprocessing, sys
 from sglang_importance.engine import importance_engine
-from sglang_importance.refusal import LaunchRefused
+from sglang_importance.upstream.refusal import LaunchRefused
 
 if __name__ == "__main__":
     arguments = dict(

@@ -13,9 +13,10 @@ import pytest
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from sgl_importance.options import SETTINGS, ImportanceOptions, flag
-from sglang_importance.server_args import add_flags, importance_options
+from sglang_importance.launch.flags import add_flags
+from sglang_importance.upstream.server_options import importance_options
 
-from serving import free_port
+from support.servers import free_port
 
 Parse = Callable[..., ServerArgs]
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from launcher import LAUNCH_SERVER, SGLANG_SERVE, Ended, launch, write_plugin
+
+from support.launches import LAUNCH_SERVER, SGLANG_SERVE, Ended, launch, write_plugin
 
 pytestmark = pytest.mark.server
 
@@ -69,7 +70,7 @@ def test_a_proof_that_is_missing_stops_the_launch(tiny_model: Path, tmp_path: Pa
         """
 import multiprocessing
 if multiprocessing.parent_process() is not None:
-    import sglang_importance.scheduler as scheduler
+    import sglang_importance.launch.scheduler_launch as scheduler
     scheduler._after_get_init_info = lambda info, scheduler: None
 """,
     )
@@ -83,10 +84,11 @@ def test_a_scheduler_without_plugin_stops_the_launch(tiny_model: Path, tmp_path:
         """
 import multiprocessing
 if multiprocessing.parent_process() is not None:
-    import sglang_importance.scheduler as scheduler
-    def register_hooks():
-        raise ImportError("broken package")
-    scheduler.register_hooks = register_hooks
+    import sglang_importance.launch.scheduler_launch as scheduler
+    class BrokenHooks(dict):
+        def items(self):
+            raise ImportError("broken package")
+    scheduler.HOOKS = BrokenHooks()
 """,
     )
     ended = launch(tiny_model, "--kv-policy", "importance", plugin_directory=plugin)

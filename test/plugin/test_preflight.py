@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from sglang_importance.preflight import checkpoint_problems, port_problems
+from sglang_importance.launch.preflight import checkpoint_problems, port_problems
 
 
 @pytest.fixture

@@ -15,14 +15,20 @@ from sglang.srt.mem_cache.unified_cache.components import FullComponent
 from sglang.srt.server_args import ServerArgs
 
 import sglang_importance
-from sglang_importance import selfcheck
-from sglang_importance.refusal import LaunchRefused
-from sglang_importance.selfcheck import SYMBOLS, check_sglang, parameters, symbol_problems, version_problem
+from sglang_importance.upstream import symbols as selfcheck
+from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.symbols import (
+    SYMBOLS,
+    check_sglang,
+    parameters,
+    symbol_problems,
+    version_problem,
+)
 
 PACKAGE = Path(sglang_importance.__file__).parent
 CURE = "install sglang==0.5.21 or use --kv-policy default"
-# CPU shims look for upstream's defects themselves; the standalone cache serves tests, studies, benchmarks.
-NOT_IN_A_SERVER = {"cpu", "standalone.py", "tree_replay.py"}
+# CPU shims look for upstream's defects themselves; what is offline serves tests, studies and benchmarks.
+NOT_IN_A_SERVER = {"cpu", "offline"}
 
 
 def _sources() -> list[Path]:
@@ -56,13 +62,10 @@ def test_every_import_from_sglang_is_checked(file: Path) -> None:
 
 def _our_subclasses() -> list[tuple[type, type]]:
     from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
-    from sglang_importance.cache import ImportanceRadixCache
-    from sglang_importance.component import ImportanceComponent
-    from sglang_importance.observer import ObserverComponent
-    from sglang_importance.ranked_component import RankedComponent
+    from sglang_importance.radix_cache.component import ImportanceComponent
+    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
-    components = (RankedComponent, ImportanceComponent, ObserverComponent)
-    ours = (EmittingTorchNativeBackend, ImportanceRadixCache, *components)
+    ours = (EmittingTorchNativeBackend, ImportanceRadixCache, ImportanceComponent)
     bases = [next(b for b in cls.__mro__ if b.__module__.startswith("sglang.")) for cls in ours]
     return list(zip(ours, bases, strict=True))
 

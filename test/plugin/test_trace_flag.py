@@ -14,9 +14,9 @@ from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.trace import open_trace
-from sglang_importance.cache import _create_recorder
-from sglang_importance.refusal import LaunchRefused
-from sglang_importance.server_args import importance_options
+from sglang_importance.radix_cache.cache_factory import create_recorder
+from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.server_options import importance_options
 
 Parse = Callable[..., ServerArgs]
 COST = CostModel(1e-5, 1e-9, 4096, 1e9, 1e8)
@@ -29,7 +29,7 @@ def recorder_for(trace: Path) -> Any:
         server_args=SimpleNamespace(model_path="models/some-model"),
     )
     options = ImportanceOptions(policy="observe", trace=str(trace), trace_megabytes=3)
-    return _create_recorder(context, options, ImportancePolicy(COST))  # type: ignore[arg-type]
+    return create_recorder(context, options, ImportancePolicy(COST), rows=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", ["observe", "importance"])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published import belady, object_hits, object_trace
 
 from sgl_importance.policy.arc import ArcPolicy
 from sgl_importance.policy.base import EvictionPolicy
@@ -26,6 +25,8 @@ from sgl_importance.policy.random import RandomPolicy
 from sgl_importance.policy.s3fifo import S3FifoPolicy
 from sgl_importance.policy.slru import SlruPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
+
+from support.drivers.published import belady, object_hits, object_trace
 
 libcachesim: Any = pytest.importorskip("libcachesim", reason="needs libCacheSim's Python bindings")
 

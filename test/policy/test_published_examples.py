@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from published import Watched, belady, object_hits, object_trace, tree_trace
 
 from sgl_importance.policy.arc import ArcPolicy
 from sgl_importance.policy.base import EvictionPolicy
@@ -19,6 +18,8 @@ from sgl_importance.policy.slru import SlruPolicy
 from sgl_importance.policy.tlru import TlruPolicy
 from sgl_importance.replay.cache import replay_objects, replay_tree
 from sgl_importance.replay.trace import TraceBuilder
+
+from support.drivers.published import Watched, belady, object_hits, object_trace, tree_trace
 
 
 def pattern(policy: EvictionPolicy, accesses: str) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published import ONLINE, Watched, belady, object_hits, object_trace, tree_trace
 
 from sgl_importance.policy.arc import ArcPolicy
 from sgl_importance.policy.base import EvictionPolicy
@@ -19,6 +18,8 @@ from sgl_importance.policy.lhd import LhdPolicy
 from sgl_importance.policy.random import RandomPolicy
 from sgl_importance.replay.cache import replay_objects, replay_tree
 from sgl_importance.replay.trace import NO_PARENT, Trace
+
+from support.drivers.published import ONLINE, Watched, belady, object_hits, object_trace, tree_trace
 
 Policy = Callable[[int], EvictionPolicy]
 

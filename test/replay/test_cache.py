@@ -16,7 +16,7 @@ from sgl_importance.replay.cache import ReplayCounts, replay_objects, replay_tre
 from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.trace import Trace
 
-from replay_traces import build_trace, object_traces, shared_data, tree_traces
+from support.workloads.replay_traces import build_trace, object_traces, shared_data, tree_traces
 
 capacities = st.integers(1, 12)
 

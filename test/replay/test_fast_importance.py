@@ -13,7 +13,7 @@ from sgl_importance.replay.fast_importance import replay_importance
 from sgl_importance.replay.importance import ImportanceReplayPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
 
-from replay_traces import build_trace
+from support.workloads.replay_traces import build_trace
 
 BLOCK = 16
 

@@ -16,7 +16,7 @@ from sgl_importance.replay.formats.detect import READERS, detect_reader, load_re
 from sgl_importance.replay.formats.oracle_general import RECORD, number_by_first_use
 from sgl_importance.replay.formats.reader import BadRecord, ReadOptions, TraceError
 
-from replay_traces import shared_data
+from support.workloads.replay_traces import shared_data
 
 CHECKPOINT = Path(__file__).parents[2] / "sgl_importance" / "probe" / "checkpoint"
 NO_NEXT = -1

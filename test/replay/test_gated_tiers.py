@@ -12,7 +12,7 @@ from sgl_importance.replay.gated_tiers import GatedReplay, GateKind, Gating, Sto
 from sgl_importance.replay.tiers import TieredSetup, TierSize, WritePolicy, replay_tiers
 from sgl_importance.replay.trace import NO_PARENT, Trace
 
-from replay_traces import tree_traces
+from support.workloads.replay_traces import tree_traces
 
 TIGHT = GateSettings(host_payback=0.05, storage_payback=0.2, displacement=1.0)
 
@@ -76,7 +76,7 @@ def test_no_gate_leaves_a_gap(
 
 @pytest.mark.parametrize("write_policy", WritePolicy)
 def test_a_closed_gate_leaves_the_device_alone(write_policy: WritePolicy):
-    from replay_traces import build_trace
+    from support.workloads.replay_traces import build_trace
 
     trace = build_trace([[1, 1], [2, 2], [1, 1], [1, 2]])
     closed = Gating(settings=GateSettings(host_payback=2.0, storage_payback=2.0))

@@ -14,7 +14,7 @@ from sgl_importance.replay.fast_lru import replay_lru
 from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.trace import Trace
 
-from replay_traces import object_traces, shared_data, tree_traces
+from support.workloads.replay_traces import object_traces, shared_data, tree_traces
 
 capacities = st.integers(1, 30)
 

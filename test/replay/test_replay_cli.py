@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -21,8 +22,9 @@ from typer.testing import CliRunner, Result
 from sgl_importance.replay import console, plot
 from sgl_importance.replay.cli import app
 from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.runner import Job, ReplayError, Row, run_job, run_jobs
-from sgl_importance.replay.trace import Trace
+from sgl_importance.replay.runner import Job, ReplayError, run_job, run_jobs
+
+from support.workloads.replay_jobs import die, sleep
 
 ROW_FIELDS = [
     "trace",
@@ -261,27 +263,21 @@ def test_processes_give_the_rows_of_one(trace_file: Path) -> None:
         )
 
 
-def _die(traces: Sequence[Trace], job: Job) -> Row:
-    os._exit(9)
-
-
 def test_a_dead_process_is_an_error_and_no_hang(trace_file: Path) -> None:
     jobs = [Job(0, "lru", 1), Job(0, "lru", 2)]
     with pytest.raises(ReplayError, match="a replay process died"):
-        list(run_jobs(_die, [read_trace(trace_file)], jobs, 2))
+        list(run_jobs(die, [read_trace(trace_file)], jobs, 2))
 
 
-def _sleep(traces: Sequence[Trace], job: Job) -> int:
-    time.sleep(job.capacity)
-    return job.capacity
-
-
-def test_leaving_early_does_not_wait_for_the_processes(trace_file: Path) -> None:
-    results = run_jobs(_sleep, [read_trace(trace_file)], [Job(0, "", 0), Job(0, "", 60), Job(0, "", 60)], 2)
+def test_leaving_early_does_not_wait_for_the_processes(trace_file: Path, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    jobs = [Job(0, str(done), seconds) for seconds in (0, 60, 60)]
+    others = set(multiprocessing.active_children())
+    results = run_jobs(sleep, [read_trace(trace_file)], jobs, 2)
     assert next(results) == (0, 0)
-    start = time.monotonic()
     results.close()
-    assert time.monotonic() - start < 20
+    assert done.read_text() == "0\n", "a job was waited for"
+    assert set(multiprocessing.active_children()) <= others
 
 
 def _running_in_group(group: int) -> list[int]:

@@ -22,7 +22,7 @@ from sgl_importance.replay.tiers import (
 )
 from sgl_importance.replay.trace import Trace
 
-from replay_traces import BLOCK_TOKENS, build_trace, tree_traces
+from support.workloads.replay_traces import BLOCK_TOKENS, build_trace, tree_traces
 
 BYTES_PER_TOKEN = 10
 PREFILL = 100.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,7 @@ def test_a_second_start_does_no_work(checkout: Any) -> None:
     assert torch < sglang, "torch first, so that nothing else chooses its build"
     assert "--no-deps" in done[sglang]
 
-    start = time.monotonic()
     second = checkout.run("setup.sh")
-    assert time.monotonic() - start < 1
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
     assert calls(checkout) == []
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ui_page import API_KEY, WIDE
 
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
 
-from browser import NoBrowser, open_browser
-from serving import ServerProcess
+from support.browser import NoBrowser, open_browser
+from support.live_page import API_KEY, WIDE
+from support.servers import ServerProcess
 
 PAGE_SIZE = 16
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
 

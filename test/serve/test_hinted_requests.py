@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2]))
 from benchmark.serving.passes import count_in_order
 from benchmark.serving.workloads import load_parameters, make_workload
 from sgl_importance.probe.tasks import make_document
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
 

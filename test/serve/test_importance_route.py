@@ -12,7 +12,7 @@ from sgl_importance.interface import SignalKind
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
 

@@ -18,7 +18,7 @@ from sgl_importance.metrics import METRICS, PREFIX, Metric
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
 
-from serving import ServerProcess, free_port
+from support.servers import ServerProcess, free_port
 
 pytestmark = pytest.mark.server
 

@@ -10,7 +10,7 @@ import pytest
 from sgl_importance.probe.tasks import ProbeDocument, make_document
 from sgl_importance.probe.tokenizer import encode
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
 

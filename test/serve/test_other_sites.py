@@ -9,7 +9,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.http import install_routes, own_site, pins
+from sglang_importance.http import pins_route, same_origin
+from sglang_importance.http.routes import install_routes
 
 READS = ("", "/pins", "/tree", "/node/1", "/node/1/prompt", "/events", "/prewarm", "/prewarm/x")
 ACTS = ("/pin", "/unpin", "/find", "/importance", "/prewarm")
@@ -72,7 +73,7 @@ def test_the_server_s_own_page_and_programs_are_answered(client: TestClient, hea
 def test_where_the_server_has_a_key_its_owner_decides(client: TestClient, monkeypatch, name: str):
     arguments = SimpleNamespace(api_key=None, admin_api_key=None)
     state = SimpleNamespace(tokenizer_manager=SimpleNamespace(server_args=arguments))
-    monkeypatch.setattr(own_site, "get_global_state", lambda: state)
+    monkeypatch.setattr(same_origin, "get_global_state", lambda: state)
     foreign = {"origin": "http://dashboard.example"}
     assert set(statuses(client, foreign).values()) == {403}
     setattr(arguments, name, "k")
@@ -97,7 +98,7 @@ def test_json_with_a_charset_is_json(client: TestClient, monkeypatch: pytest.Mon
         asked.append(operation)
         return {}
 
-    monkeypatch.setattr(pins, "ask", ask)
+    monkeypatch.setattr(pins_route, "ask", ask)
     headers = {"content-type": "Application/JSON; charset=utf-8"}
     answer = client.post("/kv_importance/unpin", headers=headers, content=b'{"pin_id": "p"}')
     assert (answer.status_code, asked) == (200, ["unpin"])

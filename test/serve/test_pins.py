@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import pytest
 
 from sgl_importance.probe.tokenizer import encode
 
-from serving import ServerProcess
+from support.servers import ServerProcess
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -133,12 +133,19 @@ def test_messages_are_pinned_as_chat_requests_ask_for_them(server: ServerProcess
 def test_text_is_pinned_as_generate_asks_for_it_and_a_lifetime_ends(server: ServerProcess):
     text = "Alice copper. Bruno lantern. Clara compass. " * 12
     server.generate(text)
-    tokens = server.post("/kv_importance/pin", {"text": text, "ttl_seconds": 3})["tokens"]
-    assert pinned_tokens(server) == tokens > 0
-    time.sleep(3)
-    server.generate("Question: Bruno. " * 8)
-    assert pinned_tokens(server) == 0
-    assert server.get("/kv_importance/pins")["pins"] == []
+    kept = server.post("/kv_importance/pin", {"text": text, "ttl_seconds": 3600})
+    assert pinned_tokens(server) == kept["tokens"] > 0
+    other = "Edith ladder. Frank compass. " * 12
+    server.generate(other)
+    short = server.post("/kv_importance/pin", {"text": other, "ttl_seconds": 1})
+    assert short["granted_tokens"]["device"] == short["tokens"] > 0
+
+    def has_ended() -> bool:
+        server.generate("Question: Bruno. " * 8)
+        return [pin["pin_id"] for pin in server.get("/kv_importance/pins")["pins"]] == [kept["pin_id"]]
+
+    wait_until(has_ended)
+    assert pinned_tokens(server) == kept["tokens"]
 
 
 def test_a_pool_full_of_pins_still_serves(server: ServerProcess):

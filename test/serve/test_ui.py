@@ -7,11 +7,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from ui_page import NARROW, TREEITEM, WIDE, choose, reused_leaf, shown, tree
 
 from sgl_importance.probe.tasks import make_document
 
-from serving import ServerProcess
+from support.live_page import NARROW, TREEITEM, WIDE, choose, reused_leaf, shown, tree
+from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
 

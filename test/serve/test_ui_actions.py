@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from ui_page import API_KEY, choose, confirm, reused_leaf, shown
 
-from serving import ServerProcess
+from support.live_page import API_KEY, choose, confirm, reused_leaf, shown
+from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
 

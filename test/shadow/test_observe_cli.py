@@ -21,7 +21,7 @@ from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.trace.reader import TraceReader
 from sgl_importance.trace.records import Header, RequestAdmitted, RequestFinished
 
-from serving import ServerProcess, free_port
+from support.servers import ServerProcess, free_port
 
 API_KEY = "secret"
 POOL_TOKENS, PAGE_SIZE = 2048, 16

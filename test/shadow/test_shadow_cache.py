@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tree_replay import COST, PAGE_SIZE, branches, drawn_requests, make_recording
 
 from sgl_importance.cost import CostModel
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.shadow.cache import ShadowCache
 from sgl_importance.shadow.ranking import ImportanceRanking, LruRanking, Ranking
 from sgl_importance.study.recording import Recording
-from sglang_importance.tree_replay import TreeReplay, hit_tokens, smallest_capacity
+from sglang_importance.offline.tree_replay import TreeReplay, hit_tokens, smallest_capacity
+
+from support.workloads.recordings import COST, PAGE_SIZE
+from support.workloads.tree_recordings import branches, drawn_requests, make_recording
 
 
 def ranking(kind: str, capacity: int) -> Ranking:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_pools import WEIGHTS
-from weight_updates import from_disk
 
 from sgl_importance.storage.counters import StoreCounters
 from sglang_importance.storage.weights import WATCH, WeightsWatch
 
-from serving import ServerProcess
-from store_bench import (
+from support.host_pools import WEIGHTS
+from support.models import write_random_llama
+from support.servers import ServerProcess
+from support.store_bench import (
     COMMON_FLAGS,
     PROMPTS,
     Bench,
@@ -22,10 +22,10 @@ from store_bench import (
     answer,
     fault_env,
     flush,
-    make_model,
     store_flags,
     wait_for_memory,
 )
+from support.weight_updates import from_disk
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> WeightsWatch:
 @pytest.fixture(scope="package")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two models of one shape and other weights."""
-    return [make_model(tmp_path_factory.mktemp("model"), seed) for seed in range(2)]
+    return [write_random_llama(tmp_path_factory.mktemp("model"), seed) for seed in range(2)]
 
 
 @pytest.fixture(scope="package")

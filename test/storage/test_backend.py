@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import sglang  # noqa: F401  # first: with it come the shims
 import torch
-from host_pools import (
+from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
+
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.storage import install
+from sglang_importance.storage.guards import _around_reduce_ack
+from sglang_importance.storage.weights import WATCH, Weights, fingerprint
+from sglang_importance.upstream.refusal import LaunchRefused
+
+from support.host_pools import (
     KEYS,
     PAGE_TOKENS,
     PAGES,
@@ -24,13 +32,6 @@ from host_pools import (
     pages_of,
     slots,
 )
-from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
-
-from sgl_importance.options import ImportanceOptions
-from sglang_importance.refusal import LaunchRefused
-from sglang_importance.storage import install
-from sglang_importance.storage.guards import _around_reduce_ack
-from sglang_importance.storage.weights import WATCH, Weights, fingerprint
 
 pytestmark = pytest.mark.usefixtures("watch")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +12,11 @@ import pytest
 
 from sgl_importance.storage.record import HEADER_BYTES, MissReason, decode_header, encode_header
 
-from store_bench import FETCH_TIMEOUT_SECONDS, PAGE_TOKENS, PROMPT_PAGES, Bench, report
+from support.store_bench import PAGE_TOKENS, PROMPT_PAGES, Bench, report
 
 pytestmark = pytest.mark.server
 
 DAMAGED_PAGE = 4
-SECONDS_PER_ANSWER = 5.0
 
 
 def flip(offset: int, bit: int = 0) -> Callable[[list[Path]], None]:
@@ -115,27 +113,19 @@ def test_an_undamaged_page_is_served(bench: Bench) -> None:
     assert bench.count("missed_pages") == missed
 
 
-def timed_ask(bench: Bench, index: int) -> tuple[int, float]:
-    start = time.monotonic()
-    served = bench.ask(index)
-    return served, time.monotonic() - start
-
-
-def test_slow_disk(bench: Bench) -> None:
+def test_a_disk_that_hangs(bench: Bench) -> None:
+    """Reads come back when the disk is mended: the answer, which is there before, did not wait for them."""
     index = bench.fresh()
     bench.store_prompt(index)
     bench.flush()
     late = bench.count("missed_pages", reason="timeout")
-    bench.disk.break_("slow")
+    bench.disk.break_("hangs")
     try:
-        served, seconds = timed_ask(bench, index)
+        assert bench.ask(index) == 0
+        bench.wait_for("missed_pages", late + 1, reason="timeout")
     finally:
         bench.disk.mend()
-    assert served == 0
-    assert FETCH_TIMEOUT_SECONDS <= seconds < 3
-    bench.wait_for("missed_pages", late + 1, reason="timeout")
-    report("reads take 3 s", "computed after the fetch timeout", 'missed_pages{reason="timeout"}')
-    time.sleep(3.5)
+    report("reads hang", "computed after the fetch timeout", 'missed_pages{reason="timeout"}')
     bench.flush()
     assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS
 
@@ -159,10 +149,9 @@ def test_a_fault_in_a_prefetch_thread_hangs_no_request(bench: Bench, fault: str)
     before = bench.count(counter, **labels)
     bench.disk.break_(fault)
     try:
-        _, seconds = timed_ask(bench, index)
+        bench.ask(index)
     finally:
         bench.disk.mend()
-    assert seconds < SECONDS_PER_ANSWER
     bench.wait_for(counter, before + 1, **labels)
     bench.flush()
     assert bench.ask(index) == PROMPT_PAGES * PAGE_TOKENS, "the thread did not recover"
@@ -185,13 +174,12 @@ def test_a_fault_in_writing_costs_the_page_only(bench: Bench, fault: str) -> Non
     bench.disk.break_(fault)
     try:
         index = bench.fresh()
-        _, seconds = timed_ask(bench, index)
+        bench.ask(index)
         bench.wait_for(counter, before + 1, **labels)
         bench.flush()
         bench.ask(index)
     finally:
         bench.disk.mend()
-    assert seconds < SECONDS_PER_ANSWER
     after = bench.fresh()
     bench.flush()
     bench.store_prompt(after)

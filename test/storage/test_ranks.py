@@ -11,8 +11,8 @@ import pytest
 from sgl_importance.storage.inspect import scan
 from sgl_importance.storage.record import decode_header
 
-from serving import ServerProcess
-from store_bench import COMMON_FLAGS, PAGE_TOKENS, PROMPT_PAGES, answer, count, flush, store_flags
+from support.servers import ServerProcess
+from support.store_bench import COMMON_FLAGS, PAGE_TOKENS, PROMPT_PAGES, answer, count, flush, store_flags
 
 pytestmark = [pytest.mark.server, pytest.mark.nightly]
 

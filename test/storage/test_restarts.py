@@ -14,8 +14,8 @@ import pytest
 
 from sgl_importance.storage.inspect import files_of, verify
 
-from serving import ServerFailed, ServerProcess
-from store_bench import PROMPTS, Bench, answer, count, fault_env, report, store_flags, wait_for_memory
+from support.servers import ServerFailed, ServerProcess
+from support.store_bench import PROMPTS, Bench, answer, count, fault_env, report, store_flags, wait_for_memory
 
 pytestmark = pytest.mark.server
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from weight_updates import UPDATES
 
-from store_bench import PAGE_TOKENS, PROMPT_PAGES, Bench, report
+from support.store_bench import PAGE_TOKENS, PROMPT_PAGES, Bench, report
+from support.weight_updates import UPDATES
 
 pytestmark = pytest.mark.server
 

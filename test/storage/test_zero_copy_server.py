@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from serving import ServerProcess
-from store_bench import (
+from support.servers import ServerProcess
+from support.store_bench import (
     PAGE_TOKENS,
     PROMPT_PAGES,
     Bench,
@@ -40,7 +39,7 @@ def zero_copy(
     disk = Disk(folder, False, folder / "fault")
     settings = {
         "backend_name": "zero_copy",
-        "module_path": "zero_copy_store",
+        "module_path": "support.doubles.zero_copy_store",
         "class_name": "ZeroCopyStore",
         "interface_v1": 1,
         "folder": str(values),
@@ -51,10 +50,8 @@ def zero_copy(
         *("--hicache-storage-backend", "dynamic", "--kv-importance-store-backends", "any"),
         *("--hicache-storage-backend-extra-config", json.dumps(settings)),
     )
-    env = fault_env(disk.control)
-    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), env["PYTHONPATH"]])
     wait_for_memory()
-    with ServerProcess(*flags, model=models[0], env=env) as server:
+    with ServerProcess(*flags, model=models[0], env=fault_env(disk.control)) as server:
         yield Bench(server, disk, references)
 
 

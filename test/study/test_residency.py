@@ -14,7 +14,7 @@ from sgl_importance.study.recording import Query
 from sgl_importance.study.residency import POLICIES, replay, requested
 from sgl_importance.study.streams import StepScores, Stream, streams
 
-from recordings import make_query, make_recording, make_step
+from support.workloads.recordings import make_query, make_recording, make_step
 
 PAGES = 6
 

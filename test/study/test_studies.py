@@ -28,7 +28,14 @@ from sgl_importance.study.shuffle import ShuffledImportancePolicy
 from sgl_importance.study.statistics import jaccard, top_pages
 from sgl_importance.trace.records import Detail
 
-from recordings import PAGE_SIZE, make_fold, make_query, make_recording, make_step, write_recording
+from support.workloads.recordings import (
+    PAGE_SIZE,
+    make_fold,
+    make_query,
+    make_recording,
+    make_step,
+    write_recording,
+)
 
 # ---- recordings ----
 

@@ -16,7 +16,7 @@ from sgl_importance.trace.cli import app
 from sgl_importance.trace.records import Record, RequestAdmitted, RequestFinished
 from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
 
-from test_format import PAGE_SIZE, make_header
+from support.workloads.recordings import PAGE_SIZE, make_header
 
 
 def record(folder: Path) -> None:

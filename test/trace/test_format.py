@@ -16,9 +16,6 @@ from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.trace import TraceError, open_trace
 from sgl_importance.trace import writer as writer_module
 from sgl_importance.trace.records import (
-    FORMAT_VERSION,
-    SCHEMA,
-    Detail,
     Dropped,
     EventKind,
     Fold,
@@ -34,26 +31,7 @@ from sgl_importance.trace.records import (
 from sgl_importance.trace.segments import segment_files
 from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
 
-PAGE_SIZE = 4
-
-
-def make_header(**changes: Any) -> Header:
-    fields: dict[str, Any] = {
-        "version": FORMAT_VERSION,
-        "run": "run",
-        "segment": 0,
-        "schema": SCHEMA,
-        "created": 1.5,
-        "page_size": PAGE_SIZE,
-        "digest": "xxh3-128-chain",
-        "model": "m",
-        "layers": (0, 1),
-        "options": {"interval": 8, "g": "auto"},
-        "capacity_tokens": {"device": 64},
-        "cost": {},
-        "detail": Detail.STEPS,
-    }
-    return Header(**{**fields, **changes})
+from support.workloads.recordings import PAGE_SIZE, make_header
 
 
 def make_admitted(request: int, tokens: int = 0) -> RequestAdmitted:

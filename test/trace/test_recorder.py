@@ -25,7 +25,7 @@ from sgl_importance.trace.records import (
     TreeEvent,
 )
 
-from serving import ServerProcess
+from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
 

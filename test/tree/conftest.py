@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import sglang_importance.folding as folding_module
-
-from driver import TreeDriver
+from support.drivers.tree_driver import TreeDriver
 
 
 @pytest.fixture
-def make_driver(monkeypatch: pytest.MonkeyPatch):
-    def make(*args, **kwargs) -> TreeDriver:
-        driver = TreeDriver(*args, **kwargs)
-        monkeypatch.setattr(folding_module, "active_rows", lambda: driver.rows)
-        return driver
-
-    return make
+def make_driver() -> type[TreeDriver]:
+    return TreeDriver

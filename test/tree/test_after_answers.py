@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sglang_importance.after_answers import AfterAnswers
+from sglang_importance.tree.deferred_work import DeferredWork
 
-from driver import PAGE, Request, TreeDriver
+from support.drivers.tree_driver import PAGE, Request, TreeDriver
 
 
 def test_work_waits_for_the_end_of_a_pass_and_for_nothing_else() -> None:
-    after, done = AfterAnswers(), []
+    after, done = DeferredWork(), []
 
     def process(batch: str, result: str) -> None:
         for name in (batch, result):
@@ -26,7 +26,7 @@ def test_work_waits_for_the_end_of_a_pass_and_for_nothing_else() -> None:
 
 
 def test_a_pass_that_fails_is_over() -> None:
-    after, done = AfterAnswers(), []
+    after, done = DeferredWork(), []
 
     def process() -> None:
         raise RuntimeError("upstream")
@@ -53,19 +53,19 @@ def _left(driver: TreeDriver, *, in_one_pass: bool) -> list[tuple]:
     """What is known of each node when two requests have ended; one cuts what the other has just left."""
     driver.rows.discard = lambda slot: None  # a server's rows stay until their slot is taken again
     running = [_running(driver, [70] * PAGE + [last] * PAGE) for last in (80, 90)]
-    folds = driver.component.counters.folds
+    folds = driver.component.state.counters.folds
 
     def process_batch_result() -> None:
         for request in running:
             driver.finish(request)
-        assert (driver.component.counters.folds == folds) == in_one_pass
+        assert (driver.component.state.counters.folds == folds) == in_one_pass
 
-    after = driver.component.after_answers
+    after = driver.component.deferred_work
     (after.around(process_batch_result) if in_one_pass else process_batch_result)()
-    assert driver.component.counters.folds == folds + len(running)
+    assert driver.component.state.counters.folds == folds + len(running)
     assert not driver.rows.scores
     driver.cache.sanity_check()
-    tree = driver.component.tree
+    tree = driver.component.state.tree
     return sorted(
         (
             tree.end_digest(node),
@@ -94,6 +94,6 @@ def test_a_path_that_left_the_tree_meanwhile_takes_nothing_in(make_driver: Calla
         driver.finish(request)
         driver.evict(driver.cache.token_to_kv_pool_allocator.size)
 
-    driver.component.after_answers.around(process)()
+    driver.component.deferred_work.around(process)()
     assert not list(driver.all_nodes())
     driver.cache.sanity_check()

@@ -3,66 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lower_tiers import LowerTiers
 
 from sgl_importance.cost import Tier
-from sgl_importance.node import NodeMetadata
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.placement.gate import GateSettings, Refusal
-from sglang_importance.placement.gating import Gating, open_gate
+from sgl_importance.placement.gate import GateSettings
 
-from driver import PAGE, TreeDriver
-from test_tree_events import prompt, serve
+from support.doubles.lower_tiers import LowerTiers
+from support.doubles.scripted_gate import HOST, POOL, ScriptedGate, gated
+from support.drivers.tree_driver import PAGE, TreeDriver
+from support.drivers.tree_requests import prompt, serve
 
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
-POOL, HOST = 128, 192
-
-
-class ScriptedGate:
-    """Answers what it is told to; remembers what it was asked."""
-
-    refusal = Refusal.PAYBACK
-
-    def __init__(self, *answers: bool, otherwise: bool = True) -> None:
-        self.answers = list(answers)
-        self.otherwise = otherwise
-        self.asked: list[tuple[Tier, list[NodeMetadata], bool]] = []
-
-    def admits(self, tier: Tier, chain: Sequence[NodeMetadata], *, can_wait: bool = False) -> bool:
-        answer = self.answers.pop(0) if self.answers else self.otherwise
-        self.asked.append((tier, list(chain), answer))
-        return answer
-
-    def tick(self) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def gave_up(self, tier: Tier, node: NodeMetadata) -> None: ...
-
-
-def gated(
-    write_policy: str, gate: ScriptedGate | None = None, *, storage: bool = True, pool: int = POOL
-) -> tuple[TreeDriver, LowerTiers]:
-    driver = TreeDriver(tokens=pool, options=ImportanceOptions(policy="importance"))
-    tiers = LowerTiers.attach(driver.cache, host_tokens=HOST, write_policy=write_policy, storage=storage)
-    if gate is not None:
-        driver.component.gating = Gating(driver.component, gate)
-    else:
-        driver.component.gating = open_gate(driver.cache, driver.component.options)
-    return driver, tiers
 
 
 def test_the_option_is_the_bar_of_storage():
-    driver, _ = gated("write_through")
     options = ImportanceOptions(policy="importance", gate="on", gate_payback=0.3)
-    gating = open_gate(driver.cache, options)
-    assert gating is not None
-    assert gating.gate.settings == GateSettings(storage_payback=0.3)
+    driver, _ = gated("write_through", options=options)
+    gate = driver.component.backups.gate
+    assert gate is not None
+    assert gate.settings == GateSettings(storage_payback=0.3)
 
 
 def check(driver: TreeDriver) -> None:
@@ -104,7 +67,7 @@ def test_a_refused_node_is_offered_again_with_what_follows_it():
     assert [len(chain) for _, chain, admitted in gate.asked if admitted] == [2]
     assert host_tokens(driver) == 6 * PAGE
     check(driver)
-    counters = driver.component.counters
+    counters = driver.component.state.counters
     assert counters.written_tokens[Tier.HOST] == 6 * PAGE
     refused = counters.refused_tokens[Tier.HOST, ScriptedGate.refusal]
     assert counters.offered_tokens[Tier.HOST] > refused > 0
@@ -152,8 +115,8 @@ def test_a_child_goes_to_storage_with_its_ancestors_or_not_at_all():
     tiers.settle(driver.cache)
     first, second = list(driver.all_nodes())
     for node in (first, second):
-        known = driver.component.tree.metadata(node)
-        above = driver.component.tree.metadata(node.parent) if node.parent.parent is not None else None
+        known = driver.component.state.tree.metadata(node)
+        above = driver.component.state.tree.metadata(node.parent) if node.parent.parent is not None else None
         assert not known.in_storage or above is None or above.in_storage
 
 
@@ -195,7 +158,7 @@ def test_under_write_back_ancestors_follow_what_only_storage_holds():
 
 def test_what_the_host_gives_up_is_stored_first():
     driver, tiers = gated("write_through", ScriptedGate(True, False))  # to the host, not to storage yet
-    gate = driver.component.gating.gate
+    gate = driver.component.backups.gate
     serve(driver, prompt(0, 4))
     tiers.settle(driver.cache)
     gate.answers = [True]  # the host copy of a second prompt
@@ -219,12 +182,12 @@ def test_what_the_host_gives_up_is_stored_first():
 
 def test_eviction_goes_on_where_everything_would_be_stored_first():
     driver, tiers = gated("write_through", ScriptedGate(), pool=HOST)
-    driver.component.gating.gate.answers = [tier % 2 == 0 for tier in range(24)]
+    driver.component.backups.gate.answers = [tier % 2 == 0 for tier in range(24)]
     for start in range(0, 6 * 1000, 1000):
         serve(driver, prompt(start, 4))
         tiers.settle(driver.cache)
     driver.evict(HOST)
-    driver.component.gating.gate.answers = []
+    driver.component.backups.gate.answers = []
     held = host_tokens(driver)
     assert driver.cache.evict_host(held) >= held * 3 // 4
     check(driver)
@@ -261,7 +224,7 @@ def apply(driver: TreeDriver, tiers: LowerTiers, op: str, value: int) -> None:
 
 
 def check_prefix_closed(driver: TreeDriver) -> None:
-    tree = driver.component.tree
+    tree = driver.component.state.tree
     for node in driver.all_nodes():
         if tree.metadata(node).in_storage and node.parent.parent is not None:
             above = tree.metadata(node.parent)
@@ -295,13 +258,13 @@ def test_the_real_gate_decides_alike_on_every_rank(write_policy: str):
     runs = []
     for _ in range(2):
         driver, tiers = gated(write_policy)
-        driver.component.gating.gate.settings = GateSettings(displacement=1.0)
+        driver.component.backups.gate.settings = GateSettings(displacement=1.0)
         for op, value in history:
             apply(driver, tiers, op, value)
         tiers.settle(driver.cache)
         check(driver)
         check_prefix_closed(driver)
-        counters = driver.component.counters
+        counters = driver.component.state.counters
         runs.append((tiers.stored, counters.offered_tokens, counters.refused_tokens, counters.written_tokens))
     assert runs[0] == runs[1]
     _, offered, refused, written = runs[0]

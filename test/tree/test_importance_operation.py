@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.interface import ImportanceSource
-from sglang_importance.desk import Desk
-from sglang_importance.importance_operation import KEYS_PER_SLICE, importance
-from sglang_importance.page_source import SLICE_PAGES
+from sglang_importance.operations.page_importance import KEYS_PER_SLICE, importance
+from sglang_importance.operations.runner import Desk
+from sglang_importance.tree.page_lookup import SLICE_PAGES
 
-from driver import PAGE
-from test_tree_events import prompt, serve
+from support.drivers.tree_driver import PAGE
+from support.drivers.tree_requests import prompt, serve
 
 
 def digests(tokens: list[int], *, cache_salt: str | None = None) -> list[bytes]:
@@ -24,7 +23,7 @@ def digests(tokens: list[int], *, cache_salt: str | None = None) -> list[bytes]:
 
 
 def ask(driver, keys: list[bytes]):
-    desk = Desk(SimpleNamespace(tree_cache=driver.cache), {"importance": importance})
+    desk = Desk(driver.cache, {"importance": importance})
     reply = desk.begin("importance", {"keys": [key.hex() for key in keys]})
     slices = 1
     while reply.job is not None:
@@ -56,7 +55,7 @@ def test_a_page_keeps_its_importance_through_cuts_and_eviction(make_driver):
     assert [driver.cache.get_importance(key) for key in keys[3:]] == before[3:]
     kept = [driver.cache.get_importance(key) for key in keys]
     driver.evict(1024)
-    assert not list(driver.component.tree.nodes())
+    assert not list(driver.component.state.tree.nodes())
     assert [driver.cache.get_importance(key) for key in keys] == kept
 
 
@@ -74,16 +73,16 @@ def test_what_nobody_looked_at_is_known_with_weight_0_and_what_never_came_is_not
 def test_asking_changes_nothing_that_a_policy_reads(make_driver):
     driver = make_driver()
     serve(driver, prompt(0, 4))
-    node = next(driver.component.tree.nodes())
-    metadata = driver.component.tree.metadata(node)
+    node = next(driver.component.state.tree.nodes())
+    metadata = driver.component.state.tree.metadata(node)
 
     def facts():
         return metadata.accesses, metadata.last_access, metadata.importance.page_vectors().tolist()
 
-    before, clock = facts(), driver.component.policy.clock
+    before, clock = facts(), driver.component.state.policy.clock
     for key in digests(prompt(0, 4)):
         driver.cache.get_importance(key)
-    assert (facts(), driver.component.policy.clock) == (before, clock)
+    assert (facts(), driver.component.state.policy.clock) == (before, clock)
 
 
 def test_no_look_up_hashes_more_than_a_slice(make_driver):

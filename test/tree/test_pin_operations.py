@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from sgl_importance.cost import Tier
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.desk import Desk
-from sglang_importance.placement import pin_operations
-from sglang_importance.placement.pin_operations import SLICE_PAGES
+from sglang_importance.operations import pin_operations
+from sglang_importance.operations.pin_operations import SLICE_PAGES
+from sglang_importance.operations.runner import Desk
 
-from driver import PAGE
-from test_tree_events import prompt, serve
+from support.drivers.tree_driver import PAGE
+from support.drivers.tree_requests import prompt, serve
 
 POOL = 256
 OPERATIONS = {name: getattr(pin_operations, name) for name in ("pin", "unpin", "pins")}
 
 
 def ask(driver, operation: str, **arguments):
-    desk = Desk(SimpleNamespace(tree_cache=driver.cache), OPERATIONS)
+    desk = Desk(driver.cache, OPERATIONS)
     reply = desk.begin(operation, arguments)
     slices = 1
     while reply.job is not None:

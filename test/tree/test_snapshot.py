@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import time
 from types import SimpleNamespace
 
 import pytest
 
-from sglang_importance import snapshot as snapshot_module
-from sglang_importance.control import OPERATIONS
-from sglang_importance.desk import MAX_JOBS, Desk, NotFound, run_slice
-from sglang_importance.snapshot import InvalidCursor, decode_cursor, encode_cursor, snapshot
+from sglang_importance.operations import job as job_module
+from sglang_importance.operations.job import NotFound, run_slice
+from sglang_importance.operations.messages import OPERATIONS
+from sglang_importance.operations.runner import MAX_JOBS, Desk
+from sglang_importance.operations.snapshot import InvalidCursor, decode_cursor, encode_cursor, snapshot
 
-from driver import PAGE
-from test_tree_events import prompt, serve
+from support.drivers.tree_driver import PAGE
+from support.drivers.tree_requests import prompt, serve
 
 
 def document_of(cache, **kwargs):
@@ -34,15 +34,15 @@ def driver(make_driver):
 
 @pytest.fixture
 def every_node_is_a_slice(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(snapshot_module, "SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(snapshot_module, "CALLS_PER_LOOK", 1)
+    monkeypatch.setattr(job_module, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(job_module, "CALLS_PER_LOOK", 1)
 
 
 def test_slices_make_up_the_same_document(driver, every_node_is_a_slice, monkeypatch: pytest.MonkeyPatch):
     sliced = document_of(driver.cache, limit=1000)
-    monkeypatch.setattr(snapshot_module, "SLICE_SECONDS", 1000.0)
+    monkeypatch.setattr(job_module, "SLICE_SECONDS", 1000.0)
     assert run_slice(snapshot(driver.cache, limit=1000)) == sliced
-    assert len(sliced["nodes"]) == len(list(driver.component.tree.nodes()))
+    assert len(sliced["nodes"]) == len(list(driver.component.state.tree.nodes()))
 
 
 def test_a_parent_is_never_less_reusable_than_its_child(driver):
@@ -53,7 +53,7 @@ def test_a_parent_is_never_less_reusable_than_its_child(driver):
 
 
 def test_the_tree_may_change_between_slices(driver, every_node_is_a_slice):
-    before = {node.id for node in driver.component.tree.nodes()}
+    before = {node.id for node in driver.component.state.tree.nodes()}
     job = snapshot(driver.cache, limit=1000)
     step = 0
     while (document := run_slice(job)) is None:
@@ -68,21 +68,35 @@ def test_the_tree_may_change_between_slices(driver, every_node_is_a_slice):
     driver.component.check_integrity()
 
 
-def test_a_slice_is_short(driver):
+def test_a_slice_ends_at_the_first_look_at_the_clock_behind_its_time(driver, monkeypatch):
+    """Nodes take a known time each: a slice has as many as fit, and those up to its next look."""
+    clock = SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    monkeypatch.setattr(job_module, "time", clock)
+    seconds_per_node = job_module.SLICE_SECONDS / 40
+    nodes = 0
+    metadata = driver.component.state.tree.metadata
+
+    def slow_metadata(node):
+        nonlocal nodes
+        nodes += 1
+        clock.now += seconds_per_node
+        return metadata(node)
+
+    monkeypatch.setattr(driver.component.state.tree, "metadata", slow_metadata)
     job = snapshot(driver.cache, limit=1000)
-    longest = 0.0
-    done = None
+    slices, done = [], None
     while done is None:
-        start = time.perf_counter()
+        before = nodes
         done = run_slice(job)
-        longest = max(longest, time.perf_counter() - start)
-    # Ten times the budget: a loaded machine may take the processor away from us.
-    assert longest < 10 * snapshot_module.SLICE_SECONDS
+        slices.append(nodes - before)
+    assert len(slices) > 5
+    assert max(slices) <= 40 + job_module.CALLS_PER_LOOK
 
 
 @pytest.fixture
 def desk(driver) -> Desk:
-    return Desk(SimpleNamespace(tree_cache=driver.cache), OPERATIONS)
+    return Desk(driver.cache, OPERATIONS)
 
 
 def test_the_desk_drops_the_oldest_of_too_many_jobs(desk, every_node_is_a_slice):
@@ -108,8 +122,8 @@ def test_an_operation_that_needs_no_slices_answers_at_once(driver):
     def unknown(scheduler, arguments):
         raise NotFound(f"nothing named {arguments['name']}")
 
-    operations = {"clock": lambda scheduler, _: {"clock": scheduler.tree_cache.importance.policy.clock}}
-    desk = Desk(SimpleNamespace(tree_cache=driver.cache), {**operations, "unknown": unknown})
-    assert json.loads(desk.begin("clock", {}).document)["clock"] == driver.component.policy.clock
+    operations = {"clock": lambda cache, _: {"clock": cache.importance.state.policy.clock}}
+    desk = Desk(driver.cache, {**operations, "unknown": unknown})
+    assert json.loads(desk.begin("clock", {}).document)["clock"] == driver.component.state.policy.clock
     reply = desk.begin("unknown", {"name": "x"})
     assert (reply.status, reply.error, reply.document) == (404, "nothing named x", "")

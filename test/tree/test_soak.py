@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from soak_history import Soak
+from support.drivers.soak_history import Soak
 
 OPERATIONS = 2_500
 

@@ -6,14 +6,13 @@ from array import array
 
 import numpy as np
 
-import sglang_importance.folding as folding_module
 from sgl_importance.conformance.cases import ConsumerCase, Observed, ServedQuery
 from sgl_importance.conformance.check import check_accumulator
 from sgl_importance.interface import Importance
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.rows import Phase, RowScores
 
-from driver import Request, TreeDriver
+from support.drivers.tree_driver import Request, TreeDriver
 
 POOL_TOKENS = 256
 
@@ -24,7 +23,6 @@ class DrivenTree:
     def __init__(self, case: ConsumerCase, monkeypatch) -> None:
         options = ImportanceOptions(policy="importance", half_life_queries=case.half_life_queries)
         self._driver = TreeDriver(tokens=POOL_TOKENS, page_size=case.page_size, options=options)
-        monkeypatch.setattr(folding_module, "active_rows", lambda: self._driver.rows)
         self._queries = 0
 
     def serve(self, query: ServedQuery) -> None:
@@ -51,7 +49,7 @@ class DrivenTree:
 
     def evict_all(self) -> None:
         self._driver.evict(POOL_TOKENS)
-        assert not list(self._driver.component.tree.nodes())
+        assert not list(self._driver.component.state.tree.nodes())
 
     def get_importance(self, key: bytes) -> Importance | None:
         return self._driver.cache.get_importance(key)

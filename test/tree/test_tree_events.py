@@ -10,37 +10,8 @@ from sgl_importance.importance import Origin
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.reuse_class import BlockType
 
-from driver import PAGE, Request, TreeDriver
-
-
-def pages(*masses: float) -> np.ndarray:
-    return np.array(masses)
-
-
-def serve(
-    driver: TreeDriver,
-    tokens: list[int],
-    prefill: np.ndarray | None = None,
-    decode: np.ndarray | None = None,
-    output: tuple[int, ...] = (7,),
-) -> Request:
-    request = driver.admit(tokens)
-    driver.prefill(request, body=prefill)
-    driver.decode(request, list(output), body=decode)
-    driver.finish(request)
-    return request
-
-
-def path_of(driver: TreeDriver, tokens: list[int]):
-    """Nodes that hold the tokens, found like any request finds them."""
-    request = driver.admit([*tokens, -1])
-    nodes = driver.component.tree.path(driver.core.node_by_id(request.last_node))
-    driver.abort(request)
-    return [(node, driver.component.tree.metadata(node)) for node in nodes]
-
-
-def prompt(start: int, num_pages: int) -> list[int]:
-    return list(range(start, start + num_pages * PAGE))
+from support.drivers.tree_driver import PAGE, TreeDriver
+from support.drivers.tree_requests import pages, path_of, prompt, serve
 
 
 def test_prefill_folds_into_the_request_s_own_nodes_as_self_mass(make_driver):
@@ -79,10 +50,10 @@ def test_chunked_prefill_folds_once_at_its_end(make_driver):
     tokens = prompt(0, 4)
     request = driver.admit(tokens)
     driver.prefill(request, up_to=2 * PAGE, body=pages(1, 1))
-    assert driver.component.counters.folds == 0
+    assert driver.component.state.counters.folds == 0
     driver.prefill(request, body=pages(0, 0, 1, 1))
-    assert driver.component.counters.folds == 1
-    assert driver.component.counters.admitted_requests == 1
+    assert driver.component.state.counters.folds == 1
+    assert driver.component.state.counters.admitted_requests == 1
     driver.finish(request)
     mass = np.concatenate([metadata.importance.body_mass() for _, metadata in path_of(driver, tokens)])
     assert mass == pytest.approx([0, 0, 0.5, 0.5])
@@ -99,7 +70,7 @@ def test_a_long_decode_counts_as_one_query(make_driver):
     driver.finish(request)
     ((_, metadata),) = path_of(driver, tokens)
     assert metadata.importance.weight(Origin.SELF) == pytest.approx([1.0, 1.0], abs=0.05)
-    assert driver.component.counters.folds == 2
+    assert driver.component.state.counters.folds == 2
 
 
 def test_generated_pages_are_handed_to_their_nodes_at_finish(make_driver):
@@ -138,7 +109,7 @@ def test_a_retracted_request_stays_one_query_and_one_access(make_driver):
     assert metadata.importance.queries == 1
     assert metadata.importance.weight(Origin.CROSS).max() <= 1.0
     assert metadata.accesses == 1
-    assert driver.component.counters.admitted_requests == 2
+    assert driver.component.state.counters.admitted_requests == 2
 
 
 def test_matches_of_waiting_requests_are_no_accesses(make_driver):
@@ -149,7 +120,7 @@ def test_matches_of_waiting_requests_are_no_accesses(make_driver):
         path_of(driver, document)
     ((_, metadata),) = path_of(driver, document)
     assert metadata.accesses == 0
-    assert driver.component.policy.clock == 1
+    assert driver.component.state.policy.clock == 1
 
 
 def test_page_vectors_survive_demotion_and_load_back(make_driver):
@@ -162,7 +133,7 @@ def test_page_vectors_survive_demotion_and_load_back(make_driver):
     driver.evict(driver.cache.evictable_size())
     assert node.evicted
     assert node.backuped
-    assert np.array_equal(driver.component.tree.metadata(node).importance.page_vectors(), before)
+    assert np.array_equal(driver.component.state.tree.metadata(node).importance.page_vectors(), before)
     ((loaded, metadata),) = path_of(driver, tokens)
     assert loaded is node
     assert not node.evicted
@@ -177,7 +148,7 @@ def test_an_evicted_prefix_that_returns_gets_its_history_back(make_driver):
     ((_, metadata),) = path_of(driver, document)
     known = metadata.importance.body_mass(Origin.CROSS)
     driver.evict(10_000)
-    assert not list(driver.component.tree.nodes())
+    assert not list(driver.component.state.tree.nodes())
     serve(driver, document)
     ((_, metadata),) = path_of(driver, document)
     assert metadata.importance.body_mass(Origin.CROSS) == pytest.approx(known)
@@ -188,8 +159,8 @@ def test_flush_forgets_nodes_and_ghosts(make_driver):
     serve(driver, prompt(0, 2), prefill=pages(1, 1))
     driver.cache.reset()
     driver.component.check_integrity()
-    assert not list(driver.component.tree.nodes())
-    assert len(driver.component.tree.ghosts) == 0
+    assert not list(driver.component.state.tree.nodes())
+    assert len(driver.component.state.tree.ghosts) == 0
 
 
 def important_and_recent(driver: TreeDriver) -> tuple[list[int], list[int]]:
@@ -211,10 +182,10 @@ def test_importance_decides_who_is_evicted_and_g_off_is_the_control(make_driver,
     driver = make_driver(options=ImportanceOptions(policy="importance", g=g))
     important, recent = important_and_recent(driver)
     names = {important[0]: "important", recent[0]: "recent"}
-    remaining = {names[node.key.token_ids[0]] for node in driver.component.tree.nodes()}
+    remaining = {names[node.key.token_ids[0]] for node in driver.component.state.tree.nodes()}
     assert remaining == {"important", "recent"}
     driver.evict(1)
-    (survivor,) = (names[node.key.token_ids[0]] for node in driver.component.tree.nodes())
+    (survivor,) = (names[node.key.token_ids[0]] for node in driver.component.state.tree.nodes())
     assert survivor != victim
 
 
@@ -228,7 +199,7 @@ def test_observe_keeps_stock_s_victims_and_counts_what_ours_would_have_done(make
         sorted(tuple(node.key.token_ids) for node in driver.all_nodes()) for driver in (stock, observed)
     ]
     assert survivors[0] == survivors[1]
-    counters = observed.component.counters
+    counters = observed.component.state.counters
     assert counters.evicted_from(Tier.DEVICE) > 0
     assert 0 < counters.observed_agreed_tokens <= counters.evicted_from(Tier.DEVICE)
 
@@ -238,7 +209,7 @@ def test_different_salts_share_neither_nodes_nor_ghosts(make_driver):
     tokens = prompt(0, 2)
     serve(driver, tokens, prefill=pages(1, 1))
     ((node, _),) = path_of(driver, tokens)
-    digests = driver.component.tree.page_digests(node)
+    digests = driver.component.state.tree.page_digests(node)
     salted = driver.admit(tokens)
     driver.abort(salted)
     request = driver.admit([9, 9])
@@ -247,8 +218,8 @@ def test_different_salts_share_neither_nodes_nor_ghosts(make_driver):
     driver.readmit(salted)
     driver.prefill(salted, body=pages(1, 1))
     driver.finish(salted)
-    other = next(n for n in driver.component.tree.nodes() if n.key.cache_salt == "tenant")
-    assert not set(digests) & set(driver.component.tree.page_digests(other))
+    other = next(n for n in driver.component.state.tree.nodes() if n.key.cache_salt == "tenant")
+    assert not set(digests) & set(driver.component.state.tree.page_digests(other))
 
 
 def test_a_host_copy_makes_a_leaf_the_next_victim(make_driver):
@@ -273,7 +244,7 @@ def test_a_victim_that_upstream_could_not_evict_is_ranked_again(make_driver):
     component.evict_device_end()
     component.check_integrity()
     driver.evict(1)
-    assert not list(component.tree.nodes())
+    assert not list(component.state.tree.nodes())
 
 
 def test_a_leaf_that_ghosts_know_brings_its_body_mass_before_anything_is_folded(make_driver):

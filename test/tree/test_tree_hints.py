@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lower_tiers import LowerTiers
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sgl_importance.cost import Tier
@@ -14,11 +13,11 @@ from sgl_importance.node import NodeMetadata
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.hints import Hints
 from sgl_importance.reuse_class import BlockType, Transition
-from sglang_importance.placement.hints import HINTED_ATTRIBUTE
-from sglang_importance.placement.spare import SparedCopies
+from sglang_importance.placement.hint_follower import HINTED_ATTRIBUTE
 
-from driver import PAGE, Request, TreeDriver
-from test_tree_events import path_of, prompt
+from support.doubles.lower_tiers import LowerTiers
+from support.drivers.tree_driver import PAGE, Request, TreeDriver
+from support.drivers.tree_requests import path_of, prompt
 
 
 def envelope(**hints: Any) -> SimpleNamespace:
@@ -103,7 +102,7 @@ def test_a_retracted_request_still_wants_what_it_drops_later():
 def test_what_is_dropped_is_copied_nowhere_until_somebody_asks_for_it(write_policy: str):
     driver = TreeDriver(tokens=128, options=ImportanceOptions(policy="importance"))
     tiers = LowerTiers.attach(driver.cache, host_tokens=192, write_policy=write_policy, storage=True)
-    SparedCopies(driver.component)
+    driver.filter_backups()
 
     def backed_up() -> int:
         tiers.settle(driver.cache)
@@ -143,7 +142,6 @@ def test_a_report_tells_what_was_lost_where_and_when():
     again = report(ask(driver, prompt(100, 2), report=True))
     assert [lost["reason"] for lost in again["lost"]] == ["dropped_after_use"]
     # What the next insertion brings back is none of this request's business.
-    assert driver.component.tree.lost is None
 
 
 def test_block_types_and_a_tool_s_answer_move_the_class_of_a_node():

@@ -12,8 +12,8 @@ from sgl_importance.cost import Tier
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.pin import HALF_LIFE_REQUESTS, Pin
 
-from driver import PAGE, TreeDriver
-from test_tree_events import pages, path_of, prompt, serve
+from support.drivers.tree_driver import PAGE, TreeDriver
+from support.drivers.tree_requests import pages, path_of, prompt, serve
 
 POOL = 256
 
@@ -89,7 +89,7 @@ def test_a_pool_full_of_pins_still_serves(make_driver):
         pin(driver, tokens, str(serial))
         serve(driver, tokens[:-1])
     scan(driver, 4 * POOL)
-    assert driver.component.counters.admitted_requests == 4 + 4 * POOL // (4 * PAGE)
+    assert driver.component.state.counters.admitted_requests == 4 + 4 * POOL // (4 * PAGE)
     serve(driver, prompt(90_000, 40))
     assert resident(driver, prompt(90_000, 40)) == 40 * PAGE
 
@@ -142,7 +142,7 @@ def test_a_pin_that_nobody_uses_fades_and_one_that_is_used_does_not(driver: Tree
         pin(driver, tokens, name)
         serve(driver, tokens)
     for _ in range(8):
-        driver.component.policy.reuse.clock += HALF_LIFE_REQUESTS
+        driver.component.state.policy.reuse.clock += HALF_LIFE_REQUESTS
         serve(driver, [*used, 1])
     scan(driver, 10 * POOL)
     assert [p.pin_id for p in driver.component.pins.current()] == ["used"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from history import OPERATIONS, History
+from support.drivers.history import OPERATIONS, History
 
 events = st.lists(
     st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 2**16), st.integers(0, 2**16)),

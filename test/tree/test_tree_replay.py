@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from sgl_importance.cost import CostModel
 from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.study.recording import Query, Recording
-from sgl_importance.trace.records import FORMAT_VERSION, SCHEMA, Detail, Fold, Header
-from sglang_importance.study import replay_arms
-from sglang_importance.tree_replay import (
+from sgl_importance.study.recording import Recording
+from sgl_importance.trace.records import Fold
+from sglang_importance.offline.study_command import replay_arms
+from sglang_importance.offline.tree_replay import (
     TreeReplay,
     fidelity,
     hit_tokens,
@@ -21,52 +21,8 @@ from sglang_importance.tree_replay import (
     smallest_capacity,
 )
 
-PAGE_SIZE = 4
-COST = {
-    "prefill_seconds_per_token": 1e-5,
-    "prefill_seconds_per_token_pair": 1e-9,
-    "bytes_per_token": 4096,
-    "host_bytes_per_second": 1e9,
-    "storage_bytes_per_second": 1e8,
-}
-
-branches = st.lists(
-    st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=5), st.integers(0, 3), st.integers(1, 9)),
-    min_size=1,
-    max_size=12,
-)
-
-
-def make_recording(drawn: list[tuple[list[int], int, int]], device_tokens: int = 4096) -> Recording:
-    """Requests as (branches of a binary tree, prompt tokens behind the last whole page, output tokens)."""
-    names: dict[tuple[int, ...], int] = {}
-    queries = []
-    for order, (branch, rest, output) in enumerate(drawn):
-        pages = [names.setdefault(tuple(branch[: i + 1]), len(names)) for i in range(len(branch))]
-        tokens = len(pages) * PAGE_SIZE + rest
-        generated = (tokens + output) // PAGE_SIZE - len(pages)
-        # Generated pages are nobody else's.
-        more = [names.setdefault((*branch, -1 - order, i), len(names)) for i in range(generated)]
-        body = np.ones(len(pages) + 1, np.float32) / (len(pages) + 1)
-        query = Query(f"k/{order}/0", order + 1, np.array(pages), np.array(pages + more), tokens, output)
-        query.folds = [Fold(order, order, order, 0.5, first, body, body) for first in (True, False)]
-        queries.append(query)
-    header = Header(
-        FORMAT_VERSION,
-        "run",
-        0,
-        SCHEMA,
-        0.0,
-        PAGE_SIZE,
-        "",
-        "m",
-        (),
-        {"policy": "observe", "half_life_queries": 32.0},
-        {"device": device_tokens},
-        COST,
-        Detail.FOLDS,
-    )
-    return Recording("hand", (header,), queries, [b""] * len(names))
+from support.workloads.recordings import COST, PAGE_SIZE
+from support.workloads.tree_recordings import branches, drawn_requests, make_recording
 
 
 def endless_cache(recording: Recording) -> list[int]:
@@ -120,11 +76,6 @@ def test_a_small_cache_evicts_and_stays_sound(drawn: list, use_importance: bool)
     assert all(a <= b for a, b in zip(hits, endless_cache(recording), strict=True))
     replay._cache.sanity_check()
     assert policy.clock == len(recording.queries)
-
-
-def drawn_requests(seed: int, count: int = 120) -> list[tuple[list[int], int, int]]:
-    rng = np.random.default_rng(seed)
-    return [(rng.integers(0, 2, 5).tolist(), int(rng.integers(0, 4)), 3) for _ in range(count)]
 
 
 def test_every_arm_runs_where_a_request_fits() -> None:

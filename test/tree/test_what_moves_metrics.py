@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_gating import ScriptedGate, gated
 
 from sgl_importance.calibration import HORIZON
 from sgl_importance.cost import Tier
@@ -18,16 +16,17 @@ from sgl_importance.metrics import METRICS, OPERATIONS, Kind, Process, of_proces
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.pin import Pin
 from sgl_importance.shadow.pair import ShadowPair
-from sglang_importance import control
-from sglang_importance.body_mass import body_mass_of
-from sglang_importance.desk import Desk
-from sglang_importance.gauges import gauge_values
-from sglang_importance.metrics import counter_values, label_values
+from sglang_importance.metrics.publisher import counter_values, label_values
+from sglang_importance.observe.shadowing import Shadowing
+from sglang_importance.operations import messages as control
+from sglang_importance.operations.runner import Desk
 from sglang_importance.placement.prewarm_request import new_rid
-from sglang_importance.shadowing import Shadowing
+from sglang_importance.radix_cache.gauges import gauge_values
+from sglang_importance.tree.body_mass import body_mass_of
 
-from driver import PAGE, TreeDriver
-from test_tree_events import pages, path_of, prompt, serve
+from support.doubles.scripted_gate import ScriptedGate, gated
+from support.drivers.tree_driver import PAGE, TreeDriver
+from support.drivers.tree_requests import pages, path_of, prompt, serve
 
 REQUEST = {"requests_total", "prompt_tokens_total", "fold_seconds_total"}
 HIT = REQUEST | {"hit_requests_total", "hit_tokens_total"}
@@ -37,7 +36,7 @@ OF_THE_EMITTING_BACKEND = {"emissions_total", "emission_seconds_total"}
 
 
 def values(driver: TreeDriver) -> dict[tuple[str, tuple[str, ...]], float]:
-    families = {**counter_values(driver.component.counters), **gauge_values(driver.component)}
+    families = {**counter_values(driver.component.state.counters), **gauge_values(driver.cache)}
     return {
         (name, label_values(labels)): value
         for name, family in families.items()
@@ -69,7 +68,7 @@ def test_a_request_that_finds_its_prompt(make_driver):
     driver = make_driver()
     cold(driver)
     assert moved(driver, lambda: serve(driver, prompt(0, 4))) == HIT
-    counters = driver.component.counters
+    counters = driver.component.state.counters
     assert counters.hit_tokens[Tier.DEVICE] == 3 * PAGE  # its last token is always computed
     assert counters.prompt_tokens == 8 * PAGE
 
@@ -86,7 +85,7 @@ def test_what_is_evicted_is_dropped_where_no_lower_tier_has_it(make_driver):
     serve(driver, prompt(0, 4), prefill=pages(1, 2, 1, 0))
     mass = {"nodes", "body_mass", "evicted_body_mass_total"}
     assert moved(driver, lambda: driver.evict(1)) == EVICTION | mass | {"dropped_tokens_total"}
-    assert driver.component.counters.evicted_body_mass == pytest.approx(1.0)
+    assert driver.component.state.counters.evicted_body_mass == pytest.approx(1.0)
     assert driver.component.body_mass.total == 0
 
 
@@ -100,7 +99,7 @@ def test_what_is_evicted_is_demoted_where_the_host_has_it_and_is_loaded_back(mak
     assert moved(driver, lambda: driver.evict(1)) == EVICTION | lost
     loaded = {"loaded_back_nodes_total", "loaded_back_tokens_total"}
     assert moved(driver, lambda: driver.load_back(node.id)) == mass | loaded | {"used_tokens"}
-    assert driver.component.counters.loaded_back_tokens == 4 * PAGE
+    assert driver.component.state.counters.loaded_back_tokens == 4 * PAGE
 
 
 def test_copies_that_are_made_and_copies_that_are_refused():
@@ -129,7 +128,7 @@ def test_a_pre_warm_is_no_request_and_its_first_hit_is_counted_once(make_driver)
     assert moved(driver, lambda: prewarm(driver, tokens)) == {"used_tokens"}
     assert moved(driver, lambda: serve(driver, tokens)) == HIT | {"prewarmed_hit_tokens_total"}
     assert moved(driver, lambda: serve(driver, tokens)) == HIT
-    assert driver.component.counters.prewarmed_hit_tokens == 4 * PAGE
+    assert driver.component.state.counters.prewarmed_hit_tokens == 4 * PAGE
 
 
 def test_pins_within_their_budget(make_driver):
@@ -147,7 +146,7 @@ def test_pins_within_their_budget(make_driver):
 
 def test_predictions_are_judged_when_their_horizon_is_over(make_driver):
     driver = make_driver(tokens=4096)
-    counters = driver.component.counters
+    counters = driver.component.state.counters
     judged = {"reuse_predictions_total", "reuse_predicted_total", "reuse_observed_total"}
 
     def act(count: int) -> Callable[[], None]:
@@ -171,7 +170,7 @@ def test_a_prediction_comes_true_through_an_eviction(make_driver):
     serve(driver, tokens)
     ((_, metadata),) = path_of(driver, tokens)
     for prediction in (True, False):
-        metadata.prediction = driver.component.counters.calibration.predict(0.5, clock=1)
+        metadata.prediction = driver.component.state.counters.calibration.predict(0.5, clock=1)
         waiting = metadata.prediction
         driver.evict(1)
         serve(driver, tokens if prediction else prompt(900, 4))
@@ -185,11 +184,11 @@ def test_every_operation_has_its_series():
 
 def test_operations_are_timed(make_driver):
     driver = make_driver()
-    counters = driver.component.counters
+    counters = driver.component.state.counters
     desk = Desk(
-        SimpleNamespace(tree_cache=driver.cache),
-        {"pins": lambda scheduler, _: {}, "snapshot": lambda scheduler, _: two_slices()},
-        lambda operation, seconds, is_over: counters.answered(operation, seconds, is_over=is_over),
+        driver.cache,
+        {"pins": lambda cache, _: {}, "snapshot": lambda cache, _: two_slices()},
+        on_slice=lambda operation, seconds, is_over: counters.answered(operation, seconds, is_over=is_over),
     )
 
     def two_slices():
@@ -211,7 +210,8 @@ def test_operations_are_timed(make_driver):
 def test_observe_says_what_importance_would_have_saved_and_lost(make_driver):
     driver = make_driver("observe", tokens=128)
     component = driver.component
-    component._shadowing = Shadowing(ShadowPair(128 // PAGE, PAGE, component.policy.cost, 256))
+    pair = ShadowPair(128 // PAGE, PAGE, component.state.policy.cost, 256)
+    shadowing = component._shadowing = component.requests._shadowing = Shadowing(pair)
     own = {metric.name for metric in METRICS if metric.name.startswith(("observed_", "shadow_"))}
 
     def traffic() -> None:
@@ -224,12 +224,12 @@ def test_observe_says_what_importance_would_have_saved_and_lost(make_driver):
         driver.evict(1)
         serve(driver, [*prompt(9000, 4), 1])
         deadline = time.monotonic() + 10
-        while not component.counters.shadow_hit_tokens["importance"] and time.monotonic() < deadline:
-            component._shadowing.count(component.counters)
+        while not component.state.counters.shadow_hit_tokens["importance"] and time.monotonic() < deadline:
+            shadowing.count(component.state.counters)
 
     assert moved(driver, traffic) >= own
-    component._shadowing.close()
-    reasons = {reason for (_, reason), tokens in component.counters.evicted_tokens.items() if tokens}
+    shadowing.close()
+    reasons = {reason for (_, reason), tokens in component.state.counters.evicted_tokens.items() if tokens}
     assert reasons == {"stock_order"}
 
 

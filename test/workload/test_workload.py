@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from sgl_importance.probe.tokenizer import token_ids
 from sgl_importance.probe.vocabulary import RECORD_END
+from sgl_importance.workload import drive as drive_module
 from sgl_importance.workload.drive import WorkloadClient, drive, summarise
 from sgl_importance.workload.kinds import KINDS, Shape
 from sgl_importance.workload.make import make_workload
@@ -146,10 +148,34 @@ def test_a_bad_workload_is_one_line(kinds: list[str], options: dict, message: st
     assert "\n" not in str(error.value)
 
 
+class VirtualClock:
+    """Time that passes only while everybody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._wakings: list[float] = []
+        self._let_others_run = asyncio.sleep
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        waking = self.now + max(seconds, 0.0)
+        self._wakings.append(waking)
+        for _ in range(100):  # whoever is awake goes on, and to sleep in turn
+            await self._let_others_run(0)
+        while self.now < waking:
+            if waking == min(self._wakings):
+                self.now = waking
+            await self._let_others_run(0)
+        self._wakings.remove(waking)
+
+
 class FakeServer(httpx.AsyncBaseTransport):
     """Answers rightly every second time, and remembers who was in flight with whom."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
         self.open: set[str] = set()
         self.received: dict[str, float] = {}
         self.most_open = 0
@@ -159,7 +185,7 @@ class FakeServer(httpx.AsyncBaseTransport):
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "fake"}]})
         body = json.loads(request.content)
-        self.received[body["rid"]] = time.perf_counter()
+        self.received[body["rid"]] = self._clock.perf_counter()
         self.open.add(body["rid"])
         self.most_open = max(self.most_open, len(self.open))
         sessions = ["/".join(rid.split("/")[:2]) for rid in self.open if rid.startswith("chat")]
@@ -172,8 +198,10 @@ class FakeServer(httpx.AsyncBaseTransport):
         return httpx.Response(200, json={"choices": [choice], "usage": usage})
 
 
-def run(requests: list[WorkloadRequest], concurrency: int | None) -> tuple[FakeServer, list]:
-    server = FakeServer()
+def run(
+    requests: list[WorkloadRequest], concurrency: int | None, clock: Any = time
+) -> tuple[FakeServer, list]:
+    server = FakeServer(clock)
     server.answers = {r.id: (r.answer or "") if i % 2 else "wrong" for i, r in enumerate(requests)}
     client = WorkloadClient("http://fake")
     client._client = httpx.AsyncClient(transport=server, base_url="http://fake")
@@ -191,12 +219,12 @@ def test_a_closed_loop_keeps_so_many_in_flight(concurrency: int) -> None:
     assert (rows["all"].requests, rows["all"].prompt_tokens, rows["all"].cached_tokens) == (30, 300, 90)
 
 
-def test_an_open_loop_sends_at_arrival_times() -> None:
+def test_an_open_loop_sends_at_arrival_times(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = list(make_workload(["documents"], 20, shape=SHAPE, rate=40.0))
-    start = time.perf_counter()
-    server, outcomes = run(requests, None)
+    clock = VirtualClock()
+    monkeypatch.setattr(drive_module, "time", clock)
+    monkeypatch.setattr(asyncio, "sleep", clock.sleep)
+    server, outcomes = run(requests, None, clock)
     assert len(outcomes) == 20
-    for request in requests:
-        # A busy machine may send late, never early.
-        assert server.received[request.id] - start >= request.seconds
+    assert server.received == pytest.approx({request.id: request.seconds for request in requests})
     assert server.most_open < 20

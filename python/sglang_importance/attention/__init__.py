@@ -25,8 +25,8 @@ def install(options: ImportanceOptions) -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
+    from sglang_importance.attention.producers import UNPROVEN
     from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
-    from sglang_importance.modes import UNPROVEN
 
     @register_attention_backend("torch_native")
     def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
@@ -46,7 +46,7 @@ def install(options: ImportanceOptions) -> None:
 def _attach_probe(options: ImportanceOptions) -> None:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
-    from sglang_importance.modes import UNPROVEN
+    from sglang_importance.attention.producers import UNPROVEN
 
     for name in UNPROVEN[options.source]:
         if name in ATTENTION_BACKENDS:
@@ -57,12 +57,14 @@ def _probed(create: Callable[..., Any], options: ImportanceOptions) -> Callable[
     @wraps(create)
     def create_probed(model_runner: ModelRunner) -> AttentionBackend:
         # Triton decides while it is imported how kernels run: not before it is needed.
+        from sglang_importance.attention.prefill_probe import QkProbe
         from sglang_importance.attention.probe_emission import ProbeEmission
-        from sglang_importance.attention.qk_probe import QkProbe
 
         backend = create(model_runner)
         if not model_runner.is_draft_worker:
-            ProbeEmission(QkProbe(backend, model_runner, options), backend, model_runner, options)
+            probe = QkProbe(backend, model_runner, options)
+            ProbeEmission(probe, backend, model_runner, options)
+            backend.rows = probe.rows  # the cache looks for them there
         return backend
 
     return create_probed
@@ -88,7 +90,7 @@ def _emit_from_flashinfer(options: ImportanceOptions) -> None:
 
 
 def _flashinfer_backend(model_runner: ModelRunner, options: ImportanceOptions) -> AttentionBackend:
-    from sglang_importance.attention.score_sources import refuse_unsupported
+    from sglang_importance.attention.source import refuse_unsupported
 
     refuse_unsupported(model_runner)  # Before upstream's constructor, which has another for it.
     from sglang_importance.attention.flashinfer import EmittingFlashInferBackend

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_importance.attention.emission_time import EMISSION_TIME
-from sglang_importance.attention.observed import ObservedQueries, StepSampler
 from sglang_importance.attention.rows import ScoreRows
+from sglang_importance.attention.sampling import ObservedQueries, StepSampler
 from sglang_importance.attention.staging import StagedNumbers
+from sglang_importance.metrics.emission_time import EMISSION_TIME
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -73,6 +73,7 @@ class DecodeEmission(ABC):
         self._numbers = torch.zeros_like(self._staged.device_values, device="cpu")
         self._names_somebody = False
         self._next_row = 0
+        self._observed: list[ObservedQueries] = []
         self._ran: set[int] = set()
         self._ever_ran: set[int] = set()
         self._clear_numbers()
@@ -133,18 +134,20 @@ class DecodeEmission(ABC):
     def _around(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(upstream)
         def forward(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
-            with EMISSION_TIME.measured():
-                observed = self._open(forward_batch)
+            self._observed = []
+            self.rows.attempt(self._open, forward_batch)
             output = upstream(forward_batch, *args, **kwargs)
-            if observed:
-                EMISSION_TIME.passes += 1
-                with EMISSION_TIME.measured():
-                    self._close(observed, replayed=output.can_run_graph)
+            if self._observed:
+                self.rows.attempt(self._close, self._observed, replayed=output.can_run_graph)
             return output
 
         return forward
 
-    def _open(self, forward_batch: ForwardBatch) -> list[ObservedQueries]:
+    def _open(self, forward_batch: ForwardBatch) -> None:
+        with EMISSION_TIME.measured():
+            self._observed = self._chosen(forward_batch)
+
+    def _chosen(self, forward_batch: ForwardBatch) -> list[ObservedQueries]:
         if forward_batch.forward_mode != ForwardMode.DECODE:
             return []
         wanted = self._in_turn(list(self._sampler.observed(forward_batch)))
@@ -186,6 +189,11 @@ class DecodeEmission(ABC):
         self._numbers[_Number.NUM_QUERIES] = 0
 
     def _close(self, observed: list[ObservedQueries], *, replayed: bool) -> None:
+        EMISSION_TIME.passes += 1
+        with EMISSION_TIME.measured():
+            self._take(observed, replayed=replayed)
+
+    def _take(self, observed: list[ObservedQueries], *, replayed: bool) -> None:
         ran = self._ever_ran if replayed else self._ran
         if missing := set(self.layers) - ran:
             logger.warning(

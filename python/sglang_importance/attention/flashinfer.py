@@ -14,9 +14,9 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.flashinfer import EmittingDecode
 from sgl_importance_kernels.triton.logit_reduction import DecodeLogits, ObservedLogits, reduce_logits
 from sglang_importance.attention.decode_emission import MAX_EMITTED_BYTES, DecodeEmission
-from sglang_importance.attention.observed import ObservedQueries
-from sglang_importance.attention.qk_probe import QkProbe, attention_layers
+from sglang_importance.attention.prefill_probe import QkProbe, attention_layers
 from sglang_importance.attention.rows import Phase
+from sglang_importance.attention.sampling import ObservedQueries
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention

@@ -14,9 +14,9 @@ from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
 from sglang_importance.attention.decode_emission import MAX_EMITTED_BYTES, DecodeEmission
-from sglang_importance.attention.observed import ObservedQueries
-from sglang_importance.attention.qk_probe import QkProbe
+from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.rows import Phase
+from sglang_importance.attention.sampling import ObservedQueries
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner

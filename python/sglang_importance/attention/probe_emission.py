@@ -13,7 +13,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.qk_probe import probe_layer
 from sglang_importance.attention.log_sum_emission import LogSumEmission
-from sglang_importance.attention.qk_probe import QkProbe, key_scale
+from sglang_importance.attention.prefill_probe import QkProbe, key_scale
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend

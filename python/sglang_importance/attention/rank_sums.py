@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from sglang_importance.attention.rows import RowScores, ScoreRows
+from sglang_importance.attention.rows import RowScores, ScoreRows, ScoresFailed
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -62,13 +62,20 @@ class RankSums:
         if self.ranks > MAX_RANKS:
             raise ValueError(f"page scores of {self.ranks} tensor-parallel ranks: at most {MAX_RANKS}")
 
-    def reduced(self, row: RowScores) -> RowScores:
-        """The row over all ranks' heads.
+    def reduced(self, row: RowScores | None, failed: bool) -> RowScores | None:
+        """The row over all ranks' heads; None where nothing was accumulated.
+
+        Args:
+            row: of this rank.
+            failed: whether this rank could not take its scores.
 
         Raises:
-            RuntimeError: the ranks do not hold the same query tokens and pages, on every rank alike.
+            ScoresFailed: a rank could not take its scores, or the ranks do not hold the same query tokens and
+                pages; on every rank alike.
         """
-        self._check_alike(row)
+        self._check_alike(row, failed)
+        if row is None:
+            return None
         tokens = row.query_tokens
         sums = torch.from_numpy(np.concatenate([to_fixed(row.mass / tokens), to_fixed(row.body / tokens)]))
         peaks = torch.from_numpy(to_fixed(row.peak))
@@ -82,13 +89,15 @@ class RankSums:
             query_tokens=tokens,
         )
 
-    def _check_alike(self, row: RowScores) -> None:
-        pages, tokens = len(row.mass), row.query_tokens
-        extremes = torch.tensor([pages, -pages, tokens, -tokens], dtype=torch.int64)
+    def _check_alike(self, row: RowScores | None, failed: bool) -> None:
+        pages, tokens = (0, 0) if row is None else (len(row.mass), row.query_tokens)
+        extremes = torch.tensor([pages, -pages, tokens, -tokens, failed], dtype=torch.int64)
         dist.all_reduce(extremes, dist.ReduceOp.MAX, self._group)
-        most_pages, least_pages, most_tokens, least_tokens = extremes.tolist()
+        most_pages, least_pages, most_tokens, least_tokens, any_failed = extremes.tolist()
+        if any_failed:
+            raise ScoresFailed("a tensor-parallel rank could not take its page scores")
         if (most_pages, most_tokens) != (-least_pages, -least_tokens):
-            raise RuntimeError(
+            raise ScoresFailed(
                 f"tensor-parallel ranks hold between {-least_pages} and {most_pages} pages of "
                 f"{-least_tokens} to {most_tokens} query tokens of one request"
             )

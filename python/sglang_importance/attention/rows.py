@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from itertools import product
+from typing import ParamSpec, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from sgl_importance.interface import BlockImportance
 from sglang_importance.attention.staging import Mark, Stream, stream_of
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 MAX_ROW_BYTES = 1 << 30
 """Room for 4096 slots of 128k tokens at page size 16: a third of upstream's own slot table."""
@@ -80,6 +83,17 @@ class _Deferred:
     query_tokens: int
 
 
+class StepListener(Protocol):
+    """Takes the page scores of one request in one forward pass."""
+
+    def __call__(self, rid: str, phase: Phase, seq_len: int, scores: torch.Tensor, query_tokens: int) -> None:
+        """``scores`` as ``ScoreRows.add`` takes them."""
+
+
+class ScoresFailed(RuntimeError):
+    """Page scores could not be taken, on this rank or on another; raised where they are read."""
+
+
 class ScoreRows:
     """Static accumulators, one row per request slot and phase, allocated once.
 
@@ -87,6 +101,9 @@ class ScoreRows:
     reader that says whose row it wants gets no other. Not safe across threads: the scheduler thread
     both launches the forward pass and consumes. Under tensor parallelism ``over_ranks`` turns what is
     consumed into the scores of all ranks; all ranks consume the same rows in the same order.
+
+    What fails on the way from attention to a row must end neither a forward pass nor serving: it closes the
+    rows, and who reads them next is told.
 
     Args:
         page_size: tokens per page.
@@ -130,7 +147,13 @@ class ScoreRows:
         self._deferred: dict[int, list[_Deferred]] = {}
         self._stream = stream or stream_of(device)
         self._last_write: Mark | None = None
-        self.over_ranks: Callable[[RowScores], RowScores] | None = None
+        self._failure: Exception | None = None
+        self._is_closed = False
+        self.over_ranks: Callable[[RowScores | None, bool], RowScores | None] | None = None
+        """Scores of all ranks out of this one's (None where nothing was accumulated), and whether any of them
+        failed; raises ``ScoresFailed`` on every rank where one did."""
+        self.on_step: StepListener | None = None
+        """Told of the scores of each single pass, which are then computed at once; None where nobody asks."""
         self.before_access: Callable[[], None] | None = None
         """Takes in what forward passes have only written down; called before a row is read or discarded."""
         logger.info(
@@ -140,6 +163,28 @@ class ScoreRows:
             page_size,
             self.num_bytes / 2**20,
         )
+
+    # ---- whether scores are taken ----
+
+    @property
+    def is_open(self) -> bool:
+        """Whether scores are taken; after a failure, or once nobody reads them, they are not."""
+        return not self._is_closed and self._failure is None
+
+    def attempt(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Does work on scores, where they are taken; what it raises is told to who reads them next."""
+        if self.is_open:
+            try:
+                work(*args, **kwargs)
+            except Exception as error:
+                self._failure = error
+
+    def close(self) -> None:
+        """Nobody reads the rows any more."""
+        self._is_closed = True
+        self._deferred.clear()
+
+    # ---- scores ----
 
     def owner(self, slot: int) -> str | None:
         """Id of the request that began in this slot last; None after a discard."""
@@ -215,7 +260,23 @@ class ScoreRows:
         Args:
             owner: id of the request that reads; another's row is left alone. None takes any owner's.
             compute: whether scores that wait to be computed are computed and read too.
+
+        Raises:
+            ScoresFailed: they could not be taken.
         """
+        scores = None
+        if self._failure is None:
+            try:
+                scores = self._take(slot, phase, owner, compute=compute)
+            except Exception as error:
+                self._failure = error
+        if self.over_ranks is not None:
+            return self.over_ranks(scores, self._failure is not None)
+        if self._failure is not None:
+            raise ScoresFailed("page scores could not be taken") from self._failure
+        return scores
+
+    def _take(self, slot: int, phase: Phase, owner: str | None, *, compute: bool) -> RowScores | None:
         self._catch_up()
         if owner is not None and self._owners[slot] != owner:
             return None
@@ -229,8 +290,7 @@ class ScoreRows:
         row = self._scores[phase][:, slot, : self._num_pages[phase][slot]]
         mass, body, peak = row.to("cpu", copy=True).numpy()
         self._clear(slot, phase)
-        scores = RowScores(mass=mass, body=body, peak=peak, query_tokens=query_tokens)
-        return scores if self.over_ranks is None else self.over_ranks(scores)
+        return RowScores(mass=mass, body=body, peak=peak, query_tokens=query_tokens)
 
     def discard(self, slot: int) -> None:
         """Zeroes both rows of a slot and forgets its owner."""
@@ -282,17 +342,3 @@ def _zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
         # numpy asks the system for zero pages, which cost memory only once they are written.
         return torch.from_numpy(np.zeros(shape, dtype=np.float32))
     return torch.zeros(shape, dtype=torch.float32, device=device)
-
-
-_active: ScoreRows | None = None
-
-
-def active_rows() -> ScoreRows | None:
-    """The rows that this process's emitting backend fills; None before one was built."""
-    return _active
-
-
-def activate(rows: ScoreRows | None) -> None:
-    """Makes ``rows`` the ones that ``active_rows`` returns."""
-    global _active
-    _active = rows

@@ -13,10 +13,9 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.eager import PageScoreAccumulator
-from sglang_importance.attention.emission_time import EMISSION_TIME
-from sglang_importance.attention.observed import ObservedQueries, PassRequests
-from sglang_importance.attention.score_sources import CURE, opened_source, refuse_unsupported
-from sglang_importance.recorder import active_recorder
+from sglang_importance.attention.sampling import ObservedQueries, PassRequests
+from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported
+from sglang_importance.metrics.emission_time import EMISSION_TIME
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -92,6 +91,10 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
+        self.rows.attempt(self._open, forward_batch)
+
+    def _open(self, forward_batch: ForwardBatch) -> None:
+        """A forward pass begins."""
         if self._pass is not None and self._pass.requests is not None:
             _warn_of_dropped(self._pass)
         self._pass = None  # one that waits to be sampled is warned of then
@@ -100,7 +103,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         if len(self._unsampled) == MAX_UNSAMPLED_PASSES:
             self._sample(self._unsampled.popleft())
         num_tokens = len(forward_batch.input_ids)
-        if _can_wait(forward_batch):
+        if self._can_wait(forward_batch):
             self._pass = _Pass(PassRequests.copied(forward_batch), num_tokens, set(self.layers))
             self._unsampled.append(self._pass)
         else:
@@ -109,6 +112,12 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             self._pass.requests = self._observed_by(self._pass)
             if not self._pass.requests:
                 self._pass = None
+
+    def _can_wait(self, batch: ForwardBatch) -> bool:
+        """Whether it is asked later whom a pass observes: where writing down who is in it waits for no
+        device."""
+        is_small = len(batch.input_ids) <= MAX_UNSAMPLED_TOKENS
+        return is_small and batch.req_pool_indices.device.type == "cpu" and self.rows.on_step is None
 
     def _sample_all(self) -> None:
         """Asks of every pass so far whom it observed, in the order in which they ran."""
@@ -146,7 +155,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         **kwargs: Any,
     ) -> torch.Tensor:
         output = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        self._observe(q, layer)
+        self.rows.attempt(self._observe, q, layer)
         return output
 
     def forward_decode(
@@ -160,7 +169,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         **kwargs: Any,
     ) -> torch.Tensor:
         output = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        self._observe(q, layer)
+        self.rows.attempt(self._observe, q, layer)
         return output
 
     def _observe(self, q: torch.Tensor, layer: RadixAttention) -> None:
@@ -184,14 +193,14 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             request.layers.append((layer, kept))
 
     def _commit(self, requests: list[_Observed]) -> None:
-        recorder = active_recorder()
+        on_step = self.rows.on_step
         for request in requests:
             queries = request.queries
             row = (queries.slot, queries.phase, queries.owner)
-            if recorder is not None and recorder.wants_steps:
+            if on_step is not None:
                 sums = self._scores(request)
                 self.rows.add(*row, sums, queries.num_q)
-                recorder.step(queries.owner, queries.phase, queries.seq_len, sums, queries.num_q)
+                on_step(queries.owner, queries.phase, queries.seq_len, sums, queries.num_q)
             else:
                 self.rows.add_later(*row, partial(self._scores, request), queries.num_q)
 
@@ -218,16 +227,6 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
                 keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
                 scores.add_layer(observed, keys, locations, scale=layer.scaling, logit_cap=layer.logit_cap)
             return scores.sums()
-
-
-def _can_wait(batch: ForwardBatch) -> bool:
-    """Whether it is asked later whom a pass observes: where writing down who is in it waits for no device."""
-    recorder = active_recorder()
-    return (
-        len(batch.input_ids) <= MAX_UNSAMPLED_TOKENS
-        and batch.req_pool_indices.device.type == "cpu"
-        and (recorder is None or not recorder.wants_steps)
-    )
 
 
 def _warn_of_dropped(step: _Pass) -> None:

@@ -11,7 +11,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.triton.log_sums import DecodeLogSums
 from sgl_importance_kernels.triton.score_mod import SCORE_MODS
 from sglang_importance.attention.log_sum_emission import LogSumEmission
-from sglang_importance.attention.qk_probe import QkProbe
+from sglang_importance.attention.prefill_probe import QkProbe
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention

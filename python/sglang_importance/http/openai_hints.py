@@ -17,9 +17,10 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, Comple
 from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
 
 from sgl_importance.placement.hints import FIELD, BadHint, Hints
-from sglang_importance.placement.hints import REPORT_KEY
-from sglang_importance.placement.requests import STATE_ATTRIBUTE, OpenAIHints, hook
-from sglang_importance.server_args import importance_options
+from sglang_importance.http.request_hints import STATE_ATTRIBUTE, OpenAIHints
+from sglang_importance.placement.hint_reports import REPORT_KEY
+from sglang_importance.upstream.hooks import Hook, HookType
+from sglang_importance.upstream.server_options import importance_options
 
 HANDLE_TARGET = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request"
 
@@ -103,6 +104,5 @@ def _document_with_report(document: dict[str, Any], openai: OpenAIHints, choices
     return document
 
 
-def hook_openai() -> None:
-    """Makes the OpenAI routes take hints and give reports, in the launcher."""
-    hook(HANDLE_TARGET, _around_handle_request)
+HOOKS: dict[str, Hook] = {HANDLE_TARGET: (_around_handle_request, HookType.AROUND)}
+"""In the launcher: the OpenAI routes take hints and give reports."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sgl_importance.ghost import GhostNode
-from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.evidence import ReuseEvidence
 from sgl_importance.placement.ledger import LEDGER_FILE, Ledger
@@ -24,15 +23,16 @@ from sgl_importance.placement.record import PrefixRecord
 from sgl_importance.placement.steady_time import steady_time
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import REFRESH_INTERVAL
+from sglang_importance.placement.pinning import Pinning
 from sglang_importance.storage.weights import WATCH, Weights
+from sglang_importance.tree.annotated_tree import AnnotatedTree
+from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_importance.annotated_tree import AnnotatedTree
-    from sglang_importance.placement.pinning import Pinning
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,11 @@ class LedgerFeed:
         """Writes what waits. A scheduler that is killed loses the last half second."""
         atexit.unregister(self.close)
         self._writer.put(Visit((), self._policy.clock, None, ReuseEvidence.of(self._policy.reuse)))
+        self._writer.close()
+
+    def abandon(self) -> None:
+        """Learning has failed: what is known by now may be wrong, and is not written any more."""
+        atexit.unregister(self.close)
         self._writer.close()
 
     def _restore(self, ledger: Ledger) -> int:
@@ -199,46 +204,53 @@ def model_digest(weights: Weights, page_size: int) -> bytes:
     return blake2b(facts.encode(), digest_size=32).digest()
 
 
-def attach_ledger(scheduler: Scheduler, options: ImportanceOptions) -> None:
-    """Gives a scheduler that has just been built its ledger; without one it serves all the same."""
-    component = scheduler.tree_cache.importance
+def open_ledger_feed(state: TreeState, pins: Pinning | None, scheduler: Scheduler) -> LedgerFeed | None:
+    """The feed of a scheduler that has just been built; None where its ledger cannot be used: it serves all
+    the same.
+
+    Args:
+        state: whose policy and ghosts go on where the ledger's stand.
+        pins: take in those of the ledger; None where pins move nothing.
+        scheduler: whose weights the ledger is for.
+    """
+    options = state.options
     if WATCH.current is None:
         WATCH.watch(scheduler)
     weights = WATCH.current
     assert weights is not None
     path = Path(options.ledger_directory).expanduser().absolute() / LEDGER_FILE
-    for attempt in range(2):
+    for _ in range(2):
         try:
             ledger = Ledger(
                 path,
-                model_digest(weights, component.tree.page_size),
-                page_size=component.tree.page_size,
+                model_digest(weights, state.tree.page_size),
+                page_size=state.tree.page_size,
                 keep_token_ids=options.ledger_token_ids == "on",
             )
         except LedgerUnusable as problem:
             logger.warning("KV importance ledger: %s; the server goes on without", problem)
-            return
+            return None
         try:
-            component.ledger = LedgerFeed(
+            feed = LedgerFeed(
                 ledger,
-                component.tree,
-                component.policy,
+                state.tree,
+                state.policy,
                 weights=weights,
                 budget_bytes=options.ledger_megabytes << 20,
-                pins=component.pins if options.policy == "importance" else None,
+                pins=pins,
             )
-            break
         except sqlite3.Error as error:
-            component.tree.ghosts.clear()
-            component.policy.reset()
+            state.tree.ghosts.clear()
+            state.policy.reset()
             aside = ledger.give_up()
             logger.warning("KV importance ledger: %s cannot be read (%s); %s", path, error, aside)
-            if attempt:
-                return
-    logger.info(
-        "KV importance ledger %s: %d pages known, %d pins, %d requests",
-        path,
-        component.ledger.restored_pages,
-        component.ledger.restored_pins,
-        component.policy.clock,
-    )
+            continue
+        logger.info(
+            "KV importance ledger %s: %d pages known, %d pins, %d requests",
+            path,
+            feed.restored_pages,
+            feed.restored_pins,
+            state.policy.clock,
+        )
+        return feed
+    return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -15,17 +16,29 @@ from sgl_importance.placement.automatic import deserves_pin
 from sgl_importance.placement.pin import Pin, PinEnd, PinSource
 from sgl_importance.placement.pin_table import PinTable
 from sgl_importance.placement.steady_time import steady_time
+from sglang_importance.tree.faults import upstream
+from sglang_importance.tree.occupancy import capacity_tokens
+from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
-
-    from sglang_importance.ranked_component import RankedComponent
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 _PINNED_BY = {
     PinSource.REQUESTED: "asked_for",
     PinSource.HINTED: "hinted",
     PinSource.AUTOMATIC: "automatic",
 }
+
+
+class PinKeeper(Protocol):
+    """Keeps pins over a restart."""
+
+    def keep_pins(self, pins: Iterable[Pin]) -> None:
+        """The pins that shall outlive the server, oldest first."""
+
+    def surviving_pins(self) -> frozenset[str]:
+        """Names of the pins that a server which started now would find."""
 
 
 class Pinning:
@@ -36,23 +49,36 @@ class Pinning:
     brought it is cached.
 
     Args:
-        component: whose tree is followed.
+        state: whose tree is followed.
+        cache: where pinned text is looked for, and cut out of longer nodes.
+        refresh: ranks a node again.
         now: Unix time at which pins expire, without jumps. Read in each scheduler by itself: with more than
             one rank (no such mode is allowed yet) it has to come from rank 0 with the requests.
     """
 
-    def __init__(self, component: RankedComponent, *, now: Callable[[], float] = steady_time) -> None:
-        self._component = component
-        self._tree = component.tree
+    def __init__(
+        self,
+        state: TreeState,
+        cache: UnifiedRadixCache,
+        refresh: Callable[[UnifiedTreeNode], None],
+        *,
+        now: Callable[[], float] = steady_time,
+    ) -> None:
+        self.keeper: PinKeeper | None = None
+        self.capacity_tokens: Callable[[], dict[Tier, int]] = partial(capacity_tokens, cache)
+        """Size of the tiers that evict."""
+        self._state = state
+        self._tree = state.tree
+        self._cache = cache
+        self._refresh = refresh
         self.now = now
-        self.table = PinTable(component.tree.page_size, component.options.pin_budget, {})
+        self.table = PinTable(state.tree.page_size, state.options.pin_budget, {})
         self.table.on_ended = self._ended
         self._has_kept = True
         """Whether the ledger knows of every change."""
         self._unsettled: dict[str, Pin] = {}
         self._granted: dict[Tier, int] = {}
         self._granted_as_of = -1
-        self._tree.on_created = self._attach
 
     # ---- what callers want ----
 
@@ -78,13 +104,12 @@ class Pinning:
 
     def resident_tokens(self, pin: Pin) -> int:
         """Leading tokens of the pin that lie on the device now; changes nothing."""
-        tokens, _, _ = self._component.tree_core.match_full_device_prefix(self._key(pin, len(pin.digests)))
+        tokens, _, _ = self._tree.core.match_full_device_prefix(self._key(pin, len(pin.digests)))
         return int(tokens)
 
     def survivors(self) -> frozenset[str]:
         """Names of the pins that a server which started now would find, by a look at the ledger's file."""
-        ledger = self._component.ledger
-        return frozenset() if ledger is None else ledger.surviving_pins()
+        return frozenset() if self.keeper is None else self.keeper.surviving_pins()
 
     def restore(self, pins: Sequence[Pin]) -> list[Pin]:
         """Takes in what an earlier server held; those for which there is room."""
@@ -92,7 +117,7 @@ class Pinning:
         self._apply(self.table.restore(pins))
         restored = [pin for pin in pins if self.table.get(pin.pin_id) is pin]
         for pin in restored:
-            self._component.events.pinned(pin, "restored")
+            self._state.events.pinned(pin, "restored")
         return restored
 
     # ---- what happens to the tree ----
@@ -109,12 +134,12 @@ class Pinning:
         changed = self._advance()
         for node in hits:
             if self._tree.metadata(node).pin_octaves:
-                changed += self.table.used(self._tree.end_digest(node), self._component.policy.clock)
+                changed += self.table.used(self._tree.end_digest(node), self._state.policy.clock)
         self._unsettled.update((pin.pin_id, pin) for pin in changed)
 
     def folded(self, path: Sequence[UnifiedTreeNode]) -> None:
         """Attention was folded into these nodes: pins what deserves it, where automatic pins are on."""
-        if self._component.options.auto_pins == "off":
+        if self._state.options.auto_pins == "off":
             return
         deserving = [deserves_pin(self._tree.metadata(node).importance) for node in path]
         if not any(deserving):
@@ -137,7 +162,7 @@ class Pinning:
             self._unsettled.clear()
             self._apply(pins)
 
-    def _attach(self, node: UnifiedTreeNode, metadata: NodeMetadata) -> None:
+    def taken_in(self, node: UnifiedTreeNode, metadata: NodeMetadata) -> None:
         """Ranks a new node. In the midst of upstream's work: what needs a cut waits for ``settle``."""
         if not len(self.table):
             return
@@ -171,33 +196,25 @@ class Pinning:
         self._apply(self.table.resize(self.capacity_tokens()) + self._advance())
 
     def _advance(self) -> list[Pin]:
-        changed = self.table.advance(self._component.policy.clock, self.now())
+        changed = self.table.advance(self._state.policy.clock, self.now())
         self._keep()
         return changed
 
     def _add(self, pin: Pin) -> None:
         self._apply(self.table.add(pin))
-        self._component.events.pinned(pin, _PINNED_BY[pin.source])
+        self._state.events.pinned(pin, _PINNED_BY[pin.source])
         self._has_kept &= pin.source is not PinSource.REQUESTED
         self._keep()
 
     def _ended(self, pin: Pin, why: PinEnd) -> None:
-        self._component.events.unpinned(pin, why)
+        self._state.events.unpinned(pin, why)
         self._has_kept &= pin.source is not PinSource.REQUESTED
 
     def _keep(self) -> None:
         """Tells the ledger which pins there are, where that has changed."""
-        if not self._has_kept and self._component.ledger is not None:
-            self._component.ledger.keep_pins(self.table.requested())
+        if not self._has_kept and self.keeper is not None:
+            self.keeper.keep_pins(self.table.requested())
             self._has_kept = True
-
-    def capacity_tokens(self) -> dict[Tier, int]:
-        """Size of the tiers that evict."""
-        cache = self._component.cache
-        tokens = {Tier.DEVICE: int(cache.token_to_kv_pool_allocator.size)}
-        if cache.cache_controller is not None:
-            tokens[Tier.HOST] = int(cache.cache_controller.mem_pool_host.size)
-        return tokens
 
     def budgets(self) -> dict[Tier, tuple[int, int]]:
         """Tokens that pins hold of each tier's budget, and the budget; O(1) while no pin changes."""
@@ -218,15 +235,17 @@ class Pinning:
             octaves = self._octaves(self._tree.end_digest(node))
             if octaves != metadata.pin_octaves:
                 metadata.pin_octaves = octaves
-                self._component.refresh(node)
+                self._refresh(node)
 
     def _path(self, pin: Pin) -> list[UnifiedTreeNode]:
         """Nodes that hold the pin's text, as far as it is in the tree; none reaches beyond a boundary."""
-        cache, core = self._component.cache, self._component.tree_core
+        core = self._tree.core
         end = core.root_node.id
         for pages in sorted(_boundaries(pin)):
             # Matching cuts the node where the match ends, as for any request that departs there.
-            end = cache.match_prefix(MatchPrefixParams(key=self._key(pin, pages))).best_match_node
+            with upstream():
+                match = self._cache.match_prefix(MatchPrefixParams(key=self._key(pin, pages)))
+            end = match.best_match_node
         return self._tree.path(core.node_by_id(end))
 
     def _key(self, pin: Pin, pages: int) -> RadixKey:

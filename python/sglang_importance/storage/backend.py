@@ -17,13 +17,13 @@ from sgl_importance.storage.presence import Presence
 from sgl_importance.storage.record import MissReason
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.transfer import PageTransfer
-from sglang_importance.refusal import LaunchRefused
-from sglang_importance.selfcheck import SUPPORTED_VERSIONS
 from sglang_importance.storage.interfaces import TESTED, Interface, interface_of
-from sglang_importance.storage.metrics import StorePublisher
 from sglang_importance.storage.staging import StagingPool, create_backend
+from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.storage.weights import WATCH, Weights
 from sglang_importance.storage.wrapped import Names, ValuePages, ZeroCopyPages
+from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.symbols import SUPPORTED_VERSIONS
 
 logger = logging.getLogger(__name__)
 

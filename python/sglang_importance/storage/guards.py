@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from sglang.srt.managers.cache_controller import PrefetchAck
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_importance.refusal import LaunchRefused
-from sglang_importance.storage.metrics import publish_now
+from sglang_importance.storage.store_metrics import publish_now
 from sglang_importance.storage.weights import WATCH
+from sglang_importance.upstream.hooks import Hook, HookType
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +158,7 @@ def _after_cache_reset(result: None, cache: Any) -> None:
     WATCH.cache_was_reset()
 
 
-WEIGHT_HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
+WEIGHT_HOOKS: dict[str, Hook] = {
     **{
         f"{_UPDATER}.{method}": (_around_weight_change, HookType.AROUND)
         for method in (
@@ -175,7 +174,7 @@ WEIGHT_HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
 }
 
 # All on the class in use: what it overrides, a hook on its base would miss.
-HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
+HOOKS: dict[str, Hook] = {
     f"{_HYBRID}._storage_hit_query": (_contained("prefetch", lambda: ([], 0)), HookType.AROUND),
     f"{_HYBRID}._page_transfer_kv_batch": (_contained("prefetch_io", lambda: 0), HookType.AROUND),
     f"{_HYBRID}._page_transfer": (_around_page_transfer, HookType.AROUND),
@@ -189,27 +188,3 @@ HOOKS: dict[str, tuple[Callable[..., Any], HookType]] = {
     f"{_CACHE}.reset": (_after_cache_reset, HookType.AFTER),
     **WEIGHT_HOOKS,
 }
-
-
-def install_guards(hooks: Mapping[str, tuple[Callable[..., Any], HookType]] = HOOKS) -> None:
-    """Hooks the storage threads and everything that changes weights, in a scheduler process.
-
-    Args:
-        hooks: all, or those that are needed.
-
-    Raises:
-        LaunchRefused: sglang could not hook one of them.
-    """
-    for target, (hook, kind) in hooks.items():
-        if any(registered is hook for _, registered, _ in HookRegistry._hooks.get(target, ())):
-            continue
-        if target in HookRegistry._patched:
-            # sglang applies the hooks of a target once: ours would be left out without a word.
-            raise LaunchRefused(
-                [f"another plugin has hooked {target}: drop that plugin or drop --kv-importance-store"]
-            )
-        HookRegistry.register(target, hook, kind)
-    HookRegistry.apply_hooks()
-    if dead := [target for target in hooks if target not in HookRegistry._patched]:
-        cure = "install sglang==0.5.21 or drop --kv-importance-store"
-        raise LaunchRefused([f"sglang could not hook {target}: {cure}" for target in dead])

@@ -12,8 +12,9 @@ from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.options import ImportanceOptions, flag
 from sgl_importance.storage.checksum import checksum_problem
 from sgl_importance.storage.store import check_writable
-from sglang_importance.refusal import LaunchRefused
 from sglang_importance.storage.interfaces import DYNAMIC, INTERFACES, TESTED, UNUSABLE
+from sglang_importance.upstream.hooks import install_hooks, is_applied
+from sglang_importance.upstream.refusal import LaunchRefused
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -133,9 +134,14 @@ def _extra_config(text: str | None) -> dict[str, Any]:
 
 
 def install_before_scheduler() -> None:
-    from sglang_importance.storage.guards import install_guards
+    """Hooks the storage threads and everything that changes weights, in a scheduler process.
 
-    install_guards()
+    Raises:
+        LaunchRefused: sglang could not hook one of them.
+    """
+    from sglang_importance.storage.guards import HOOKS
+
+    install_hooks(HOOKS, otherwise=f"drop {flag('store')}")
 
 
 def install_on_scheduler(scheduler: Scheduler) -> None:
@@ -148,8 +154,6 @@ def install_on_scheduler(scheduler: Scheduler) -> None:
 
 def live_store(scheduler: Scheduler) -> dict[str, bool]:
     """Each part that a scheduler needs with a store, and whether it is in use."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
     from sglang_importance.storage.backend import VerifiedStorage
     from sglang_importance.storage.guards import HOOKS
     from sglang_importance.storage.weights import WATCH
@@ -158,5 +162,5 @@ def live_store(scheduler: Scheduler) -> dict[str, bool]:
     return {
         "verified store": isinstance(getattr(controller, "storage_backend", None), VerifiedStorage),
         "weights of the store": WATCH.current is not None,
-        "guards of the storage threads": all(target in HookRegistry._patched for target in HOOKS),
+        "guards of the storage threads": all(map(is_applied, HOOKS)),
     }

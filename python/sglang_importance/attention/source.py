@@ -1,0 +1,62 @@
+"""What every source of page scores starts with: refusals, sampled layers, rows, and whom to observe."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.layers import full_attention_layers, sampled_layers
+from sglang_importance.attention.rows import ScoreRows
+from sglang_importance.attention.sampling import StepSampler
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+CURE = "start with --kv-policy default"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSource:
+    """The sampled layers of a model, and the rows that their scores go to."""
+
+    layers: tuple[int, ...]
+    rows: ScoreRows
+    sampler: StepSampler
+
+
+def refuse_unsupported(model_runner: ModelRunner) -> None:
+    """Raises:
+    ValueError: the keys in the pool are not what the model's queries are multiplied with.
+    """
+    if model_runner.model_config.is_encoder_decoder:
+        raise ValueError(f"page scores of encoder-decoder models are not supported: {CURE}")
+    if model_runner.use_mla_backend:
+        raise ValueError(f"page scores of multi-head latent attention are not supported yet: {CURE}")
+
+
+def opened_source(model_runner: ModelRunner, options: ImportanceOptions) -> ScoreSource:
+    """Chooses the layers and allocates the rows.
+
+    Raises:
+        ValueError: the options name layers that cannot be sampled, or the rows would not fit.
+    """
+    layers = sampled_layers(full_attention_layers(model_runner.model), options.layers)
+    num_slots, max_context_tokens = model_runner.req_to_token_pool.req_to_token.shape
+    rows = ScoreRows(
+        page_size=model_runner.page_size or 1,
+        num_slots=num_slots,
+        max_context_tokens=max_context_tokens,
+        device=model_runner.device,
+        layers=layers,
+    )
+    logger.info(
+        "Page scores from layers %s, every %d decode steps and the last %d prompt tokens",
+        list(layers),
+        options.interval,
+        options.window,
+    )
+    return ScoreSource(layers, rows, StepSampler(rows, options))

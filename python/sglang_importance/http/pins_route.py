@@ -1,0 +1,70 @@
+"""``/kv_importance/pin``, ``unpin`` and ``pins``: prefixes that are evicted last."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from fastapi import HTTPException, Request
+from pydantic import BaseModel, ConfigDict, Field
+from sglang.srt.entrypoints.http_server import get_global_state
+from sglang.srt.utils.auth import AuthLevel, auth_level
+
+from sgl_importance.placement.steady_time import steady_time
+from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
+from sglang_importance.http.scheduler_client import ask, json_body, validated
+
+MAX_TTL_SECONDS = 10 * 366 * 86_400.0
+
+
+class PinBody(Prompt):
+    """Body of ``POST /kv_importance/pin``.
+
+    Attributes:
+        ttl_seconds: how long the pin counts; without it, until it is unpinned or nobody uses it any more.
+    """
+
+    ttl_seconds: float | None = Field(None, gt=0, le=MAX_TTL_SECONDS)
+
+
+class UnpinBody(BaseModel):
+    """Body of ``POST /kv_importance/unpin``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pin_id: str = Field(min_length=1)
+
+
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def post_pin(request: Request) -> dict[str, Any]:
+    """Pins a prefix: its id, and the tokens of its whole pages."""
+    body = validated(PinBody, await json_body(request))
+    tokens = await prompt_tokens(body, request)
+    page_size = get_global_state().tokenizer_manager.server_args.page_size
+    if len(tokens) < page_size:
+        problem = f"{len(tokens)} tokens are less than one page of {page_size}: there is nothing to pin"
+        raise HTTPException(status_code=400, detail=f"{body.form}: {problem}")
+    extra_key, cache_salt = body.namespace
+    # Name and end are decided here, so that every scheduler is told the same.
+    return await ask(
+        "pin",
+        {
+            "pin_id": uuid.uuid4().hex,
+            "tokens": tokens,
+            "extra_key": extra_key,
+            "cache_salt": cache_salt,
+            "expires_at": None if body.ttl_seconds is None else steady_time() + body.ttl_seconds,
+        },
+    )
+
+
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def post_unpin(request: Request) -> dict[str, Any]:
+    """Ends a pin; 404 where there is none."""
+    return await ask("unpin", validated(UnpinBody, await json_body(request)).model_dump())
+
+
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def get_pins() -> dict[str, Any]:
+    """Every pin, oldest first, and the budget by tier."""
+    return await ask("pins", {})

@@ -1,0 +1,246 @@
+"""``/kv_importance/prewarm``: prefixes brought into the cache before anyone asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, HTTPException, Request
+from pydantic import Field, model_validator
+from sglang.srt.entrypoints.http_server import get_global_state
+from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
+from sglang.srt.utils.auth import AuthLevel, auth_level
+
+from sgl_importance.cost import CostModel
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.placement.database import LedgerUnusable
+from sgl_importance.placement.ledger import Ledger
+from sgl_importance.placement.ledger_plan import WarmPath, plan_from_ledger
+from sglang_importance.http import prewarm_metrics
+from sglang_importance.http.prewarming import RESERVE, Job, Prewarmer, State
+from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
+from sglang_importance.http.scheduler_client import ask, json_body, validated
+
+logger = logging.getLogger(__name__)
+
+MAX_SECONDS = 3600.0
+KEPT_JOBS = 64  # the oldest that have ended make room
+IDLE_SECONDS = 2.0
+"""Without any request, before something is brought in unasked."""
+STORAGE_STEP_TOKENS = 256  # fewer are not looked for in storage, by default
+COMPUTED_STEP_TOKENS = 64
+
+
+class PrewarmRequest(Prompt):
+    """Body of ``POST /kv_importance/prewarm``; without a prompt, what is brought in is the ledger's choice.
+
+    Attributes:
+        max_seconds: after which the job ends.
+    """
+
+    max_seconds: float | None = Field(None, gt=0, le=MAX_SECONDS)
+
+    @model_validator(mode="after")
+    def _exactly_one_form(self) -> PrewarmRequest:
+        if self.has_prompt:
+            super()._exactly_one_form()
+        elif named := [
+            name for name in ("tools", "cache_salt", "extra_key") if getattr(self, name) is not None
+        ]:
+            raise ValueError(f"{' and '.join(named)} without text, messages or input_ids")
+        return self
+
+    @property
+    def has_prompt(self) -> bool:
+        return any(value is not None for value in (self.text, self.messages, self.input_ids))
+
+
+class Jobs:
+    """The pre-warms of this process.
+
+    Args:
+        options: what the operator chose.
+    """
+
+    def __init__(self, options: ImportanceOptions) -> None:
+        self._options = options
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._prewarmer: Prewarmer | None = None
+
+    def begin(self, origin: str, max_seconds: float | None = None, path: WarmPath | None = None) -> Job:
+        """Starts a job: one path, or the ledger's choice."""
+        job = Job(
+            job_id=uuid.uuid4().hex[:12],
+            origin=origin,
+            asked_for=path is not None,
+            max_seconds=max_seconds or float(self._options.prewarm_seconds),
+        )
+        self._jobs[job.job_id] = job
+        prewarm_metrics.count("prewarm_started_total")
+        job.task = asyncio.create_task(self._run(job, path))
+        for job_id in [key for key, each in self._jobs.items() if each.state is not State.RUNNING]:
+            if len(self._jobs) <= KEPT_JOBS:
+                break
+            del self._jobs[job_id]
+        return job
+
+    def find(self, job_id: str) -> Job:
+        """Raises:
+        HTTPException: 404, there is no such job.
+        """
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise HTTPException(status_code=404, detail=f"job_id: there is no pre-warm {job_id}")
+        return job
+
+    async def cancel(self, job: Job) -> None:
+        """Ends a job and waits for its end; the step under way is aborted."""
+        if job.task is not None and not job.task.done():
+            job.task.cancel()
+            await asyncio.wait([job.task])
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [job.describe() for job in self._jobs.values()]
+
+    async def _run(self, job: Job, path: WarmPath | None) -> None:
+        try:
+            facts = await ask("prewarm_facts", {})
+            paths = [path] if path is not None else await self._plan(job, facts)
+            if self._prewarmer is None:
+                self._prewarmer = Prewarmer(
+                    get_global_state().tokenizer_manager,
+                    lambda: ask("prewarm_room", {}),
+                    page_size=facts["page_size"],
+                    min_step_tokens=STORAGE_STEP_TOKENS if facts["has_storage"] else COMPUTED_STEP_TOKENS,
+                )
+            await self._prewarmer.run(job, paths)
+        except asyncio.CancelledError:
+            job.state = State.CANCELLED
+        except HTTPException as refused:
+            job.state, job.detail = State.FAILED, str(refused.detail)
+        except Exception as error:
+            logger.exception("KV importance pre-warm %s", job.job_id)
+            job.state, job.detail = State.FAILED, f"{type(error).__name__}: {error}"
+        prewarm_metrics.count("prewarm_ended_total", job.state.value)
+        if job.origin in ("start", "idle") and job.total_tokens:
+            logger.info("KV importance pre-warm: %s", job.describe())
+
+    async def _plan(self, job: Job, facts: dict[str, Any]) -> list[WarmPath]:
+        if facts["ledger"] is None or not facts["keeps_token_ids"]:
+            job.detail = "the server has no ledger" if facts["ledger"] is None else "no token ids are kept"
+            return []
+        try:
+            return await asyncio.to_thread(_plan, facts, job.max_seconds)
+        except LedgerUnusable as problem:
+            job.detail = str(problem)
+            return []
+
+
+def _plan(facts: dict[str, Any], max_seconds: float) -> list[WarmPath]:
+    ledger = Ledger(Path(facts["ledger"]), bytes.fromhex(facts["model"]), page_size=facts["page_size"])
+    try:
+        return plan_from_ledger(
+            ledger,
+            CostModel(**facts["cost"]),
+            use_importance=facts["use_importance"],
+            has_storage=facts["has_storage"],
+            present=[bytes.fromhex(digest) for digest in facts["present"]],
+            max_tokens=max(int(facts["free_tokens"] - RESERVE * facts["total_tokens"]), 0),
+            max_seconds=max_seconds,
+        )
+    finally:
+        ledger.close()
+
+
+# ---- routes ----
+
+
+def _jobs(request: Request) -> Jobs:
+    jobs: Jobs = request.app.state.kv_importance_prewarm
+    return jobs
+
+
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def post_prewarm(request: Request) -> dict[str, Any]:
+    """Starts to bring a prompt's prefix, or the ledger's best, into the cache."""
+    chosen = validated(PrewarmRequest, await json_body(request) if await request.body() else {})
+    jobs = _jobs(request)
+    if not chosen.has_prompt:
+        return {"job_id": jobs.begin("ledger", chosen.max_seconds).job_id}
+    tokens = await prompt_tokens(chosen, request)
+    path = WarmPath.of_prompt(chosen.namespace, tokens)
+    return {"job_id": jobs.begin("prompt", chosen.max_seconds, path).job_id, "tokens": len(tokens)}
+
+
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def list_prewarm(request: Request) -> dict[str, Any]:
+    """The pre-warms of this server, oldest first."""
+    return {"jobs": _jobs(request).describe()}
+
+
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def get_prewarm(request: Request, job_id: str) -> dict[str, Any]:
+    """How far a pre-warm is."""
+    return _jobs(request).find(job_id).describe()
+
+
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def delete_prewarm(request: Request, job_id: str) -> dict[str, Any]:
+    """Cancels a pre-warm; what it brought in stays."""
+    job = _jobs(request).find(job_id)
+    await _jobs(request).cancel(job)
+    return job.describe()
+
+
+def add_prewarm_routes(routes: APIRouter) -> None:
+    """Adds the routes, below ``/kv_importance``."""
+    routes.post("/prewarm")(post_prewarm)
+    routes.get("/prewarm")(list_prewarm)
+    routes.get("/prewarm/{job_id}")(get_prewarm)
+    routes.delete("/prewarm/{job_id}")(delete_prewarm)
+
+
+def install_prewarm(app: FastAPI, options: ImportanceOptions) -> None:
+    """Gives the routes their jobs, and the server what runs by itself."""
+    jobs = app.state.kv_importance_prewarm = Jobs(options)
+    is_unasked = options.prewarm != "off" and options.policy == "importance" and options.ledger_directory
+    serve = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        prewarm_metrics.export()  # not before: the server sets up what its processes share while it starts
+        async with serve(app) as state:
+            if not is_unasked:
+                yield state
+                return
+            unasked = asyncio.create_task(_prewarm_unasked(jobs, again=options.prewarm == "idle"))
+            yield state
+            unasked.cancel()
+
+    app.router.lifespan_context = lifespan
+
+
+async def _prewarm_unasked(jobs: Jobs, *, again: bool) -> None:
+    manager = get_global_state().tokenizer_manager
+    while manager.server_status is ServerStatus.Starting:
+        await asyncio.sleep(0.1)
+    job = jobs.begin("start")
+    while again:
+        if job.task is not None:
+            await asyncio.wait([job.task])
+        # What requests have brought since may have left room for more, or for what they pushed out.
+        served = manager.last_receive_tstamp
+        while manager.last_receive_tstamp == served or not _is_idle(manager):
+            await asyncio.sleep(IDLE_SECONDS / 4)
+        job = jobs.begin("idle")
+
+
+def _is_idle(manager: TokenizerManager) -> bool:
+    return not manager.rid_to_state and time.time() - manager.last_receive_tstamp >= IDLE_SECONDS

@@ -1,0 +1,250 @@
+"""Brings prefixes into the cache by requests that nobody reads: in the HTTP process, behind all others.
+
+A pre-warm takes upstream's own way through storage, host and prefill: one request of one token for each step
+of a path. Only one step is under way at any time, it is sized to about ``STEP_SECONDS``, and no step begins
+while a request waits for its first token, so a request waits for at most the rest of one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from sgl_importance.placement.ledger_plan import WarmPath
+from sglang_importance.http.prewarm_metrics import count
+from sglang_importance.placement.prewarm_request import is_prewarm, new_rid
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+logger = logging.getLogger(__name__)
+
+STEP_SECONDS = 0.05
+"""A step that took longer than this is followed by a smaller one."""
+MAX_STEP_TOKENS = 8192
+POLL_SECONDS = 0.01
+RESERVE = 0.1
+"""Of the device tier; left free by what nobody asked for, so that it never makes requests evict."""
+
+
+class State(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass
+class Job:
+    """One pre-warm.
+
+    Attributes:
+        job_id: names it.
+        origin: "start", "idle", "ledger" or "prompt".
+        asked_for: whether somebody named the prompt: it may evict what is worth least, as any request may;
+            others stop where free room ends and wait for the server to be idle.
+        max_seconds: after which it ends.
+        state: how far it is.
+        detail: why it ended before everything was brought in; empty where it did not.
+        total_tokens: to be brought in.
+        done_tokens: of these, brought in or found.
+        hit_tokens: of these, by the tier that held them; what was in none was computed.
+        computed_tokens: that no tier held.
+        refused_tokens: of paths that the server does not take, too long ones say.
+        seconds: since it began, or that it took.
+    """
+
+    job_id: str
+    origin: str
+    asked_for: bool
+    max_seconds: float
+    state: State = State.RUNNING
+    detail: str = ""
+    total_tokens: int = 0
+    done_tokens: int = 0
+    hit_tokens: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0, "storage": 0})
+    computed_tokens: int = 0
+    refused_tokens: int = 0
+    began: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+    task: asyncio.Task[None] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """The document of ``GET /kv_importance/prewarm/{job_id}``."""
+        return {
+            "job_id": self.job_id,
+            "origin": self.origin,
+            "state": self.state.value,
+            "detail": self.detail,
+            "total_tokens": self.total_tokens,
+            "done_tokens": self.done_tokens,
+            "hit_tokens": dict(self.hit_tokens),
+            "computed_tokens": self.computed_tokens,
+            "refused_tokens": self.refused_tokens,
+            "seconds": round((self.ended or time.monotonic()) - self.began, 3),
+            "max_seconds": self.max_seconds,
+        }
+
+
+class StepSize:
+    """Tokens of the next step, so that it takes about ``STEP_SECONDS``.
+
+    Args:
+        minimum: tokens that a step has at least.
+    """
+
+    def __init__(self, minimum: int) -> None:
+        self.minimum = minimum
+        self.tokens = minimum
+
+    def took(self, seconds: float) -> None:
+        if seconds > STEP_SECONDS:
+            self.tokens = max(self.tokens // 2, self.minimum)
+        elif seconds < STEP_SECONDS / 2:
+            self.tokens = min(self.tokens * 2, max(MAX_STEP_TOKENS, self.minimum))
+
+
+class Prewarmer:
+    """Carries out pre-warms of one server, a step at a time.
+
+    Args:
+        manager: sends requests to the scheduler.
+        room: asks the scheduler for ``prewarm_facts.room``.
+        page_size: tokens per page.
+        min_step_tokens: smallest step; a storage tier looks at no fewer tokens than its threshold.
+    """
+
+    def __init__(
+        self,
+        manager: TokenizerManager,
+        room: Callable[[], Awaitable[dict[str, Any]]],
+        *,
+        page_size: int,
+        min_step_tokens: int,
+    ) -> None:
+        self._manager = manager
+        self._room = room
+        self._page_size = page_size
+        self._steps = StepSize(-(-min_step_tokens // page_size) * page_size)
+        self._turn = asyncio.Lock()
+
+    async def run(self, job: Job, paths: Sequence[WarmPath]) -> None:
+        """Brings the paths in, best first, until all are in or something ends the job; never raises."""
+        planned = sum(len(path.token_ids) - path.start for path in paths)
+        job.total_tokens += planned
+        count("prewarm_planned_tokens_total", amount=planned)
+        try:
+            async with asyncio.timeout(job.max_seconds - (time.monotonic() - job.began)):
+                for path in paths:
+                    try:
+                        await self._warm(job, path)
+                    except ValueError as refused:  # too long for this server, say
+                        job.refused_tokens += len(path.token_ids) - path.start
+                        count("prewarm_refused_tokens_total", amount=len(path.token_ids) - path.start)
+                        logger.info("KV importance pre-warm %s: %s", job.job_id, refused)
+                    if job.detail:
+                        break
+            self._end(job, State.DONE)
+        except TimeoutError:
+            self._end(job, State.DONE, f"{job.max_seconds:g} seconds were over")
+        except asyncio.CancelledError:
+            self._end(job, State.CANCELLED)
+        except Exception as error:
+            logger.exception("KV importance pre-warm %s", job.job_id)
+            self._end(job, State.FAILED, f"{type(error).__name__}: {error}")
+
+    @staticmethod
+    def _end(job: Job, state: State, detail: str = "") -> None:
+        job.state, job.detail, job.ended = state, detail or job.detail, time.monotonic()
+
+    async def _warm(self, job: Job, path: WarmPath) -> None:
+        position = path.start
+        while position < len(path.token_ids) and not job.detail:
+            async with self._turn:
+                await self._wait_for_requests(job)
+                if self._manager.gracefully_exit:  # which waits until no request is left
+                    job.detail = "the server is stopping"
+                    return
+                stop = self._next_stop(path, position)
+                if not job.asked_for and not await self._has_room(stop - position):
+                    job.detail = "no free room is left"
+                    return
+                began = time.monotonic()
+                found = await self._step(path, stop)
+                self._steps.took(time.monotonic() - began)
+            self._account(job, position, stop, found)
+            position = stop
+
+    def _next_stop(self, path: WarmPath, position: int) -> int:
+        """Where the next step ends: at the end of a node, unless the step would be too short or too long."""
+        shortest, longest = position + self._steps.minimum, position + self._steps.tokens
+        end = next((end for end in path.ends if end >= shortest), path.ends[-1])
+        if end - longest < self._steps.minimum:
+            return end
+        return longest // self._page_size * self._page_size
+
+    async def _step(self, path: WarmPath, stop: int) -> dict[str, int]:
+        """Has a path's first ``stop`` tokens cached; returns the tokens that each tier held of them."""
+        token_ids = path.token_ids[:stop].tolist()
+        if self._page_size > 1:
+            # The last token of a prompt is always computed: one more, and the pages are hit whole. It is
+            # in no whole page, so nothing is kept of it.
+            token_ids.append(token_ids[-1])
+        extra_key, cache_salt = path.namespace
+        request = GenerateReqInput(
+            input_ids=token_ids,
+            sampling_params={"max_new_tokens": 1, "temperature": 0},
+            rid=new_rid(),
+            extra_key=extra_key,
+            cache_salt=cache_salt,
+            no_logs=True,
+        )
+        answer: dict[str, Any] = {}
+        try:
+            async for part in self._manager.generate_request(request, None):
+                answer = part
+        except BaseException:
+            self._manager.abort_request(str(request.rid))
+            raise
+        facts = answer["meta_info"]
+        if facts["finish_reason"]["type"] == "abort":
+            raise ValueError(facts["finish_reason"].get("message", "the server refused"))
+        return facts.get("cached_tokens_details") or {"device": facts.get("cached_tokens", 0)}
+
+    def _account(self, job: Job, position: int, stop: int, found: dict[str, int]) -> None:
+        rest = stop - position
+        job.done_tokens += rest
+        # What is on the device comes first on a path, then host, then storage.
+        before = position
+        for tier in ("device", "host", "storage"):
+            tokens = found.get(tier, 0)
+            hit = min(max(tokens - before, 0), rest)
+            before = max(before - tokens, 0)
+            job.hit_tokens[tier] += hit
+            count("prewarm_done_tokens_total", tier, amount=hit)
+            rest -= hit
+        job.computed_tokens += rest
+        count("prewarm_done_tokens_total", "computed", amount=rest)
+
+    async def _has_room(self, tokens: int) -> bool:
+        room = await self._room()
+        return bool(room["free_tokens"] - tokens >= RESERVE * room["total_tokens"])
+
+    async def _wait_for_requests(self, job: Job) -> None:
+        while self._is_busy(any_request=not job.asked_for):
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _is_busy(self, *, any_request: bool) -> bool:
+        """Whether a request waits for its first token; ``any_request``: or runs at all."""
+        return any(
+            not state.finished and (any_request or not state.time_stats.first_token_time)
+            for rid, state in self._manager.rid_to_state.items()
+            if not is_prewarm(rid)
+        )

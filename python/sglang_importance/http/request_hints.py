@@ -1,0 +1,185 @@
+"""Hints on their way to a scheduler and reports on their way back, where every request of a server passes.
+
+sglang carries ``kv_hints`` of ``/generate`` and ``Engine.generate`` as an envelope and drops those of its
+OpenAI routes; ``http/openai_hints.py`` hands us the latter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException
+
+from sgl_importance.placement.blocks import locate_messages
+from sgl_importance.placement.hints import FIELD, BadHint, Hints
+from sglang_importance.placement.hint_reports import REPORT_KEY
+from sglang_importance.upstream.hooks import Hook, HookType
+from sglang_importance.upstream.server_options import importance_options
+
+if TYPE_CHECKING:
+    from fastapi import Request
+    from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+GENERATE_TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
+ABORT_TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager.create_abort_task"
+STATE_ATTRIBUTE = "kv_importance"
+
+
+@dataclass
+class OpenAIHints:
+    """Hints that an OpenAI request brought; kept in the state of its HTTP request.
+
+    Attributes:
+        value: the field as the client sent it.
+        hints: the same, read.
+        num_messages: of a chat request; 0 of a completion.
+        tokens_of: the prompt that the first n messages alone would make.
+        reports: filled when the request has ended, by index of its output.
+    """
+
+    value: object
+    hints: Hints
+    num_messages: int
+    tokens_of: Callable[[int], list[int]]
+    reports: dict[int, dict[str, Any]]
+
+    def located(self, prompt: list[int]) -> Hints:
+        """The hints with tokens for messages."""
+
+        def end_of(messages: int) -> int:
+            if messages in (0, self.num_messages):
+                return len(prompt) if messages else 0
+            # Templates open an answer behind the last message: what both prompts have is the messages' own.
+            return _common_prefix(self.tokens_of(messages), prompt)
+
+        return locate_messages(self.hints, self.num_messages, end_of)
+
+
+def _common_prefix(first: list[int], second: list[int]) -> int:
+    for index, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return index
+    return min(len(first), len(second))
+
+
+def _around_generate_request(
+    generate: Callable[..., AsyncGenerator[Any, None]],
+    manager: TokenizerManager,
+    obj: GenerateReqInput | EmbeddingReqInput,
+    request: Request | None = None,
+) -> AsyncGenerator[Any, None]:
+    openai: OpenAIHints | None = getattr(getattr(request, "state", None), STATE_ATTRIBUTE, None)
+    if openai is None and not getattr(obj, FIELD, None):
+        return generate(manager, obj, request)
+    if importance_options(manager.server_args) is None:
+        return generate(manager, obj, request)
+    return _generate_with_hints(generate, manager, obj, request, openai)
+
+
+async def _generate_with_hints(
+    generate: Callable[..., AsyncGenerator[Any, None]],
+    manager: TokenizerManager,
+    obj: GenerateReqInput,
+    request: Request | None,
+    openai: OpenAIHints | None,
+) -> AsyncGenerator[Any, None]:
+    if openai is None:
+        _attach_native(obj)
+    else:
+        hints = openai.located(obj.input_ids if openai.num_messages else [])
+        obj.kv_hints = hints.envelope(openai.value)
+        if hints.prefetch:
+            _generate_nothing(obj)
+    async with aclosing(generate(manager, obj, request)) as outputs:
+        async for output in outputs:
+            for position, each in enumerate(output if isinstance(output, list) else [output]):
+                report = _take_report(each["meta_info"])
+                if report is not None and openai is not None:
+                    openai.reports[each.get("index", position)] = report
+            yield output
+
+
+def _around_create_abort_task(create: Callable[..., Any], manager: TokenizerManager, obj: Any) -> Any:
+    """The last step before ``/generate`` answers 200 to a request for a stream, good or bad."""
+    if getattr(obj, FIELD, None) and importance_options(manager.server_args) is not None:
+        try:
+            _read_native(obj)
+        except BadHint as error:
+            raise HTTPException(status_code=400, detail=str(error)) from None
+    return create(manager, obj)
+
+
+def _attach_native(obj: GenerateReqInput) -> None:
+    hints = _read_native(obj)
+    envelopes = [
+        each.envelope(_plain(value)) if value else None
+        for each, value in zip(hints, _values(obj), strict=True)
+    ]
+    obj.kv_hints = envelopes if isinstance(obj.kv_hints, list) else envelopes[0]
+    if any(each.prefetch for each in hints):
+        _generate_nothing(obj)
+
+
+def _read_native(obj: GenerateReqInput) -> list[Hints]:
+    """The hints of each prompt, or of all where they have one object in common."""
+    hints = [Hints.parse(_plain(value)) if value else Hints() for value in _values(obj)]
+    hints = [locate_messages(each, 0, lambda messages: 0) for each in hints]
+    if len({each.prefetch for each in hints}) > 1:
+        raise BadHint(f"{FIELD}.prefetch", "give it to every prompt of the batch or to none")
+    return hints
+
+
+def _values(obj: GenerateReqInput) -> list[Any]:
+    return obj.kv_hints if isinstance(obj.kv_hints, list) else [obj.kv_hints]
+
+
+def _plain(value: Any) -> Any:
+    """An envelope that FastAPI has already read, as the JSON that it came from."""
+    if isinstance(value, dict):
+        return value
+    return {
+        "protocol_version": value.protocol_version,
+        "message_id": value.message_id,
+        "actions": [
+            {
+                "action_id": action.action_id,
+                "action_type": action.action_type,
+                "action_version": action.action_version,
+                "payload": action.payload,
+            }
+            for action in value.actions
+        ],
+    }
+
+
+def _generate_nothing(obj: GenerateReqInput) -> None:
+    """Ends the request with its prefill, as sglang does to cache a prompt that it will sample in parallel."""
+    nothing = {"max_new_tokens": 0, "min_new_tokens": 0}
+    if isinstance(obj.sampling_params, list):
+        obj.sampling_params = [{**params, **nothing} for params in obj.sampling_params]
+    else:
+        obj.sampling_params = {**(obj.sampling_params or {}), **nothing}
+
+
+def _take_report(meta_info: dict[str, Any]) -> dict[str, Any] | None:
+    """Moves the report out of sglang's details, which are then what they are without us."""
+    details = meta_info.get("cached_tokens_details")
+    if not details or REPORT_KEY not in details:
+        return None
+    stock = {key: value for key, value in details.items() if key != REPORT_KEY}
+    meta_info["cached_tokens_details"] = stock or None
+    report: dict[str, Any] = json.loads(details[REPORT_KEY])
+    meta_info[REPORT_KEY] = report
+    return report
+
+
+HOOKS: dict[str, Hook] = {
+    GENERATE_TARGET: (_around_generate_request, HookType.AROUND),
+    ABORT_TARGET: (_around_create_abort_task, HookType.AROUND),
+}
+"""In the launcher: the tokenizer manager accepts hints."""

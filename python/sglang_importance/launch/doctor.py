@@ -1,0 +1,234 @@
+"""`sgl-importance doctor`: what would work on this machine, what not, and the cure."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import platform
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sgl_importance.terminal import show
+
+app = typer.Typer(help="What would work on this machine, what not, and the cure.")
+
+INSTALL = "run scripts/setup.sh"
+MIN_FREE_BYTES = 5 * 2**30
+
+
+class Status(StrEnum):
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: what was looked at.
+        status: ``problem`` stops a server, ``note`` does not.
+        detail: what was found.
+        cure: what to do; empty where nothing is wrong.
+    """
+
+    subject: str
+    status: Status
+    detail: str
+    cure: str = ""
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("python", Status.OK, platform.python_version())
+    torch = _installed("torch")
+    if torch is None:
+        yield Finding("torch", Status.PROBLEM, "not installed", INSTALL)
+        return
+    yield Finding("torch", Status.OK, torch)
+
+
+def _accelerator() -> Iterator[Finding]:
+    import torch
+
+    if torch.accelerator.is_available():
+        device = torch.accelerator.current_accelerator()
+        yield Finding("accelerator", Status.OK, str(device))
+        yield Finding(
+            "importance on the accelerator",
+            Status.NOTE,
+            "every producer of scores for GPU attention is opt-in: no GPU has run one yet",
+            "--attention-backend torch_native, or --kv-policy default; docs/kernels.md settles the rest",
+        )
+    else:
+        yield Finding(
+            "accelerator",
+            Status.NOTE,
+            "none visible: serves on the CPU, whose latencies say nothing about a GPU",
+        )
+
+
+def _sglang() -> Iterator[Finding]:
+    found = _installed("sglang")
+    if found is None:
+        yield Finding("sglang", Status.PROBLEM, "not installed", INSTALL)
+        return
+    try:
+        import sglang  # noqa: F401
+    except Exception as error:
+        yield Finding(
+            "sglang",
+            Status.PROBLEM,
+            f"{found} does not import: {error}",
+            "run scripts/setup.sh in a fresh .venv",
+        )
+        return
+    yield Finding("sglang", Status.OK, found)
+    from sglang_importance.upstream.symbols import CURE, SYMBOLS, symbol_problems, version_problem
+
+    problems = [problem for problem in (version_problem(), *symbol_problems()) if problem]
+    for problem in problems:
+        yield Finding("upstream symbols", Status.PROBLEM, problem, CURE)
+    if not problems:
+        yield Finding("upstream symbols", Status.OK, f"all {len(SYMBOLS)} are as expected")
+
+
+def _plugins() -> Iterator[Finding]:
+    for group in ("sglang.srt.plugins", "sglang.srt.platforms"):
+        ours = [
+            point.value for point in entry_points(group=group) if point.module.startswith("sglang_importance")
+        ]
+        if ours:
+            yield Finding(f"entry point {group}", Status.OK, ", ".join(ours))
+        else:
+            yield Finding(
+                f"entry point {group}",
+                Status.PROBLEM,
+                "not registered",
+                "pip install --no-deps sgl-importance",
+            )
+
+
+def _cpu_shims() -> Iterator[Finding]:
+    from sglang_importance.cpu import accelerator_visible, applied_shims, install
+
+    if accelerator_visible():
+        yield Finding("CPU shims", Status.OK, "inert: an accelerator is visible")
+        return
+    install()
+    yield Finding("CPU shims", Status.OK, ", ".join(applied_shims()) or "none needed")
+
+
+def _backends() -> Iterator[Finding]:
+    from sglang_importance.attention.producers import PRODUCERS, UNPROVEN
+
+    for source, backend in sorted(PRODUCERS.items()):
+        yield Finding(f"scores from {backend}", Status.OK, f"by --kv-importance-source auto ({source})")
+    for backend in sorted({backend for backends in UNPROVEN.values() for backend in backends}):
+        sources = " or ".join(source for source, backends in UNPROVEN.items() if backend in backends)
+        yield Finding(
+            f"scores from {backend}",
+            Status.NOTE,
+            f"opt-in, pending a GPU run: --kv-importance-source {sources}",
+            "do not serve users with it",
+        )
+    for package in ("triton", "flashinfer"):
+        found = find_spec(package) is not None
+        yield Finding(package, Status.OK if found else Status.NOTE, "installed" if found else "not installed")
+    compiler = shutil.which("nvcc")
+    yield Finding("nvcc", Status.OK if compiler else Status.NOTE, "found" if compiler else "not found")
+
+
+def _embedded_model() -> Iterator[Finding]:
+    from safetensors import safe_open
+
+    from sgl_importance.probe import checkpoint_path
+
+    cure = "reinstall sgl-importance, or make it with scripts/train_probe.py"
+    try:
+        with safe_open(checkpoint_path() / "model.safetensors", framework="numpy") as weights:
+            tensors = len(weights.keys())
+    except Exception as error:
+        yield Finding("embedded model", Status.PROBLEM, str(error), cure)
+        return
+    yield Finding("embedded model", Status.OK, f"{tensors} tensors")
+
+
+def _disk() -> Iterator[Finding]:
+    free = shutil.disk_usage(Path.cwd()).free
+    detail = f"{free / 2**30:.0f} GiB free here"
+    if free < MIN_FREE_BYTES:
+        yield Finding("disk", Status.NOTE, detail, "a storage tier needs room: free some, or leave it off")
+    else:
+        yield Finding("disk", Status.OK, detail)
+
+
+_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _versions,
+    _accelerator,
+    _sglang,
+    _plugins,
+    _cpu_shims,
+    _backends,
+    _embedded_model,
+    _disk,
+)
+
+
+def _subject(check: Callable[[], Iterator[Finding]]) -> str:
+    return check.__name__.strip("_").replace("_", " ")
+
+
+def examine() -> list[Finding]:
+    """Runs every check; one that fails becomes a finding and stops no other."""
+    findings = []
+    for check in _CHECKS:
+        try:
+            findings += list(check())
+        except ModuleNotFoundError as error:
+            detail = f"not looked at: {error.name} is not installed"
+            findings.append(Finding(_subject(check), Status.PROBLEM, detail, INSTALL))
+        except Exception as error:
+            name = _subject(check)
+            findings.append(Finding(name, Status.PROBLEM, f"{type(error).__name__}: {error}", "report this"))
+    return findings
+
+
+@app.callback(invoke_without_command=True)
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Examines this machine. Exit code 1 where a server could not run."""
+    with Console(stderr=True).status("importing sglang"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(io.StringIO()):
+            findings = examine()
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        table = Table("", "what", "found", "cure")
+        marks = {Status.OK: "[green]ok", Status.NOTE: "[yellow]note", Status.PROBLEM: "[red]problem"}
+        for finding in findings:
+            table.add_row(marks[finding.status], finding.subject, finding.detail, finding.cure)
+        show(table)
+    sys.exit(any(finding.status is Status.PROBLEM for finding in findings))

@@ -1,0 +1,191 @@
+"""Every part of ours that is installed into a process of sglang, and the process where it belongs.
+
+All are imported late and only under ``observe`` and ``importance``. A part that fails stops the launch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.launch.modes import model_refusals
+from sglang_importance.upstream.hooks import install_hooks
+from sglang_importance.upstream.refusal import LaunchRefused, cure
+from sglang_importance.upstream.server_options import RADIX_CACHE_BACKEND, importance_options
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+
+T = TypeVar("T")
+
+
+def _messages(_: object) -> None:
+    from sglang_importance.operations.messages import register_messages
+
+    register_messages()
+
+
+def _routes(options: ImportanceOptions) -> None:
+    # An engine without an HTTP server never imports it.
+    server = sys.modules.get("sglang.srt.entrypoints.http_server")
+    if server is None:
+        return
+    from sglang_importance.http.openai_hints import HOOKS
+    from sglang_importance.http.routes import install_routes
+
+    install_routes(server.app, options)
+    install_hooks(HOOKS)
+
+
+def _hints(_: object) -> None:
+    from sglang_importance.http.request_hints import HOOKS
+
+    install_hooks(HOOKS)
+
+
+def _reports(_: object) -> None:
+    from sglang_importance.placement.hint_reports import HOOKS
+
+    install_hooks(HOOKS)
+
+
+def _radix_cache(_: object) -> None:
+    from sglang.srt.mem_cache.registry import get_radix_cache_factory, register_radix_cache_backend
+
+    if get_radix_cache_factory(RADIX_CACHE_BACKEND) is None:
+        register_radix_cache_backend(RADIX_CACHE_BACKEND, build_radix_cache)
+
+
+def _attention(options: ImportanceOptions) -> None:
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    from sglang_importance.attention import install
+
+    before = dict(ATTENTION_BACKENDS)
+    install(options)
+    for name, create in ATTENTION_BACKENDS.items():
+        if create is not before.get(name):
+            ATTENTION_BACKENDS[name] = _refusing(create)
+
+
+def _refusing(create: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend that finds model and options at odds says so by ValueError, deep inside sglang's start."""
+
+    @wraps(create)
+    def create_or_refuse(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return create(*args, **kwargs)
+        except ValueError as error:
+            raise LaunchRefused([_one_line(error)]) from error
+
+    return create_or_refuse
+
+
+def _weight_watch(options: ImportanceOptions) -> None:
+    if options.ledger_directory and not options.store:
+        from sglang_importance.storage.guards import WEIGHT_HOOKS
+
+        install_hooks(WEIGHT_HOOKS)
+
+
+def _ledger(scheduler: Scheduler) -> None:
+    component = _cache(scheduler).importance
+    options = component.state.options
+    if not options.ledger_directory:
+        return
+    from sglang_importance.placement.ledger_feed import open_ledger_feed
+
+    pins = component.pins if options.policy == "importance" else None
+    if (feed := open_ledger_feed(component.state, pins, scheduler)) is not None:
+        component.attach_ledger(feed)
+
+
+def _message_handlers(scheduler: Scheduler) -> None:
+    from sglang_importance.operations.messages import handle_messages
+
+    handle_messages(scheduler)
+
+
+def _deferred_work(scheduler: Scheduler) -> None:
+    deferred = _cache(scheduler).importance.deferred_work
+    scheduler.process_batch_result = deferred.around(scheduler.process_batch_result)
+
+
+def _cache(scheduler: Scheduler) -> ImportanceRadixCache:
+    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+
+    cache = scheduler.tree_cache
+    assert isinstance(cache, ImportanceRadixCache), "sglang built another cache"
+    return cache
+
+
+# In the launcher, before it starts a scheduler and builds the tokenizer manager.
+IN_LAUNCHER: dict[str, Callable[[ImportanceOptions], None]] = {
+    "control messages": _messages,
+    "HTTP routes": _routes,
+    "hints": _hints,
+}
+# In each scheduler process, before the scheduler is built.
+BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
+    "control messages": _messages,
+    "radix cache": _radix_cache,
+    "attention": _attention,
+    "reports": _reports,
+    "weight watch": _weight_watch,
+}
+# In each scheduler process, on the scheduler that has just been built.
+ON_SCHEDULER: dict[str, Callable[[Scheduler], None]] = {
+    "message handlers": _message_handlers,
+    "ledger": _ledger,
+    "deferred work": _deferred_work,
+}
+
+
+def build_radix_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
+    """The factory behind ``--radix-cache-backend importance``.
+
+    Raises:
+        LaunchRefused: the loaded model is none that we have tested.
+    """
+    from sglang_importance.radix_cache.cache_factory import create_importance_cache
+
+    options = importance_options(ctx.server_args)
+    assert options is not None, "sglang chose our cache without our options"
+    if lines := model_refusals(ctx, options):
+        raise LaunchRefused(lines)
+    return create_importance_cache(ctx)
+
+
+def install_in_launcher(options: ImportanceOptions) -> None:
+    _install(IN_LAUNCHER, options)
+
+
+def install_before_scheduler(options: ImportanceOptions) -> None:
+    _install(BEFORE_SCHEDULER, options)
+
+
+def install_on_scheduler(scheduler: Scheduler) -> None:
+    _install(ON_SCHEDULER, scheduler)
+
+
+def _install(parts: dict[str, Callable[[T], None]], argument: T) -> None:
+    for name, install in parts.items():
+        try:
+            install(argument)
+        except LaunchRefused:
+            raise
+        except Exception as error:
+            raise LaunchRefused(
+                [f"could not install {name}: {type(error).__name__}: {_one_line(error)}; {cure()}"]
+            ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,118 @@
+"""The launcher's side of a launch under ``observe`` or ``importance``, or with a store."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import traceback
+from collections.abc import Callable, Iterable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import zmq
+
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.launch.flags import select_cache
+from sglang_importance.launch.installers import install_in_launcher
+from sglang_importance.launch.modes import check_modes
+from sglang_importance.launch.preflight import check_inputs
+from sglang_importance.storage.install import mount, store_refusals
+from sglang_importance.upstream.hooks import HookType, install_hooks
+from sglang_importance.upstream.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, cure, exit_refused
+from sglang_importance.upstream.server_options import importance_options, store_options
+from sglang_importance.upstream.symbols import check_sglang
+
+LAUNCH_TARGET = "sglang.srt.entrypoints.engine.Engine._launch_subprocesses"
+PROOF_KEY = "sgl_importance"  # in the report that a scheduler sends when it is ready
+
+
+def prepare_launch(args: argparse.Namespace, options: ImportanceOptions, *, serves_http: bool = True) -> None:
+    """Checks what can be checked before sglang resolves ``args``, selects our cache and hooks the launch.
+
+    Args:
+        args: sglang's arguments as given; changed in place.
+        options: what the operator chose.
+        serves_http: whether a server will listen, rather than an engine inside a program.
+
+    Raises:
+        LaunchRefused: the chosen policy cannot run here.
+    """
+    check_modes(args, options)
+    if options.is_stock and not options.store:
+        return
+    check_sglang()
+    check_inputs(args, serves_http=serves_http)
+    if options.store:
+        mount(args, options)
+    select_cache(args, options)
+    install_hooks({LAUNCH_TARGET: (_around_launch, HookType.AROUND)})
+
+
+def _around_launch(
+    launch: Callable[..., Any], engine_class: type, server_args: Any, *args: Any, **kwargs: Any
+) -> Any:
+    options = importance_options(server_args) or store_options(server_args)
+    if options is None:
+        return launch(engine_class, server_args, *args, **kwargs)
+    children = multiprocessing.active_children()
+    try:
+        _check_resolved(server_args, options)
+        if not options.is_stock:
+            install_in_launcher(options)
+        launched = _launch(launch, engine_class, server_args, *args, **kwargs)
+        _check_proofs(launched)
+    except LaunchRefused as refused:
+        _end_children(but=children)
+        # A command line ends in one line; a program that embeds an engine gets the exception.
+        if server_args.launch_command is None:
+            raise
+        exit_refused(refused)
+    return launched
+
+
+def _check_resolved(server_args: Any, options: ImportanceOptions) -> None:
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    server_args.resolve_once()
+    check_modes(resolving_view(server_args), options)
+    if options.store and (lines := store_refusals(resolving_view(server_args), options)):
+        raise LaunchRefused(lines)
+
+
+def _launch(launch: Callable[..., Any], engine_class: type, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return launch(engine_class, *args, **kwargs)
+    except RuntimeError as error:
+        _close_sockets(error)
+        if f"exit code: {SCHEDULER_REFUSED_EXIT_CODE})" not in str(error):
+            raise
+        raise LaunchRefused(["a scheduler refused to start, for the reason above"]) from error
+
+
+def _close_sockets(error: BaseException) -> None:
+    """Closes the sockets of a tokenizer manager that waited for a scheduler in vain.
+
+    Only the frames of ``error`` still hold it. Messages that nobody will receive keep its zmq context from
+    ending, which would block the program at its next garbage collection.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        manager = frame.f_locals.get("tokenizer_manager")
+        for value in list(getattr(manager, "__dict__", {}).values()):
+            if isinstance(value, zmq.Socket):
+                value.context.destroy(linger=0)
+
+
+def _end_children(*, but: Iterable[BaseProcess]) -> None:
+    """Ends the processes that a refused launch has left behind."""
+    for child in set(multiprocessing.active_children()) - set(but):
+        child.kill()
+        child.join()
+
+
+def _check_proofs(launched: tuple[Any, ...]) -> None:
+    """Demands from every scheduler the proof that our parts are live in it."""
+    infos = next(part for part in launched if hasattr(part, "scheduler_infos")).scheduler_infos
+    if not infos or not all(all(info.get(PROOF_KEY, {"": False}).values()) for info in infos):
+        raise LaunchRefused(
+            [f"a scheduler reported ready without proof that importance is live in it: see its log, {cure()}"]
+        )

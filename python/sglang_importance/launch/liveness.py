@@ -1,0 +1,41 @@
+"""What of ours is live in a scheduler, looked up in the scheduler itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+
+from sglang_importance.upstream.hooks import dead_hooks
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+
+def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
+    """Each part that a scheduler needs under ``observe`` and ``importance``, and whether it is in use.
+
+    Raises nothing on a stock scheduler: there, all is False.
+    """
+    from sglang_importance.operations.messages import KvImportanceReq
+    from sglang_importance.radix_cache.component import ImportanceComponent
+    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+    from sglang_importance.tree.leaf_sets import WatchedLeaves
+
+    cache = scheduler.tree_cache
+    core = getattr(cache, "tree_core", None)
+    component = getattr(cache, "components", {}).get(ComponentType.FULL)
+    backend = scheduler.tp_worker.model_runner.attn_backend
+    return {
+        "radix cache": isinstance(cache, ImportanceRadixCache),
+        "Python tree core": isinstance(core, UnifiedTreeCore),
+        "tree component": isinstance(component, ImportanceComponent),
+        "eviction order": isinstance(getattr(core, "evictable_device_leaves", None), WatchedLeaves)
+        and isinstance(core.evictable_host_leaves, WatchedLeaves),
+        "attention scores": getattr(backend, "rows", None) is not None,
+        "deferred work": isinstance(component, ImportanceComponent)
+        and scheduler.process_batch_result is component.deferred_work.installed,
+        "message handlers": KvImportanceReq in scheduler._request_dispatcher._mapping,
+        "sglang hooks": not dead_hooks(),
+    }

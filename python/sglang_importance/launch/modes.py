@@ -1,0 +1,276 @@
+"""Which modes of sglang have been tested under ``--kv-policy observe`` and ``importance``.
+
+Everything here runs twice: on what the operator typed, so that a refusal comes at once, and on what sglang
+made of it, because a model or a platform can switch a mode on. What only the loaded model tells is checked
+where the cache is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.environ import envs
+
+from sgl_importance.options import ImportanceOptions, KvPolicy, flag
+from sglang_importance.attention.producers import PRODUCERS, UNPROVEN
+from sglang_importance.upstream.refusal import LaunchRefused
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+ENFORCED: tuple[KvPolicy, ...] = ("observe", "importance")
+
+Test = Callable[[Any], bool]
+
+
+def above(limit: int) -> Test:
+    return lambda value: value is not None and value > limit
+
+
+def outside(*allowed: object) -> Test:
+    return lambda value: value not in allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One mode that has not been tested with ours.
+
+    Attributes:
+        field: of sglang's ServerArgs.
+        mode: the mode's name in a sentence.
+        refuses: whether a value of the field switches the mode on.
+        cure: what to do; dropping the flag where None.
+        policies: the values of ``--kv-policy`` that the rule is for.
+    """
+
+    field: str
+    mode: str
+    refuses: Test = bool
+    cure: str | None = None
+    policies: tuple[KvPolicy, ...] = ENFORCED
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.field.strip("_").removesuffix("_explicitly_set").replace("_", "-")
+
+    def refusal(self, value: object, policy: KvPolicy) -> str:
+        shown = self.flag if value is True else f"{self.flag} {value}"
+        return _line(policy, f"{self.mode} ({shown})", self.cure or f"drop {self.flag}")
+
+
+def _line(policy: KvPolicy, mode: str, cure: str) -> str:
+    return f"{flag('policy')} {policy} does not support {mode}: {cure}, or use {flag('policy')} default"
+
+
+RULES: tuple[Rule, ...] = (
+    # Several schedulers. Scores are reduced between tensor-parallel ranks (attention/rank_sums.py); pins,
+    # pre-warming, the ledger and the store have not been tested on several.
+    Rule("tp_size", "tensor parallelism", above(1), "use --tp-size 1"),
+    Rule("pp_size", "pipeline parallelism", above(1), "use --pp-size 1"),
+    Rule("dp_size", "data parallelism", above(1), "use --dp-size 1"),
+    Rule("ep_size", "expert parallelism", above(1), "use --ep-size 1"),
+    Rule("dcp_size", "decode context parallelism", above(1), "use --dcp-size 1"),
+    Rule("attn_cp_size", "attention context parallelism", above(1), "use --attn-cp-size 1"),
+    Rule("moe_dp_size", "MoE data parallelism", above(1), "use --moe-dp-size 1"),
+    Rule("dwdp_size", "distributed-weight data parallelism", above(1), "use --dwdp-size 1"),
+    Rule("nnodes", "several nodes", above(1), "use --nnodes 1"),
+    Rule("enable_dp_attention", "data-parallel attention"),
+    Rule("enable_prefill_cp", "prefill context parallelism"),
+    Rule("elastic_ep_backend", "elastic expert parallelism"),
+    # Other processes than the launcher and one scheduler.
+    Rule("disaggregation_mode", "PD disaggregation", outside("null"), "use --disaggregation-mode null"),
+    Rule(
+        "disaggregation_decode_retraction_backup",
+        "host-pool retraction",
+        cure="drop --disaggregation-decode-retraction-backup",
+    ),
+    Rule("enable_pd_role_switch", "PD role switching"),
+    Rule("enable_pdmux", "PD multiplexing"),
+    Rule("encoder_only", "encoder disaggregation"),
+    Rule("language_only", "encoder disaggregation"),
+    Rule("decoupled_spec_role", "decoupled speculation", outside("null"), "use --decoupled-spec-role null"),
+    Rule("use_ray", "Ray"),
+    Rule("grpc_mode", "the gRPC server"),
+    Rule("smg_grpc_mode", "the gRPC server"),
+    Rule("grpc_port", "the gRPC server"),
+    Rule("tokenizer_worker_num", "several tokenizer workers", above(1), "use --tokenizer-worker-num 1"),
+    # Batches whose rows are not one request and one query.
+    Rule("speculative_algorithm", "speculative decoding"),
+    Rule("dllm_algorithm", "diffusion language models"),
+    Rule("enable_mixed_chunk", "mixed chunks"),
+    Rule("enable_two_batch_overlap", "two-batch overlap"),
+    Rule("enable_single_batch_overlap", "single-batch overlap"),
+    Rule("enable_mis", "multi-item scoring"),
+    Rule(
+        "num_continuous_decode_steps",
+        "several decode steps per scheduling",
+        above(1),
+        "use --num-continuous-decode-steps 1",
+    ),
+    Rule("enable_lora", "LoRA"),
+    Rule("lora_paths", "LoRA"),
+    Rule("is_embedding", "embedding models"),
+    Rule("enable_multimodal", "multimodal models"),
+    # Python beside the attention kernel would be lost.
+    Rule("enable_torch_compile", "torch.compile"),
+    Rule("model_impl", "other model implementations", outside("auto", "sglang"), "use --model-impl auto"),
+    # Other trees, pools and tiers than those that we tested.
+    Rule("disable_radix_cache", "a server without radix cache"),
+    Rule(
+        "radix_cache_backend",
+        "another radix cache",
+        outside(None, "importance"),
+        "drop --radix-cache-backend",
+    ),
+    Rule(
+        "_radix_eviction_policy_explicitly_set",
+        "another eviction policy",
+        cure="drop --radix-eviction-policy",
+        policies=("importance",),
+    ),
+    Rule(
+        "radix_eviction_policy",
+        "another eviction policy than lru",
+        outside("lru"),
+        "drop --radix-eviction-policy",
+        policies=("observe",),
+    ),
+    Rule("radix_eviction_policy_config", "parameters of another eviction policy"),
+    Rule("enable_session_radix_cache", "the session radix cache"),
+    Rule("enable_streaming_session", "streaming sessions"),
+    Rule("enable_lmcache", "LMCache"),
+    Rule("enable_flexkv", "FlexKV"),
+    Rule("enable_unified_cache_external_linker", "external linkers"),
+    Rule(
+        "hicache_host_memory_mode",
+        "host memory as a staging buffer",
+        outside("cache"),
+        "use --hicache-host-memory-mode cache",
+    ),
+    Rule(
+        "hicache_storage_backend",
+        "this storage backend",
+        outside(None, "file"),
+        "use --hicache-storage-backend file",
+    ),
+    Rule("enable_hisparse", "hierarchical sparse attention"),
+    Rule("enable_unified_memory", "the unified memory pool"),
+    Rule("enable_page_major_kv_layout", "the page-major KV layout"),
+    Rule("prefill_only_disable_kv_cache", "a server without KV cache"),
+    Rule("enable_memory_saver", "releasing memory at run time"),
+    Rule(
+        "kv_cache_dtype",
+        "a quantized KV cache",
+        outside("auto", "bf16", "bfloat16"),
+        "use --kv-cache-dtype auto",
+    ),
+    Rule("kv_events_config", "KV events"),
+    Rule("device", "this device", outside(None, "cpu", "cuda"), "use --device cpu or cuda"),
+)
+
+
+def _attention_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
+    """A backend without a producer emits no scores: the policy would run on nothing."""
+    base = getattr(args, "attention_backend", None)
+    phases = ("prefill_attention_backend", "decode_attention_backend")
+    in_use = {getattr(args, phase, None) or base for phase in phases} - {None}
+    if options.source in UNPROVEN:
+        yield from _unproven_refusals(args, options, in_use)
+        return
+    emitting = set(PRODUCERS.values()) if options.source == "auto" else {PRODUCERS[options.source]}
+    for backend in sorted(in_use - emitting):
+        what = f"attention backend {backend}, which emits no scores by itself"
+        cure = f"use --attention-backend {' or '.join(sorted(emitting))}"
+        attachable = [source for source, backends in UNPROVEN.items() if backend in backends]
+        if options.source == "auto" and attachable:
+            sources = " or ".join(attachable)
+            cure += f", or at your own risk {flag('source')} {sources}, which no GPU has run yet"
+        yield _line(options.policy, what, cure)
+
+
+def _unproven_refusals(args: Any, options: ImportanceOptions, in_use: set[str]) -> Iterator[str]:
+    backends = UNPROVEN[options.source]
+    if getattr(args, "device", None) == "cpu":
+        what = f"{flag('source')} {options.source} on a CPU"
+        yield _line(options.policy, what, f"use {flag('source')} auto")
+    for backend in sorted(in_use - set(backends)):
+        what = f"{flag('source')} {options.source} beside attention backend {backend}"
+        yield _line(options.policy, what, f"use --attention-backend {' or '.join(backends)}")
+    if len(in_use) > 1 and in_use <= set(backends):
+        # Each would get a producer, and rows, of its own.
+        what = f"{flag('source')} {options.source} over two attention backends ({', '.join(sorted(in_use))})"
+        yield _line(options.policy, what, "name one with --attention-backend for prefill and decode alike")
+
+
+def refusals(args: Any, options: ImportanceOptions) -> list[str]:
+    """Why ``args`` cannot run under ``options.policy``: one line per reason; empty where it can.
+
+    Args:
+        args: sglang's arguments as typed or as resolved; a field that is absent counts as off.
+        options: what the operator chose.
+    """
+    if options.is_stock:
+        return _stock_refusals(args, options)
+    lines = []
+    for rule in RULES:
+        if options.policy not in rule.policies or not hasattr(args, rule.field):
+            continue
+        value = getattr(args, rule.field)
+        if rule.field == "hicache_storage_backend" and options.store:
+            continue  # it is ours, or checked by it
+        if rule.refuses(value):
+            lines.append(rule.refusal(value, options.policy))
+    lines.extend(_attention_refusals(args, options))
+    if envs.SGLANG_RUST_SERVER.get():
+        lines.append(
+            _line(options.policy, "the Rust server (SGLANG_RUST_SERVER)", "unset SGLANG_RUST_SERVER")
+        )
+    return list(dict.fromkeys(lines))
+
+
+def _stock_refusals(args: Any, options: ImportanceOptions) -> list[str]:
+    lines = []
+    if getattr(args, "radix_cache_backend", None) == "importance":
+        lines.append(
+            "--radix-cache-backend importance is chosen by --kv-policy: use --kv-policy importance instead"
+        )
+    if options.trace:
+        lines.append(f"{flag('trace')} has nothing to record under --kv-policy default: use observe")
+    if options.ledger not in ("auto", "off"):
+        lines.append(f"{flag('ledger')} has nothing to keep under --kv-policy default: use observe")
+    return lines
+
+
+def check_modes(args: Any, options: ImportanceOptions) -> None:
+    """Raises:
+    LaunchRefused: with one line for every mode that is on and not tested.
+    """
+    if lines := refusals(args, options):
+        raise LaunchRefused(lines)
+
+
+def model_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> list[str]:
+    """Why the loaded model cannot run under ``options.policy``: one line per reason; empty where it can."""
+    config = ctx.model_config
+    attention = config.attention_arch.name
+    found = {
+        "sliding-window models": ctx.is_hybrid_swa or _has_window(ctx.tp_worker.model_runner.model),
+        "state-space and hybrid linear-attention models": ctx.is_hybrid_ssm,
+        "sparse-attention models": ctx.is_dsa,
+        f"{attention} attention": attention != "MHA",
+        "encoder-decoder models": config.is_encoder_decoder,
+        "multimodal models": config.is_multimodal,
+        "embedding and reward models": not config.is_generation,
+    }
+    cure = "serve a text model whose layers all have full multi-head or grouped-query attention"
+    return [_line(options.policy, mode, cure) for mode, on in found.items() if on]
+
+
+def _has_window(model: torch.nn.Module) -> bool:
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    layers = (module for module in model.modules() if isinstance(module, RadixAttention))
+    return any((layer.sliding_window_size or -1) > -1 for layer in layers)

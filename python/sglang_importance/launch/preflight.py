@@ -1,0 +1,69 @@
+"""What would make a launch fail late, looked at before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from sgl_importance.json_text import BadJson, read_json
+from sglang_importance.upstream.refusal import LaunchRefused
+
+
+def check_inputs(args: argparse.Namespace, *, serves_http: bool = True) -> None:
+    """Checks the local checkpoint, and the port where a server will listen.
+
+    Raises:
+        LaunchRefused: the server could not start with them; one line for each problem.
+    """
+    problems = [*checkpoint_problems(args.model_path)]
+    if hasattr(args, "port"):  # an engine has none
+        problems += port_problems(args.host, args.port)
+    if problems:
+        raise LaunchRefused(problems)
+
+
+def port_problems(host: str, port: int) -> Iterator[str]:
+    """One line if somebody else listens on the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As the server itself will: connections of an ended server that linger are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = f"cannot listen on {host}:{port} ({error.strerror})"
+            yield f"{reason}: stop what runs there or choose another --port"
+
+
+def checkpoint_problems(model_path: str) -> Iterator[str]:
+    """One line for each file of a local checkpoint that is missing, cut off or no safetensors file.
+
+    Reads headers only. A path that is no local folder is left to sglang, which may find it on a hub.
+    """
+    folder = Path(model_path)
+    if not folder.is_dir():
+        return
+    if not (folder / "config.json").is_file():
+        yield f"{folder} has no config.json: give --model-path the folder of a Hugging Face checkpoint"
+        return
+    from safetensors import SafetensorError, safe_open
+
+    expected = set()
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            expected = {str(name) for name in read_json(index.read_bytes())["weight_map"].values()}
+        except (BadJson, KeyError, TypeError, AttributeError) as error:
+            yield f"{index} is damaged ({type(error).__name__}: {error}): download the checkpoint again"
+    for name in sorted(expected | {file.name for file in folder.glob("*.safetensors")}):
+        file = folder / name
+        if not file.is_file():
+            yield f"{file} is missing: download the checkpoint again"
+            continue
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except SafetensorError as error:
+            yield f"{file} is cut off or damaged ({error}): download the checkpoint again"

@@ -1,0 +1,73 @@
+"""The scheduler's side of a launch under ``observe`` or ``importance``, or with a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang_importance.launch.installers import install_before_scheduler, install_on_scheduler
+from sglang_importance.launch.launcher import PROOF_KEY
+from sglang_importance.launch.liveness import live_hooks
+from sglang_importance.storage import install
+from sglang_importance.upstream.hooks import Hook, HookType
+from sglang_importance.upstream.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, cure, report
+from sglang_importance.upstream.server_options import importance_options, store_options
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+CONSTRUCTION_TARGET = "sglang.srt.managers.scheduler.Scheduler.__init__"
+REPORT_TARGET = "sglang.srt.managers.scheduler.Scheduler.get_init_info"
+
+
+def _around_construction(
+    construct: Callable[..., None], scheduler: Scheduler, server_args: Any, *args: Any, **kwargs: Any
+) -> None:
+    options, store = importance_options(server_args), store_options(server_args)
+    if options is None and store is None:
+        construct(scheduler, server_args, *args, **kwargs)
+        return
+    try:
+        if options is not None:
+            install_before_scheduler(options)
+        if store is not None:
+            install.install_before_scheduler()
+        construct(scheduler, server_args, *args, **kwargs)
+        if options is not None:
+            install_on_scheduler(scheduler)
+        if store is not None:
+            install.install_on_scheduler(scheduler)
+        _prove(scheduler)
+    except LaunchRefused as refused:
+        report(refused)
+        # Threads of a half-built scheduler would keep an ordinary exit waiting.
+        os._exit(SCHEDULER_REFUSED_EXIT_CODE)
+
+
+def _prove(scheduler: Scheduler) -> None:
+    dead = [name for name, live in _live(scheduler).items() if not live]
+    if dead:
+        raise LaunchRefused([f"not live in the scheduler: {', '.join(dead)}; {cure()}"])
+
+
+def _live(scheduler: Scheduler) -> dict[str, bool]:
+    """Each part of ours that this scheduler needs, and whether it is in use; empty where sglang is stock."""
+    live: dict[str, bool] = {}
+    if importance_options(scheduler.server_args) is not None:
+        live.update(live_hooks(scheduler))
+    if store_options(scheduler.server_args) is not None:
+        live.update(install.live_store(scheduler))
+    return live
+
+
+def _after_get_init_info(info: dict[str, Any], scheduler: Scheduler) -> None:
+    if live := _live(scheduler):
+        info[PROOF_KEY] = live
+
+
+HOOKS: dict[str, Hook] = {
+    CONSTRUCTION_TARGET: (_around_construction, HookType.AROUND),
+    REPORT_TARGET: (_after_get_init_info, HookType.AFTER),
+}
+"""Of every scheduler process; both pass through where sglang is stock."""

@@ -1,0 +1,1 @@
+"""What a scheduler counts, and its series on the server's own /metrics."""

@@ -1,0 +1,94 @@
+"""Prometheus series on the server's own ``/metrics``: the scheduler's part of ``sgl_importance.metrics``.
+
+Counts are kept in plain integers on the hot path and published once per request, as increments: a
+scheduler process shares its registry with the HTTP process through ``PROMETHEUS_MULTIPROC_DIR``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sgl_importance.calibration import BUCKETS
+from sgl_importance.metrics import Process, of_process
+from sglang_importance.metrics.emission_time import EMISSION_TIME
+from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
+from sglang_importance.metrics.scheduler_counters import Counters
+
+
+def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
+    """The value of every counter of the scheduler so far: by name, then by label value or values."""
+    calibration = counters.calibration
+    return {
+        "requests_total": {(): counters.admitted_requests},
+        "prompt_tokens_total": {(): counters.prompt_tokens},
+        "hit_requests_total": counters.hit_requests,
+        "hit_tokens_total": counters.hit_tokens,
+        "prewarmed_hit_tokens_total": {(): counters.prewarmed_hit_tokens},
+        "evicted_nodes_total": counters.evicted_nodes,
+        "evicted_tokens_total": counters.evicted_tokens,
+        "demoted_tokens_total": counters.demoted_tokens,
+        "dropped_tokens_total": counters.dropped_tokens,
+        "loaded_back_nodes_total": {(): counters.loaded_back_nodes},
+        "loaded_back_tokens_total": {(): counters.loaded_back_tokens},
+        "offered_tokens_total": counters.offered_tokens,
+        "refused_tokens_total": counters.refused_tokens,
+        "written_tokens_total": counters.written_tokens,
+        "evicted_body_mass_total": {(): counters.evicted_body_mass},
+        "folds_total": {(): counters.folds},
+        "fold_seconds_total": {(): counters.fold_seconds},
+        "emissions_total": {(): EMISSION_TIME.passes},
+        "emission_seconds_total": {(): EMISSION_TIME.seconds},
+        "operations_total": counters.operations,
+        "operation_seconds_total": counters.operation_seconds,
+        "faults_total": counters.faults,
+        "reuse_predictions_total": dict(zip(BUCKETS, calibration.judged, strict=True)),
+        "reuse_predicted_total": dict(zip(BUCKETS, calibration.predicted, strict=True)),
+        "reuse_observed_total": dict(zip(BUCKETS, calibration.observed, strict=True)),
+        "observed_saved_tokens_total": {(): counters.observed_saved_tokens},
+        "observed_lost_tokens_total": {(): counters.observed_lost_tokens},
+        "observed_agreed_tokens_total": {(): counters.observed_agreed_tokens},
+        "shadow_prompt_tokens_total": {(): counters.shadow_prompt_tokens},
+        "shadow_hit_tokens_total": counters.shadow_hit_tokens,
+    }
+
+
+class MetricsPublisher:
+    """Adds what happened since the last call to the server's Prometheus series."""
+
+    def __init__(self) -> None:
+        self._exposition = Exposition(of_process(Process.SCHEDULER))
+        self._published: dict[str, dict[Any, float]] = {}
+
+    @classmethod
+    def create(cls, *, enabled: bool) -> MetricsPublisher | None:
+        """A publisher where the server exports metrics, else None."""
+        if not enabled or not metrics_are_shared():
+            return None
+        return cls()
+
+    def publish(self, counters: Counters, gauges: Mapping[str, Mapping[Any, float]]) -> None:
+        """
+        Args:
+            counters: what has happened since the start.
+            gauges: what is so now, by name, then by label value.
+        """
+        for name, values in counter_values(counters).items():
+            before = self._published.get(name)
+            if before == values:  # compared as a whole: most families stand still during a request
+                continue
+            for labels, value in values.items():
+                increment = value - before[labels] if before is not None else value
+                if increment:
+                    self._exposition.increase(name, label_values(labels), increment)
+            self._published[name] = dict(values)
+        for name, values in gauges.items():
+            if self._published.get(name) != values:
+                for labels, value in values.items():
+                    self._exposition.set(name, label_values(labels), value)
+                self._published[name] = dict(values)
+
+
+def label_values(labels: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Label values as a tuple, whatever they key."""
+    return labels if isinstance(labels, tuple) else (labels,)

@@ -1,0 +1,125 @@
+"""Counts of what happened, kept by the scheduler thread and read by metrics and snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sgl_importance.calibration import Calibration
+from sgl_importance.cost import Tier
+from sgl_importance.ghost import EvictionReason
+from sgl_importance.metrics import OPERATIONS, FaultPlace
+from sgl_importance.placement.gate import Refusal
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+
+def _zero_by_tier() -> dict[Tier, int]:
+    return dict.fromkeys(Tier, 0)
+
+
+def _zero_by_eviction() -> dict[tuple[Tier, EvictionReason], int]:
+    return {(tier, reason): 0 for tier in Tier for reason in EvictionReason}
+
+
+@dataclass(slots=True)
+class Counters:
+    """Monotone counts since the cache was built.
+
+    Attributes:
+        admitted_requests: requests that entered the running batch, each counted once.
+        prompt_tokens: of these requests.
+        hit_requests: of these requests, those that found something on the tier.
+        prewarmed_hit_tokens: tokens that a pre-warm brought in, counted when they are first hit.
+        hit_tokens: prompt tokens found in the cache, by the tier that held them.
+        evicted_nodes: nodes evicted from each tier, by the reason.
+        evicted_tokens: tokens of those nodes.
+        demoted_tokens: of these, tokens that a lower tier holds, by the tier that they left.
+        dropped_tokens: the others.
+        evicted_body_mass: mean body mass of what the device evicted, summed over pages.
+        loaded_back_nodes: nodes copied from the host back to the device.
+        loaded_back_tokens: tokens of those nodes.
+        offered_tokens: tokens whose copy to a tier was offered to the gate, by tier.
+        refused_tokens: those of them that the gate refused, by the rule; offered again, they count again.
+        written_tokens: tokens copied into a tier from above.
+        folds: observations handed to the tree.
+        fold_seconds: scheduler time spent on folds.
+        operations: answers to the HTTP process, by operation.
+        operation_seconds: scheduler time spent on them.
+        faults: exceptions of ours that were caught, by place.
+        calibration: predictions of reuse and what became of them.
+        observed_saved_tokens: ``observe``: tokens that importance would have kept and stock recomputed.
+        observed_lost_tokens: ``observe``: tokens hit that importance would have evicted.
+        observed_agreed_tokens: ``observe``: evicted tokens that both would have evicted.
+        shadow_prompt_tokens: ``observe``: prompt tokens that the shadow caches were asked for.
+        shadow_hit_tokens: ``observe``: found there, by policy.
+    """
+
+    admitted_requests: int = 0
+    prompt_tokens: int = 0
+    hit_requests: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    prewarmed_hit_tokens: int = 0
+    hit_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    evicted_nodes: dict[tuple[Tier, EvictionReason], int] = field(default_factory=_zero_by_eviction)
+    evicted_tokens: dict[tuple[Tier, EvictionReason], int] = field(default_factory=_zero_by_eviction)
+    demoted_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    dropped_tokens: dict[tuple[Tier, EvictionReason], int] = field(default_factory=_zero_by_eviction)
+    evicted_body_mass: float = 0.0
+    loaded_back_nodes: int = 0
+    loaded_back_tokens: int = 0
+    offered_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    refused_tokens: dict[tuple[Tier, Refusal], int] = field(
+        default_factory=lambda: {(tier, rule): 0 for tier in Tier for rule in Refusal}
+    )
+    written_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    folds: int = 0
+    fold_seconds: float = 0.0
+    operations: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OPERATIONS, 0))
+    operation_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OPERATIONS, 0.0))
+    faults: dict[FaultPlace, int] = field(default_factory=lambda: dict.fromkeys(FaultPlace, 0))
+    calibration: Calibration = field(default_factory=Calibration)
+    observed_saved_tokens: int = 0
+    observed_lost_tokens: int = 0
+    observed_agreed_tokens: int = 0
+    shadow_prompt_tokens: int = 0
+    shadow_hit_tokens: dict[str, int] = field(default_factory=lambda: {"lru": 0, "importance": 0})
+
+    def admitted(self, req: Req) -> None:
+        self.admitted_requests += 1
+        self.prompt_tokens += len(req.origin_input_ids)
+        self._hit(Tier.DEVICE, req.cached_tokens_device)
+        self._hit(Tier.HOST, req.cached_tokens_host)
+        self._hit(Tier.STORAGE, req.cached_tokens_storage)
+
+    def _hit(self, tier: Tier, tokens: int) -> None:
+        self.hit_tokens[tier] += tokens
+        self.hit_requests[tier] += tokens > 0
+
+    def evicted(self, tier: Tier, tokens: int, reason: EvictionReason, *, below: Tier | None) -> None:
+        """A node left the tier; ``below``: the tier that still holds it, None where its KV is lost."""
+        self.evicted_nodes[tier, reason] += 1
+        self.evicted_tokens[tier, reason] += tokens
+        if below is None:
+            self.dropped_tokens[tier, reason] += tokens
+        else:
+            self.demoted_tokens[tier] += tokens
+
+    def evicted_from(self, tier: Tier) -> int:
+        """Tokens evicted from the tier, whatever the reason."""
+        return sum(tokens for (left, _), tokens in self.evicted_tokens.items() if left is tier)
+
+    def loaded_back(self, tokens: int) -> None:
+        self.loaded_back_nodes += 1
+        self.loaded_back_tokens += tokens
+
+    def offered(self, tier: Tier, tokens: int, *, refusal: Refusal | None) -> None:
+        """A chain was offered to the gate; ``refusal``: the rule that it fell short of, None if admitted."""
+        self.offered_tokens[tier] += tokens
+        if refusal is not None:
+            self.refused_tokens[tier, refusal] += tokens
+
+    def answered(self, operation: str, seconds: float, *, is_over: bool) -> None:
+        """A slice of an operation has run."""
+        self.operations[operation] += is_over
+        self.operation_seconds[operation] += seconds

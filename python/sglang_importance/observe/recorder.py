@@ -1,0 +1,216 @@
+"""Hands what happens in a scheduler to the trace writer, in the form of the recording."""
+
+from __future__ import annotations
+
+import atexit
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sgl_importance.cost import CostModel, Tier
+from sgl_importance.fold import Observation
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.trace.records import (
+    FORMAT_VERSION,
+    SCHEMA,
+    Detail,
+    EventKind,
+    Fold,
+    Header,
+    RequestAdmitted,
+    RequestFinished,
+    Step,
+    TreeEvent,
+)
+from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+DIGEST = "xxh3-128, chained by page, sgl_importance.ghost.chain_digests"
+MAX_OPEN_REQUESTS = 1 << 16  # requests that are aborted before their admission never end for us
+
+
+class Recorder:
+    """Everything the scheduler's thread tells the recording. Changes nothing of what it is shown.
+
+    Args:
+        directory: of the recording.
+        options: what the operator chose.
+        page_size: tokens per page.
+        model: name of the served model.
+        layers: attention layers that emit; empty where not known.
+        device_tokens: size of the device tier.
+        cost: of the policy.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        options: ImportanceOptions,
+        *,
+        page_size: int,
+        model: str,
+        layers: Sequence[int],
+        device_tokens: int,
+        cost: CostModel,
+    ) -> None:
+        self.wants_steps = options.trace_detail == Detail.STEPS
+        self._start = time.perf_counter()
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+        self._next_number = 0
+        self._writer = TraceWriter(
+            directory,
+            Header(
+                version=FORMAT_VERSION,
+                run=uuid.uuid4().hex,
+                segment=0,
+                schema=SCHEMA,
+                created=time.time(),
+                page_size=page_size,
+                digest=DIGEST,
+                model=model,
+                layers=tuple(layers),
+                options=asdict(options),
+                capacity_tokens={Tier.DEVICE: device_tokens},
+                cost=asdict(cost),
+                detail=Detail(options.trace_detail),
+            ),
+            max_bytes=options.trace_megabytes << 20,
+        )
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Writes what waits. A scheduler that is killed loses what its writer had not written yet."""
+        atexit.unregister(self.close)
+        self._writer.close()
+
+    # ---- requests ----
+
+    def admitted(self, req: Req, clock: int) -> None:
+        received = req.time_stats.scheduler_recv_time if req.time_stats else 0.0
+        now = time.perf_counter()
+        record = RequestAdmitted(
+            request=self._number(req.rid),
+            rid=req.rid,
+            clock=clock,
+            microseconds=self._microseconds(now),
+            queued_microseconds=round((now - received) * 1e6) if received > 0 else 0,
+            input_tokens=len(req.origin_input_ids),
+            cached_tokens={
+                Tier.DEVICE: req.cached_tokens_device,
+                Tier.HOST: req.cached_tokens_host,
+                Tier.STORAGE: req.cached_tokens_storage,
+            },
+            pages=NO_PAGES,
+        )
+        self._writer.put(record, _sequence(req, req.origin_input_ids))
+
+    def finished(self, req: Req, clock: int) -> None:
+        """The request ended, or was retracted."""
+        reason = req.finished_reason.to_json()["type"] if req.finished() else "retracted"
+        record = RequestFinished(
+            request=self._number(req.rid),
+            clock=clock,
+            microseconds=self._microseconds(time.perf_counter()),
+            reason=reason,
+            output_tokens=len(req.output_ids),
+            pages=NO_PAGES,
+        )
+        self._writer.put(record, _sequence(req, req.origin_input_ids + req.output_ids))
+        if req.finished():
+            self._numbers.pop(req.rid, None)
+
+    def folded(
+        self, req: Req, observation: Observation, *, query: int, clock: int, weight: float, first: bool
+    ) -> None:
+        record = Fold(
+            request=self._number(req.rid),
+            query=query,
+            clock=clock,
+            weight=weight,
+            first=first,
+            body=observation.body.astype(np.float32),
+            peak=observation.peak.astype(np.float32),
+        )
+        self._writer.put(record)
+
+    def step(self, rid: str, phase: str, seq_len: int, scores: torch.Tensor, query_tokens: int) -> None:
+        """One request in one emitting pass; ``scores`` as ``ScoreRows.add`` takes them."""
+        mass, body, peak = scores.to("cpu").numpy()
+        record = Step(
+            request=self._number(rid),
+            phase=phase,
+            seq_len=seq_len,
+            query_tokens=query_tokens,
+            mass=(mass / query_tokens).astype(np.float16),
+            body=(body / query_tokens).astype(np.float16),
+            peak=peak.astype(np.float16),
+        )
+        self._writer.put(record)
+
+    def _number(self, rid: str) -> int:
+        number = self._numbers.get(rid)
+        if number is None:
+            number = self._numbers[rid] = self._next_number
+            self._next_number += 1
+            if len(self._numbers) > MAX_OPEN_REQUESTS:
+                self._numbers.popitem(last=False)
+        return number
+
+    def _microseconds(self, now: float) -> int:
+        return round((now - self._start) * 1e6)
+
+    # ---- tree ----
+
+    def event(
+        self,
+        kind: EventKind,
+        tier: Tier,
+        node: UnifiedTreeNode,
+        *,
+        depth_tokens: int,
+        page_size: int,
+        digest: bytes,
+        clock: int,
+        rid: str | None = None,
+    ) -> None:
+        """Something happened to a node.
+
+        Args:
+            depth_tokens: tokens between the root and the node.
+            digest: chained digest of the node's last page.
+            rid: request that caused it; None where none did, or it is not known.
+        """
+        assert node.parent is not None
+        record = TreeEvent(
+            kind=kind,
+            tier=tier,
+            clock=clock,
+            request=None if rid is None else self._number(rid),
+            node=node.id,
+            parent=node.parent.id,
+            depth_pages=depth_tokens // page_size,
+            num_pages=len(node.key) // page_size,
+            digest=digest,
+        )
+        self._writer.put(record)
+
+    def reset(self, clock: int) -> None:
+        """The tree was emptied at once."""
+        self._writer.put(TreeEvent(EventKind.RESET, Tier.DEVICE, clock, None, 0, 0, 0, 0, b""))
+
+
+def _sequence(req: Req, tokens: Sequence[int]) -> TokenSequence:
+    return TokenSequence((req.extra_key, req.cache_salt), tokens)

@@ -1,0 +1,147 @@
+"""Feeds the shadow caches of an observing server, on a thread of their own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.shadow.pair import ShadowPair
+from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
+from sgl_importance.trace.queue import BoundedQueue
+from sgl_importance.trace.writer import TokenSequence
+from sglang_importance.metrics.scheduler_counters import Counters
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+logger = logging.getLogger(__name__)
+
+QUEUE_BYTES = 32 << 20
+_EVENT_BYTES = 256
+
+# What happened: name of the request and its tokens; no tokens mean a flush.
+_Event = tuple[str, TokenSequence | None, bool]
+
+
+class Shadowing:
+    """What the scheduler's thread tells the shadow caches: two events for each request. Never waits.
+
+    Args:
+        pair: the caches; nobody else may touch them.
+    """
+
+    def __init__(self, pair: ShadowPair) -> None:
+        self._pair = pair
+        self._queue: BoundedQueue[_Event] = BoundedQueue(QUEUE_BYTES)
+        self._lock = threading.Lock()
+        self._busy_seconds = 0.0
+        self._server_hit_tokens = 0
+        self._dropped = 0
+        self._waiting = 0
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="importance-shadow", daemon=True)
+        self._thread.start()
+
+    # ---- the scheduler's thread ----
+
+    def admitted(self, req: Req) -> None:
+        if not req.rid.startswith(HEALTH_CHECK_PREFIX):
+            self._server_hit_tokens += req.cached_tokens_device
+            self._offer((req.rid, _sequence(req, req.origin_input_ids), False))
+
+    def finished(self, req: Req) -> None:
+        """The request ended; one that was only retracted goes on for the shadows."""
+        if req.finished() and not req.rid.startswith(HEALTH_CHECK_PREFIX):
+            self._offer((req.rid, _sequence(req, req.origin_input_ids + req.output_ids), True))
+
+    def reset(self) -> None:
+        self._offer(("", None, False))
+
+    def _offer(self, event: _Event) -> None:
+        tokens = 0 if event[1] is None else len(event[1].tokens)
+        if self._queue.offer(event, _EVENT_BYTES + 8 * tokens):
+            with self._lock:
+                self._waiting += 1
+        else:
+            self._dropped += 1
+
+    def count(self, counters: Counters) -> None:
+        """Copies what is compared so far to where metrics are published from."""
+        compared = self._pair.comparison
+        counters.shadow_prompt_tokens = compared.prompt_tokens
+        counters.shadow_hit_tokens["lru"] = compared.lru_hit_tokens
+        counters.shadow_hit_tokens["importance"] = compared.importance_hit_tokens
+
+    def document(self) -> dict[str, Any]:
+        """What has been compared so far; see ``docs/operating.md``."""
+        with self._lock:
+            pair, compared = self._pair, self._pair.comparison
+            return {
+                "capacity_tokens": pair.capacity * pair.page_size,
+                "requests": compared.requests,
+                "prompt_tokens": compared.prompt_tokens,
+                "server_hit_tokens": self._server_hit_tokens,
+                "lru_hit_tokens": compared.lru_hit_tokens,
+                "importance_hit_tokens": compared.importance_hit_tokens,
+                "saved_tokens": compared.saved_tokens,
+                "lost_tokens": compared.lost_tokens,
+                "agreed_tokens": compared.agreed_tokens,
+                "batches": list(compared.batches),
+                "waiting_events": self._waiting,
+                "dropped_events": self._dropped,
+                "busy_seconds": self._busy_seconds,
+                "failed": self._failed,
+            }
+
+    def settle(self, seconds: float = 10.0) -> None:
+        """Waits until what was told so far is counted; for tests.
+
+        Raises:
+            TimeoutError: it takes longer than ``seconds``.
+        """
+        deadline = time.monotonic() + seconds
+        while self.document()["waiting_events"]:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the shadow caches are behind")
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        self._queue.close()
+        self._thread.join()
+
+    # ---- the thread of the shadows ----
+
+    def _run(self) -> None:
+        try:
+            while (taken := self._queue.take()) is not None:
+                for event in taken[0]:
+                    start = time.thread_time()
+                    self._follow(event)
+                    with self._lock:
+                        self._busy_seconds += time.thread_time() - start
+                        self._waiting -= 1
+        except Exception:
+            logger.exception("The comparison under observe ends here; the server goes on")
+            self._failed = True
+            self._queue.close()
+
+    def _follow(self, event: _Event) -> None:
+        request, sequence, is_end = event
+        if sequence is None:
+            with self._lock:
+                self._pair.reset()
+            return
+        page_size = self._pair.page_size
+        pages = chain_digests(root_digest(*sequence.namespace), sequence.tokens, page_size)
+        with self._lock:
+            if is_end:
+                self._pair.finish(request, pages, len(sequence.tokens))
+            else:
+                self._pair.admit(request, pages, len(sequence.tokens))
+
+
+def _sequence(req: Req, tokens: Any) -> TokenSequence:
+    return TokenSequence((req.extra_key, req.cache_salt), tokens)

@@ -1,0 +1,1 @@
+"""What the HTTP process asks of a scheduler, and the answers."""

@@ -1,0 +1,65 @@
+"""What an operation is: asked with arguments, it answers at once or slice by slice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+
+Document = dict[str, Any]
+Job = Generator[None, None, Document]
+Operation = Callable[[ImportanceRadixCache, Document], Document | Job]
+"""Answers arguments with a document at once, or with a generator that yields after each of its slices.
+
+Arguments come from our own routes, which have validated them.
+"""
+
+# The longest that a slice holds the scheduler: a small part of any decode step.
+SLICE_SECONDS = 0.002
+CALLS_PER_LOOK = 16
+
+
+class RequestError(Exception):
+    """The caller asked for something that cannot be answered; the message is for the caller."""
+
+    status = 400
+
+
+class NotFound(RequestError):
+    """What the caller named does not exist, or does not any more."""
+
+    status = 404
+
+
+class NoLongerKnown(RequestError):
+    """A fault has ended learning: nothing is known of nodes any more."""
+
+    status = 503
+
+
+class Slices:
+    """Says when a slice is over; looks at the clock only now and then."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._end = time.perf_counter() + SLICE_SECONDS
+
+    def is_due(self) -> bool:
+        self._calls += 1
+        if self._calls % CALLS_PER_LOOK or time.perf_counter() < self._end:
+            return False
+        # The next slice begins when the caller comes back: a little early is no harm.
+        self._end = time.perf_counter() + SLICE_SECONDS
+        return True
+
+
+def run_slice(job: Job) -> Document | None:
+    """Runs a job for one slice; its document once it is finished, else None."""
+    try:
+        next(job)
+    except StopIteration as finished:
+        document: Document = finished.value
+        return document
+    return None

@@ -1,0 +1,31 @@
+"""The last moves of the tree, as JSON."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sglang_importance.operations.job import Document
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.tree.event_log import Event
+
+
+def describe_event(event: Event) -> dict[str, Any]:
+    """As JSON."""
+    return event._asdict()
+
+
+def events(cache: ImportanceRadixCache, arguments: Document) -> Document:
+    """``since`` and ``limit``: what happened from a serial number on."""
+    component = cache.importance
+    component.pins.let_time_pass()  # a pin whose lifetime is over ends even where no request comes
+    log = component.state.events
+    found = log.since(arguments["since"], arguments["limit"])
+    first = found[0][0] if found else log.total
+    return {
+        "events": [{"serial": serial, **describe_event(event)} for serial, event in found],
+        "next": log.total,
+        "left_out": max(first - arguments["since"], 0),
+        "clock": component.state.policy.clock,
+        "now": time.time(),
+    }

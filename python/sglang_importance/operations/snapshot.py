@@ -1,0 +1,178 @@
+"""A page of the tree, as JSON: what an operator sees of importance, reuse and loss."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import heapq
+from typing import TYPE_CHECKING, Any
+
+from sgl_importance.cost import Tier
+from sgl_importance.importance import Origin
+from sglang_importance.operations.job import Document, Job, RequestError, Slices
+from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.storage.weights import WATCH
+from sglang_importance.tree.occupancy import Occupancy, occupancy
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+SCHEMA_VERSION = 1
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1000
+
+_SortKey = tuple[float, int]
+
+
+class InvalidCursor(RequestError):
+    """The cursor did not come from this endpoint."""
+
+
+def encode_cursor(key: _SortKey) -> str:
+    """Opaque position behind the last node of a page."""
+    return base64.urlsafe_b64encode(f"{key[0].hex()}:{key[1]}".encode()).decode()
+
+
+def decode_cursor(cursor: str) -> _SortKey:
+    """Raises InvalidCursor where the text was not made by ``encode_cursor``."""
+    try:
+        loss, node_id = base64.urlsafe_b64decode(cursor.encode()).decode().split(":")
+        return float.fromhex(loss), int(node_id)
+    except (ValueError, OverflowError, binascii.Error) as error:
+        raise InvalidCursor("cursor must be a next_cursor of an earlier answer") from error
+
+
+def snapshot(
+    cache: ImportanceRadixCache, *, limit: int = DEFAULT_LIMIT, cursor: str | None = None, min_tokens: int = 0
+) -> Job:
+    """Nodes by loss, largest first, and the tiers that hold them.
+
+    A generator, so that its caller decides how long the scheduler is held: each ``next`` runs for about
+    SLICE_SECONDS, and requests may change the tree in between. Nodes that leave
+    before they are described are left out.
+    Losses move with the clock, so pages read at different clocks may repeat or miss a node; the answer
+    carries its clock.
+
+    Args:
+        cache: the cache to describe.
+        limit: nodes in this page, at most MAX_LIMIT.
+        cursor: ``next_cursor`` of the page before; None for the first.
+        min_tokens: leaves out nodes with fewer tokens.
+
+    Returns:
+        The document of ``GET /kv_importance``.
+
+    Raises:
+        InvalidCursor: the cursor is not one of ours.
+    """
+    component = cache.importance
+    after = decode_cursor(cursor) if cursor else None
+    if not component.state.faults.is_learning:
+        return {
+            "version": SCHEMA_VERSION,
+            **describe_cache(cache, stored_tokens=0),
+            "nodes": [],
+            "next_cursor": None,
+        }
+    pause = Slices()
+
+    nodes: list[UnifiedTreeNode] = []
+    stored_tokens = 0
+    for node in component.state.tree.nodes():
+        nodes.append(node)
+        stored_tokens += len(node.key) if component.state.tree.metadata(node).in_storage else 0
+        if pause.is_due():
+            yield
+
+    reuse: dict[int, float] = {}
+    for node in reversed(nodes):  # children before parents: a child's reuse is its parent's
+        own = component.state.policy.reuse_probability(component.state.tree.metadata(node))
+        reuse[node.id] = max(own, reuse.get(node.id, 0.0))
+        if node.parent is not None:
+            reuse[node.parent.id] = max(reuse[node.id], reuse.get(node.parent.id, 0.0))
+        if pause.is_due():
+            yield
+
+    keys: dict[_SortKey, UnifiedTreeNode] = {}
+    for node in nodes:
+        key = (component.leaves.loss(node), node.id)
+        if len(node.key) >= min_tokens and (after is None or key < after):
+            keys[key] = node
+        if pause.is_due():
+            yield
+
+    page = heapq.nlargest(limit, keys)
+    rows = []
+    for key in page:
+        if keys[key] in component.state.tree:
+            rows.append(describe_node(component, keys[key], loss=key[0], p_reuse=reuse[key[1]]))
+        if pause.is_due():
+            yield
+    return {
+        "version": SCHEMA_VERSION,
+        **describe_cache(cache, stored_tokens),
+        "nodes": rows,
+        "next_cursor": encode_cursor(page[-1]) if len(keys) > len(page) else None,
+    }
+
+
+def describe_tree(cache: ImportanceRadixCache, arguments: Document) -> Job:
+    """The operation behind ``GET /kv_importance``; its arguments are those of ``snapshot``."""
+    document = yield from snapshot(cache, **arguments)
+    if (observation := cache.importance.observation()) is not None:
+        document["observe"] = observation
+    if counts := WATCH.counters.values():
+        document["store"] = {".".join(filter(None, key)): count for key, count in counts.items()}
+    return document
+
+
+def describe_node(
+    component: ImportanceComponent, node: UnifiedTreeNode, *, loss: float, p_reuse: float
+) -> dict[str, Any]:
+    metadata = component.state.tree.metadata(node)
+    importance = metadata.importance
+    held = {Tier.DEVICE: not node.evicted, Tier.HOST: node.backuped, Tier.STORAGE: metadata.in_storage}
+    assert node.parent is not None
+    return {
+        "id": node.id,
+        "parent": node.parent.id if node.parent.parent is not None else None,
+        "depth_tokens": metadata.depth,
+        "tokens": metadata.tokens,
+        "tiers": [tier.value for tier, holds in held.items() if holds],
+        "body_mass": float(importance.body_mass().sum()),
+        "peak": float(importance.peak().max()),
+        "lift": importance.lift(),
+        "self_mass": float(importance.body_mass(Origin.SELF).sum()),
+        "cross_mass": float(importance.body_mass(Origin.CROSS).sum()),
+        "queries": importance.queries,
+        "accesses": metadata.accesses,
+        "age": component.state.policy.clock - metadata.last_access,
+        "p_reuse": p_reuse,
+        "loss": loss,
+        "pinned": any(metadata.pin_octaves.values()),
+    }
+
+
+def describe_cache(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str, Any]:
+    """What is true of the whole tree: policy, page size, clock, tiers, faults."""
+    component = cache.importance
+    return {
+        "policy": component.state.options.policy,
+        "page_size": component.state.tree.page_size,
+        "clock": component.state.policy.clock,
+        "tiers": describe_tiers(cache, stored_tokens),
+        "faults": component.state.faults.describe(),
+    }
+
+
+def describe_tiers(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str, Any]:
+    """Occupancy in tokens. The size of the storage tier is not known to the server: total is null."""
+    tiers = occupancy(cache)
+    sized = {
+        tier.value: {"used_tokens": each.used, "total_tokens": each.total}
+        for tier in (Tier.DEVICE, Tier.HOST)
+        for each in [tiers.get(tier, Occupancy(0, 0))]
+    }
+    total = None if cache.enable_storage else 0
+    return {**sized, Tier.STORAGE.value: {"used_tokens": stored_tokens, "total_tokens": total}}

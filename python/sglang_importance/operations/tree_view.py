@@ -1,0 +1,173 @@
+"""The radix tree from its root, as JSON: the largest nodes one by one, what is left out by its size."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from sglang_importance.operations.job import Document, Job, NotFound, Slices
+from sglang_importance.operations.snapshot import describe_cache, describe_node
+from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+SCHEMA_VERSION = 1
+DEFAULT_LIMIT = 200
+MAX_LIMIT = 1000
+DEFAULT_DEPTH = 64
+LABEL_TOKENS = 24
+"""Leading tokens of a node that come with it, for a label."""
+
+
+def tree(cache: ImportanceRadixCache, arguments: Document) -> Job:
+    """The operation behind ``GET /kv_importance/tree``; its arguments are those of ``tree_view``."""
+    return tree_view(cache, **arguments)
+
+
+def find_node(component: ImportanceComponent, node_id: int) -> UnifiedTreeNode:
+    """The node of an id.
+
+    Raises:
+        NotFound: it left the tree, or never was.
+    """
+    core = component.state.tree.core
+    node: UnifiedTreeNode | None = core._node_arena.get(node_id)
+    if node is None or node is core.root_node:
+        raise NotFound(
+            f"node {node_id} is not in the tree: it was evicted, merged into another, or never was"
+        )
+    return node
+
+
+def tree_view(
+    cache: ImportanceRadixCache, *, root: int | None, depth: int, min_tokens: int, limit: int
+) -> Job:
+    """Nodes parents first, siblings in the tree's order.
+
+    A generator, as ``snapshot.snapshot`` is. The tree may change between its slices: what leaves or is cut
+    meanwhile is left out.
+
+    Args:
+        cache: the cache to describe.
+        root: node to begin with; None for the root, which holds nothing and is not listed itself.
+        depth: levels of nodes, the first included.
+        min_tokens: nodes that hold fewer tokens, themselves and below, are left out.
+        limit: nodes to list; those with most tokens, themselves and below, come first.
+
+    Returns:
+        The document of ``GET /kv_importance/tree``. ``more`` says how many nodes were left out below a
+        node, at the top level below the root, and how many tokens they hold.
+
+    Raises:
+        NotFound: there is no node ``root``.
+    """
+    component = cache.importance
+    if not component.state.faults.is_learning:
+        nothing = {"nodes": 0, "tokens": 0}
+        return {
+            "version": SCHEMA_VERSION,
+            **describe_cache(cache, stored_tokens=0),
+            "total": nothing,
+            "root": root,
+            "nodes": [],
+            "more": nothing,
+        }
+    top = component.state.tree.core.root_node if root is None else find_node(component, root)
+    sums = _Sums(component)
+    yield from sums.add_up()
+    pause = Slices()
+
+    chosen: dict[int, UnifiedTreeNode] = {}
+    first = [top] if root is not None else sums.children[top.id]
+    queue = [(-sums.tokens[node.id], node.id, 1, node) for node in first]
+    heapq.heapify(queue)
+    while queue and len(chosen) < limit:
+        negative_tokens, node_id, level, node = heapq.heappop(queue)
+        if -negative_tokens < min_tokens:
+            break
+        chosen[node_id] = node
+        if level < depth:
+            for child in sums.children[node_id]:
+                heapq.heappush(queue, (-sums.tokens[child.id], child.id, level + 1, child))
+        if pause.is_due():
+            yield
+
+    first_ids = {node.id for node in first}
+    rows: dict[int, dict[str, Any]] = {}
+    stack = [node for node in first[::-1] if node.id in chosen]
+    while stack:
+        node = stack.pop()
+        is_reached = node.id in first_ids or (node.parent is not None and node.parent.id in rows)
+        if node in component.state.tree and is_reached:
+            rows[node.id] = sums.describe(node, chosen)
+            stack.extend(child for child in sums.children[node.id][::-1] if child.id in chosen)
+        if pause.is_due():
+            yield
+    return {
+        "version": SCHEMA_VERSION,
+        **describe_cache(cache, sums.stored_tokens),
+        "total": {"nodes": sums.nodes[None], "tokens": sums.tokens[None]},
+        "root": root,
+        "nodes": list(rows.values()),
+        "more": _left_out(sums, first, chosen),
+    }
+
+
+class _Sums:
+    """What each node holds together with all below it; the key None stands for the whole tree."""
+
+    def __init__(self, component: ImportanceComponent) -> None:
+        self._component = component
+        self.children: dict[int, list[UnifiedTreeNode]] = defaultdict(list)
+        self.tokens: dict[int | None, int] = defaultdict(int)
+        self.nodes: dict[int | None, int] = defaultdict(int)
+        self.reuse: dict[int, float] = {}
+        self.stored_tokens = 0
+
+    def add_up(self) -> Job:
+        tree, pause = self._component.state.tree, Slices()
+        listed: list[tuple[UnifiedTreeNode, int]] = []
+        for node in tree.nodes():
+            assert node.parent is not None
+            listed.append((node, node.parent.id))
+            if pause.is_due():
+                yield
+        for node, parent in reversed(listed):  # children before parents
+            metadata = tree.metadata(node)
+            self.children[parent].append(node)
+            own = self._component.state.policy.reuse_probability(metadata)
+            self.reuse[node.id] = max(own, self.reuse.get(node.id, 0.0))
+            self.reuse[parent] = max(self.reuse[node.id], self.reuse.get(parent, 0.0))
+            self.tokens[node.id] += metadata.tokens
+            self.nodes[node.id] += 1
+            self.tokens[parent] += self.tokens[node.id]
+            self.nodes[parent] += self.nodes[node.id]
+            self.tokens[None] += metadata.tokens
+            self.nodes[None] += 1
+            self.stored_tokens += metadata.tokens if metadata.in_storage else 0
+            if pause.is_due():
+                yield
+        return {}
+
+    def describe(self, node: UnifiedTreeNode, chosen: dict[int, UnifiedTreeNode]) -> dict[str, Any]:
+        component = self._component
+        row = describe_node(
+            component, node, loss=component.leaves.loss(node), p_reuse=self.reuse.get(node.id, 0.0)
+        )
+        row["subtree"] = {"nodes": self.nodes[node.id], "tokens": self.tokens[node.id]}
+        row["more"] = _left_out(self, self.children[node.id], chosen)
+        row["leading_ids"] = list(node.key.raw_token_ids()[:LABEL_TOKENS])
+        return row
+
+
+def _left_out(
+    sums: _Sums, siblings: list[UnifiedTreeNode], chosen: dict[int, UnifiedTreeNode]
+) -> dict[str, int]:
+    absent = [node.id for node in siblings if node.id not in chosen]
+    return {
+        "nodes": sum(sums.nodes[node] for node in absent),
+        "tokens": sum(sums.tokens[node] for node in absent),
+    }

@@ -1,0 +1,216 @@
+"""Says which of the copies that upstream offers to make are made.
+
+Upstream's write policy says when a copy is offered:
+
+- ``write_through``: when a request's insert walks over a node that has no host copy;
+- ``write_through_selective``: the same, from the second admitted request on that found the node (upstream's
+  own count reaches two at the end of the first);
+- ``write_back``: when the device evicts the node; what is refused is dropped.
+
+Under ``importance`` no copy is made of what nobody will ask for again. Where a gate is open it decides about
+all others. Upstream backs a node up together with its ancestors that have no copy, so one answer stands for
+the chain. What goes to storage is offered with every ancestor that is not there yet: a storage hit stops at
+the first missing page. It is offered when the host got its copy and whenever a request that used it ends,
+where only what is likely to come back is written, and once more when the host is about to evict it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sgl_importance.cost import Tier
+from sgl_importance.metrics import FaultPlace
+from sgl_importance.placement.gate import GateSettings, WriteGate
+from sglang_importance.tree.faults import upstream
+from sglang_importance.tree.occupancy import capacity_tokens
+from sglang_importance.tree.state import TreeState
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_radix_cache import NodeId, UnifiedRadixCache
+
+MAX_WRITING_SHARE = 1 / 8
+"""Part of the host pool that may be locked by writes to storage before an eviction goes on without."""
+
+
+class StorageTier(Protocol):
+    """What a filter needs of the cache that writes to storage; upstream's fields, and ours."""
+
+    enable_storage: bool
+    ongoing_backup: dict[Any, tuple[Any, Any]]
+
+    def write_backup_storage(self, node_id: NodeId) -> None:
+        """Offers a node that the host holds."""
+
+    def store_chain(self, chain: Sequence[UnifiedTreeNode]) -> None:
+        """Writes nodes that the host holds, ancestors first."""
+
+
+def open_gate(cache: UnifiedRadixCache, state: TreeState) -> WriteGate | None:
+    """The gate of a cache whose tiers are built; None where none is wanted or nothing is below the device."""
+    options = state.options
+    if not options.use_gate or cache.cache_controller is None:
+        return None
+    capacities = {
+        Tier.HOST: capacity_tokens(cache)[Tier.HOST] * state.policy.cost.bytes_per_token,
+        Tier.STORAGE: options.store_bytes if options.store else None,
+    }
+    return WriteGate(state.policy, capacities, GateSettings(storage_payback=options.gate_payback))
+
+
+class BackupFilter:
+    """Asked ahead of every copy to a lower tier.
+
+    Two methods of the tree core are wrapped on the instance, which outlives a reset of the tree.
+
+    Args:
+        core: of the tree.
+        storage: where nodes of the host are written to.
+        host_tokens: size of the host tier; 0 where there is none.
+        gate: decides about copies; None makes all that are offered.
+    """
+
+    def __init__(
+        self,
+        state: TreeState,
+        core: UnifiedTreeCore,
+        storage: StorageTier,
+        *,
+        host_tokens: int,
+        gate: WriteGate | None,
+    ) -> None:
+        self.gate = gate
+        self._state = state
+        self._core = core
+        self._storage = storage
+        self._host_tokens = host_tokens
+        self._counts_hit: Callable[..., bool] = core._inc_hit_count_and_check
+        self._evict_leaf: Callable[..., Any] = core.evict_device_leaf
+        core._inc_hit_count_and_check = self._offer_backup
+        core.evict_device_leaf = self._evict_device_leaf
+
+    def reset(self) -> None:
+        """The tiers are empty again."""
+        if self.gate is not None:
+            self.gate.reset()
+
+    def admitted(self) -> None:
+        """One more request was admitted."""
+        if self.gate is not None:
+            self.gate.tick()
+
+    # ---- host ----
+
+    def _offer_backup(self, node: UnifiedTreeNode, chunked: bool = False) -> bool:
+        if not self._counts_hit(node, chunked):
+            return False
+        if self._core.enable_external_cache_linker:
+            return True  # copies to another cache, not to a tier of ours
+        return self._state.faults.learn(FaultPlace.RANKING, self._copies_to_host, node) is not False
+
+    def _copies_to_host(self, node: UnifiedTreeNode) -> bool:
+        return self._passes_gate(node) and not self._is_expendable(node)
+
+    def _passes_gate(self, node: UnifiedTreeNode) -> bool:
+        if self.gate is None:
+            return True
+        is_selective = not self._core.is_write_back and self._core.write_through_threshold > 1
+        if is_selective and not self._state.tree.metadata(node).accesses:
+            return False
+        return self._admits(Tier.HOST, _chain(node, lambda ancestor: bool(ancestor.backuped)))
+
+    def _evict_device_leaf(self, node_id: NodeId, is_write_back: bool) -> Any:
+        if is_write_back:
+            node = self._core.node_by_id(node_id)
+            if self._state.faults.learn(FaultPlace.RANKING, self._drops, node):
+                is_write_back = False  # upstream then deletes the leaf, as under write-through
+        return self._evict_leaf(node_id, is_write_back)
+
+    def _drops(self, node: UnifiedTreeNode) -> bool:
+        """Whether a node that the device gives up is not worth its copy on the host."""
+        # What lower tiers hold of its descendants could not be reached without it.
+        if node.backuped or node.children:
+            return False
+        if self._is_expendable(node):
+            return True
+        if self.gate is None or self._state.tree.metadata(node).owed_to_storage:
+            return False
+        return not self._admits(Tier.HOST, [node])
+
+    def _is_expendable(self, node: UnifiedTreeNode) -> bool:
+        known = self._state.tree.known(node)
+        return known is not None and known.expendable
+
+    # ---- storage ----
+
+    def worth_storing(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
+        """What to hand to the storage tier now that the node may be: ancestors first, or nothing."""
+        if self.gate is None:
+            return [node]
+        chain = self._state.faults.learn(FaultPlace.RANKING, self._storage_chain, node, can_wait=True)
+        return [node] if chain is None else chain
+
+    def _storage_chain(self, node: UnifiedTreeNode, *, can_wait: bool) -> list[UnifiedTreeNode]:
+        """What has to be written for the node to be found in storage, root side first; empty where that is
+        not worth its bytes, or not possible."""
+        tree = self._state.tree
+        if not node.backuped or tree.metadata(node).in_storage:
+            return []
+        chain = _chain(node, lambda ancestor: tree.metadata(ancestor).in_storage)
+        written = [part for part in chain if part.backuped]
+        owed = [part for part in chain if not part.backuped]
+        assert not owed or self._core.is_write_back
+        must = tree.metadata(node).owed_to_storage
+        if not must and not self._admits(Tier.STORAGE, written, can_wait=can_wait):
+            return []
+        # Under write-back an ancestor may be on the device only: it follows as soon as the host has its copy.
+        for part in owed:
+            tree.metadata(part).owed_to_storage = True
+        return written
+
+    def stores_first(self, node: UnifiedTreeNode) -> bool:
+        """The host is about to evict the node: whether it is written to storage instead, which locks it.
+
+        What is being written stays a small share of the host, so that eviction never starves.
+        """
+        if self.gate is None:
+            return False
+        self.gate.gave_up(Tier.HOST, self._state.tree.metadata(node))
+        if not self._storage.enable_storage:
+            return False
+        writing = sum(
+            len(self._core.node_by_id(node_id).key) for node_id, _ in self._storage.ongoing_backup.values()
+        )
+        if writing + len(node.key) > MAX_WRITING_SHARE * self._host_tokens:
+            return False
+        chain = self._storage_chain(node, can_wait=False)
+        with upstream():
+            self._storage.store_chain(chain)
+        return bool(chain)
+
+    def offer_again(self, path: Sequence[UnifiedTreeNode]) -> None:
+        """A request that used the path has ended: what was refused so far has been asked for since."""
+        if self.gate is None or not self._storage.enable_storage:
+            return
+        for node in path:
+            settled = node.backuped and node.write_through_pending_id is None
+            if settled and not self._state.tree.metadata(node).in_storage:
+                with upstream():
+                    self._storage.write_backup_storage(node.id)
+
+    def _admits(self, tier: Tier, chain: Sequence[UnifiedTreeNode], *, can_wait: bool = False) -> bool:
+        assert self.gate is not None
+        metadata = [self._state.tree.metadata(node) for node in chain]
+        admitted = self.gate.admits(tier, metadata, can_wait=can_wait)
+        tokens = sum(node.tokens for node in metadata)
+        self._state.counters.offered(tier, tokens, refusal=None if admitted else self.gate.refusal)
+        return admitted
+
+
+def _chain(node: UnifiedTreeNode, has_copy: Callable[[UnifiedTreeNode], bool]) -> list[UnifiedTreeNode]:
+    """The node and its ancestors up to the first that has a copy, root side first."""
+    chain = [node]
+    while (parent := chain[-1].parent) is not None and parent.parent is not None and not has_copy(parent):
+        chain.append(parent)
+    return chain[::-1]

@@ -1,0 +1,136 @@
+"""Follows the hints of requests in the scheduler."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sgl_importance.fold import QueryFolds
+from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.metrics import FaultPlace
+from sgl_importance.placement.hinted import HintedRequest
+from sgl_importance.placement.hints import BadHint, Hints
+from sgl_importance.placement.pin import Pin, PinEnd
+from sgl_importance.placement.pin_table import PinRefused
+from sgl_importance.placement.retained import not_retained, pin_of, retained, superseded
+from sgl_importance.reuse_class import Transition
+from sglang_importance.placement.pinning import Pinning
+from sglang_importance.tree.insertion import Insertion
+from sglang_importance.tree.state import TreeState
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.kv_hints import KvHintsEnvelope
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+logger = logging.getLogger(__name__)
+
+HINTED_ATTRIBUTE = "importance_hints"
+REPORT_ATTRIBUTE = "importance_report"
+
+
+class HintFollower:
+    """Follows the hints of each request from its admission to its end; under ``observe`` they move nothing.
+
+    Args:
+        state: its nodes are labelled, its ghosts tell what was lost.
+        pins: hold what requests retain.
+    """
+
+    def __init__(self, state: TreeState, pins: Pinning) -> None:
+        self._state = state
+        self._tree = state.tree
+        self._policy = state.policy
+        self._pins = pins
+
+    def admitted(self, req: Req, cached_tokens: int, transition: Transition) -> Transition:
+        """Reads the hints of a request; returns how it relates to what was known."""
+        hints = _hints_of(getattr(req, "kv_hints", None))
+        if hints is None:
+            return transition
+        hinted = HintedRequest(
+            hints,
+            prompt_tokens=len(req.origin_input_ids),
+            cached_tokens=cached_tokens,
+            clock=self._policy.clock,
+            observe=self._state.options.policy == "observe",
+        )
+        setattr(req, HINTED_ATTRIBUTE, hinted)
+        if hints.report:
+            report = partial(self._state.faults.beside, FaultPlace.REPORT, hinted.report)
+            setattr(req, REPORT_ATTRIBUTE, report)
+        return hinted.transition(transition)
+
+    def inserting(self, req: Req, query: QueryFolds, *, is_finished: bool) -> Insertion:
+        """The request's tokens are about to enter the tree."""
+        hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
+        brings_prompt = not is_finished or len(req.output_ids) <= 1
+        reports = hinted is not None and hinted.hints.report and brings_prompt
+        lost = hinted.lost if hinted is not None and reports else None
+        return Insertion(query.transition, req.rid, query.serial, hinted, lost)
+
+    def retain(self, req: Req) -> None:
+        """The request ended, its tokens are in the tree: pins its prompt where it asked for that."""
+        hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
+        if hinted is None or not hinted.retains or not req.finished():
+            return
+        prompt = array("q", req.origin_input_ids)
+        digests = chain_digests(root_digest(req.extra_key, req.cache_salt), prompt, self._tree.page_size)
+        if not digests:
+            hinted.outcome["retain"] = not_retained("the prompt fills no page")
+            return
+        assert hinted.hints.retain is not None
+        pin = pin_of(
+            prompt,
+            digests,
+            extra_key=req.extra_key,
+            cache_salt=req.cache_salt,
+            expires_at=self._pins.now() + hinted.hints.retain.ttl_seconds,
+            page_size=self._tree.page_size,
+        )
+        hinted.outcome["retain"] = self._retain(pin)
+
+    def _retain(self, pin: Pin) -> dict[str, Any]:
+        for name in superseded(self._pins.current(), pin):
+            self._pins.unpin(name, PinEnd.SUPERSEDED)
+        held = self._pins.table.get(pin.pin_id)
+        if held is None:  # else it is held for longer
+            try:
+                self._pins.pin(pin)
+            except PinRefused as refused:
+                return not_retained(str(refused))
+            held = pin
+        return retained(held, self._tree.page_size)
+
+    def cached(self, req: Req, path: Sequence[UnifiedTreeNode], *, is_finished: bool) -> None:
+        """The request's tokens are in the tree, root side first; a last page that is not full is not."""
+        hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
+        if hinted is None:
+            return
+        nodes = [self._tree.metadata(node) for node in path]
+        hinted.label(nodes, self._tree.tracker)
+        if is_finished:
+            hinted.ended(nodes, finished=req.finished())
+
+
+def _hints_of(envelope: KvHintsEnvelope | None) -> Hints | None:
+    if envelope is None:
+        return None
+    actions = [
+        {
+            "action_type": action.action_type,
+            "action_version": action.action_version,
+            "payload": action.payload,
+        }
+        for action in envelope.actions
+    ]
+    try:
+        hints = Hints.parse({"actions": actions})
+    except BadHint as error:
+        # The HTTP process refuses such a request: this one came another way, and must not end the server.
+        logger.warning("hints ignored: %s", error)
+        return None
+    return hints if hints.model_fields_set else None

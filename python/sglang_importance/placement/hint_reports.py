@@ -1,0 +1,40 @@
+"""Reports of what the cache knew of a request, on their way from a scheduler to the HTTP process."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from sgl_importance.cost import Tier
+from sglang_importance.placement.hint_follower import REPORT_ATTRIBUTE
+from sglang_importance.upstream.hooks import Hook, HookType
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+
+# The values of this map of sglang's are numbers and words: ours is JSON.
+REPORT_KEY = "kv_importance"
+DETAILS_TARGET = (
+    "sglang.srt.managers.scheduler_components.output_streamer."
+    "SchedulerOutputStreamer.get_cached_tokens_details"
+)
+
+
+def _after_get_cached_tokens_details(
+    details: dict[str, int | str] | None, streamer: SchedulerOutputStreamer, req: Req
+) -> dict[str, int | str] | None:
+    make_report = getattr(req, REPORT_ATTRIBUTE, None)
+    if make_report is None or not req.finished():
+        return None
+    hits = {
+        Tier.DEVICE: req.cached_tokens_device,
+        Tier.HOST: req.cached_tokens_host,
+        Tier.STORAGE: req.cached_tokens_storage,
+    }
+    report = make_report(hits)
+    return None if report is None else {**(details or {}), REPORT_KEY: json.dumps(report)}
+
+
+HOOKS: dict[str, Hook] = {DETAILS_TARGET: (_after_get_cached_tokens_details, HookType.AFTER)}
+"""In a scheduler process: finished requests carry the report that they asked for."""

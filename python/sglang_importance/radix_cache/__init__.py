@@ -1,0 +1,1 @@
+"""The radix cache that sglang builds under observe and importance, put together from its parts."""

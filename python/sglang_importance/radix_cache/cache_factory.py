@@ -1,0 +1,146 @@
+"""Builds the radix cache of a server, with everything that follows its tree."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from sgl_importance.cost import CostModel, Tier
+from sgl_importance.options import ImportanceOptions, flag
+from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.shadow.pair import ShadowPair
+from sgl_importance.study.shuffle import ShuffledImportancePolicy
+from sglang_importance.attention.rank_sums import share
+from sglang_importance.attention.rows import ScoreRows
+from sglang_importance.metrics.publisher import MetricsPublisher
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.observe.shadowing import Shadowing
+from sglang_importance.placement.backup_filter import BackupFilter, open_gate
+from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.radix_cache.gauges import gauge_values
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.storage.store_metrics import StorePublisher
+from sglang_importance.tree.nominal_costs import cost_model
+from sglang_importance.tree.occupancy import capacity_tokens
+from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.server_options import importance_options
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+logger = logging.getLogger(__name__)
+
+GHOSTS_PER_DEVICE_PAGE = 4  # long enough to see whether an evicted page comes back
+MAX_GHOST_PAGES = 2**18  # about 70 MB of scheduler memory, also where a page is one token
+
+
+def emitted_rows(ctx: TreeCacheBuildContext) -> ScoreRows | None:
+    """Where the attention backend of the loaded model leaves page scores; None where it emits none."""
+    rows: ScoreRows | None = getattr(ctx.tp_worker.model_runner.attn_backend, "rows", None)
+    return rows
+
+
+def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
+    """Factory for ``register_radix_cache_backend``: the unified cache, our component, the Python core."""
+    options = importance_options(ctx.server_args)
+    assert options is not None, "sglang chose our cache without our options"
+    allocator = ctx.params.token_to_kv_pool_allocator
+    page_size = ctx.params.page_size
+    device_pages = allocator.size // page_size
+    policy = create_policy(options, cost_model(ctx.model_config, allocator))
+    ghost_pages = min(GHOSTS_PER_DEVICE_PAGE * device_pages, MAX_GHOST_PAGES)
+    rows = emitted_rows(ctx)
+    share(rows, ctx.params.tp_cache_group)
+    recorder = create_recorder(ctx, options, policy, rows) if options.trace else None
+    if rows is not None and recorder is not None and recorder.wants_steps:
+        rows.on_step = recorder.step
+    shadowing = None
+    if options.policy == "observe":
+        shadowing = Shadowing(ShadowPair(device_pages, page_size, policy.cost, ghost_pages))
+    state = TreeState.create(options, policy, page_size=page_size, ghost_pages=ghost_pages)
+    publisher = MetricsPublisher.create(enabled=ctx.params.enable_metrics)
+    if publisher is not None:
+        StorePublisher.create(enabled=True)  # a server without a store shows that nothing is stored
+
+    def publish() -> None:
+        assert publisher is not None
+        publisher.publish(state.counters, gauge_values(cache))
+
+    follow_tree(
+        ctx.params,
+        state,
+        rows=rows,
+        recorder=recorder,
+        shadowing=shadowing,
+        publish=None if publisher is None else publish,
+    )
+    cache = cast(ImportanceRadixCache, create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache))
+    if options.policy == "importance":
+        filter_backups(cache)
+    logger.info("KV policy %s: page size %d, %s", options.policy, page_size, policy.cost)
+    return cache
+
+
+def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None:
+    """Makes the cache that is built of ``params`` tell ``state`` and ``parts`` of its tree's events.
+
+    Args:
+        parts: further arguments of ``ImportanceComponent``.
+    """
+    params.component_registry_override = {
+        **(params.component_registry_override or {}),
+        ComponentType.FULL: partial(ImportanceComponent, state=state, **parts),
+    }
+
+
+def filter_backups(cache: ImportanceRadixCache) -> None:
+    """Asks ours ahead of every copy to a lower tier of a cache whose tiers are built."""
+    state = cache.importance.state
+    backups = BackupFilter(
+        state,
+        cache.tree_core,
+        cache,
+        host_tokens=capacity_tokens(cache).get(Tier.HOST, 0),
+        gate=open_gate(cache, state),
+    )
+    cache.importance.attach_backups(backups)
+
+
+def create_policy(options: ImportanceOptions, cost: CostModel) -> ImportancePolicy:
+    """The policy that the operator chose, g on, off or shuffled."""
+    if options.g == "shuffled":
+        return ShuffledImportancePolicy(cost)
+    return ImportancePolicy(cost, use_importance=options.use_importance)
+
+
+def create_recorder(
+    ctx: TreeCacheBuildContext, options: ImportanceOptions, policy: ImportancePolicy, rows: ScoreRows | None
+) -> Recorder:
+    """
+    Raises:
+        LaunchRefused: the directory cannot be written.
+    """
+    try:
+        return Recorder(
+            Path(options.trace),
+            options,
+            page_size=ctx.params.page_size,
+            model=Path(ctx.server_args.model_path).name,
+            layers=rows.layers if rows else (),
+            device_tokens=ctx.params.token_to_kv_pool_allocator.size,
+            cost=policy.cost,
+        )
+    except OSError as error:
+        raise LaunchRefused(
+            [
+                f"cannot record in {options.trace} ({error.strerror}): "
+                f"give {flag('trace')} a writable directory"
+            ]
+        ) from error

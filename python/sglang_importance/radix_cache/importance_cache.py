@@ -1,0 +1,61 @@
+"""The radix cache that sglang builds under ``--kv-policy observe`` and ``importance``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from sgl_importance.interface import Importance
+from sgl_importance.metrics import FaultPlace
+from sglang_importance.radix_cache.component import ImportanceComponent
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.cache_controller import PrefetchOperation
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+
+class ImportanceRadixCache(UnifiedRadixCache):
+    """Upstream's unified radix cache whose full-attention component carries importance."""
+
+    @property
+    def importance(self) -> ImportanceComponent:
+        component = self.components[ComponentType.FULL]
+        assert isinstance(component, ImportanceComponent)
+        return component
+
+    def get_importance(self, key: bytes) -> Importance | None:
+        """As ``sgl_importance.interface.ImportanceSource``: for connectors in the scheduler's process.
+
+        None of every page once a fault has ended learning.
+        """
+        state = self.importance.state
+        return state.faults.learn(FaultPlace.OPERATION, state.tree.source.get_importance, key)
+
+    def reset(self) -> None:
+        super().reset()
+        self.importance.watch_tree()
+
+    def write_backup_storage(self, node_id: int) -> None:
+        if not self.enable_storage:
+            return
+        node = self.tree_core.node_by_id(node_id)
+        backups = self.importance.backups
+        self.store_chain([node] if backups is None else backups.worth_storing(node))
+
+    def store_chain(self, chain: Sequence[UnifiedTreeNode]) -> None:
+        """Hands nodes with a host copy to the storage tier, ancestors first."""
+        component = self.importance
+        for node in chain:
+            super().write_backup_storage(node.id)
+            component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.stored, node)
+
+    def _handle_prefetch_result(self, operation: PrefetchOperation) -> None:
+        super()._handle_prefetch_result(operation)
+        self.importance.prefetched(operation.handle.rid)
+
+    def sanity_check(self) -> None:
+        super().sanity_check()
+        self.importance.check_integrity()

@@ -1,0 +1,156 @@
+"""What upstream does to nodes, brought to our facts, books and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
+
+from sgl_importance.cost import Tier
+from sgl_importance.ghost import Eviction
+from sgl_importance.metrics import FaultPlace
+from sgl_importance.node import NodeMetadata
+from sgl_importance.trace.records import EventKind
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.placement.pinning import Pinning
+from sglang_importance.tree.body_mass import BodyMassBook
+from sglang_importance.tree.eviction import EvictionOrder, RankedLeaves, tier_below_host
+from sglang_importance.tree.insertion import Insertion
+from sglang_importance.tree.state import TreeState
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+
+class NodeEvents:
+    """Told of everything that happens to a node but by requests.
+
+    Args:
+        order: says why a node is evicted.
+        recorder: what is told of each event; None records nothing.
+
+    Attributes:
+        on_cut: called with each node whose first tokens became a node of their own.
+        backup_reason: why a node got a copy in a lower tier.
+    """
+
+    def __init__(
+        self,
+        state: TreeState,
+        leaves: RankedLeaves,
+        order: EvictionOrder,
+        body_mass: BodyMassBook,
+        pins: Pinning,
+        recorder: Recorder | None,
+    ) -> None:
+        self.on_cut: list[Callable[[UnifiedTreeNode], None]] = []
+        self.backup_reason = "write_policy"
+        self._state = state
+        self._leaves = leaves
+        self._order = order
+        self._body_mass = body_mass
+        self._pins = pins
+        self._recorder = recorder
+
+    def record(
+        self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, reason: str, *, rid: str | None = None
+    ) -> None:
+        """Notes an event in the log of the last ones, and in the recording where there is one."""
+        self._state.events.record(kind, tier, node, reason)
+        self.record_only(kind, tier, node, rid=rid)
+
+    def record_only(
+        self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, *, rid: str | None = None
+    ) -> None:
+        """For events that the log leaves out."""
+        if self._recorder is None:
+            return
+        tree = self._state.tree
+        self._state.faults.beside(
+            FaultPlace.RECORDING,
+            self._recorder.event,
+            kind,
+            tier,
+            node,
+            depth_tokens=tree.metadata(node).depth,
+            page_size=tree.page_size,
+            digest=tree.end_digest(node),
+            clock=self._state.policy.clock,
+            rid=rid,
+        )
+
+    def taken_in(self, node: UnifiedTreeNode, insertion: Insertion) -> NodeMetadata:
+        """A node came into the tree."""
+        metadata = self._state.tree.take_in(node, insertion)
+        self._pins.taken_in(node, metadata)
+        self._leaves.refresh(node)
+        return metadata
+
+    def prefetched(self, insertion: Insertion) -> None:
+        """The storage tier brought what it had into host memory."""
+        for node in self._leaves.take_strangers():
+            metadata = self._state.tree.take_in(node, insertion)
+            self._pins.taken_in(node, metadata)
+            metadata.in_storage = True
+            self._state.events.prefetched(node)
+            self._leaves.refresh(node)
+
+    def split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
+        self._state.tree.split(new_parent, child)
+        self._body_mass.remove(child)
+        for part in (new_parent, child):
+            self._body_mass.update(part)
+        for told in self.on_cut:
+            told(child)
+        self.record(EventKind.SPLIT, Tier.DEVICE, new_parent, "paths_part")
+
+    def removed(self, node: UnifiedTreeNode) -> None:
+        """The node leaves the tree; its parent is still linked."""
+        self._leaves.left_tree(node)
+        metadata = self._state.tree.metadata(node)
+        reason = self._order.reason(metadata)
+        self.record(EventKind.REMOVE, Tier.DEVICE, node, reason)
+        eviction = None
+        if (tier := metadata.evicted_from) is not None:
+            below = tier_below_host(metadata) if tier is Tier.HOST else None
+            loss = self._state.policy.loss(tier, metadata, below=below)
+            eviction = Eviction(tier, self._state.policy.clock, loss, reason)
+        kept = self._order.kept_by_importance(node)
+        self._state.tree.removed(node, kept_by_importance=kept, eviction=eviction)
+
+    def transferred(self, node: UnifiedTreeNode, phase: CacheTransferPhase, transfers: Sequence[Any]) -> None:
+        self._leaves.refresh(node)  # a host copy makes the device copy cheap to restore
+        if not transfers:
+            return
+        if phase is CacheTransferPhase.BACKUP_HOST:
+            self._state.counters.written_tokens[Tier.HOST] += len(node.key)
+            self.record(EventKind.BACK_UP, Tier.HOST, node, self.backup_reason)
+        elif phase is CacheTransferPhase.LOAD_BACK and transfers[0].device_indices is not None:
+            for node_id in transfers[0].nodes_to_load or ():
+                loaded = self._state.tree.core.node_by_id(node_id)
+                self._state.tree.metadata(loaded).off_device = False
+                self._state.counters.loaded_back(len(loaded.key))
+                self._body_mass.update(loaded)
+                self.record(EventKind.LOAD_BACK, Tier.DEVICE, loaded, "requested")
+
+    def stored(self, node: UnifiedTreeNode) -> None:
+        """The node's pages were handed to the storage tier."""
+        self._state.tree.metadata(node).in_storage = True
+        self._state.counters.written_tokens[Tier.STORAGE] += len(node.key)
+        self._leaves.refresh(node)
+        self.record(EventKind.BACK_UP, Tier.STORAGE, node, self.backup_reason)
+
+    def evicted(self, node: UnifiedTreeNode, device_tokens: int, host_tokens: int) -> None:
+        """The node gave up its copies on device and host, of so many tokens each."""
+        metadata = self._state.tree.metadata(node)
+        if device_tokens:
+            metadata.off_device = True
+            self._state.counters.evicted_body_mass += self._body_mass.remove(node)
+        below = {Tier.DEVICE: Tier.HOST if node.backuped else None, Tier.HOST: tier_below_host(metadata)}
+        for tier, tokens in ((Tier.DEVICE, device_tokens), (Tier.HOST, host_tokens)):
+            if tokens:
+                reason = self._order.reason(metadata)
+                self._state.counters.evicted(tier, tokens, reason, below=below[tier])
+                self.record(EventKind.EVICT, tier, node, reason)
+                metadata.evicted_from = tier

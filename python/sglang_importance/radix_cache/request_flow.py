@@ -1,0 +1,224 @@
+"""What a request means for the nodes of its path, from its admission to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sgl_importance.cost import Tier
+from sgl_importance.fold import QueryFolds
+from sgl_importance.metrics import FaultPlace
+from sgl_importance.node import transition_after
+from sgl_importance.trace.records import EventKind
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.observe.shadowing import Shadowing
+from sglang_importance.placement.backup_filter import BackupFilter
+from sglang_importance.placement.hint_follower import HintFollower
+from sglang_importance.placement.ledger_feed import LedgerFeed
+from sglang_importance.placement.pinning import Pinning
+from sglang_importance.placement.prewarm_request import is_prewarm
+from sglang_importance.radix_cache.node_events import NodeEvents
+from sglang_importance.tree.body_mass import BodyMassBook
+from sglang_importance.tree.eviction import RankedLeaves
+from sglang_importance.tree.folding import Folding
+from sglang_importance.tree.insertion import Insertion
+from sglang_importance.tree.state import TreeState
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_radix_cache import NodeId
+
+QUERY_ATTRIBUTE = "importance_query"
+
+
+class RequestFlow:
+    """Accesses, folds, pins, hints and the ledger, as requests come and go.
+
+    A running request locks its path, so nothing is folded while it decodes: what its queries saw is handed
+    to the nodes at prefill end and at finish, retraction or abort, behind the answers of the same pass.
+
+    Attributes:
+        backups: told of admissions and of paths that were used; None where there is no tier below the device.
+        ledger: told of finished requests, to outlive the server; None where there is none.
+    """
+
+    def __init__(
+        self,
+        state: TreeState,
+        leaves: RankedLeaves,
+        node_events: NodeEvents,
+        body_mass: BodyMassBook,
+        pins: Pinning,
+        folding: Folding,
+        *,
+        recorder: Recorder | None,
+        shadowing: Shadowing | None,
+    ) -> None:
+        self.backups: BackupFilter | None = None
+        self.ledger: LedgerFeed | None = None
+        self._state = state
+        self._leaves = leaves
+        self._node_events = node_events
+        self._body_mass = body_mass
+        self._pins = pins
+        self._folding = folding
+        self._recorder = recorder
+        self._shadowing = shadowing
+        self._hints = HintFollower(state, pins)
+
+    # ---- admission and insertion ----
+
+    def inserting(self, req: Req, cached_tokens: int, *, is_finished: bool) -> Insertion:
+        """The request's tokens are about to enter the tree; the first time, it has just been admitted.
+
+        Args:
+            cached_tokens: of its prompt, that it found on the device.
+        """
+        if is_prewarm(req.rid):
+            return Insertion(transition=None)
+        query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
+        if query is None:
+            query = self._admit(req, cached_tokens)
+            setattr(req, QUERY_ATTRIBUTE, query)
+        return self._hints.inserting(req, query, is_finished=is_finished)
+
+    def _admit(self, req: Req, cached_tokens: int) -> QueryFolds:
+        """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
+        tree, policy, counters = self._state.tree, self._state.policy, self._state.counters
+        if self._shadowing is not None:
+            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.admitted, req)
+            self._shadowing.count(counters)
+        hits = self._hit_nodes(req, cached_tokens)
+        observed = transition_after(tree.metadata(hits[-1]) if hits else None)
+        serial = policy.admit()
+        counters.calibration.advance(serial)
+        transition = self._hints.admitted(req, cached_tokens, observed)
+        query = QueryFolds(serial, transition)
+        if self._recorder is not None:
+            self._state.faults.beside(FaultPlace.RECORDING, self._recorder.admitted, req, query.serial)
+        for node in hits:
+            metadata = tree.metadata(node)
+            if metadata.doomed:
+                counters.observed_lost_tokens += metadata.tokens
+                metadata.doomed = False
+            if metadata.is_prewarmed:
+                counters.prewarmed_hit_tokens += metadata.tokens
+                metadata.is_prewarmed = False
+            tree.accessed(metadata, transition)
+            self._node_events.record_only(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
+        self._pins.admitted(hits)
+        if self.backups is not None:
+            self.backups.admitted()
+        counters.admitted(req)
+        return query
+
+    def _hit_nodes(self, req: Req, cached_tokens: int) -> list[UnifiedTreeNode]:
+        """Nodes that the request found in the cache, root side first."""
+        if cached_tokens <= 0 or req.last_node is None:
+            return []
+        tree = self._state.tree
+        path = tree.path(tree.core.node_by_id(req.last_node))
+        return [
+            node
+            for node in path
+            if (metadata := tree.metadata(node)).depth + metadata.tokens <= cached_tokens
+        ]
+
+    def inserted(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
+        """The insertion made a new leaf."""
+        metadata = self._node_events.taken_in(node, insertion)
+        metadata.importance.creator = insertion.serial
+        if insertion.hinted is not None:
+            insertion.hinted.created(metadata)
+        if metadata.importance.inherited_pages:  # no attention was seen of the others yet
+            self._body_mass.update(node)
+        reason = "prewarmed" if insertion.is_prewarm else "computed"
+        self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, reason, rid=insertion.rid)
+
+    # ---- what follows ----
+
+    def cached(
+        self, req: Req, end: NodeId | None, *, is_finished: bool, is_chunk: bool
+    ) -> Callable[[], None] | None:
+        """The request's tokens are in the tree, or given up, down to the node ``end``.
+
+        Args:
+            is_chunk: whether more of the prompt is to come.
+
+        Returns:
+            What takes in what the request said: for after its answer, and before its slot goes to another
+            one. None where it said nothing.
+        """
+        if is_finished and self._shadowing is not None:
+            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.finished, req)
+        query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
+        if query is None and not is_prewarm(req.rid):
+            return None
+        self._pins.settle()
+        path = self._state.tree.path_to(end)
+        if query is None:
+            self._warmed(path)
+            return None
+        if is_finished:
+            self._hints.retain(req)
+        for node in path:
+            self._computed_again(node, query, req.rid)
+        if is_chunk:
+            return None
+        tree = self._state.tree
+        tree.tracker.ended(
+            [tree.metadata(node) for node in path],
+            serial=query.serial,
+            prompt_tokens=len(req.origin_input_ids),
+            is_finished=is_finished,
+        )
+        self._hints.cached(req, path, is_finished=is_finished)
+        return partial(self._learn, req, query, end, req.kv.req_pool_idx, is_finished=is_finished)
+
+    def _learn(
+        self, req: Req, query: QueryFolds, end: NodeId | None, slot: int | None, *, is_finished: bool
+    ) -> None:
+        """Takes in what a request said about its path, which ends with the node ``end``."""
+        state = self._state
+        start = time.perf_counter()
+        # Nodes may have been cut since the request left them, by another request of the same pass.
+        path = state.tree.path_to(end)
+        if self._folding.fold(req, query, path, slot, is_finished=is_finished):
+            for node in path:
+                self._body_mass.update(node)
+        self._pins.folded(path)
+        if is_finished and self.backups is not None:
+            self.backups.offer_again(path)
+        if is_finished and self._recorder is not None:
+            state.faults.beside(FaultPlace.RECORDING, self._recorder.finished, req, state.policy.clock)
+        if is_finished and self.ledger is not None:
+            state.faults.beside(FaultPlace.RECORDING, self.ledger.visited, req, path)
+        for node in path:
+            self._leaves.refresh(node)
+        if is_finished:
+            state.policy.settle()
+        state.counters.fold_seconds += time.perf_counter() - start
+
+    def _warmed(self, path: list[UnifiedTreeNode]) -> None:
+        """A pre-warm may have computed what only lower tiers held, too; nobody asked for it."""
+        for node in path:
+            metadata = self._state.tree.metadata(node)
+            if metadata.off_device and not node.evicted:
+                metadata.off_device = False
+                metadata.is_prewarmed = True
+                self._body_mass.update(node)
+            self._leaves.refresh(node)
+
+    def _computed_again(self, node: UnifiedTreeNode, query: QueryFolds, rid: str) -> None:
+        """Upstream puts a request's own KV into a node that only lower tiers held and that was not loaded."""
+        metadata = self._state.tree.metadata(node)
+        if not metadata.off_device or node.evicted:
+            return
+        metadata.off_device = False
+        self._body_mass.update(node)
+        self._state.tree.accessed(metadata, query.transition)
+        self._leaves.refresh(node)
+        self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, "computed", rid=rid)

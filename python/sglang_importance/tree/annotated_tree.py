@@ -1,0 +1,223 @@
+"""Upstream's tree with our metadata on its nodes, and the ghosts of nodes that left it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from sgl_importance.calibration import HORIZON
+from sgl_importance.ghost import Eviction, GhostNode, chain_digests, iterate_chain, root_digest
+from sgl_importance.node import NodeMetadata
+from sgl_importance.placement.hinted import LostPages
+from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.policy.tracker import ReuseTracker
+from sgl_importance.reuse_class import Transition
+from sglang_importance.metrics.scheduler_counters import Counters
+from sglang_importance.tree.insertion import Insertion
+from sglang_importance.tree.page_lookup import PageSource
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_radix_cache import NodeId
+
+METADATA_ATTRIBUTE = "importance_metadata"
+
+
+class AnnotatedTree:
+    """Finds and keeps the metadata of nodes. Changes nothing of the tree itself.
+
+    Args:
+        page_size: tokens per page.
+        policy: its clock dates nodes; its estimator of reuse learns what happens to them.
+        counters: where tokens are counted that only importance would have kept.
+        ghost_pages: pages to remember after their removal.
+    """
+
+    def __init__(
+        self, page_size: int, policy: ImportancePolicy, counters: Counters, *, ghost_pages: int
+    ) -> None:
+        self.page_size = page_size
+        self.tracker = ReuseTracker(policy.reuse, page_size=page_size, ghost_pages=ghost_pages)
+        """Told of everything that happens to nodes."""
+        self.ghosts = self.tracker.ghosts
+        self.source = PageSource(self, self.ghosts)
+        self._policy = policy
+        self._counters = counters
+        self._core: UnifiedTreeCore | None = None
+
+    @property
+    def core(self) -> UnifiedTreeCore:
+        assert self._core is not None, "watch a tree core first"
+        return self._core
+
+    def watch(self, core: UnifiedTreeCore) -> None:
+        """Follows a tree core that has just been reset; what was known of the old tree is forgotten."""
+        self._core = core
+        self.ghosts.clear()
+        self.source.reset()
+
+    # ---- nodes ----
+
+    @staticmethod
+    def known(node: UnifiedTreeNode) -> NodeMetadata | None:
+        """The node's metadata; None where it has just come in and nobody has said who brought it."""
+        metadata: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)
+        return metadata
+
+    def metadata(self, node: UnifiedTreeNode) -> NodeMetadata:
+        """The metadata of a node that was taken in."""
+        known = self.known(node)
+        assert known is not None, f"node {node.id} was never taken in"
+        return known
+
+    def take_in(self, node: UnifiedTreeNode, insertion: Insertion) -> NodeMetadata:
+        """Makes the metadata of a new node, with what ghosts remember of its pages; the estimator learns."""
+        assert self.known(node) is None, f"node {node.id} was taken in already"
+        assert node.parent is not None, "the root holds no tokens"
+        parent = self.metadata(node.parent) if node.parent.parent is not None else None
+        created = NodeMetadata(
+            tokens=len(node.key),
+            depth=self._end_depth(node.parent),
+            page_size=self.page_size,
+            clock=self._policy.clock,
+        )
+        setattr(node, METADATA_ATTRIBUTE, created)
+        self.source.created(node)
+        pages = self.iterate_pages(node)
+        returned = self.tracker.created(created, insertion.transition, parent=parent, pages=pages)
+        created.is_prewarmed = insertion.is_prewarm
+        if not insertion.is_prewarm:
+            self._asked_again(returned, insertion.lost)
+            self._predict(created)
+        return created
+
+    def _asked_again(self, returned: Sequence[tuple[GhostNode, int]], lost: list[LostPages] | None) -> None:
+        """Counts tokens that were in the cache before, and that a request had to compute again."""
+        for ghost, tokens in returned:
+            self._came_true(ghost)
+            if ghost.kept_by_importance:
+                self._counters.observed_saved_tokens += tokens
+            if lost is not None and ghost.eviction is not None:
+                lost.append(LostPages(tokens, ghost.eviction))
+
+    def accessed(self, metadata: NodeMetadata, transition: Transition) -> None:
+        """An admitted request found the node in the cache."""
+        self._came_true(metadata)
+        self.tracker.accessed(metadata, transition)
+        self._predict(metadata)
+
+    def _predict(self, metadata: NodeMetadata) -> None:
+        """A visit, of which some are compared with what follows."""
+        calibration = self._counters.calibration
+        if calibration.wants():
+            probability = self._policy.reuse.probability_within(metadata.reuse_class, 1, HORIZON)
+            metadata.prediction = calibration.predict(probability, self._policy.clock)
+
+    @staticmethod
+    def _came_true(visited: NodeMetadata | GhostNode) -> None:
+        if visited.prediction is not None:
+            visited.prediction.came_true = True
+            visited.prediction = None
+
+    @staticmethod
+    def path(node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
+        """Nodes from below the root down to ``node``."""
+        nodes = []
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def path_to(self, node_id: NodeId | None) -> list[UnifiedTreeNode]:
+        """Nodes from below the root down to the one of this id; none where it is None or left the tree."""
+        node = None if node_id is None else self.core._node_arena.get(node_id)
+        return [] if node is None else self.path(node)
+
+    def nodes(self) -> Iterator[UnifiedTreeNode]:
+        """Every node but the root, parents before children."""
+        stack = list(self.core.root_node.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def __contains__(self, node: UnifiedTreeNode) -> bool:
+        return node.id in self.core._node_arena
+
+    def _end_depth(self, node: UnifiedTreeNode) -> int:
+        if node.parent is None:
+            return 0
+        metadata = self.metadata(node)
+        return metadata.depth + metadata.tokens
+
+    # ---- events ----
+
+    def split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
+        """``child`` was cut: its first tokens are ``new_parent`` now."""
+        known = self.known(child)
+        if known is not None:
+            setattr(new_parent, METADATA_ATTRIBUTE, self.tracker.split(known, len(new_parent.key)))
+            self.source.split(new_parent, child)
+
+    def removed(
+        self, node: UnifiedTreeNode, *, kept_by_importance: bool, eviction: Eviction | None = None
+    ) -> None:
+        """The node leaves the tree; its parent is still linked."""
+        self.tracker.removed(
+            self.metadata(node),
+            self.page_digests(node),
+            kept_by_importance=kept_by_importance,
+            eviction=eviction,
+        )
+        self.source.removed(node)
+
+    # ---- digests ----
+
+    def page_digests(self, node: UnifiedTreeNode) -> list[bytes]:
+        """Chained digests of the node's pages."""
+        assert node.parent is not None
+        digests = chain_digests(self._end_digest(node.parent, node), node.key.raw_token_ids(), self.page_size)
+        self.metadata(node).digest = digests[-1]
+        return digests
+
+    def iterate_pages(self, node: UnifiedTreeNode) -> Iterator[bytes]:
+        """Chained digests of the node's pages; nothing is hashed before the first is asked for."""
+        assert node.parent is not None
+        start = self._end_digest(node.parent, node)
+        yield from iterate_chain(start, node.key.raw_token_ids(), self.page_size)
+
+    def end_digest(self, node: UnifiedTreeNode) -> bytes:
+        """Chained digest of the node's last page: it names everything up to the node's end."""
+        return self._end_digest(node, node)
+
+    def start_digest(self, node: UnifiedTreeNode) -> bytes:
+        """Chained digest of what is in front of the node; the root's where nothing is."""
+        assert node.parent is not None
+        return self._end_digest(node.parent, node)
+
+    def _end_digest(self, node: UnifiedTreeNode, below: UnifiedTreeNode) -> bytes:
+        """Digest of everything up to the node's end, cached on it; the root's is ``below``'s namespace."""
+        missing = []
+        digest = root_digest(below.key.extra_key, below.key.cache_salt)
+        for step in reversed(self.path(node)):
+            known = self.metadata(step).digest
+            if known is not None:
+                digest = known
+                break
+            missing.append(step)
+        for step in reversed(missing):
+            digest = chain_digests(digest, step.key.raw_token_ids(), self.page_size)[-1]
+            self.metadata(step).digest = digest
+        return digest
+
+    def check_integrity(self) -> None:
+        """Asserts that what is known of each node agrees with the tree."""
+        for node in self.nodes():
+            known = self.known(node)
+            if known is None:
+                continue
+            assert known.tokens == len(node.key), (node.id, known.tokens, len(node.key))
+            assert known.depth == self._end_depth(node.parent), node.id
+            assert known.importance.num_pages * self.page_size == known.tokens, node.id
+        self.source.check_integrity()

@@ -1,0 +1,45 @@
+"""Work that no answer has to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+
+class DeferredWork:
+    """Puts work off until upstream has handed the answers of a forward pass to the detokenizer.
+
+    That is the end of ``Scheduler.process_batch_result``. Slots and KV that a request gives back in it go to
+    nobody else before it ends, so what the work reads is still there. Work that comes outside of it (of a
+    retraction, which makes room for somebody) is done at once.
+    """
+
+    def __init__(self) -> None:
+        self._is_processing = False
+        self._work: list[Callable[[], None]] = []
+        self.installed: Callable[..., None] | None = None
+        """What stands in for upstream's method."""
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Does the work now, or behind the answers of the pass whose results are being processed."""
+        if self._is_processing:
+            self._work.append(work)
+        else:
+            work()
+
+    def around(self, process_batch_result: Callable[..., None]) -> Callable[..., None]:
+        """Upstream's method, followed by what was put off meanwhile, in order."""
+
+        @wraps(process_batch_result)
+        def process(*args: Any, **kwargs: Any) -> None:
+            self._is_processing = True
+            try:
+                process_batch_result(*args, **kwargs)
+            finally:
+                self._is_processing = False
+            while self._work:
+                self._work.pop(0)()
+
+        self.installed = process
+        return process

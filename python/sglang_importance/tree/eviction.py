@@ -1,0 +1,236 @@
+"""Which leaf goes next: kept up with upstream's sets of leaves, and asked for in its walks.
+
+An ``EvictionOrder`` says who decides. Under ``importance`` it is our policy; under ``observe`` it is
+upstream, and ours is only compared. After a fault upstream decides as well.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from sgl_importance.cost import Tier
+from sgl_importance.ghost import EvictionReason
+from sgl_importance.metrics import FaultPlace
+from sgl_importance.node import NodeMetadata
+from sglang_importance.tree.leaf_sets import LeafEvent, WatchedLeaves
+from sglang_importance.tree.state import TreeState
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_radix_cache import NodeId
+
+
+class RankedLeaves:
+    """Tells the policy which leaves may be evicted from device and host, and where their KV would be then."""
+
+    def __init__(self, state: TreeState) -> None:
+        self._state = state
+        self._strangers: list[UnifiedTreeNode] = []
+
+    def watch(self, core: UnifiedTreeCore) -> None:
+        """Takes over the leaf sets of a tree core that has just been reset."""
+        assert not core.evictable_device_leaves, "watch an empty tree"
+        assert not core.evictable_host_leaves, "watch an empty tree"
+        core.evictable_device_leaves = WatchedLeaves(
+            self._guarded(self.enter_device), self._guarded(self._leave_device)
+        )
+        core.evictable_host_leaves = WatchedLeaves(
+            self._guarded(self._enter_host), self._guarded(self._leave_host)
+        )
+
+    def _guarded(self, follow: LeafEvent) -> LeafEvent:
+        faults = self._state.faults
+        return lambda node: faults.learn(FaultPlace.RANKING, follow, node)
+
+    @property
+    def _core(self) -> UnifiedTreeCore:
+        return self._state.tree.core
+
+    def enter_device(self, node: UnifiedTreeNode) -> None:
+        """The node became evictable from the device, or its facts changed while it was."""
+        metadata = self._state.tree.known(node)
+        if metadata is None:
+            return  # it is being inserted, and comes again when it was taken in
+        below = self.tier_below_device(node)
+        self._state.policy.enter(Tier.DEVICE, node.id, metadata, below=below)
+
+    def _leave_device(self, node: UnifiedTreeNode) -> None:
+        self._state.policy.leave(Tier.DEVICE, node.id)
+
+    def _enter_host(self, node: UnifiedTreeNode) -> None:
+        metadata = self._state.tree.known(node)
+        if metadata is None:  # what a request computed is known before
+            self._strangers.append(node)
+            return
+        self._state.policy.enter(Tier.HOST, node.id, metadata, below=tier_below_host(metadata))
+
+    def take_strangers(self) -> list[UnifiedTreeNode]:
+        """Host leaves that nobody has taken in: those that the storage tier brought since the last call."""
+        strangers, self._strangers = self._strangers, []
+        return strangers
+
+    def _leave_host(self, node: UnifiedTreeNode) -> None:
+        self._state.policy.leave(Tier.HOST, node.id)
+
+    def refresh(self, node: UnifiedTreeNode) -> None:
+        """Ranks a node again whose facts changed while it was evictable."""
+        if node in self._core.evictable_device_leaves:
+            self.enter_device(node)
+        elif node in self._core.evictable_host_leaves:
+            self._enter_host(node)
+
+    def left_tree(self, node: UnifiedTreeNode) -> None:
+        self._leave_device(node)
+        self._leave_host(node)
+
+    def tier_below_device(self, node: UnifiedTreeNode) -> Tier | None:
+        """Where the KV would be after its eviction from the device; None where it would be lost."""
+        return Tier.HOST if node.backuped or self._core.is_write_back else None
+
+    def loss(self, node: UnifiedTreeNode) -> float:
+        """What evicting the node from the fastest tier that holds it would lose."""
+        metadata = self._state.tree.metadata(node)
+        if node.evicted:
+            return self._state.policy.loss(Tier.HOST, metadata, below=tier_below_host(metadata))
+        below = self.tier_below_device(node)
+        return self._state.policy.loss(Tier.DEVICE, metadata, below=below)
+
+    def check_integrity(self) -> None:
+        """Asserts that the policy knows exactly the leaves that upstream may evict."""
+        policy = self._state.policy
+        policy.check_integrity()
+        assert policy.evictable(Tier.DEVICE) == len(self._core.evictable_device_leaves)
+        assert policy.evictable(Tier.HOST) == len(self._core.evictable_host_leaves)
+
+
+def tier_below_host(metadata: NodeMetadata) -> Tier | None:
+    """Where the KV would be after its eviction from the host; None where it would be lost."""
+    return Tier.STORAGE if metadata.in_storage else None
+
+
+class EvictionOrder(ABC):
+    """Who decides what is evicted, in the steps of an eviction walk of upstream's over the device.
+
+    Attributes:
+        decides: whether ``device_victim`` and ``host_victim`` are asked; else upstream's order is.
+    """
+
+    decides: bool
+
+    @abstractmethod
+    def begin(self, tokens: int) -> None:
+        """A walk begins that has to free this many tokens of the device."""
+
+    @abstractmethod
+    def device_victim(self) -> NodeId | None:
+        """The next leaf of the device; None where there is none."""
+
+    @abstractmethod
+    def host_victim(self) -> NodeId | None:
+        """The next leaf of the host; None where there is none."""
+
+    @abstractmethod
+    def chosen(self, node: UnifiedTreeNode) -> None:
+        """Upstream chose the node for this walk."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """The walk is over; victims that could not be evicted are leaves still."""
+
+    @abstractmethod
+    def reason(self, metadata: NodeMetadata) -> EvictionReason:
+        """Why the node is, or was, what eviction takes."""
+
+    @abstractmethod
+    def kept_by_importance(self, node: UnifiedTreeNode) -> bool:
+        """Whether the walk that is under way takes a node that our policy would have kept."""
+
+
+class MarginalLossOrder(EvictionOrder):
+    """``importance``: the leaf goes that loses least."""
+
+    decides = True
+
+    def __init__(self, state: TreeState, leaves: RankedLeaves) -> None:
+        self._state = state
+        self._leaves = leaves
+        self._taken: list[UnifiedTreeNode] = []
+
+    def begin(self, tokens: int) -> None:
+        self._taken = []
+
+    def device_victim(self) -> NodeId | None:
+        node_id = self._state.policy.victim(Tier.DEVICE)
+        if node_id is not None:
+            self._taken.append(self._state.tree.core.node_by_id(node_id))
+        return node_id
+
+    def host_victim(self) -> NodeId | None:
+        return self._state.policy.victim(Tier.HOST)
+
+    def chosen(self, node: UnifiedTreeNode) -> None:
+        raise AssertionError("upstream chooses nothing here")
+
+    def end(self) -> None:
+        for node in self._taken:
+            if node in self._state.tree.core.evictable_device_leaves:
+                self._leaves.enter_device(node)
+        self._taken = []
+
+    def reason(self, metadata: NodeMetadata) -> EvictionReason:
+        return EvictionReason.DROPPED_AFTER_USE if metadata.expendable else EvictionReason.LEAST_LOSS
+
+    def kept_by_importance(self, node: UnifiedTreeNode) -> bool:
+        return False
+
+
+class StockOrder(EvictionOrder):
+    """``observe``: upstream's victims in upstream's order; ours are only compared with them.
+
+    Before each walk over the device we ask our order for victims of the same size. A node that only we would
+    have evicted and that is hit later counts as lost; one that only stock evicted and that comes back counts
+    as saved. Both look one eviction ahead; the diverging history of a server that really ran ours is what the
+    shadow caches follow.
+    """
+
+    decides = False
+
+    def __init__(self, state: TreeState, leaves: RankedLeaves) -> None:
+        self._state = state
+        self._leaves = leaves
+        self._ours: dict[int, UnifiedTreeNode] = {}
+        self._is_walking = False
+
+    def begin(self, tokens: int) -> None:
+        policy, tree = self._state.policy, self._state.tree
+        freed = 0
+        while freed < tokens and (node_id := policy.victim(Tier.DEVICE)) is not None:
+            node = self._ours[node_id] = tree.core.node_by_id(node_id)
+            freed += tree.metadata(node).tokens
+        for node in self._ours.values():
+            self._leaves.enter_device(node)
+        self._is_walking = True
+
+    def device_victim(self) -> NodeId | None:
+        raise AssertionError("upstream chooses")
+
+    def host_victim(self) -> NodeId | None:
+        raise AssertionError("upstream chooses")
+
+    def chosen(self, node: UnifiedTreeNode) -> None:
+        if node.id in self._ours:
+            self._state.counters.observed_agreed_tokens += self._state.tree.metadata(node).tokens
+
+    def end(self) -> None:
+        for node in self._ours.values():
+            if node in self._state.tree.core.evictable_device_leaves:
+                self._state.tree.metadata(node).doomed = True
+        self._ours = {}
+        self._is_walking = False
+
+    def reason(self, metadata: NodeMetadata) -> EvictionReason:
+        return EvictionReason.STOCK_ORDER
+
+    def kept_by_importance(self, node: UnifiedTreeNode) -> bool:
+        return self._is_walking and node.id not in self._ours

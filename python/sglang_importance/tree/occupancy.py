@@ -1,0 +1,38 @@
+"""How much each tier of a cache holds, and how much it can hold, in tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from sgl_importance.cost import Tier
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+
+class Occupancy(NamedTuple):
+    """Tokens of one tier."""
+
+    used: int
+    total: int
+
+    @property
+    def free(self) -> int:
+        return self.total - self.used
+
+
+def occupancy(cache: UnifiedRadixCache) -> dict[Tier, Occupancy]:
+    """The tiers that sglang sized, device first; storage knows no size."""
+    pools = {Tier.DEVICE: cache.token_to_kv_pool_allocator}
+    if cache.cache_controller is not None:
+        pools[Tier.HOST] = cache.cache_controller.mem_pool_host
+    found = {}
+    for tier, pool in pools.items():
+        total = int(pool.size)
+        found[tier] = Occupancy(total - int(pool.available_size()), total)
+    return found
+
+
+def capacity_tokens(cache: UnifiedRadixCache) -> dict[Tier, int]:
+    """Size of the tiers that evict."""
+    return {tier: each.total for tier, each in occupancy(cache).items()}

@@ -1,0 +1,57 @@
+"""What everything that follows one radix tree shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.policy.importance import ImportancePolicy
+from sglang_importance.metrics.scheduler_counters import Counters
+from sglang_importance.tree.annotated_tree import AnnotatedTree
+from sglang_importance.tree.event_log import EventLog
+from sglang_importance.tree.faults import Faults
+
+
+@dataclass(frozen=True, slots=True)
+class TreeState:
+    """One tree, what is known of its nodes, and the policy that learns from them.
+
+    Attributes:
+        options: what the operator chose.
+        policy: ranks nodes; its clock dates everything.
+        counters: what happened so far.
+        tree: facts on nodes, and ghosts of those that left.
+        events: the last moves of nodes.
+        faults: runs what may fail.
+    """
+
+    options: ImportanceOptions
+    policy: ImportancePolicy
+    counters: Counters
+    tree: AnnotatedTree
+    events: EventLog
+    faults: Faults
+
+    @classmethod
+    def create(
+        cls, options: ImportanceOptions, policy: ImportancePolicy, *, page_size: int, ghost_pages: int
+    ) -> TreeState:
+        """Of a tree that is still to be built.
+
+        Args:
+            page_size: tokens per page.
+            ghost_pages: pages to remember after their removal.
+        """
+
+        def clock() -> int:
+            return policy.clock
+
+        counters = Counters()
+        return cls(
+            options=options,
+            policy=policy,
+            counters=counters,
+            tree=AnnotatedTree(page_size, policy, counters, ghost_pages=ghost_pages),
+            events=EventLog(clock),
+            faults=Faults(counters.faults, clock),
+        )

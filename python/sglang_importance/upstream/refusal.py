@@ -1,0 +1,40 @@
+"""A launch that must stop, and how it stops: one line per reason, no traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import NoReturn
+
+SUPPORTED_VERSIONS = ("0.5.21",)
+"""Releases of sglang that this package was written against and tested with, oldest first."""
+WITHOUT_POLICY = "use --kv-policy default"
+
+REFUSED_EXIT_CODE = 2
+# The launcher learns from this code that a scheduler has already said why it stopped.
+SCHEDULER_REFUSED_EXIT_CODE = 78
+
+
+def cure(otherwise: str = WITHOUT_POLICY) -> str:
+    """What to do where sglang is not as we expect it; ``otherwise``: how to go on with it as it is."""
+    return f"install sglang=={SUPPORTED_VERSIONS[-1]} or {otherwise}"
+
+
+class LaunchRefused(Exception):
+    """The launch must stop; each reason is one line that ends with its cure."""
+
+    def __init__(self, reasons: Iterable[str]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("\n".join(self.reasons))
+
+
+def report(refused: LaunchRefused) -> None:
+    """Writes the reasons to stderr, as argparse writes its errors."""
+    sys.stderr.write("".join(f"sgl-importance: error: {reason}\n" for reason in refused.reasons))
+    sys.stderr.flush()
+
+
+def exit_refused(refused: LaunchRefused) -> NoReturn:
+    """Ends a command line."""
+    report(refused)
+    raise SystemExit(REFUSED_EXIT_CODE) from None

@@ -1,0 +1,27 @@
+"""Our options on sglang's ``ServerArgs``: they travel to every scheduler, through pickling too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sgl_importance.options import ImportanceOptions
+
+RADIX_CACHE_BACKEND = "importance"
+OPTIONS_ATTRIBUTE = "_sgl_importance"
+
+
+def importance_options(server_args: Any) -> ImportanceOptions | None:
+    """The options of a server under ``observe`` or ``importance``; None where sglang must behave as stock."""
+    options: ImportanceOptions | None = getattr(server_args, OPTIONS_ATTRIBUTE, None)
+    return None if options is None or options.is_stock else options
+
+
+def store_options(server_args: Any) -> ImportanceOptions | None:
+    """The options of a server with a store, under any policy; None without one."""
+    options: ImportanceOptions | None = getattr(server_args, OPTIONS_ATTRIBUTE, None)
+    return options if options is not None and options.store else None
+
+
+def attach_options(server_args: Any, options: ImportanceOptions) -> None:
+    """Makes the options travel with ``server_args``."""
+    setattr(server_args, OPTIONS_ATTRIBUTE, options)

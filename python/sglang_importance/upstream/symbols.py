@@ -1,0 +1,291 @@
+"""Whether the installed sglang is the one that this package was written against.
+
+``SYMBOLS`` lists what we call, override or hook, with the parameters that we count on. Names that a method
+of ours overrides matter as much as those that we call: upstream would call ours with what it now passes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from sglang_importance.upstream.refusal import SUPPORTED_VERSIONS, LaunchRefused, cure
+
+CURE = cure()
+
+_SRT = "sglang.srt"
+_CACHE = f"{_SRT}.mem_cache"
+_TREE_CORE = f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeCore"
+_FULL = f"{_CACHE}.unified_cache.components.FullComponent"
+_RADIX_CACHE = f"{_CACHE}.unified_radix_cache.UnifiedRadixCache"
+_CONTROLLER = f"{_CACHE}.hybrid_cache.hybrid_cache_controller.HybridCacheController"
+_STREAMER = f"{_SRT}.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+_UPDATER = f"{_SRT}.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_TRITON = f"{_SRT}.layers.attention.triton_backend.TritonAttnBackend"
+_FLASHINFER = f"{_SRT}.layers.attention.flashinfer_backend.FlashInferAttnBackend"
+_TORCH_NATIVE = f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBackend"
+
+# Parameter names in order, as in a signature; None where only the existence counts.
+SYMBOLS: dict[str, str | None] = {
+    # the launch
+    f"{_SRT}.environ.envs.SGLANG_RUST_SERVER": None,
+    f"{_SRT}.plugins.hook_registry.HookRegistry.register": "target, hook, hook_type, *, source",
+    f"{_SRT}.plugins.hook_registry.HookRegistry.apply_hooks": "",
+    f"{_SRT}.plugins.hook_registry.HookRegistry._hooks": None,
+    f"{_SRT}.plugins.hook_registry.HookRegistry._patched": None,
+    f"{_SRT}.plugins.hook_registry.HookType": None,
+    f"{_SRT}.plugins.load_plugins": "",
+    f"{_SRT}.server_args.prepare_server_args": "argv",
+    f"{_SRT}.server_args.ServerArgs.add_cli_args": "parser",
+    f"{_SRT}.server_args.ServerArgs.from_cli_args": "args",
+    f"{_SRT}.server_args.ServerArgs.resolve_once": "self",
+    f"{_SRT}.server_args.ServerArgs.launch_command": None,
+    f"{_SRT}.arg_groups.overrides.resolving_view": "server_args",
+    f"{_SRT}.entrypoints.engine.Engine._launch_subprocesses": (
+        "server_args, init_tokenizer_manager_func, run_scheduler_process_func, "
+        "run_detokenizer_process_func, port_args, placement_group"
+    ),
+    f"{_SRT}.managers.scheduler.Scheduler.__init__": "self, server_args, port_args",
+    f"{_SRT}.managers.scheduler.Scheduler.get_init_info": "self",
+    f"{_SRT}.managers.scheduler.Scheduler.process_batch_result": "self, batch, result",
+    # the control plane
+    f"{_SRT}.managers.scheduler.Scheduler.init_request_dispatcher": "self",
+    f"{_SRT}.managers.io_struct.BaseReq": None,
+    f"{_SRT}.managers.io_struct.hook_custom_types": "*new_types",
+    f"{_SRT}.managers.tokenizer_control_mixin._COMMUNICATOR_SPECS": None,
+    # pre-warming
+    f"{_SRT}.managers.io_struct.GenerateReqInput.cache_salt": None,
+    f"{_SRT}.managers.io_struct.GenerateReqInput.extra_key": None,
+    f"{_SRT}.managers.io_struct.GenerateReqInput.rid": None,
+    f"{_SRT}.managers.tokenizer_manager.ReqState.finished": None,
+    f"{_SRT}.managers.tokenizer_manager.ReqState.time_stats": None,
+    f"{_SRT}.managers.tokenizer_manager.ServerStatus.Starting": None,
+    f"{_SRT}.managers.tokenizer_manager.TokenizerManager.abort_request": "self, rid, abort_all",
+    f"{_SRT}.managers.tokenizer_manager.TokenizerManager.generate_request": "self, obj, request",
+    f"{_SRT}.managers.tokenizer_manager.TokenizerManager.gracefully_exit": None,
+    f"{_SRT}.managers.tokenizer_manager.TokenizerManager.server_status": None,
+    f"{_SRT}.managers.tokenizer_manager.TokenizerManager": None,
+    f"{_SRT}.observability.req_time_stats.APIServerReqTimeStats.first_token_time": None,
+    f"{_SRT}.entrypoints.http_server.app": None,
+    f"{_SRT}.entrypoints.http_server.get_global_state": "",
+    "sglang.utils.TypeBasedDispatcher": None,
+    f"{_SRT}.utils.auth.AuthLevel.ADMIN_OPTIONAL": None,
+    f"{_SRT}.utils.auth.auth_level": "level",
+    # the tokens of a prompt that a caller names
+    f"{_SRT}.entrypoints.openai.protocol.ChatCompletionRequest": None,
+    f"{_SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._validate_request": "self, request",
+    f"{_SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request": (
+        "self, request, raw_request"
+    ),
+    f"{_SRT}.managers.io_struct.GenerateReqInput.contains_mm_input": "self",
+    f"{_SRT}.managers.tokenizer_manager.TokenizerManager._tokenize_texts": "self, texts, is_cross_encoder",
+    # hints and reports
+    f"{_SRT}.managers.io_struct.GenerateReqInput.kv_hints": None,
+    f"{_SRT}.managers.io_struct.TokenizedGenerateReqInput.kv_hints": None,
+    f"{_SRT}.managers.kv_hints.KvHintsEnvelope.actions": None,
+    f"{_SRT}.managers.kv_hints.KvHintAction.payload": None,
+    f"{_SRT}.managers.tokenizer_manager.TokenizerManager.create_abort_task": "self, obj",
+    f"{_STREAMER}.get_cached_tokens_details": "self, req",
+    f"{_SRT}.entrypoints.openai.protocol.CompletionRequest": None,
+    f"{_SRT}.entrypoints.openai.serving_base.OpenAIServingBase.handle_request": "self, request, raw_request",
+    f"{_SRT}.entrypoints.openai.serving_base.OpenAIServingBase.create_error_response": (
+        "self, message, err_type, status_code, param"
+    ),
+    # the radix cache
+    f"{_CACHE}.cache_init_params.CacheInitParams.component_registry_override": None,
+    f"{_CACHE}.cache_init_params.CacheInitParams.tp_cache_group": None,
+    f"{_CACHE}.registry.TreeCacheBuildContext": None,
+    f"{_CACHE}.registry.get_radix_cache_factory": "name",
+    f"{_CACHE}.registry.register_radix_cache_backend": "name, factory",
+    f"{_CACHE}.registry.create_unified_radix_cache": "ctx, *, cache_class",
+    f"{_RADIX_CACHE}.__init__": "self, params",
+    f"{_RADIX_CACHE}.reset": "self",
+    f"{_RADIX_CACHE}.sanity_check": "self",
+    f"{_RADIX_CACHE}.match_prefix": "self, params",
+    f"{_RADIX_CACHE}.write_backup_storage": "self, node_id",
+    # the tree component
+    f"{_CACHE}.unified_cache.components.CacheTransferPhase.BACKUP_HOST": None,
+    f"{_CACHE}.unified_cache.components.CacheTransferPhase.LOAD_BACK": None,
+    f"{_CACHE}.unified_cache.components.ComponentType.FULL": None,
+    f"{_CACHE}.base_prefix_cache.InsertParams.chunked": None,
+    f"{_CACHE}.base_prefix_cache.MatchPrefixParams.key": None,
+    f"{_CACHE}.base_prefix_cache.MatchResult.best_match_node": None,
+    f"{_CACHE}.radix_cache.RadixKey.__init__": ("self, token_ids, extra_key, is_bigram, limit, cache_salt"),
+    f"{_CACHE}.base_prefix_cache.InsertParams.prev_prefix_len": None,
+    f"{_CACHE}.base_prefix_cache.InsertResult.last_device_node": None,
+    f"{_CACHE}.radix_cache.RadixKey.raw_token_ids": "self",
+    f"{_FULL}.__init__": "self, cache, params",
+    f"{_FULL}._ensure_eviction_strategy": "self",
+    f"{_FULL}._evict_device_start": "self, request_cnt",
+    f"{_FULL}._evict_device_next_node": "self, tracker, device_frees, host_frees",
+    f"{_FULL}._evict_device_end": "self",
+    f"{_FULL}.drive_host_eviction": "self, num_tokens, tracker, device_frees, host_frees",
+    f"{_FULL}.evict_component": "self, node, device_frees, host_frees, target",
+    f"{_FULL}.redistribute_on_node_split": "self, new_parent, child",
+    f"{_FULL}.discard_deleted_session_leaf": "self, node",
+    f"{_FULL}.commit_insert_component_data": "self, node, is_new_leaf, params, result, cache_actions",
+    f"{_FULL}.commit_hicache_transfer": (
+        "self, node, phase, transfers, *, cache_actions, insert_result, pool_storage_result"
+    ),
+    f"{_FULL}.prepare_for_caching_req": "self, req, insert_params, token_ids_len, is_finished",
+    f"{_FULL}.cleanup_after_caching_req": "self, req, is_finished, insert_result, insert_params",
+    # the tree core
+    f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeNode.backuped": None,
+    f"{_TREE_CORE}.reset": "self",
+    f"{_TREE_CORE}.node_by_id": "self, node_id",
+    f"{_TREE_CORE}.match_full_device_prefix": "self, key",
+    f"{_TREE_CORE}._add_new_node": "self, parent, key, value, priority, session_id, rotation_base",
+    f"{_TREE_CORE}._split_node": "self, key, child, split_len",
+    f"{_TREE_CORE}._remove_leaf_from_parent": "self, node",
+    f"{_TREE_CORE}._update_evictable_leaf_sets": "self, node",
+    f"{_TREE_CORE}._evict_host_leaf": "self, node, tracker, device_frees, host_frees",
+    # wrapped by the gate
+    f"{_TREE_CORE}._inc_hit_count_and_check": "self, node, chunked",
+    f"{_TREE_CORE}.evict_device_leaf": "self, node_id, is_write_back",
+    # the store
+    f"{_CACHE}.hicache_storage.HiCacheStorage.register_mem_pool_host": "self, mem_pool_host",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.register_mem_host_pool_v2": "self, host_pool, host_pool_name",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.batch_exists": "self, keys, extra_info",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.batch_get_v1": "self, keys, host_indices, extra_info",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.batch_set_v1": "self, keys, host_indices, extra_info",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.get": "self, key, target_location, target_sizes",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.set": "self, key, value, target_location, target_sizes",
+    f"{_CACHE}.hicache_storage.HiCacheStorage.exists": "self, key",
+    f"{_CACHE}.hicache_storage.HiCacheStorageConfig.extra_config": None,
+    f"{_CACHE}.hicache_storage.HiCacheStorageConfig.is_mla_model": None,
+    f"{_CACHE}.hicache_storage.HiCacheStorageConfig.is_page_first_layout": None,
+    f"{_CACHE}.hicache_storage.HiCacheStorageConfig.should_split_heads": None,
+    f"{_CACHE}.hicache_storage.HiCacheStorageConfig.tp_lcm_size": None,
+    f"{_CACHE}.memory_pool.MHATokenToKVPool": None,
+    f"{_CACHE}.pool_host.mha.MHATokenToKVPoolHost.__init__": (
+        "self, device_pool, host_to_device_ratio, host_size, page_size, layout, pin_memory, device, "
+        "allocator_type, *, mtp_draft_device_pools, pool_label"
+    ),
+    f"{_CACHE}.hicache_storage.HiCacheStorageExtraInfo.prefix_keys": None,
+    f"{_CACHE}.storage.StorageBackendFactory.create_backend": (
+        "backend_name, storage_config, mem_pool_host, **kwargs"
+    ),
+    f"{_CONTROLLER}._page_transfer_kv_batch": (
+        "self, operation, batch_hashes, batch_host_indices, extra_info, kv_derived_transfers"
+    ),
+    f"{_CONTROLLER}._reduce_prefetch_ack": "self, ack",
+    "sglang.srt.managers.cache_controller.PrefetchAck.__init__": (
+        "self, rid, operation, completed_tokens, pool_hits, completed_req"
+    ),
+    f"{_CONTROLLER}.prefetch_thread_func": "self",
+    f"{_CONTROLLER}.prefetch_io_aux_func": "self",
+    f"{_CONTROLLER}.prefetch_sync_thread_func": "self",
+    f"{_CONTROLLER}._storage_hit_query": "self, operation, pp_rank",
+    f"{_CONTROLLER}._page_transfer": "self, operation",
+    f"{_CONTROLLER}._page_backup": "self, operation",
+    f"{_CONTROLLER}.backup_thread_func": "self",
+    f"{_RADIX_CACHE}._can_terminate_prefetch": "self, operation",
+    f"{_RADIX_CACHE}._all_reduce": "self, data, tp_reduce_op",
+    f"{_RADIX_CACHE}._handle_prefetch_result": "self, operation",
+    f"{_RADIX_CACHE}.total_size": "self",
+    f"{_SRT}.managers.scheduler.Scheduler.handle_update_weight_version": "self, recv_req",
+    f"{_SRT}.managers.scheduler.Scheduler.is_fully_idle": "self, for_health_check, ignore_waiting",
+    f"{_UPDATER}.begin_weight_update": "self, recv_req",
+    f"{_UPDATER}.end_weight_update": "self, recv_req",
+    f"{_UPDATER}.update_weights_from_disk": "self, recv_req",
+    f"{_UPDATER}.update_weights_from_distributed": "self, recv_req",
+    f"{_UPDATER}.update_weights_from_tensor": "self, recv_req",
+    f"{_UPDATER}.update_weights_from_ipc": "self, recv_req",
+    f"{_SRT}.runtime_context.get_serving": "",
+    # attention
+    f"{_SRT}.layers.attention.attention_registry.ATTENTION_BACKENDS": None,
+    f"{_SRT}.layers.attention.attention_registry.register_attention_backend": "name",
+    f"{_SRT}.layers.radix_attention.AttentionType.DECODER": None,
+    f"{_SRT}.layers.radix_attention.RadixAttention": None,
+    f"{_SRT}.model_executor.cuda_graph_config.Backend.DISABLED": None,
+    f"{_SRT}.model_executor.cuda_graph_config.check_cuda_graph_backend": "phase, backend",
+    f"{_SRT}.model_executor.forward_batch_info.ForwardMode.DECODE": None,
+    f"{_SRT}.model_executor.forward_batch_info.ForwardMode.EXTEND": None,
+    f"{_SRT}.model_executor.model_runner.ModelRunner.forward": (
+        "self, forward_batch, skip_attn_backend_init, pp_proxy_tensors, reinit_attn_backend, "
+        "split_forward_count"
+    ),
+    f"{_SRT}.model_executor.model_runner.ModelRunnerOutput.can_run_graph": None,
+    f"{_FLASHINFER}.__init__": (
+        "self, model_runner, skip_prefill, kv_indptr_buf, kv_last_page_len_buf, init_new_workspace"
+    ),
+    f"{_FLASHINFER}._check_kv_attention_access": "self, phase, access",
+    f"{_FLASHINFER}._create_decode_wrappers": "self, bs, num_tokens",
+    f"{_FLASHINFER}.forward_decode": "self, q, k, v, layer, forward_batch, save_kv_cache",
+    f"{_TRITON}.__init__": "self, model_runner, skip_prefill, kv_indptr_buf",
+    f"{_TRITON}.needs_cpu_seq_lens": None,
+    f"{_TRITON}.forward_decode": (
+        "self, q, k, v, layer, forward_batch, save_kv_cache, sinks, score_mod, aux_tensors"
+    ),
+    f"{_TORCH_NATIVE}.__init__": "self, model_runner",
+    f"{_TORCH_NATIVE}.init_forward_metadata": "self, forward_batch",
+    f"{_TORCH_NATIVE}.forward_extend": "self, q, k, v, layer, forward_batch, save_kv_cache",
+    f"{_TORCH_NATIVE}.forward_decode": "self, q, k, v, layer, forward_batch, save_kv_cache",
+}
+
+
+def version_problem() -> str | None:
+    """Why the installed version of sglang is not supported; None where it is."""
+    try:
+        found = metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        return f"sglang is not installed: {CURE}"
+    if found in SUPPORTED_VERSIONS:
+        return None
+    return f"sglang {found} has not been tested, only {', '.join(SUPPORTED_VERSIONS)}: {CURE}"
+
+
+def symbol_problems(symbols: Mapping[str, str | None] = SYMBOLS) -> list[str]:
+    """One line for every symbol that is missing or has other parameters than we count on."""
+    return [problem for path, expected in symbols.items() if (problem := _problem(path, expected))]
+
+
+def check_sglang() -> None:
+    """Raises:
+    LaunchRefused: the installed sglang is not the one that we were written against.
+    """
+    version = version_problem()
+    if problems := [version] if version else symbol_problems():
+        raise LaunchRefused(problems)
+
+
+def _problem(path: str, expected: str | None) -> str | None:
+    try:
+        symbol = _resolve(path)
+    except (ImportError, AttributeError) as error:
+        return f"sglang has no {path} ({error}): {CURE}"
+    if expected is None:
+        return None
+    try:
+        found = parameters(symbol)
+    except (TypeError, ValueError):
+        return f"sglang's {path} is no function: {CURE}"
+    if found == expected:
+        return None
+    return f"sglang's {path} takes ({found}), not ({expected}): {CURE}"
+
+
+def _resolve(path: str) -> Any:
+    try:
+        return pkgutil.resolve_name(path)
+    except AttributeError:
+        # A field without default is no attribute of its class.
+        owner, _, name = path.rpartition(".")
+        annotations = inspect.get_annotations(pkgutil.resolve_name(owner))
+        if name not in annotations:
+            raise
+        return annotations[name]
+
+
+def parameters(function: Any) -> str:
+    """Parameter names as in a signature: ``"self, node, *, target"``."""
+    names = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(name.startswith("*") for name in names):
+            names.append("*")
+        prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        names.append(prefix + parameter.name)
+    return ", ".join(names)

@@ -1,0 +1,1 @@
+"""What tests and benchmarks share. ``test`` is on the path (pyproject.toml, or a line in a benchmark)."""

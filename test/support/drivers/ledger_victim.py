@@ -1,0 +1,43 @@
+"""Writes a ledger until it is killed: ``python -m support.drivers.ledger_victim FILE SEED``."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from sgl_importance.placement import ledger_writer
+from sgl_importance.placement.evidence import ReuseEvidence
+from sgl_importance.placement.ledger_writer import LedgerWriter, Visit
+from sgl_importance.reuse import ReuseEstimator
+
+from support.workloads.ledger_rows import NAMESPACE, open_ledger, random_tree
+
+BUDGET_BYTES = 200_000
+
+
+def main(path: Path, seed: int) -> None:
+    ledger_writer.BATCH_SECONDS = 0.0
+    reuse, rng = ReuseEstimator(), random.Random(seed)
+    writer = LedgerWriter(
+        open_ledger(path),
+        budget_bytes=BUDGET_BYTES,
+        worth=lambda reuse_class, age, tokens, depth: 1 / (1 + age),
+        clock=0,
+        evidence=ReuseEvidence.of(reuse),
+        queue_bytes=BUDGET_BYTES // 4,
+    )
+    print("writing", flush=True)
+    for clock in itertools.count(1):
+        reuse.tick()
+        reuse.began(0)
+        reuse.hit(0, clock)
+        records = [replace(each, last_access=clock) for each in random_tree(rng, 20)]
+        while not writer.put(Visit(records, clock, NAMESPACE, ReuseEvidence.of(reuse))):
+            pass
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,137 @@
+"""What operators and clients ask of placement in the middle of a soak: pins, hints, the gate, time."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from sgl_importance.cost import Tier
+from sgl_importance.node import NodeMetadata
+from sgl_importance.placement.gate import GateSettings, WriteGate
+from sgl_importance.placement.hints import Hints
+from sgl_importance.placement.pin import Pin
+from sgl_importance.placement.pin_table import PinRefused
+
+from support.drivers.hosted_driver import PAGE, HostedDriver, Request
+
+MAX_PINS = 12
+MAX_SECONDS = 60
+HINTED_SHARE = 0.2
+STRICT = GateSettings(host_payback=0.3, displacement=1.0)  # as shipped it would refuse almost nothing of this
+
+
+class Placement:
+    """Asks at random.
+
+    Args:
+        driver: whose cache is asked; as on a server, expendable nodes are copied nowhere.
+        rng: decides everything.
+        happened: where is counted what took place.
+    """
+
+    def __init__(self, driver: HostedDriver, rng: random.Random, happened: Counter[str]) -> None:
+        self._driver, self._rng, self._happened = driver, rng, happened
+        self._made = 0
+        self.now = 0.0
+        component = driver.component
+        component.pins.now = lambda: self.now
+        # By identity, what the host was last refused; held, so that no identity is given out again.
+        self._refused: dict[int, NodeMetadata] = {}
+        gate = None
+        if component.state.options.use_gate:
+            capacities = {Tier.HOST: driver.host_pool.size * component.state.policy.cost.bytes_per_token}
+            gate = WriteGate(component.state.policy, capacities, STRICT)
+        if component.state.options.policy == "importance":
+            driver.filter_backups(gate)
+        if gate is not None:
+            self._watch_gate()
+
+    def _watch_gate(self) -> None:
+        gate = self._driver.component.backups.gate
+        admits = gate.admits
+
+        def watched(tier: Tier, chain: Sequence[NodeMetadata], **kwargs: Any) -> bool:
+            admitted: bool = admits(tier, chain, **kwargs)
+            for metadata in chain:
+                self._refused.pop(id(metadata), None)
+                if not admitted:
+                    self._refused[id(metadata)] = metadata
+            self._happened["admitted copy" if admitted else "refused copy"] += 1
+            return admitted
+
+        gate.admits = watched
+
+    def hint(self, request: Request) -> None:
+        """Some requests say something about their KV."""
+        if self._rng.random() >= HINTED_SHARE:
+            return
+        hints: dict[str, Any] = {"report": self._rng.random() < 0.5}
+        wish = self._rng.choice(("drop_after_use", "retain", "block_types", "transition"))
+        match wish:
+            case "drop_after_use":
+                hints[wish] = True
+            case "retain":
+                hints[wish] = {"ttl_seconds": self._seconds()}
+            case "block_types":
+                start = self._rng.randrange(len(request.origin_input_ids))
+                hints[wish] = [{"type": "tool_output", "tokens": [start, None]}]
+            case "transition":
+                hints[wish] = "tool_call"
+        actions = Hints.parse(hints).actions()
+        request.kv_hints = SimpleNamespace(actions=[SimpleNamespace(**action) for action in actions])
+        self._happened[f"hint {wish}"] += 1
+
+    def pin(self, requests: Sequence[Request]) -> bool:
+        """Pins the start of what some request asks; whether anything."""
+        pins = self._driver.component.pins
+        if not requests or len(pins.table) >= MAX_PINS:
+            return False
+        request = self._rng.choice(requests)
+        length = self._rng.randrange(len(request.origin_input_ids)) + 1
+        self._made += 1
+        pin = Pin(
+            f"{self._made}",
+            array("q", request.origin_input_ids[:length]),
+            cache_salt=request.cache_salt,
+            expires_at=self.now + self._seconds() if self._rng.random() < 0.5 else None,
+        )
+        try:
+            pins.pin(pin)
+        except PinRefused:
+            assert length < PAGE, "refused, and not for want of a whole page"
+            return False
+        return True
+
+    def unpin(self) -> bool:
+        pins = self._driver.component.pins
+        held = pins.current()
+        if not held:
+            return False
+        pins.unpin(self._rng.choice(held).pin_id)
+        return True
+
+    def let_time_pass(self) -> None:
+        self.now += self._seconds()
+        before = len(self._driver.component.pins.table)
+        self._happened["expired pin"] += before - len(self._driver.component.pins.current())
+
+    def check(self) -> None:
+        """Asserts that pins keep to their budget, and that the host has nothing that it was refused."""
+        component = self._driver.component
+        known = {node: component.state.tree.metadata(node) for node in component.state.tree.nodes()}
+        for tier, (granted, budget) in component.pins.budgets().items():
+            pinned = sum(data.tokens for data in known.values() if data.pin_octaves.get(tier))
+            assert pinned <= granted <= budget, (tier, pinned, granted, budget)
+        in_tree = {id(data) for data in known.values()}
+        self._refused = {key: data for key, data in self._refused.items() if key in in_tree}
+        if component.tree_core.is_write_back:
+            return  # what the host needs to reach other copies is written whatever the gate said
+        for node, data in known.items():
+            assert not node.backuped or id(data) not in self._refused, (node.id, "copied though refused")
+
+    def _seconds(self) -> float:
+        return 1.0 + self._rng.random() * MAX_SECONDS

@@ -1,0 +1,112 @@
+"""Real launches of sglang, with a second plugin that sabotages ours or looks at what it did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from support.python_path import python_path
+from support.servers import free_port
+
+CPU_FLAGS = (
+    *("--device", "cpu", "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "float32"),
+    *("--attention-backend", "torch_native", "--max-total-tokens", "512", "--host", "127.0.0.1"),
+)
+LAUNCH_SERVER = (sys.executable, "-m", "sglang.launch_server")
+SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A launch that came to its end.
+
+    Attributes:
+        returncode: of the launcher.
+        stderr: all that its processes wrote there.
+        refusals: the lines that we wrote.
+        survivors: processes of the launch that outlived it.
+    """
+
+    returncode: int
+    stderr: str
+    refusals: list[str]
+    survivors: list[str]
+
+
+def environment(plugin_directory: Path | None = None) -> dict[str, str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    if plugin_directory is not None:
+        env |= python_path(plugin_directory)
+    return env
+
+
+def write_plugin(directory: Path, body: str) -> Path:
+    """A second plugin of sglang's; its module ``body`` runs before the ``register`` of any plugin."""
+    info = directory / "second_plugin-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: second-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nsecond = second_plugin:register\n")
+    (directory / "second_plugin.py").write_text(f"{body}\ndef register():\n    pass\n")
+    return directory
+
+
+def launch(
+    model: Path,
+    *flags: str,
+    command: tuple[str, ...] = LAUNCH_SERVER,
+    plugin_directory: Path | None = None,
+    timeout: float = 90,
+) -> Ended:
+    """Starts a server that is expected to end by itself, and waits for that.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not.
+    """
+    ports = ["--port", str(free_port()), "--nccl-port", str(free_port())]
+    arguments = [*command, "--model-path", str(model), *CPU_FLAGS, *ports, *flags]
+    return run_to_end(arguments, plugin_directory=plugin_directory, timeout=timeout)
+
+
+def run_to_end(arguments: list[str], *, plugin_directory: Path | None = None, timeout: float = 90) -> Ended:
+    process = subprocess.Popen(
+        arguments,
+        env=environment(plugin_directory),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, stderr = process.communicate(timeout=timeout)
+    finally:
+        survivors = _session_members(process.pid)
+        names = [" ".join(survivor.cmdline()) for survivor in survivors if survivor.is_running()]
+        for survivor in survivors:
+            survivor.send_signal(signal.SIGKILL)
+    prefix = "sgl-importance: error: "
+    refusals = [line.removeprefix(prefix) for line in stderr.splitlines() if line.startswith(prefix)]
+    return Ended(process.returncode, stderr, refusals, names)
+
+
+def _session_members(session: int, patience: float = 5.0) -> list[psutil.Process]:
+    """Processes of a session that do not end within ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    while members := [process for process in psutil.process_iter() if _session_of(process) == session]:
+        if time.monotonic() > deadline:
+            return members
+        time.sleep(0.1)
+    return []
+
+
+def _session_of(process: psutil.Process) -> int | None:
+    try:
+        return None if process.status() == psutil.STATUS_ZOMBIE else os.getsid(process.pid)
+    except (OSError, psutil.Error):
+        return None

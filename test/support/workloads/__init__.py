@@ -1,0 +1,1 @@
+"""What is asked of a component: requests, traces, recordings, batches."""

@@ -1,0 +1,112 @@
+"""Greedy requests that share prefixes: documents with questions, dialogues that grow, exact repeats."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from support.servers import ServerProcess
+
+VOCABULARY = range(10, 1000)
+DOCUMENTS, QUESTIONS = 12, 10
+DIALOGUES, TURNS = 24, 6
+REPEATS = 40
+LONG_ANSWERS, LONG_ANSWER_TOKENS = 16, 220
+CHUNK_TOKENS = 256
+
+# What the compared servers share; prompts above CHUNK_TOKENS are prefilled in chunks.
+POOL_FLAGS = ("--skip-tokenizer-init", "--chunked-prefill-size", str(CHUNK_TOKENS))
+# Smaller than the working set by far; the host tier is twice as large, the file tier holds everything.
+POOL_TOKENS = 2048
+TIER_FLAGS = (
+    *POOL_FLAGS,
+    *("--max-total-tokens", str(POOL_TOKENS), "--enable-hierarchical-cache", "--hicache-ratio", "2"),
+    *("--hicache-storage-backend", "file", "--hicache-storage-prefetch-policy", "wait_complete"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request and the answer that must come: token ids."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Replay:
+    """What a server made of the exchanges it was sent.
+
+    Attributes:
+        differing: positions of the exchanges that were answered with other tokens.
+        hit_tokens: cached prompt tokens by tier, as the answers report them.
+        retractions: how often a running request lost its KV and had to start again.
+    """
+
+    differing: list[int]
+    hit_tokens: Counter[str]
+    retractions: int
+
+
+def ask(server: ServerProcess, prompt: Sequence[int], answer_tokens: int) -> dict:
+    return server.generate(prompt, max_new_tokens=answer_tokens, ignore_eos=True)
+
+
+def record_exchanges(server: ServerProcess, seed: int = 0) -> list[Exchange]:
+    """Asks everything once, dialogues turn by turn; the order to replay in."""
+    rng = random.Random(seed)
+
+    def tokens(low: int, high: int) -> list[int]:
+        return rng.choices(VOCABULARY, k=rng.randint(low, high))
+
+    system = tokens(40, 40)
+    documents = [system + tokens(260, 700) for _ in range(DOCUMENTS)]
+    questions = [document + tokens(8, 40) for document in documents for _ in range(QUESTIONS)]
+    dialogues = [[tokens(20, 120) for _ in range(TURNS)] for _ in range(DIALOGUES)]
+    long_answers = [tokens(60, 120) for _ in range(LONG_ANSWERS)]
+
+    def answer(prompt: Sequence[int], answer_tokens: int) -> Exchange:
+        reply = ask(server, prompt, answer_tokens)
+        return Exchange(tuple(prompt), tuple(reply["output_ids"]))
+
+    def converse(turns: list[list[int]]) -> list[Exchange]:
+        history, spoken = list(system), []
+        for turn in turns:
+            spoken.append(answer(history + turn, 10))
+            history = [*spoken[-1].prompt, *spoken[-1].answer]
+        return spoken
+
+    with ThreadPoolExecutor(8) as pool:
+        asked = list(pool.map(lambda prompt: answer(prompt, 8), questions))
+        spoken = list(pool.map(converse, dialogues))
+        long = list(pool.map(lambda prompt: answer(prompt, LONG_ANSWER_TOKENS), long_answers))
+    # Turns of a dialogue lie far apart and in order; questions about a document come in any order.
+    waves = [[dialogue[turn] for dialogue in spoken] for turn in range(TURNS)]
+    rng.shuffle(asked)
+    share = len(asked) // TURNS
+    ordered: list[Exchange] = []
+    for turn, wave in enumerate(waves):
+        mixed = wave + asked[turn * share : (turn + 1) * share]
+        rng.shuffle(mixed)
+        ordered += mixed
+    ordered += rng.sample(ordered, REPEATS)
+    # Long answers open the second half, which is replayed several at a time: together they overfill the pool.
+    middle = (len(ordered) + len(long)) // 2
+    return ordered[:middle] + long + ordered[middle:]
+
+
+def replay(server: ServerProcess, exchanges: Sequence[Exchange], *, concurrency: int) -> Replay:
+    """Sends the exchanges' prompts and compares what comes back."""
+    with ThreadPoolExecutor(concurrency) as pool:
+        replies = list(pool.map(lambda e: ask(server, e.prompt, len(e.answer)), exchanges))
+    hits: Counter[str] = Counter()
+    for reply in replies:
+        details = reply["meta_info"]["cached_tokens_details"] or {}
+        hits.update({tier: details.get(tier, 0) for tier in ("device", "host", "storage")})
+    pairs = enumerate(zip(exchanges, replies, strict=True))
+    differing = [i for i, (e, reply) in pairs if tuple(reply["output_ids"]) != e.answer]
+    retractions = sum(reply["meta_info"].get("num_retractions") or 0 for reply in replies)
+    return Replay(differing, hits, retractions)
