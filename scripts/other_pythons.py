@@ -53,8 +53,8 @@ def core_tests() -> list[Path]:
 def _is_core(path: Path) -> bool:
     imported = _imports(path)
     beside = path.with_name("conftest.py")
-    if beside.exists() and path.parent != TEST:
-        imported |= _imports(beside)
+    if beside.exists():
+        imported |= frozenset(_imported_modules(beside, anywhere=False))
     return "sgl_importance" in imported and not imported & NOT_CORE
 
 
@@ -70,8 +70,10 @@ def _imports(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def _imported_modules(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+def _imported_modules(path: Path, *, anywhere: bool = True) -> Iterator[str]:
+    """Names of modules; those of a module's first level, or also what its functions import when they run."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if anywhere else tree.body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -28,7 +28,6 @@ def interrupt(command: Sequence[str], ready: Callable[[psutil.Process], bool], c
     process = subprocess.Popen(
         command,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -22,7 +22,7 @@ from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.storage.cli import app
 from sgl_importance.storage.counters import StoreCounters
 from sgl_importance.storage.store import PageStore
-from sglang_importance.radix_cache.importance_cache import _create_recorder
+from sglang_importance.radix_cache.cache_factory import create_recorder
 from sglang_importance.storage.install import mount
 from sglang_importance.upstream.refusal import LaunchRefused
 
@@ -118,7 +118,7 @@ def test_a_recording_refuses_the_launch(tmp_path: Path, read_only: Lock) -> None
     options = ImportanceOptions(policy="observe", trace=str(folder))
     policy = ImportancePolicy(CostModel(1e-5, 1e-9, 4096, 1e9, 1e8))
     with pytest.raises(LaunchRefused) as refused:
-        _create_recorder(context, options, policy)  # type: ignore[arg-type]
+        create_recorder(context, options, policy, rows=None)  # type: ignore[arg-type]
     (line,) = refused.value.reasons
     assert line.startswith(f"cannot record in {folder} (")
     assert "give --kv-importance-trace a writable directory" in line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -51,20 +50,6 @@ def test_the_core_s_tests_are_those_that_need_neither_sglang_nor_torch(pythons: 
         "storage/test_backend.py",
     ):
         assert f"test/{other}" not in names
-    script = f"import sys; sys.modules.update(dict.fromkeys({sorted(pythons.NOT_CORE)}))"
-    for name in ("core/test_reuse.py", "placement/test_ledger.py"):
-        collected = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                f"{script}; import pytest; sys.exit(pytest.main(['--co', '-q', 'test/{name}']))",
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert collected.returncode == 0, collected.stdout + collected.stderr
 
 
 def test_an_interpreter_that_is_not_here_is_pending_with_its_command(pythons: Any) -> None:
