@@ -72,6 +72,17 @@ except OSError as error:
 PYTHON
 fi
 
+# A server binds its port when everything is loaded. Until then this lock says that the port is taken; the server
+# inherits it, and it ends with the server in whatever way.
+if [[ -z ${SERVE_DRY_RUN-} ]]; then
+  mkdir -p "$root/.cache"
+  exec 8>"$root/.cache/port-$port.lock"
+  if ! flock -n 8; then
+    echo "serve.sh: another serve.sh of this checkout is starting on port $port: wait for it or choose another --port" >&2
+    exit 1
+  fi
+fi
+
 # SERVE_DRY_RUN=1 prints the command line instead, one word per line, and installs nothing.
 [[ -n ${SERVE_DRY_RUN-} ]] || bash "$root/scripts/setup.sh"
 
@@ -86,7 +97,9 @@ default --enable-cache-report
 # The host tier needs a radix cache to be a tier of.
 given disable-radix-cache >/dev/null || default --enable-hierarchical-cache
 
+embedded=
 if ! given model-path >/dev/null && ! given model >/dev/null; then
+  embedded=1
   default --model-path "$root/sgl_importance/probe/checkpoint"
   default --served-model-name default
   default --max-total-tokens 65536  # two contexts of the embedded model: about 130 MB, and twice that on the host
@@ -98,6 +111,8 @@ device=$(given device) || device=
 if [[ $device == cpu ]] || ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
   default --device cpu
   default --sleep-on-idle
+  # As it was trained: sglang would cast it down to float16, where batches flip the answer of a near tie.
+  [[ -z $embedded ]] || default --dtype float32
 else
   # Not run yet on a machine with a GPU.
   default --attention-backend torch_native  # the one that emits importance so far

@@ -8,6 +8,9 @@ from importlib.metadata import entry_points, version
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
+
+from sgl_importance.terminal import INTERRUPTED, interrupted, one_line
 
 # Of click, or of the copy of it that newer versions of typer bring.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -30,9 +33,19 @@ def _root(
     """Importance-guided KV cache tiering for SGLang."""
 
 
+class _Commands(TyperGroup):
+    """The sub-commands; Ctrl-C in one of them is one line, where it did not say more itself."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            interrupted()
+
+
 def build_app() -> typer.Typer:
     """Collects the sub-commands; the core knows none by name, so it never imports sglang."""
-    app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(name=PROGRAM, cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_root)
     for command in sorted(entry_points(group=COMMANDS_GROUP), key=lambda point: point.name):
         app.add_typer(command.load(), name=command.name)
@@ -55,6 +68,9 @@ def main() -> None:
             raise
         cure = "install it beside sgl-importance; scripts/setup.sh of a checkout installs everything"
         _end(f"this command needs {package}, which is not installed: {cure}", code=1)
+    except KeyboardInterrupt:  # while the commands were being loaded
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except OSError as error:
         if error.filename is None and error.errno != errno.ENOSPC:
             raise
@@ -64,5 +80,5 @@ def main() -> None:
 
 
 def _end(message: str, *, code: int = 2) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {one_line(message)}", file=sys.stderr)
     sys.exit(code)

@@ -95,6 +95,10 @@ class ImportanceOptions:
         return self.policy == "default"
 
 
+LARGEST = 2**62
+"""Of any number: nobody means a larger one, and arithmetic goes on with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What one option means and which values it takes; the flags and the checks are derived from it.
@@ -134,13 +138,15 @@ class Setting:
             return None
         kind = "a whole number" if self.whole else "a number"
         bound = "above" if self.above_minimum else "of at least"
-        limit = f" and at most {self.maximum:g}" if math.isfinite(self.maximum) else ""
+        is_huge = any(isinstance(number, int) and number > LARGEST for number in numbers)
+        most = LARGEST if is_huge else self.maximum
+        limit = f" and at most {most:g}" if math.isfinite(most) else ""
         return f"must be {kind} {bound} {self.minimum:g}{limit} ({self.unit}), not {value!r}"
 
     def _allows(self, number: object) -> bool:
         if isinstance(number, bool) or not isinstance(number, int if self.whole else int | float):
             return False
-        if not math.isfinite(number) or number > self.maximum:
+        if abs(number) > LARGEST or not number <= self.maximum:  # not a number is neither
             return False
         return number > self.minimum if self.above_minimum else number >= self.minimum
 

@@ -14,12 +14,50 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 FILE_COLUMNS = 120
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells report SIGINT."""
 
 
 def fail(message: str) -> NoReturn:
     """Ends the command with one line and exit code 2."""
-    typer.echo(f"error: {message}", err=True)
+    typer.echo(f"error: {one_line(message)}", err=True)
     raise typer.Exit(2)
+
+
+def one_line(message: str) -> str:
+    """The message with escapes for what does not print: names that users give may hold line breaks."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in message)
+
+
+def interrupted(done: str = "") -> NoReturn:
+    """Ends the command after Ctrl-C with one line that says what was done by then."""
+    typer.echo(f"interrupted {done}".rstrip(), err=True)
+    raise typer.Exit(INTERRUPTED)
+
+
+def some_path(text: str) -> Path:
+    """For ``parser`` of a typer argument: the path, unless it is empty, which would be the current folder.
+
+    Raises:
+        typer.BadParameter: it is empty.
+    """
+    if not str(text):
+        raise typer.BadParameter("is empty: name a file or a directory")
+    return Path(text)
+
+
+def existing_file(text: str) -> Path:
+    """For ``parser`` of a typer argument: a file, or a pipe, that is there.
+
+    Raises:
+        typer.BadParameter: it is not, or it is a directory.
+    """
+    path = some_path(text)
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a directory: name a file in it")
+    if not path.exists():
+        raise typer.BadParameter(f"{path} does not exist: correct the name")
+    return path
 
 
 def check_outputs(*files: Path | None) -> None:

@@ -39,6 +39,7 @@ from benchmark.serving.report import tables
 from benchmark.serving.rows import Rows
 from benchmark.serving.stages import STAGES, without_server
 from benchmark.serving.workloads import load_parameters, make_workload
+from sgl_importance.terminal import interrupted
 
 PASSES = (*STAGES, "seeds", "replay", "report")
 # Where the committed parameters say which arms and workloads a pass is about; all where nowhere.
@@ -108,14 +109,17 @@ def main(
         return resume and rows.have(**{"pass": only}, **values)
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress, Servers(parameters) as servers:
-        measured: Iterable[Row] = ()
-        if only in STAGES:
-            measured = STAGES[only](servers, chosen, made, settings, known, progress)
-        elif only != "report":
-            measured = without_server(only, made, parameters, progress)
-        for row in measured:
-            rows.add({"pass": only, **row})
+    try:
+        with Progress(*columns, console=Console(stderr=True)) as progress, Servers(parameters) as servers:
+            measured: Iterable[Row] = ()
+            if only in STAGES:
+                measured = STAGES[only](servers, chosen, made, settings, known, progress)
+            elif only != "report":
+                measured = without_server(only, made, parameters, progress)
+            for row in measured:
+                rows.add({"pass": only, **row})
+    except KeyboardInterrupt:
+        interrupted(f"with {len(list(rows))} rows in {out}: go on with --resume")
     if out == COMMITTED:
         draw(Measured(list(rows), parameters), FIGURE)
         print("the tables of the pages: python scripts/render_docs.py")

@@ -12,23 +12,45 @@ from typing import Annotated, Any
 import typer
 
 from sgl_importance.client.server import Server, ServerError
-from sgl_importance.terminal import fail
+from sgl_importance.json_text import BadJson, read_json
+from sgl_importance.terminal import fail, some_path
+
+
+def _key(text: str) -> str:
+    if not (text.isascii() and text.isprintable()):
+        raise typer.BadParameter("holds characters that no header carries: give the server's key")
+    return text
+
 
 Url = Annotated[str, typer.Option("--url", help="Address of the server.")]
 AnyServer = Annotated[
     str, typer.Option("--url", "--base-url", help="Address of an OpenAI-compatible server.")
 ]
 ApiKey = Annotated[
-    str | None, typer.Option(envvar="SGLANG_API_KEY", show_envvar=True, help="The server's API key.")
+    str | None,
+    typer.Option(
+        envvar="SGLANG_API_KEY", show_envvar=True, parser=_key, metavar="KEY", help="The server's API key."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON.")]
 Text = Annotated[str | None, typer.Option(help="The prefix as text, as in /v1/completions.")]
-TextFile = Annotated[Path | None, typer.Option(help="The same from a file; - is standard input.")]
+TextFile = Annotated[
+    Path | None,
+    typer.Option(parser=some_path, metavar="PATH", help="The same from a file; - is standard input."),
+]
 Messages = Annotated[
-    Path | None, typer.Option(help="A JSON file with a list of chat messages; - is standard input.")
+    Path | None,
+    typer.Option(
+        parser=some_path,
+        metavar="PATH",
+        help="A JSON file with a list of chat messages; - is standard input.",
+    ),
 ]
 InputIds = Annotated[
-    Path | None, typer.Option(help="A JSON file with a list of token ids; - is standard input.")
+    Path | None,
+    typer.Option(
+        parser=some_path, metavar="PATH", help="A JSON file with a list of token ids; - is standard input."
+    ),
 ]
 CacheSalt = Annotated[str | None, typer.Option(help="cache_salt of the requests that share the prefix.")]
 ExtraKey = Annotated[str | None, typer.Option(help="extra_key of the requests that share the prefix.")]
@@ -77,9 +99,9 @@ def _read(flag: str, path: Path) -> str:
 
 def _read_list(flag: str, path: Path) -> list[Any]:
     try:
-        content = json.loads(_read(flag, path))
-    except json.JSONDecodeError as error:
-        fail(f"{flag}: {path} is not JSON (line {error.lineno}): it must hold a list")
+        content = read_json(_read(flag, path))
+    except BadJson as error:
+        fail(f"{flag}: {path} is not JSON ({error}): it must hold a list")
     # The body of a whole chat request serves as well.
     if isinstance(content, dict) and flag == "--messages" and "messages" in content:
         content = content["messages"]

@@ -61,6 +61,8 @@ class Server:
         route = f"/kv_importance{path}"
         try:
             answer = self._client.request(method, self.url + route, **request)
+        except UnicodeEncodeError as error:
+            raise ServerError(f"{ascii(error.object)[:40]} is no text in UTF-8: correct it") from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL):
             raise ServerError(f"{self.url!r} is no address: give --url such as {DEFAULT_URL}") from None
         except httpx.TimeoutException:

@@ -46,7 +46,7 @@ from sgl_importance.replay.formats.reader import ReadOptions
 from sgl_importance.replay.plot import plot_rows
 from sgl_importance.replay.runner import Job, run_job
 from sgl_importance.replay.trace import Trace
-from sgl_importance.terminal import fail, show
+from sgl_importance.terminal import fail, show, some_path
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 
@@ -58,7 +58,9 @@ _PRICES = "Prices"
 
 @app.callback(invoke_without_command=True, context_settings={"allow_interspersed_args": True})
 def size_command(
-    recording: Annotated[Path, typer.Argument(help="Directory of --kv-importance-trace, or any trace.")],
+    recording: Annotated[
+        Path, typer.Argument(parser=some_path, help="Directory of --kv-importance-trace, or any trace.")
+    ],
     policy: Annotated[
         str, typer.Option(help="Eviction policy that will run; lru is always shown beside.")
     ] = "importance",
@@ -85,8 +87,14 @@ def size_command(
         float, typer.Option(min=0, rich_help_panel=_PRICES, help="An hour of the hardware that prefills.")
     ] = 2.0,
     format_name: FormatName = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw hit rate versus capacity.")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", parser=some_path, metavar="PATH", help="Write the result to this file."),
+    ] = None,
+    plot_file: Annotated[
+        Path | None,
+        typer.Option("--plot", parser=some_path, metavar="PATH", help="Draw hit rate versus capacity."),
+    ] = None,
     jobs: Jobs = None,
     skip_bad: SkipBad = False,
     tokenizer: Tokenizer = None,

@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+import stat
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ _LEVELS = bytes(visit_level(2**power, 4**power) for power in range(12)).hex()
 REUSE_LAYOUT = f"{NUM_CLASSES} classes (visits {_LEVELS}) x {NUM_AGE_BUCKETS} age buckets"
 BUSY_SECONDS = 5.0
 WAL_BYTES = 16 << 20
+_CURE = "make way for it, or name another directory with --kv-importance-ledger"
 _SIDE_FILES = ("", "-wal", "-shm")
 
 _PINS = """
@@ -88,10 +90,17 @@ class _Unreadable(Exception):
 
 
 class FileLock:
-    """Says that a file is in use, to the other processes that look after it."""
+    """Says that a file is in use, to the other processes that look after it.
+
+    Args:
+        path: of the file that is in use; the lock is on one beside it.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        beside = path.with_name(path.name + ".lock")
+        _check_kind(beside)
+        self._file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._released = False
         fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def is_alone(self) -> bool:
@@ -108,7 +117,10 @@ class FileLock:
         fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def release(self) -> None:
-        os.close(self._file)
+        """Gives the file back; again does nothing."""
+        if not self._released:
+            self._released = True
+            os.close(self._file)
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, FileLock]:
@@ -120,11 +132,8 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, FileLock]:
         LedgerUnusable: the directory or the file cannot be written, or another server uses a file that
             this one cannot read.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_name(path.name + ".lock"))
-    except OSError as error:
-        raise LedgerUnusable(f"{path.parent}: {error.strerror}") from error
+    _check_kind(path)
+    lock = _lock(path)
     try:
         try:
             return _connect(path), lock
@@ -136,12 +145,54 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, FileLock]:
         connection = _connect(path)
         lock.share()
         return connection, lock
-    except (sqlite3.Error, OSError, _Unreadable) as error:
+    except OSError as error:
+        lock.release()
+        raise LedgerUnusable(f"{path}: {error.strerror}: {_CURE}") from error
+    except (sqlite3.Error, _Unreadable) as error:
         lock.release()
         raise LedgerUnusable(f"{path}: {error}") from error
     except LedgerUnusable:
         lock.release()
         raise
+
+
+def copy_to_place(source: sqlite3.Connection, path: Path) -> bool:
+    """Makes a ledger's file that was removed or moved away anew, with all that its open connection reads.
+
+    Nothing is done where there is a file: of the servers that shared it one is the first, and the others
+    open what it made.
+
+    Args:
+        source: to the file that is no longer at its path.
+        path: where it was.
+
+    Returns:
+        False where another server holds the place and has not made its file yet: ask again.
+
+    Raises:
+        LedgerUnusable: the directory cannot be made or written.
+        sqlite3.Error: the file cannot be read or written; none is left at the path.
+    """
+    lock = _lock(path)
+    try:
+        if path.exists():
+            return True
+        if not lock.is_alone():
+            return path.exists()
+        if not path.exists():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            try:
+                # One transaction of SQLite's: whoever is killed in it leaves an empty file.
+                with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as copy:
+                    source.backup(copy)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+        return True
+    except OSError as error:
+        raise LedgerUnusable(f"{path}: {error.strerror}: {_CURE}") from error
+    finally:
+        lock.release()
 
 
 def is_damage(error: sqlite3.DatabaseError) -> bool:
@@ -163,6 +214,29 @@ def set_aside(path: Path) -> Path:
         with suppress(FileNotFoundError):
             os.replace(f"{path}{suffix}", f"{aside}{suffix}")
     return aside
+
+
+def _lock(path: Path) -> FileLock:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(path)
+    except OSError as error:
+        raise LedgerUnusable(f"{error.filename or path.parent}: {error.strerror}: {_CURE}") from error
+
+
+def _check_kind(path: Path) -> None:
+    """Raises:
+    LedgerUnusable: there is something at the path, and it is no file.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LedgerUnusable(f"{path}: {error.strerror}: {_CURE}") from error
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "no file"
+        raise LedgerUnusable(f"{path} is {kind}: {_CURE}")
 
 
 def _connect(path: Path) -> sqlite3.Connection:

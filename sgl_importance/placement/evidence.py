@@ -31,6 +31,12 @@ class ReuseEvidence:
         """What the estimator has counted so far."""
         return cls(*estimator.counts(), estimator.clock // REFRESH_INTERVAL)
 
+    @classmethod
+    def nothing(cls) -> ReuseEvidence:
+        """No visit counted yet."""
+        none = np.zeros((NUM_CLASSES, NUM_AGE_BUCKETS))
+        return cls(none, none, 0)
+
     def since(self, earlier: ReuseEvidence) -> ReuseEvidence:
         """What was counted after ``earlier`` by the same estimator."""
         refreshes = self.refreshes - earlier.refreshes

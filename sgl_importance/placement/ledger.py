@@ -18,8 +18,15 @@ from typing import Any
 import numpy as np
 
 from sgl_importance.ghost import root_digest
-from sgl_importance.placement.database import LedgerUnusable, is_damage, open_database, set_aside
+from sgl_importance.placement.database import (
+    LedgerUnusable,
+    copy_to_place,
+    is_damage,
+    open_database,
+    set_aside,
+)
 from sgl_importance.placement.evidence import ReuseEvidence
+from sgl_importance.placement.file_place import FilePlace
 from sgl_importance.placement.pin_rows import PinRows
 from sgl_importance.placement.record import NAMES, UPSERT, PrefixRecord, RowDamaged, decode_row, encode_row
 
@@ -31,6 +38,10 @@ MODEL_HALF_LIFE_SECONDS = 30 * 86400.0
 SLACK = 0.1
 """Of the budget; freed at once, so that not every batch has to look for what is worth least."""
 _ROW_BYTES = 200  # of a row without its blobs, with its part of the indices
+_PLACE_UNFIT = (
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN),
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+)
 
 Worth = Callable[[int | None, int, int, int], float]
 """Seconds saved per KV byte, of (class, age in requests, tokens, tokens in front)."""
@@ -62,6 +73,7 @@ class Ledger:
     def _open(self) -> None:
         for attempt in range(2):
             self._connection, self._lock = open_database(self.path)
+            self.place = FilePlace(self.path)
             try:
                 self._model = self._model_number(self.model)
                 self.pins = PinRows(self._connection, self._model)
@@ -92,6 +104,38 @@ class Ledger:
             return f"it cannot be set aside ({error})"
         finally:
             self._lock.release()
+
+    def take_place(self) -> bool:
+        """Has its file at its path again, after that was removed, moved away or replaced.
+
+        A missing file is made anew, with everything that was in it. One that is there by now is used as it
+        is: another server's, or what somebody has put there.
+
+        Returns:
+            False where another server is about to make it: ask again.
+
+        Raises:
+            LedgerUnusable: the directory or the file cannot be written.
+            sqlite3.Error: there is no room for it just now.
+        """
+        self._lock.release()  # or we would stand in our own way
+        try:
+            if not copy_to_place(self._connection, self.path):
+                return False
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _PLACE_UNFIT:
+                raise
+            # What is open cannot be read: a network file system has forgotten it, say. The new file is empty.
+            logger.warning("KV importance ledger: nothing can be copied to %s (%s)", self.path, error)
+        former, place = self._connection, self.place
+        try:
+            self._open()
+        except BaseException:
+            self._connection, self.place = former, place
+            raise
+        former.close()
+        self._namespaces.clear()
+        return True
 
     # ---- writing ----
 

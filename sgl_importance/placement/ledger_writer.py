@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import queue
 import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sgl_importance.placement.database import LedgerUnusable
 from sgl_importance.placement.evidence import ReuseEvidence
 from sgl_importance.placement.ledger import Ledger, Worth
 from sgl_importance.placement.pin import Pin
 from sgl_importance.placement.pin_rows import MAX_SHARE
 from sgl_importance.placement.record import PrefixRecord
+from sgl_importance.placement.steady_time import steady_time
+from sgl_importance.storage.workers import Workers
 from sgl_importance.trace.queue import BoundedQueue
 
 logger = logging.getLogger(__name__)
@@ -21,8 +25,12 @@ logger = logging.getLogger(__name__)
 QUEUE_BYTES = 64 << 20
 BATCH_SECONDS = 0.5
 """From one transaction to the next: what a killed server loses, and how often a hot prefix is written."""
+LOOK_SECONDS = 1.0
+"""Longest time until an idle writer finds out that its file was taken away."""
 RETRY_SECONDS = 30.0
 """After a full disk, say. What comes in between is not written; it comes again with the next visit."""
+ANSWER_SECONDS = 0.05
+"""Longest time that who asks for the surviving pins is held up by a disk that hangs."""
 _VISIT_BYTES = 256
 # Another server holds the write lock; the batch waits for its turn.
 _PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -50,7 +58,8 @@ class LedgerWriter:
     """Takes visits on the scheduler's thread and writes them on its own. Never blocks, never raises there.
 
     Memory is bounded: what does not fit the queue is dropped and counted. Where the disk is full or cannot be
-    written, one warning is logged and serving goes on.
+    written, one warning is logged and serving goes on. A file that is removed, moved away or replaced is made
+    again, with what was in it.
 
     Args:
         ledger: whose only user this becomes.
@@ -80,9 +89,12 @@ class LedgerWriter:
         self._evidence = evidence
         self._queue: BoundedQueue[Visit] = BoundedQueue(queue_bytes)
         self._pins = {pin.pin_id: pin for pin in pins}
-        self._written_pins = self._pins
-        self.kept_pins: frozenset[str] = frozenset(self._pins)
-        """Names of the pins that are in the file: replaced, never changed."""
+        self._written_pins: dict[str, Pin] | None = self._pins
+        self._rows: frozenset[str] = frozenset(self._pins)
+        self.kept_pins = self._rows
+        """Names of the pins that are in the file, as far as the writer knows: replaced, never changed."""
+        self._lookers: Workers | None = None
+        self._look: queue.SimpleQueue[frozenset[str]] | None = None
         self._closing = threading.Event()
         self._retry_at = 0.0
         self._has_warned = False
@@ -105,6 +117,33 @@ class LedgerWriter:
         self._pins = {pin.pin_id: pin for pin in pins}
         self.put(Visit((), clock, None, None))
 
+    def surviving_pins(self) -> frozenset[str]:
+        """Names of the pins that a server which started now would find; none where the disk hangs.
+
+        The writer finds out within ``LOOK_SECONDS`` that its file is gone; this looks at once. Of one thread.
+        """
+        if self._look is not None:
+            try:
+                self._look.get_nowait()
+            except queue.Empty:
+                return frozenset()  # an earlier look hangs
+        answer = self._look = queue.SimpleQueue()
+
+        def look() -> None:
+            held = self._ledger.place.is_held()
+            # Read after it: the writer empties it before it makes a new file.
+            answer.put(self.kept_pins if held else frozenset())
+
+        if self._lookers is None:
+            self._lookers = Workers(1, "importance-ledger-look")
+        self._lookers.submit(look)
+        try:
+            survivors = answer.get(timeout=ANSWER_SECONDS)
+        except queue.Empty:
+            return frozenset()
+        self._look = None
+        return survivors
+
     def close(self) -> None:
         """Writes what waits and closes the ledger."""
         self._closing.set()
@@ -115,17 +154,47 @@ class LedgerWriter:
 
     def _run(self) -> None:
         try:
-            while (taken := self._queue.take()) is not None:
+            while (taken := self._queue.take(LOOK_SECONDS)) is not None:
                 visits, _ = taken
-                if visits:
+                if self._has_file() and (visits or self._pins is not self._written_pins):
                     self._try(visits)
                 self._closing.wait(BATCH_SECONDS)
+            if self._has_file() and self._pins is not self._written_pins:
+                self._try(())
         except Exception:
             logger.exception("KV importance ledger: nothing more is written; the server goes on")
             self.kept_pins = frozenset()  # the next start sets the file aside
             self._queue.close()
         finally:
             self._ledger.close()
+
+    def _has_file(self) -> bool:
+        """Whether the ledger's file is at its path, where it may just have been made again."""
+        if self._ledger.place.is_held():
+            return True
+        self.kept_pins, self._written_pins = frozenset(), None
+        if time.monotonic() < self._retry_at and not self._closing.is_set():
+            return False
+        try:
+            if not self._ledger.take_place():
+                return False
+            # A copied file goes on where it stood; one that somebody else began learns what it lacks.
+            self._clock = min(self._clock, self._ledger.clock)
+            if self._ledger.evidence() is None:
+                self._evidence = ReuseEvidence.nothing()
+            prefixes = len(self._ledger)
+        except (LedgerUnusable, sqlite3.Error) as error:
+            self._cannot_write(error)
+            return False
+        self._has_warned = False
+        logger.warning(
+            "KV importance ledger: %s was removed, moved away or replaced: there is one again, with %d "
+            "prefixes; %d pins follow",
+            self._ledger.path,
+            prefixes,
+            len(self._pins),
+        )
+        return True
 
     def _try(self, visits: Sequence[Visit]) -> None:
         while True:
@@ -141,21 +210,24 @@ class LedgerWriter:
                     continue  # SQLite has waited already
                 if code in _DAMAGED:
                     raise
-                self._retry_at = time.monotonic() + RETRY_SECONDS
-                if not self._has_warned:
-                    self._has_warned = True
-                    logger.warning(
-                        "KV importance ledger: %s cannot be written (%s): the server goes on without, and "
-                        "tries again every %.0f s; make room or make it writable",
-                        self._ledger.path,
-                        error,
-                        RETRY_SECONDS,
-                    )
+                self._cannot_write(error)
+
+    def _cannot_write(self, error: Exception) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "KV importance ledger: %s cannot be written (%s): the server goes on without, and "
+                "tries again every %.0f s; make room or make it writable",
+                self._ledger.path,
+                error,
+                RETRY_SECONDS,
+            )
 
     def _write(self, visits: Sequence[Visit]) -> None:
         records = {record.digest: record for visit in visits for record in visit.records}
         evidence = next((visit.evidence for visit in reversed(visits) if visit.evidence), None)
-        clock = visits[-1].clock
+        clock = visits[-1].clock if visits else self._clock
         self._ledger.write(
             list(records.values()),
             clock=clock,
@@ -177,11 +249,11 @@ class LedgerWriter:
             return
         kept = self._ledger.pins.write(
             [pin for name, pin in pins.items() if name not in self.kept_pins],
-            self.kept_pins - pins.keys(),
-            now=time.time(),
+            self._rows - pins.keys(),
+            now=steady_time(),
             budget_bytes=self._budget_bytes,
         )
-        self.kept_pins = frozenset(kept) | (self.kept_pins & pins.keys())
+        self._rows = self.kept_pins = frozenset(kept) | (self.kept_pins & pins.keys())
         self._written_pins = pins
         if len(self.kept_pins) < len(pins) and not self._has_told_of_pins:
             self._has_told_of_pins = True

@@ -15,7 +15,7 @@ from sgl_importance.client.arguments import AnyServer, ApiKey
 from sgl_importance.client.server import DEFAULT_URL
 from sgl_importance.probe.evaluate import EvalPlan, EvalRow, ProbeClient, ServerError, evaluate
 from sgl_importance.probe.tasks import SHORTEST_PROMPT, TASKS, make_task
-from sgl_importance.terminal import check_outputs, counted, fail, show
+from sgl_importance.terminal import check_outputs, counted, fail, show, some_path
 
 app = typer.Typer(
     help="Retrieval tasks with exact answers, and the embedded model that they were made for.",
@@ -68,7 +68,10 @@ def eval_command(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 4,
     api_key: ApiKey = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one answer.")] = 120.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", parser=some_path, metavar="PATH", help="Write the rows to this file."),
+    ] = None,
 ) -> None:
     """Grade a server by exact match. Unseen names were never paired with a value in training."""
     plan = EvalPlan(_parse_tasks(tasks), _parse_lengths(lengths), n, seed)

@@ -68,7 +68,7 @@ class ProbeClient:
                 headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
                 timeout=httpx.Timeout(timeout, connect=_CONNECT_SECONDS),
             )
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
             raise self._no_url() from error
 
     async def __aenter__(self) -> ProbeClient:
@@ -106,6 +106,8 @@ class ProbeClient:
     async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         try:
             response = await self._client.request(method, path, json=body)
+        except UnicodeEncodeError as error:
+            raise ServerError(f"{ascii(error.object)[:40]} is no text in UTF-8: correct it") from error
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise self._no_url() from error
         except httpx.ConnectError as error:

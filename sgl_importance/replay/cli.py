@@ -26,6 +26,7 @@ from sgl_importance.replay.arguments import (
     check_results,
 )
 from sgl_importance.replay.console import (
+    check_traces,
     parse_numbers,
     parse_policies,
     read_traces,
@@ -40,7 +41,7 @@ from sgl_importance.replay.runner import Job, ReplayMode, run_job
 from sgl_importance.replay.tier_report import TieredJob, run_tiered_job, tiered_table
 from sgl_importance.replay.tiers import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
-from sgl_importance.terminal import fail, show
+from sgl_importance.terminal import fail, show, some_path
 
 app = typer.Typer(
     help="Replay traces: how often each eviction policy would hit, and how far that is from the optimum.",
@@ -55,7 +56,7 @@ _TIERS = "Tiers"
 
 @app.callback(invoke_without_command=True, context_settings=_OPTIONS_AFTER_TRACES)
 def replay_command(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Files to replay.")],
+    traces: Annotated[list[Path], typer.Argument(parser=some_path, metavar="TRACE", help="Files to replay.")],
     policies: Annotated[
         str, typer.Option(help="Comma-separated policies; belady is the optimum.")
     ] = f"lru,{OPTIMUM}",
@@ -73,9 +74,15 @@ def replay_command(
     node_granular: Annotated[
         bool, typer.Option("--node-granular", help="Evict whole radix nodes, as the server does.")
     ] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", parser=some_path, metavar="PATH", help="Write the rows to this file."),
+    ] = None,
     plot_file: Annotated[
-        Path | None, typer.Option("--plot", help="Draw hit rate versus budget; adds the optimum.")
+        Path | None,
+        typer.Option(
+            "--plot", parser=some_path, metavar="PATH", help="Draw hit rate versus budget; adds the optimum."
+        ),
     ] = None,
     jobs: Jobs = None,
     skip_bad: SkipBad = False,
@@ -112,6 +119,7 @@ def replay_command(
     bytes_per_token: BytesPerToken = BYTES_PER_TOKEN,
 ) -> None:
     """Replay traces: how often each eviction policy would hit, and how far that is from the optimum."""
+    check_traces(traces)
     names = parse_policies(policies)
     blocks = parse_numbers("--capacity-blocks", capacity_blocks, int)
     fractions = parse_numbers("--capacity-fraction", capacity_fraction, float)

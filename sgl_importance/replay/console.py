@@ -16,10 +16,9 @@ from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.formats.reader import BadRecord, ReadOptions, TraceError, refuse_bad_record
 from sgl_importance.replay.runner import JobT, ReplayError, RowT, run_jobs
 from sgl_importance.replay.trace import Trace
-from sgl_importance.terminal import counted, fail
+from sgl_importance.terminal import counted, fail, interrupted
 
 NumberT = TypeVar("NumberT", int, float)
-INTERRUPTED = 130  # as shells report SIGINT
 
 
 def parse_policies(text: str) -> list[str]:
@@ -46,6 +45,13 @@ def parse_numbers(option: str, text: str | None, kind: type[NumberT]) -> list[Nu
     if not all(0 < number < float("inf") for number in numbers):
         fail(f"{option} takes numbers above 0, not {text!r}")
     return numbers
+
+
+def check_traces(paths: Sequence[Path]) -> None:
+    """Fails, before anything else is asked for, where there is no such trace."""
+    for path in paths:
+        if not path.exists():
+            fail(f"{path}: no such file")
 
 
 def read_traces(
@@ -88,8 +94,7 @@ def run_with_progress(
     except ReplayError as error:
         fail(str(error))
     except KeyboardInterrupt:
-        typer.echo(f"interrupted after {len(rows)} of {len(jobs)} replays", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        interrupted(f"after {len(rows)} of {len(jobs)} replays")
     return [rows[index] for index in range(len(jobs))]
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 PAGE_SUFFIX = ".page"
 UNFINISHED_SUFFIX = ".tmp"
 UNFINISHED_SECONDS = 60.0
+AHEAD_SECONDS = 3600.0
+"""By which clocks of machines on one directory may differ; a wrong clock set a date that is further ahead."""
 NANOSECONDS_PER_PAGE = 1000
 LOW_WATERMARK = 0.9
 RESCAN_SHARE = 1 / 16
@@ -28,6 +30,10 @@ class StoredFile:
     @property
     def is_page(self) -> bool:
         return self.path.suffix == PAGE_SUFFIX
+
+    def is_ahead(self, now_ns: int) -> bool:
+        """Whether it was used when the wall clock was ahead of ``now_ns``: before all that was used since."""
+        return self.mtime_ns > now_ns + int(AHEAD_SECONDS * 1e9)
 
 
 def use_time(moment: int, depth: int) -> int:
@@ -61,10 +67,11 @@ def scan(pages: Path) -> Iterator[StoredFile]:
 
 def delete_abandoned(files: list[StoredFile]) -> list[StoredFile]:
     """Deletes what a killed writer left behind; returns the files that stay."""
-    oldest = time.time_ns() - int(UNFINISHED_SECONDS * 1e9)
+    now = time.time_ns()
+    oldest = now - int(UNFINISHED_SECONDS * 1e9)
     kept = []
     for file in files:
-        if file.is_page or file.mtime_ns > oldest:
+        if file.is_page or (file.mtime_ns > oldest and not file.is_ahead(now)):
             kept.append(file)
         else:
             file.path.unlink(missing_ok=True)
@@ -79,7 +86,8 @@ def evict(pages: Path, limit: int) -> tuple[int, int]:
     """
     files = delete_abandoned(list(scan(pages)))
     left, deleted = sum(file.size for file in files), 0
-    for file in sorted(files, key=lambda file: file.mtime_ns):
+    now = time.time_ns()
+    for file in sorted(files, key=lambda file: (not file.is_ahead(now), file.mtime_ns)):
         if left <= limit:
             break
         if file.is_page:

@@ -19,14 +19,14 @@ from rich.table import Table
 
 from sgl_importance.storage.budget import StoredFile
 from sgl_importance.storage.inspect import Advance, NoStore, collect, files_of, summarize, verify
-from sgl_importance.terminal import fail, show
+from sgl_importance.terminal import fail, show, some_path
 
 app = typer.Typer(
     help="Directories of --kv-importance-store; servers may be using them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-Directory = Annotated[Path, typer.Argument(help="What --kv-importance-store named.")]
+Directory = Annotated[Path, typer.Argument(parser=some_path, help="What --kv-importance-store named.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 DAMAGED_EXIT_CODE = 1

@@ -22,6 +22,7 @@ SERIES: dict[str, tuple[str, str | None]] = {
     "lost_neighbours": ("Of these, processes that ended without leaving it, as a killed one does", None),
     "evicted_pages": ("Pages deleted to keep the byte budget", None),
     "thread_faults": ("Exceptions contained in a storage thread, by the thread", "thread"),
+    "replaced_threads": ("Threads that hung in the storage and were given up for new ones", "thread"),
     "overdue_prefetches": ("Requests that stopped waiting for a prefetch", None),
     "weight_updates": ("Updates of the weights, each of which starts a new key space", None),
 }
@@ -29,6 +30,7 @@ SERIES: dict[str, tuple[str, str | None]] = {
 LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "missed_pages": tuple(reason.value for reason in MissReason),
     "unwritten_pages": (*dict.fromkeys(WRITE_REASONS.values()), "timeout", "error", MissReason.WEIGHTS.value),
+    "replaced_threads": ("look", "read", "write"),
     "thread_faults": ("prefetch", "prefetch_io", "prefetch_sync", "backup"),
 }
 """Label values that are known ahead; any other error of the system is named after it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.storage.budget import StoredFile, delete_abandoned, evict, scan
 from sgl_importance.storage.checksum import crc32c
 from sgl_importance.storage.record import HEADER_BYTES, MissReason, PageDamaged, decode_header
+from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store import IDENTITY_FILE, set_aside
 
 Advance = Callable[[int], None]
@@ -133,7 +135,10 @@ def verify(
 
 
 def _verify(path: Path) -> None:
-    data = np.fromfile(path, np.uint8)
+    try:
+        data = np.frombuffer(_read(path), np.uint8)
+    except NotRegular:
+        raise PageDamaged(MissReason.IO) from None
     header, body = decode_header(data[:HEADER_BYTES].tobytes()), data[HEADER_BYTES:]
     if header.identity.hex() != path.parent.name:
         raise PageDamaged(MissReason.IDENTITY)
@@ -181,6 +186,11 @@ def collect(
     return result
 
 
+def _read(path: Path) -> bytes:
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
+
+
 def _quarantined(directory: Path) -> Iterator[Path]:
     folder = directory / "quarantine"
     return folder.iterdir() if folder.is_dir() else iter(())
@@ -188,7 +198,7 @@ def _quarantined(directory: Path) -> Iterator[Path]:
 
 def _facts(folder: Path) -> dict[str, Any] | None:
     try:
-        facts: dict[str, Any] = json.loads((folder / IDENTITY_FILE).read_text())
-    except (OSError, ValueError):
+        facts = read_json(_read(folder / IDENTITY_FILE))
+    except (OSError, BadJson):
         return None
-    return facts
+    return facts if isinstance(facts, dict) else None

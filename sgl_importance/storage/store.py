@@ -28,6 +28,7 @@ from sgl_importance.storage.record import (
     encode_header,
     page_digest,
 )
+from sgl_importance.storage.regular import NotRegular, open_regular
 
 IDENTITY_FILE = "identity.json"
 QUARANTINED_FILES = 64
@@ -59,7 +60,9 @@ class PageStore(PageByPage):
         with suppress(OSError):
             folder = self._folder(identity)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / IDENTITY_FILE).write_text(facts + "\n")
+            unfinished = folder / f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
+            unfinished.write_text(facts + "\n")
+            unfinished.replace(folder / IDENTITY_FILE)
 
     def exists(self, identity: bytes, key: str) -> bool:
         return os.path.exists(self._path(identity, page_digest(key)))
@@ -79,7 +82,10 @@ class PageStore(PageByPage):
 
     def _read(self, path: str, identity: bytes, page: bytes, body: NDArray[np.uint8]) -> None:
         header, behind = bytearray(HEADER_BYTES), bytearray(1)
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            file = open_regular(path)
+        except NotRegular:
+            raise PageDamaged(MissReason.IO) from None
         try:
             count = os.preadv(file, [header, body.data, behind], 0)
             while count and count < HEADER_BYTES + body.nbytes:

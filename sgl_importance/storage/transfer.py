@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from sgl_importance.storage.workers import Workers
 
 STAGED_BYTES = 32 << 20
 WRITE_SECONDS = 10.0
+HANG_SECONDS = 10.0
+"""After which the thread that moves a few pages does not come back any more, as far as anybody can tell."""
 
 
 class PageTransfer:
@@ -40,15 +44,23 @@ class PageTransfer:
         self._timeout = timeout
         self.counters = counters
         lanes = pages.lanes(page_bytes)
-        self._lookers = Workers(lanes.look, "kv-importance-look")
-        self._readers = Workers(lanes.read, "kv-importance-read")
-        self._writers = Workers(lanes.write, "kv-importance-write")
+        self._lookers = self._workers(lanes.look, "look")
+        self._readers = self._workers(lanes.read, "read")
+        self._writers = self._workers(lanes.write, "write")
         self._run_pages = pages.run_pages(page_bytes)
         runs = STAGED_BYTES // (self._run_pages * page_bytes)
         self._reads_ahead = max(lanes.read, min(2 * lanes.read, runs))
         self._writes_ahead = max(lanes.write, min(2 * lanes.write, runs))
         # Reused: a fresh buffer costs a page fault every 4 KiB.
         self._staging: deque[Page] = deque(maxlen=max(2 * lanes.read, STAGED_BYTES // page_bytes))
+
+    def _workers(self, threads: int, what: str) -> Workers:
+        return Workers(
+            threads,
+            f"kv-importance-{what}",
+            patience=max(HANG_SECONDS, 2 * self._timeout),
+            on_given_up=partial(self.counters.add, "replaced_threads", what),
+        )
 
     def close(self) -> None:
         self._lookers.close()
@@ -83,11 +95,12 @@ class PageTransfer:
         A page is valid until the next one is asked for.
         """
         runs: deque[_ReadRun] = deque()
-        starts = iter(range(0, len(keys), self._run_pages))
+        readable = self._in_front_of_hung(identity, keys)
+        starts = iter(range(0, len(readable), self._run_pages))
 
         def start_runs() -> None:
             while len(runs) < self._reads_ahead and (start := next(starts, None)) is not None:
-                run = _ReadRun(self, identity, keys[start : start + self._run_pages])
+                run = _ReadRun(self, identity, readable[start : start + self._run_pages])
                 runs.append(run)
                 self._readers.submit(run)
 
@@ -102,11 +115,18 @@ class PageTransfer:
                     self.counters.add("read_bytes", amount=self._page_bytes)
                 runs.popleft()
                 start_runs()
+            if len(readable) < len(keys):
+                raise PageMiss(MissReason.TIMEOUT)
         except PageMiss as miss:
             self.counters.add("missed_pages", miss.reason.value)
         finally:
             for run in runs:
                 run.abandoned = True
+
+    def _in_front_of_hung(self, identity: bytes, keys: Sequence[str]) -> Sequence[str]:
+        """The keys up to the first page in whose read a thread hangs: it would take the next thread too."""
+        hung = {run.awaited for run in self._readers.hung() if isinstance(run, _ReadRun)}
+        return list(itertools.takewhile(lambda key: (identity, key) not in hung, keys)) if hung else keys
 
     def stage(self) -> Page:
         """A buffer [page bytes] that nobody else uses."""
@@ -190,6 +210,8 @@ class _ReadRun:
     def __init__(self, transfer: PageTransfer, identity: bytes, keys: Sequence[str]) -> None:
         self.keys = keys
         self.abandoned = False
+        self.awaited = (identity, keys[0])
+        """Model and key of the page that is read now."""
         self._transfer = transfer
         self._identity = identity
         self._results: queue.SimpleQueue[Page | PageMiss] = queue.SimpleQueue()
@@ -199,10 +221,11 @@ class _ReadRun:
             return
         try:
             pages = self._transfer.pages.read_run(self._identity, self.keys, self._transfer.stage)
-            for page in pages:
+            for page, following in zip(pages, (*self.keys[1:], ""), strict=True):
                 self._results.put(page)
                 if self.abandoned:
                     return
+                self.awaited = (self._identity, following)
         except PageMiss as miss:
             self._results.put(miss)
         except Exception:

@@ -17,7 +17,7 @@ from sgl_importance.study.h2 import study_h2
 from sgl_importance.study.recording import Recording, load_recording
 from sgl_importance.study.report import Finding, StudyError
 from sgl_importance.study.sensitivity import study_sensitivity
-from sgl_importance.terminal import check_outputs, fail
+from sgl_importance.terminal import check_outputs, existing_file, fail, some_path
 from sgl_importance.trace import TraceError
 from sgl_importance.workload.request import WorkloadError, read_requests
 
@@ -27,8 +27,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Directories = Annotated[list[Path], typer.Argument(help="What --kv-importance-trace named, one or more.")]
-Out = Annotated[Path, typer.Option(help="Folder for <study>.json and <study>.png.")]
+Directories = Annotated[
+    list[Path], typer.Argument(parser=some_path, help="What --kv-importance-trace named, one or more.")
+]
+Out = Annotated[
+    Path, typer.Option(parser=some_path, metavar="PATH", help="Folder for <study>.json and <study>.png.")
+]
 WithFigure = Annotated[bool, typer.Option(help="Draw a figure (matplotlib).")]
 
 
@@ -77,9 +81,9 @@ def sensitivity_command(
     workload: Annotated[
         Path | None,
         typer.Option(
+            parser=existing_file,
+            metavar="PATH",
             help="Requests that were sent ('workload make'): whether pages that score high hold the answer.",
-            exists=True,
-            dir_okay=False,
         ),
     ] = None,
 ) -> None:
@@ -101,10 +105,12 @@ def sensitivity_command(
 
 @app.command("reuse")
 def reuse_command(
-    trace: Annotated[Path, typer.Argument(help="A trace as 'sgl-importance replay' reads it.")],
+    trace: Annotated[
+        Path, typer.Argument(parser=some_path, help="A trace as 'sgl-importance replay' reads it.")
+    ],
     horizon: Annotated[int, typer.Option(help="Requests within which a reuse counts.", min=1)] = 1000,
     format: Annotated[str | None, typer.Option(help="Format of the trace, where it is not detected.")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
+    out: Annotated[Path | None, typer.Option(parser=some_path, metavar="PATH", help="JSON file.")] = None,
 ) -> None:
     """Are the reuse predictions of the policy right? Brier score and calibration, held out."""
     from sgl_importance.replay.formats.detect import read_trace

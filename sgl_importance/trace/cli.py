@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from sgl_importance.terminal import check_outputs, fail, show
+from sgl_importance.terminal import check_outputs, fail, show, some_path
 from sgl_importance.trace.arrivals import arrivals, mooncake_rows
 from sgl_importance.trace.reader import TraceError, open_trace
 from sgl_importance.trace.records import TreeEvent
@@ -19,7 +19,7 @@ from sgl_importance.trace.segments import segment_files
 app = typer.Typer(
     help="Recordings made with --kv-importance-trace.", no_args_is_help=True, pretty_exceptions_enable=False
 )
-Directory = Annotated[Path, typer.Argument(help="What --kv-importance-trace named.")]
+Directory = Annotated[Path, typer.Argument(parser=some_path, help="What --kv-importance-trace named.")]
 
 
 def describe(directory: Path) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def info_command(
 @app.command("convert")
 def convert_command(
     directory: Directory,
-    out: Annotated[Path, typer.Argument(help="JSONL file in Mooncake's trace format.")],
+    out: Annotated[Path, typer.Argument(parser=some_path, help="JSONL file in Mooncake's trace format.")],
     health_checks: Annotated[bool, typer.Option(help="Keep the server's own requests.")] = False,
 ) -> None:
     """Write the requests for replay: timestamp in ms, lengths, one id per page of the prompt."""

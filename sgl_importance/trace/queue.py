@@ -35,16 +35,18 @@ class BoundedQueue(Generic[T]):
             self._changed.notify()
             return True
 
-    def take(self) -> tuple[list[T], int] | None:
+    def take(self, seconds: float | None = None) -> tuple[list[T], int] | None:
         """Waits for items and takes all of them, with the number refused since the last call.
+
+        Args:
+            seconds: longest wait; after it there may be no items. None waits for as long as it takes.
 
         Returns:
             None once the queue is closed and empty.
         """
         with self._changed:
-            while not self._items and not self._refused and not self._closed:
-                self._changed.wait()
-            if not self._items and not self._refused:
+            self._changed.wait_for(lambda: self._items or self._refused or self._closed, seconds)
+            if self._closed and not self._items and not self._refused:
                 return None
             items = [item for item, _ in self._items]
             refused, self._refused = self._refused, 0

@@ -97,11 +97,15 @@ class TraceReader:
                             continue
                         self.headers.append(record)
                     case Pages():
-                        assert record.first == len(local), (record.first, len(local))
+                        if record.first != len(local) or len(record.digests) % DIGEST_BYTES:
+                            raise self._damaged(file)
                         local += self._number(record.digests)
                         continue
                     case RequestAdmitted() | RequestFinished():
-                        record = msgspec.structs.replace(record, pages=_expand(record.pages, local))
+                        pages = _expand(record.pages, local)
+                        if pages is None:
+                            raise self._damaged(file)
+                        record = msgspec.structs.replace(record, pages=pages)
                     case Dropped():
                         self.dropped += record.records
                 yield record
@@ -110,9 +114,10 @@ class TraceReader:
     def _decode(self, payload: bytes, file: Path) -> Record:
         try:
             record = decode(payload)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            cause = " ".join(str(error).split())
             raise TraceError(
-                f"{file} is of another version than {FORMAT_VERSION} ({error}): read it with the version of "
+                f"{file} is of another version than {FORMAT_VERSION} ({cause}): read it with the version of "
                 "sgl-importance that recorded it"
             ) from error
         if isinstance(record, Header) and record.version != FORMAT_VERSION:
@@ -121,6 +126,10 @@ class TraceReader:
                 "sgl-importance that recorded it"
             )
         return record
+
+    @staticmethod
+    def _damaged(file: Path) -> TraceError:
+        return TraceError(f"{file} names pages that it does not hold: remove it, or record again")
 
     def _number(self, digests: bytes) -> Iterator[int]:
         for start in range(0, len(digests), DIGEST_BYTES):
@@ -131,10 +140,15 @@ class TraceReader:
             yield number
 
 
-def _expand(runs: Vector, local: list[int]) -> Vector:
-    pages = [
-        local[page] for start, count in runs.reshape(-1, 2).tolist() for page in range(start, start + count)
-    ]
+def _expand(runs: Vector, local: list[int]) -> Vector | None:
+    """Page numbers of runs (first page, number of pages); None where these are none of the segment's."""
+    if not np.issubdtype(runs.dtype, np.integer) or len(runs) % 2:
+        return None
+    pages: list[int] = []
+    for start, count in runs.reshape(-1, 2).tolist():
+        if not 0 <= start <= start + count <= len(local):
+            return None
+        pages += local[start : start + count]
     return np.array(pages, dtype=np.int64)
 
 

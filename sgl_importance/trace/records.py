@@ -227,6 +227,8 @@ def _encode_hook(value: Any) -> Any:
 
 
 def _ext_hook(code: int, data: memoryview) -> Any:
+    if code not in _DTYPES:
+        raise msgspec.ValidationError(f"arrays of type {code} are not known")
     return np.frombuffer(bytes(data), _DTYPES[code])
 
 
@@ -242,6 +244,6 @@ def encode(record: Record) -> bytes:
 
 def decode(payload: bytes) -> Record:
     """Raises:
-    msgspec.DecodeError: the payload is none of our records.
+    msgspec.MsgspecError, ValueError, RecursionError: the payload is none of our records.
     """
     return _decoder.decode(payload)

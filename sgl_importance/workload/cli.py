@@ -14,7 +14,7 @@ from rich.table import Table
 from sgl_importance.client.arguments import AnyServer, ApiKey
 from sgl_importance.client.server import DEFAULT_URL
 from sgl_importance.probe.evaluate import ServerError
-from sgl_importance.terminal import check_outputs, counted, fail, show
+from sgl_importance.terminal import check_outputs, counted, existing_file, fail, show, some_path
 from sgl_importance.workload.drive import Outcome, Summary, WorkloadClient, drive, summarise
 from sgl_importance.workload.kinds import KINDS, Shape
 from sgl_importance.workload.make import make_workload
@@ -30,7 +30,9 @@ _SHAPE = Shape()
 
 @app.command("make")
 def make_command(
-    out: Annotated[Path, typer.Argument(help="File for the requests, one JSON object per line.")],
+    out: Annotated[
+        Path, typer.Argument(parser=some_path, help="File for the requests, one JSON object per line.")
+    ],
     kinds: Annotated[str, typer.Option(help=f"Some of {','.join(KINDS)}.")] = ",".join(KINDS),
     count: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 200,
     seed: Annotated[int, typer.Option(help="The same seed, the same requests.")] = 0,
@@ -64,14 +66,16 @@ def make_command(
 
 @app.command("run")
 def run_command(
-    file: Annotated[Path, typer.Argument(help="What 'make' wrote.", exists=True, dir_okay=False)],
+    file: Annotated[Path, typer.Argument(parser=existing_file, help="What 'make' wrote.")],
     url: AnyServer = DEFAULT_URL,
     api_key: ApiKey = None,
     concurrency: Annotated[
         int, typer.Option(min=0, help="Requests in flight; 0 sends each at its arrival time.")
     ] = 4,
     timeout: Annotated[float, typer.Option(help="Longest wait for an answer, seconds.")] = 120.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write outcomes here.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", parser=some_path, metavar="PATH", help="Write outcomes here.")
+    ] = None,
 ) -> None:
     """Send a workload; report exact answers and cached tokens (sglang: --enable-cache-report)."""
     check_outputs(json_file)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from sgl_importance.json_text import BadJson, decode_json
 from sgl_importance.probe.tokenizer import encode, encode_text
 
 Message = dict[str, str]
@@ -73,8 +74,8 @@ def read_requests(path: Path) -> list[WorkloadRequest]:
     decoder = msgspec.json.Decoder(WorkloadRequest)
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            requests.append(decoder.decode(line))
-        except msgspec.MsgspecError as error:
+            requests.append(decode_json(decoder.decode, line))
+        except BadJson as error:
             raise WorkloadError(
                 f"{path}:{number}: {error}; write it with 'sgl-importance workload make'"
             ) from error

@@ -182,7 +182,7 @@ def test_a_server_that_is_not_there_is_said_in_one_line():
     [
         ("", [], "give exactly one of --text, --text-file, --messages, --input-ids, not none"),
         ("[1]", ["--text", "a", "--input-ids", "FILE"], "not --text and --input-ids"),
-        ("{", ["--messages", "FILE"], "is not JSON (line 1): it must hold a list"),
+        ("{", ["--messages", "FILE"], "is not JSON (Expecting property name"),
         ("3", ["--input-ids", "FILE"], "must hold a list, not 3"),
         ("", ["--text-file", "FILE.gone"], "cannot read"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.models import write_random_llama
-from support.servers import ServerProcess
+from support.served import script_server
 from support.workloads.exchanges import POOL_FLAGS, Exchange, record_exchanges
 
 
@@ -19,10 +19,11 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def exchanges(random_model: Path) -> list[Exchange]:
     """Every prompt with the tokens that stock sglang answers without a radix cache."""
-    with ServerProcess(
+    with script_server(
         *("--kv-policy", "default", "--disable-radix-cache", *POOL_FLAGS, "--max-total-tokens", "16384"),
         model=random_model,
     ) as server:
+        assert server.get("/server_info")["dtype"] == "float32"
         recorded = record_exchanges(server)
         assert all(server.generate(e.prompt)["meta_info"]["cached_tokens"] == 0 for e in recorded[:2])
     return recorded

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.served import script_server
 from support.servers import ServerProcess
 from support.workloads.exchanges import TIER_FLAGS, Exchange, Replay, replay
 
@@ -19,7 +20,7 @@ TIERS = ("device", "host", "storage")
 
 def importance_server(model: Path, *flags: str) -> ServerProcess:
     # Little room is kept for answers that are still to come, so that running requests are retracted.
-    return ServerProcess(
+    return script_server(
         *("--kv-policy", "importance", "--kv-importance-g", "on", *TIER_FLAGS),
         *("--schedule-conservativeness", "0.05", *flags),
         model=model,

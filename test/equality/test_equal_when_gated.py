@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.servers import ServerProcess
+from support.served import script_server
 from support.workloads.exchanges import TIER_FLAGS, Exchange, replay
 
 pytestmark = pytest.mark.server
@@ -21,7 +21,7 @@ def test_tokens_equal_those_without_a_radix_cache(
     random_model: Path, exchanges: list[Exchange], write_policy: str
 ):
     flags = ("--page-size", "16", "--hicache-write-policy", write_policy)
-    with ServerProcess(
+    with script_server(
         *("--kv-policy", "importance", "--kv-importance-gate", "on", *TIER_FLAGS, *flags), model=random_model
     ) as server:
         assert replay(server, exchanges[: ASKED[write_policy]], concurrency=8).differing == []

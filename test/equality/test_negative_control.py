@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.python_path import FAULTS, python_path
-from support.servers import ServerProcess
+from support.served import script_server
 from support.workloads.exchanges import TIER_FLAGS, Exchange, replay
 
 pytestmark = pytest.mark.server
@@ -18,7 +18,7 @@ EXCHANGES = 160
 
 def test_one_damaged_page_of_one_layer_changes_tokens(random_model: Path, exchanges: list[Exchange]):
     flags = ("--kv-policy", "importance", *TIER_FLAGS, "--page-size", "16")
-    with ServerProcess(*flags, model=random_model, env=python_path(FAULTS / "kv_fault")) as server:
+    with script_server(*flags, model=random_model, env=python_path(FAULTS / "kv_fault")) as server:
         differing = replay(server, exchanges[:EXCHANGES], concurrency=1).differing
         assert server.log().count("kv_fault: damaged 16 tokens of layer 1") == 1
     print(f"{len(differing)} of {EXCHANGES} answers differ")

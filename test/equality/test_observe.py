@@ -9,6 +9,7 @@ import pytest
 
 from sgl_importance.placement.hints import Hints
 
+from support.served import script_server
 from support.servers import ServerProcess
 from support.workloads.exchanges import POOL_FLAGS, POOL_TOKENS, Exchange, replay
 
@@ -22,11 +23,11 @@ def test_observe_evicts_as_stock_does(random_model: Path, exchanges: list[Exchan
     part = exchanges[:EXCHANGES]
     # The Rust core is stock's default; its LRU order is the same, but observe runs on the Python core.
     python_core = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
-    with ServerProcess("--kv-policy", "default", *FLAGS, model=random_model, env=python_core) as stock:
+    with script_server("--kv-policy", "default", *FLAGS, model=random_model, env=python_core) as stock:
         stock_replay = replay(stock, part, concurrency=1)
         stock_evicted = stock.metric("sglang:evicted_tokens_total")
         check_hints_of_stock(stock)
-    with ServerProcess("--kv-policy", "observe", *FLAGS, model=random_model) as observing:
+    with script_server("--kv-policy", "observe", *FLAGS, model=random_model) as observing:
         observed = replay(observing, part, concurrency=1)
         own_count = observing.metric("sglang:kv_importance_evicted_tokens_total", tier="device")
         upstream_count = observing.metric("sglang:evicted_tokens_total")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.served import script_server
 from support.servers import ServerProcess
 from support.workloads import real_input
 
@@ -69,11 +70,11 @@ def converse(server: ServerProcess) -> list[list[Answer]]:
 
 
 def test_real_conversations_grow_on_their_prefix_and_answer_as_stock(probe_model: Path):
-    with ServerProcess("--kv-policy", "default", *FLAGS, model=probe_model) as stock:
+    with script_server("--kv-policy", "default", *FLAGS, model=probe_model) as stock:
         expected = converse(stock)
         unknown = stock.chat([{"role": "user", "content": "Bruno"}], max_tokens=2, kv_hints={"keep": True})
     assert "kv_importance" not in unknown["usage"]
-    with ServerProcess("--kv-policy", "importance", *FLAGS, model=probe_model) as server:
+    with script_server("--kv-policy", "importance", *FLAGS, model=probe_model) as server:
         answers = converse(server)
         nodes = server.get("/kv_importance", limit=1000)["nodes"]
     assert [[a.text for a in turns] for turns in answers] == [[a.text for a in turns] for turns in expected]

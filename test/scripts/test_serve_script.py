@@ -86,6 +86,7 @@ def test_defaults(scripts: Any, probe_model: Path) -> None:
     assert value(command, "--kv-policy") == "importance"
     assert "--enable-hierarchical-cache" in command
     assert "--sleep-on-idle" in command
+    assert value(command, "--dtype") == "float32", "sglang would cast the embedded model down"
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,7 @@ def test_defaults(scripts: Any, probe_model: Path) -> None:
         ("--max-total-tokens", "4096"),
         ("--served-model-name", "mine"),
         ("--host", "localhost"),
+        ("--dtype", "bfloat16"),
     ],
 )
 @pytest.mark.parametrize("form", ["{} {}", "{}={}"])
@@ -108,6 +110,7 @@ def test_a_model_of_the_user_brings_no_defaults_of_ours(scripts: Any, tmp_path: 
     assert value(command, "--model-path") == str(tmp_path)
     assert "--max-total-tokens" not in command
     assert "--served-model-name" not in command
+    assert "--dtype" not in command
 
 
 def test_no_host_tier_without_a_radix_cache(scripts: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,11 @@ def remove(files: list[Path]) -> None:
     files[DAMAGED_PAGE].unlink()
 
 
+def pipe(files: list[Path]) -> None:
+    files[DAMAGED_PAGE].unlink()
+    os.mkfifo(files[DAMAGED_PAGE])
+
+
 DAMAGES: dict[str, tuple[Callable[[list[Path]], None], MissReason]] = {
     "bit flip in magic": (flip(0, 3), MissReason.MAGIC),
     "bit flip in version": (flip(8), MissReason.HEADER),
@@ -70,6 +76,7 @@ DAMAGES: dict[str, tuple[Callable[[list[Path]], None], MissReason]] = {
     "file cut inside body": (cut(HEADER_BYTES + 1000), MissReason.TRUNCATED),
     "file one byte too long": (lengthen, MissReason.LENGTH),
     "two pages swapped": (swap, MissReason.PAGE),
+    "pipe in its place": (pipe, MissReason.IO),
     "page of another model": (of_another_model, MissReason.IDENTITY),
 }
 

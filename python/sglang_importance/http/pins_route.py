@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from typing import Any
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
+from sgl_importance.placement.steady_time import steady_time
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.http.scheduler_client import ask, json_body, validated
 
@@ -56,7 +56,7 @@ async def post_pin(request: Request) -> dict[str, Any]:
             "tokens": tokens,
             "extra_key": extra_key,
             "cache_salt": cache_salt,
-            "expires_at": None if body.ttl_seconds is None else time.time() + body.ttl_seconds,
+            "expires_at": None if body.ttl_seconds is None else steady_time() + body.ttl_seconds,
         },
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from sgl_importance.json_text import BadJson, read_json
 from sglang_importance.upstream.refusal import LaunchRefused
 
 
@@ -72,8 +72,8 @@ def checkpoint_problems(model_path: str) -> Iterator[str]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            expected = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
+            expected = {str(name) for name in read_json(index.read_bytes())["weight_map"].values()}
+        except (BadJson, KeyError, TypeError, AttributeError) as error:
             yield f"{index} is damaged ({type(error).__name__}: {error}): download the checkpoint again"
     for name in sorted(expected | {file.name for file in folder.glob("*.safetensors")}):
         file = folder / name

@@ -57,6 +57,7 @@ def pins(cache: ImportanceRadixCache, arguments: Document) -> Job:
 def _describe(pinning: Pinning) -> Generator[None, None, Document]:
     described = []
     pause = Slices(calls_per_look=1)  # a pin is looked for in the tree, which may take a while
+    survivors = pinning.survivors()
     for held in pinning.current():
         described.append(
             {
@@ -69,7 +70,7 @@ def _describe(pinning: Pinning) -> Generator[None, None, Document]:
                 "resident_tokens": pinning.resident_tokens(held),
                 "strength": held.octaves / PIN_OCTAVES,
                 "expires_in_seconds": _remaining(pinning, held),
-                "survives_restart": pinning.survives_restart(held),
+                "survives_restart": held.pin_id in survivors,
             }
         )
         if pause.is_due():

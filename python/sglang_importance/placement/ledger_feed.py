@@ -20,6 +20,7 @@ from sgl_importance.placement.ledger import LEDGER_FILE, Ledger
 from sgl_importance.placement.ledger_writer import LedgerWriter, Visit
 from sgl_importance.placement.pin import Pin
 from sgl_importance.placement.record import PrefixRecord
+from sgl_importance.placement.steady_time import steady_time
 from sgl_importance.policy.importance import ImportancePolicy
 from sgl_importance.reuse import REFRESH_INTERVAL
 from sglang_importance.placement.pinning import Pinning
@@ -122,7 +123,7 @@ class LedgerFeed:
         return len(self._tree.ghosts)
 
     def _restore_pins(self, ledger: Ledger, pins: Pinning) -> list[Pin]:
-        known = ledger.pins.read(time.time(), page_size=self.page_size)
+        known = ledger.pins.read(steady_time(), page_size=self.page_size)
         restored = pins.restore(known)
         if ledger.pins.damaged:
             logger.warning(
@@ -142,9 +143,9 @@ class LedgerFeed:
         wanted = [pin for pin in pins if self.keeps_token_ids or pin.pin_id in kept]
         self._writer.keep_pins(wanted, self._policy.clock)
 
-    def keeps_pin(self, pin_id: str) -> bool:
-        """Whether the pin is in the file by now."""
-        return pin_id in self._writer.kept_pins
+    def surviving_pins(self) -> frozenset[str]:
+        """Names of the pins that a server which started now would find."""
+        return self._writer.surviving_pins()
 
     def visited(self, req: Req, path: Sequence[UnifiedTreeNode]) -> None:
         """A request has finished on this path from the root."""

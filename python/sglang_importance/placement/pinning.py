@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from sgl_importance.node import NOT_PINNED, NodeMetadata
 from sgl_importance.placement.automatic import deserves_pin
 from sgl_importance.placement.pin import Pin, PinEnd, PinSource
 from sgl_importance.placement.pin_table import PinTable
+from sgl_importance.placement.steady_time import steady_time
 from sglang_importance.tree.faults import upstream
 from sglang_importance.tree.occupancy import capacity_tokens
 from sglang_importance.tree.state import TreeState
@@ -37,8 +37,8 @@ class PinKeeper(Protocol):
     def keep_pins(self, pins: Iterable[Pin]) -> None:
         """The pins that shall outlive the server, oldest first."""
 
-    def keeps_pin(self, pin_id: str) -> bool:
-        """Whether the pin would outlive the server if it ended now."""
+    def surviving_pins(self) -> frozenset[str]:
+        """Names of the pins that a server which started now would find."""
 
 
 class Pinning:
@@ -52,8 +52,8 @@ class Pinning:
         state: whose tree is followed.
         cache: where pinned text is looked for, and cut out of longer nodes.
         refresh: ranks a node again.
-        now: Unix time at which pins expire. Read in each scheduler by itself: with more than one rank (no
-            such mode is allowed yet) it has to come from rank 0 with the requests.
+        now: Unix time at which pins expire, without jumps. Read in each scheduler by itself: with more than
+            one rank (no such mode is allowed yet) it has to come from rank 0 with the requests.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Pinning:
         cache: UnifiedRadixCache,
         refresh: Callable[[UnifiedTreeNode], None],
         *,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = steady_time,
     ) -> None:
         self.keeper: PinKeeper | None = None
         self.capacity_tokens: Callable[[], dict[Tier, int]] = partial(capacity_tokens, cache)
@@ -107,9 +107,9 @@ class Pinning:
         tokens, _, _ = self._tree.core.match_full_device_prefix(self._key(pin, len(pin.digests)))
         return int(tokens)
 
-    def survives_restart(self, pin: Pin) -> bool:
-        """Whether the ledger has the pin."""
-        return self.keeper is not None and self.keeper.keeps_pin(pin.pin_id)
+    def survivors(self) -> frozenset[str]:
+        """Names of the pins that a server which started now would find, by a look at the ledger's file."""
+        return frozenset() if self.keeper is None else self.keeper.surviving_pins()
 
     def restore(self, pins: Sequence[Pin]) -> list[Pin]:
         """Takes in what an earlier server held; those for which there is room."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,8 @@ class VerifiedStorage(HiCacheStorage):
             identity = self._identify(weights)
             self._identity = (weights, identity.digest())
             if isinstance(self._pages, PageStore):
-                self._pages.describe(identity.digest(), identity.to_json())
+                describe = partial(self._pages.describe, identity.digest(), identity.to_json())
+                self._transfer.at_leisure(describe)
         return self._identity[1]
 
     def _identify(self, weights: Weights) -> ModelIdentity:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.options import ImportanceOptions, flag
 from sgl_importance.storage.checksum import checksum_problem
 from sgl_importance.storage.store import check_writable
@@ -77,7 +78,7 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
         )
     try:
         given = _extra_config(getattr(args, "hicache_storage_backend_extra_config", None))
-    except ValueError as error:
+    except (BadJson, OSError) as error:
         lines.append(f"--hicache-storage-backend-extra-config is no JSON object ({error}): correct it")
         given = {}
     if backend is not None and (line := _backend_refusal(backend, given, options)):
@@ -126,11 +127,9 @@ def _backend_refusal(backend: str, settings: dict[str, Any], options: Importance
 def _extra_config(text: str | None) -> dict[str, Any]:
     if not text:
         return {}
-    if text.startswith("@"):
-        text = Path(text[1:]).read_text()
-    config = json.loads(text)
+    config = read_json(Path(text[1:]).read_bytes() if text.startswith("@") else text)
     if not isinstance(config, dict):
-        raise ValueError(type(config).__name__)
+        raise BadJson(f"it is of type {type(config).__name__}")
     return config
 
 

@@ -11,14 +11,15 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from sgl_importance.json_text import BadJson, decode_json
 from sgl_importance.replay.formats.reader import BadRecord, OnBadRecord
 from sgl_importance.replay.trace import TraceBuilder
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 DETECTION_LINES = 16
 
-Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=2**40)]
+Seconds = Annotated[float, Meta(ge=0, le=1e18)]
 BlockId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
@@ -32,9 +33,11 @@ def iterate_records(
             if not line.strip():
                 continue
             try:
-                yield number, decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                on_bad_record(BadRecord(path, number, " ".join(str(error).split())))
+                record = decode_json(decoder.decode, line)
+            except BadJson as error:
+                on_bad_record(BadRecord(path, number, str(error)))
+            else:
+                yield number, record
 
 
 def holds_records(
@@ -47,8 +50,8 @@ def holds_records(
     with path.open("rb") as lines:
         for line in islice(lines, DETECTION_LINES):
             try:
-                record = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+                record = decode_json(decoder.decode, line)
+            except BadJson:
                 continue
             if accept(record):
                 return True

@@ -16,9 +16,9 @@ import json
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.replay.formats.jsonl import Request, add_in_order, holds_records, iterate_records
@@ -30,11 +30,12 @@ NAME = "openai-chat"
 BLOCK_TOKENS = 16
 
 Message = dict[str, Any]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class _Record(Struct):
     messages: list[Message] | None = None
-    prompt: str | list[int] | None = None
+    prompt: str | list[TokenId] | None = None
     input: str | list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
     body: _Record | None = None
@@ -110,7 +111,7 @@ def _seconds(timestamp: float | str) -> float:
     if isinstance(timestamp, str):
         try:
             return datetime.fromisoformat(timestamp).timestamp()
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise PromptError(f"timestamp {timestamp!r} is neither a number nor ISO 8601") from error
     for unit_per_second in (1e6, 1e3):
         if timestamp > 1e8 * unit_per_second:  # 1e8 s is 1973
