@@ -27,8 +27,8 @@ def _version(package: str) -> str | None:
 
 
 def _portable(argument: str) -> str:
-    """A file's name in place of where it lay on the machine that ran the benchmark."""
-    return Path(argument).name if os.sep in argument and Path(argument).exists() else argument
+    """A file's name in place of where it lies, or will, on the machine that ran the benchmark."""
+    return Path(argument).name if os.sep in argument and Path(argument).parent.is_dir() else argument
 
 
 def write_results(name: str, rows: Sequence[dict[str, Any]], *, out: Path | None = None) -> Path:

@@ -101,21 +101,12 @@ class GhostTable:
 
     Args:
         capacity_pages: pages to remember; 0 remembers nothing.
-        on_return: called when pages of a removed node come back in a new node, with their number; the first
-            time the ghost is not yet ``resolved``.
         on_expire: called once per removed node when its last page is forgotten without a return.
     """
 
-    def __init__(
-        self,
-        capacity_pages: int,
-        *,
-        on_return: Callable[[GhostNode, NodeMetadata, int], None],
-        on_expire: Callable[[GhostNode], None],
-    ) -> None:
+    def __init__(self, capacity_pages: int, *, on_expire: Callable[[GhostNode], None]) -> None:
         assert capacity_pages >= 0
         self.capacity_pages = capacity_pages
-        self._on_return = on_return
         self._on_expire = on_expire
         self._pages: OrderedDict[bytes, tuple[GhostNode, int]] = OrderedDict()
 
@@ -170,14 +161,14 @@ class GhostTable:
                 expired.resolved = True
                 self._on_expire(expired)
 
-    def revive(self, digests: Iterable[bytes], node: NodeMetadata) -> int:
+    def revive(self, digests: Iterable[bytes], node: NodeMetadata) -> list[tuple[GhostNode, int]]:
         """Gives the pages of a new node what their ghosts kept, up to the first page without one.
 
         Leaves are evicted before their parents and the oldest ghosts go first, so behind a page without a
         ghost there is none either; a prompt that was never seen costs one look-up.
 
         Returns:
-            How many of the pages had a ghost.
+            Each ghost with the number of its pages that came back; ``resolved`` where some had before.
         """
         returned: dict[int, tuple[GhostNode, int]] = {}
         for page, digest in enumerate(digests):
@@ -188,7 +179,4 @@ class GhostTable:
             node.importance.restore_pages(page, ghost.vectors[kept_page, None], ghost.queries)
             _, pages = returned.get(id(ghost), (ghost, 0))
             returned[id(ghost)] = (ghost, pages + 1)
-        for ghost, pages in returned.values():
-            self._on_return(ghost, node, pages)
-            ghost.resolved = True
-        return sum(pages for _, pages in returned.values())
+        return list(returned.values())

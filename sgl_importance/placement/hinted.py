@@ -11,7 +11,7 @@ from sgl_importance.ghost import Eviction
 from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.blocks import PromptBlocks
 from sgl_importance.placement.hints import Hints
-from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.policy.tracker import ReuseTracker
 from sgl_importance.reuse_class import BlockType, Transition
 
 MAX_LOST_PARTS = 8
@@ -80,8 +80,8 @@ class HintedRequest:
         """The request brought the node; ghosts have said by now whether others had asked for it before."""
         node.expendable = self.drops and not node.accesses
 
-    def label(self, path: Sequence[NodeMetadata], policy: ImportancePolicy) -> None:
-        """Tells the policy what the nodes of the request's path hold."""
+    def label(self, path: Sequence[NodeMetadata], tracker: ReuseTracker) -> None:
+        """Tells the tracker what the nodes of the request's path hold."""
         if not self.hints.block_types:
             return
         tokens = 0
@@ -92,7 +92,7 @@ class HintedRequest:
             tokens += node.tokens
             # Who else departed from a node was seen; whose words it holds was only said.
             if block_type is not BlockType.USER or node.continuations < 2:
-                policy.holds(node, block_type)
+                tracker.holds(node, block_type)
         self.outcome["block_types"] = {"applied": tokens > 0, "tokens": tokens}
         if not tokens:
             self.outcome["block_types"]["reason"] = "no node of the tree lies mostly in a part that was named"

@@ -15,12 +15,10 @@ A soft pin (``sgl_importance.placement``) multiplies the loss of its nodes, so t
 from __future__ import annotations
 
 from sgl_importance.cost import CostModel, Tier
-from sgl_importance.ghost import GhostNode
 from sgl_importance.importance import NodeImportance, Origin
 from sgl_importance.node import NodeMetadata
 from sgl_importance.policy.victims import VictimOrder
 from sgl_importance.reuse import ReuseEstimator
-from sgl_importance.reuse_class import BlockType, Transition, transition_of
 
 MIN_DISTINCT_QUERIES = 2  # one later query may be the same user repeating himself
 SHRINKAGE_QUERIES = 4.0  # weight, in queries, of the belief that a node is as important as any other
@@ -47,6 +45,8 @@ def importance_factor(importance: NodeImportance) -> float:
 
 class ImportancePolicy:
     """Ranks the evictable nodes of every tier by marginal loss. Decides; never moves anything.
+
+    What happens to nodes goes to a ``ReuseTracker``, which keeps the facts that are ranked here.
 
     The clock counts admitted requests: the same requests lead to the same evictions on every rank.
 
@@ -85,82 +85,6 @@ class ImportancePolicy:
         self.reuse.settle()
         for tier in Tier:
             self._order(tier)
-
-    # ---- what happens to nodes ----
-
-    def created(self, node: NodeMetadata, transition: Transition, *, watch: bool = True) -> None:
-        """A request brought the node; ``watch``: whether its reuse is evidence for its class."""
-        node.transition = transition
-        node.last_access = self.clock
-        node.watched_as = None
-        if watch:
-            node.watched_as = node.reuse_class
-            self.reuse.began(node.watched_as)
-
-    def accessed(self, node: NodeMetadata, transition: Transition) -> None:
-        """An admitted request found the node in the cache."""
-        if node.watched_as is not None:
-            self.reuse.hit(node.watched_as, node.last_access)
-        node.expendable = False  # somebody did ask for it again
-        node.accesses += 1
-        node.span += self.clock - node.last_access
-        self.created(node, transition)
-
-    def inherited(self, node: NodeMetadata, ghost: GhostNode, tokens: int) -> None:
-        """An evicted node is made anew though nobody asked for it: it goes on being watched as it was."""
-        node.recall(tokens, accesses=ghost.accesses, span=ghost.span, block_type=ghost.block_type)
-        if ghost.watched_as is None:
-            return
-        if ghost.resolved:
-            self.reuse.resumed(ghost.watched_as, ghost.last_access)
-        if node.watched_as is not None:
-            self.reuse.forgotten(node.watched_as, node.last_access)
-        node.transition = transition_of(ghost.watched_as)
-        node.watched_as, node.last_access = ghost.watched_as, ghost.last_access
-
-    def returned(self, watched_as: int, last_access: int) -> None:
-        """An evicted node is made anew before it was forgotten: it was asked for after all."""
-        self.reuse.hit(watched_as, last_access)
-
-    def recalled(self, node: NodeMetadata, ghost: GhostNode, tokens: int) -> None:
-        """A request made a node anew whose next ``tokens`` tokens had been evicted in this ghost's node."""
-        span = ghost.span + self.clock - ghost.last_access
-        node.recall(tokens, accesses=ghost.accesses + 1, span=span, block_type=ghost.block_type)
-        if not ghost.resolved and ghost.watched_as is not None:
-            self.returned(ghost.watched_as, ghost.last_access)
-
-    def continued(self, node: NodeMetadata) -> None:
-        """A text followed the node that was not known to follow it."""
-        node.continuations += 1
-        if node.continuations >= 2:
-            self.holds(node, BlockType.SHARED_PREFIX)
-
-    def forgotten(self, watched_as: int, last_access: int) -> None:
-        """An evicted node will not be recognised any more."""
-        self.reuse.forgotten(watched_as, last_access)
-
-    def holds(self, node: NodeMetadata, block_type: BlockType) -> None:
-        """It became known what the node holds."""
-        if node.block_type is block_type:
-            return
-        node.block_type = block_type
-        if node.watched_as is not None:
-            self._reclassify(node)
-
-    def _reclassify(self, node: NodeMetadata) -> None:
-        assert node.watched_as is not None
-        if node.watched_as != node.reuse_class:
-            self.reuse.reclassified(node.watched_as, node.reuse_class, node.last_access)
-            node.watched_as = node.reuse_class
-
-    def split(self, node: NodeMetadata, prefix_tokens: int, page_size: int) -> NodeMetadata:
-        """Cuts the first ``prefix_tokens`` off into the returned node; both go on being watched."""
-        prefix = node.split(prefix_tokens, page_size)
-        if node.watched_as is not None:
-            prefix.watched_as = node.watched_as
-            self.reuse.resumed(node.watched_as, node.last_access)
-            self._reclassify(node)
-        return prefix
 
     # ---- which nodes may be evicted, and which is next ----
 

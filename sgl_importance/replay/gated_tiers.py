@@ -18,9 +18,10 @@ from sgl_importance.cost import CostModel, Tier
 from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.gate import GateSettings, WriteGate
 from sgl_importance.policy.registry import IMPORTANCE
-from sgl_importance.replay.block_nodes import BlockNodes, TierOrder
+from sgl_importance.replay.tier_order import TierOrder
 from sgl_importance.replay.tiers import TierCache, TieredCounts, TieredReplay, TieredSetup
 from sgl_importance.replay.trace import NO_PARENT, Trace
+from sgl_importance.replay.trace_nodes import TraceNodes
 
 PAIR_SHARE = 1e-6  # attention's share of prefill per token of context, of an 8B model: 1 at a million tokens
 
@@ -103,7 +104,7 @@ class GatedReplay(TieredReplay):
             host_bytes_per_second=bandwidths.get(Tier.HOST, 1.0),
             storage_bytes_per_second=bandwidths.get(Tier.STORAGE, 1.0),
         )
-        self.nodes = BlockNodes(trace, cost)
+        self.nodes = TraceNodes(trace, cost)
         self._parents: list[int] = trace.parents.tolist()
         block_bytes = trace.block_tokens * setup.bytes_per_token
         capacities = {size.tier: size.capacity * block_bytes for size in setup.sizes[1:]}
@@ -138,7 +139,10 @@ class GatedReplay(TieredReplay):
     # ---- copies ----
 
     def admit(self, index: int, path: Sequence[int], found: Sequence[int]) -> None:
-        self.nodes.begin_request(index)
+        self.nodes.begin_request()
+        start = int(self.trace.offsets[index])
+        for position, block in enumerate(path):
+            self.nodes.visit(block, start + position, position)
         self.write_gate.tick()
         for level, tier in enumerate(self.tiers):
             missing: list[int] = []  # positions that have no copy here yet, up to the present one

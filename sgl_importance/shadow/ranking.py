@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from sgl_importance.cost import CostModel, Tier
-from sgl_importance.ghost import GhostNode, GhostTable
 from sgl_importance.node import NodeMetadata, transition_after
 from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.reuse_class import BlockType, Transition
+from sgl_importance.policy.tracker import ReuseTracker
+from sgl_importance.reuse_class import Transition
 from sgl_importance.shadow.node import ShadowNode
 
 _COMPACT_SLACK = 64
@@ -103,7 +103,7 @@ class ImportanceRanking(Ranking):
     def __init__(self, cost: CostModel, page_size: int, ghost_pages: int) -> None:
         self._page_size = page_size
         self.policy = ImportancePolicy(cost, use_importance=False)
-        self._ghosts = GhostTable(ghost_pages, on_return=self._returned, on_expire=self._expired)
+        self._tracker = ReuseTracker(self.policy.reuse, page_size=page_size, ghost_pages=ghost_pages)
         self._evictable: dict[int, ShadowNode] = {}
         self._transitions: dict[int, Transition] = {}
 
@@ -117,37 +117,33 @@ class ImportanceRanking(Ranking):
         serial = self.policy.admit()
         self._transitions[serial] = transition
         for node in hits:
-            self.policy.accessed(self._known(node), transition)
+            self._tracker.accessed(self._known(node), transition)
         return serial
 
     def created(self, node: ShadowNode, serial: int) -> None:
-        metadata = node.metadata = NodeMetadata(
+        assert node.parent is not None
+        parent = None if node.parent.is_root else self._known(node.parent)
+        node.metadata = NodeMetadata(
             tokens=len(node.pages) * self._page_size,
             depth=node.start * self._page_size,
             page_size=self._page_size,
             clock=self.policy.clock,
         )
-        metadata.importance.creator = serial
-        revived = len(self._ghosts) and self._ghosts.revive(node.pages, metadata)
-        assert node.parent is not None
-        if not revived and not node.parent.is_root:
-            self.policy.continued(self._known(node.parent))
-        self.policy.created(metadata, self._transitions[serial])
+        node.metadata.importance.creator = serial
+        self._tracker.created(node.metadata, self._transitions[serial], parent=parent, pages=node.pages)
 
     def split(self, upper: ShadowNode, lower: ShadowNode) -> None:
-        tokens = len(upper.pages) * self._page_size
-        upper.metadata = self.policy.split(self._known(lower), tokens, self._page_size)
+        upper.metadata = self._tracker.split(self._known(lower), len(upper.pages) * self._page_size)
 
     def ended(self, path: Sequence[ShadowNode], prompt_pages: int, serial: int, *, is_finished: bool) -> None:
-        if path:
-            self._known(path[-1]).is_tip = True
-        if not is_finished:
-            return
-        self._transitions.pop(serial, None)
-        for node in reversed(path):
-            if node.start < prompt_pages or self._known(node).importance.creator != serial:
-                break
-            self.policy.holds(self._known(node), BlockType.GENERATED)
+        if is_finished:
+            self._transitions.pop(serial, None)
+        self._tracker.ended(
+            [self._known(node) for node in path],
+            serial=serial,
+            prompt_tokens=prompt_pages * self._page_size,
+            is_finished=is_finished,
+        )
 
     def enter(self, node: ShadowNode) -> None:
         self._evictable[node.id] = node
@@ -162,11 +158,4 @@ class ImportanceRanking(Ranking):
         return None if node_id is None else self._evictable.pop(node_id)
 
     def removed(self, node: ShadowNode) -> None:
-        self._ghosts.remember(node.pages, self._known(node))
-
-    def _returned(self, ghost: GhostNode, node: NodeMetadata, pages: int) -> None:
-        self.policy.recalled(node, ghost, pages * self._page_size)
-
-    def _expired(self, ghost: GhostNode) -> None:
-        if ghost.watched_as is not None:
-            self.policy.forgotten(ghost.watched_as, ghost.last_access)
+        self._tracker.removed(self._known(node), node.pages)

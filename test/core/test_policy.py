@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,9 +9,10 @@ from hypothesis import strategies as st
 
 from sgl_importance.cost import CostModel, Tier
 from sgl_importance.importance import NodeImportance
-from sgl_importance.node import NodeMetadata, transition_after
+from sgl_importance.node import NodeMetadata
 from sgl_importance.policy.importance import MAX_FACTOR, ImportancePolicy, importance_factor
-from sgl_importance.reuse_class import BlockType, Transition
+from sgl_importance.policy.tracker import ReuseTracker
+from sgl_importance.reuse_class import Transition
 
 PAGE = 16
 
@@ -91,6 +90,7 @@ _EVENTS = st.lists(
 def test_it_makes_no_difference_when_nodes_are_ranked(events: list[tuple[str, int]]):
     def victims(*, ranks_at_once: bool) -> list[int | None]:
         policy = ImportancePolicy(_cost())
+        tracker = ReuseTracker(policy.reuse, page_size=PAGE)
         nodes = {node_id: _node(policy) for node_id in range(13)}
         below: dict[int, Tier | None] = dict.fromkeys(nodes)
         found: list[int | None] = []
@@ -106,7 +106,7 @@ def test_it_makes_no_difference_when_nodes_are_ranked(events: list[tuple[str, in
                     policy.leave(Tier.DEVICE, node_id)
                 case _:
                     if event == "visit":
-                        policy.accessed(nodes[node_id], Transition.NEXT_TURN)
+                        tracker.accessed(nodes[node_id], Transition.NEXT_TURN)
                     if event == "copy":
                         below[node_id] = Tier.HOST
                     policy.enter(Tier.DEVICE, node_id, nodes[node_id], below=below[node_id])
@@ -160,93 +160,19 @@ def test_a_slow_storage_never_costs_more_than_computing():
         CostModel(1.0, 1.0, 0, 1.0, 1.0)
 
 
-def test_classes_follow_what_a_node_holds_how_it_was_reached_and_visits():
-    policy = ImportancePolicy(_cost())
-    node = _node(policy)
-    policy.admit()
-    policy.created(node, Transition.COLD)
-    classes = [node.reuse_class]
-    for _ in range(2):
-        policy.admit()
-        policy.accessed(node, Transition.COLD)
-        classes.append(node.reuse_class)
-    policy.holds(node, BlockType.GENERATED)
-    classes.append(node.reuse_class)
-    policy.admit()
-    policy.accessed(node, Transition.NEXT_TURN)
-    classes.append(node.reuse_class)
-    assert len(set(classes)) == len(classes)
-    assert node.accesses == 3
-
-
-def test_a_node_with_two_continuations_is_a_shared_prefix():
-    policy = ImportancePolicy(_cost())
-    policy.admit()
-    node = _node(policy, tokens=4 * PAGE)
-    policy.created(node, Transition.COLD)
-    policy.continued(node)
-    assert transition_after(node) is Transition.BRANCH
-    prefix = policy.split(node, PAGE, PAGE)
-    policy.continued(prefix)
-    assert (prefix.block_type, node.block_type) == (BlockType.SHARED_PREFIX, BlockType.USER)
-    assert transition_after(prefix) is Transition.NEW_SESSION
-    node.is_tip = True
-    assert transition_after(node) is Transition.NEXT_TURN
-    assert transition_after(None) is Transition.COLD
-
-
 def test_a_session_that_comes_back_outranks_prompts_that_never_do():
     policy = ImportancePolicy(_cost())
+    tracker = ReuseTracker(policy.reuse, page_size=PAGE)
     session = _node(policy)
     for turn in range(200):
         policy.admit()
         if turn % 10 == 0:
-            policy.accessed(session, Transition.NEXT_TURN)
+            tracker.accessed(session, Transition.NEXT_TURN)
         else:
-            policy.created(_node(policy), Transition.COLD)
+            tracker.created(_node(policy), Transition.COLD)
     once = _node(policy)
-    policy.created(once, Transition.COLD)
+    tracker.created(once, Transition.COLD)
     policy.enter(Tier.DEVICE, 1, session, below=None)
     policy.enter(Tier.DEVICE, 2, once, below=None)
     assert session.last_access < once.last_access, "recency speaks for the other"
     assert policy.victim(Tier.DEVICE) == 2
-
-
-_EVENTS = ("create", "access", "split", "holds", "continued", "evict", "return", "forget")
-
-
-@given(st.lists(st.tuples(st.sampled_from(_EVENTS), st.integers(0, 50)), min_size=1, max_size=60))
-def test_every_watched_node_has_one_open_watch_in_its_class(events: list[tuple[str, int]]):
-    """Whatever happens to nodes, the estimator's open watches are those of the nodes and ghosts there are."""
-    policy = ImportancePolicy(_cost())
-    policy.admit()
-    alive: list[NodeMetadata] = []
-    gone: list[NodeMetadata] = []
-    for event, which in events:
-        policy.admit()
-        if event == "create" or not alive:
-            alive.append(_node(policy, tokens=4 * PAGE))
-            policy.created(alive[-1], Transition(which % len(Transition)))
-            continue
-        node = alive[which % len(alive)]
-        if event == "access":
-            policy.accessed(node, Transition.NEXT_TURN)
-        elif event == "split" and node.tokens > PAGE:
-            alive.append(policy.split(node, PAGE, PAGE))
-        elif event == "holds":
-            policy.holds(node, BlockType(which % len(BlockType)))
-        elif event == "continued":
-            policy.continued(node)
-        elif event == "evict":
-            alive.remove(node)
-            gone.append(node)
-        elif gone:
-            ghost = gone.pop(which % len(gone))
-            assert ghost.watched_as is not None
-            end = policy.returned if event == "return" else policy.forgotten
-            end(ghost.watched_as, ghost.last_access)
-        expected = Counter((node.last_access, node.watched_as) for node in (*alive, *gone))
-        watches = policy.reuse.open_watches()
-        counted = {(int(c), int(k)): int(watches[c, k]) for c, k in np.argwhere(watches)}
-        assert counted == expected
-        assert all(node.watched_as == node.reuse_class for node in alive)

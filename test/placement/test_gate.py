@@ -13,6 +13,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.placement.gate import BURST_REQUESTS, MIN_RESIDENCE, GateSettings, TierPressure, WriteGate
 from sgl_importance.placement.pin import PIN_OCTAVES
 from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.policy.tracker import ReuseTracker
 from sgl_importance.reuse_class import Transition
 
 PAGE = 16
@@ -31,6 +32,7 @@ class World:
 
     def __init__(self, settings: GateSettings | None = None, host_bytes: int | None = 1 << 30) -> None:
         self.policy = ImportancePolicy(COST, use_importance=False)
+        self.tracker = ReuseTracker(self.policy.reuse, page_size=PAGE)
         self.gate = WriteGate(self.policy, {Tier.HOST: host_bytes, Tier.STORAGE: None}, settings)
         self.nodes: dict[int, NodeMetadata] = {}
 
@@ -42,9 +44,9 @@ class World:
             if node is None:
                 node = NodeMetadata(tokens=PAGE, depth=depth * PAGE, page_size=PAGE, clock=self.policy.clock)
                 self.nodes[name] = node
-                self.policy.created(node, Transition.COLD)
+                self.tracker.created(node, Transition.COLD)
             else:
-                self.policy.accessed(node, Transition.NEXT_TURN)
+                self.tracker.accessed(node, Transition.NEXT_TURN)
 
     def admits(self, *names: int, tier: Tier = Tier.HOST) -> bool:
         return self.gate.admits(tier, [self.nodes[name] for name in names])

@@ -29,7 +29,7 @@ def recorder_for(trace: Path) -> Any:
         server_args=SimpleNamespace(model_path="models/some-model"),
     )
     options = ImportanceOptions(policy="observe", trace=str(trace), trace_megabytes=3)
-    return create_recorder(context, options, ImportancePolicy(COST))  # type: ignore[arg-type]
+    return create_recorder(context, options, ImportancePolicy(COST), rows=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", ["observe", "importance"])

@@ -110,5 +110,6 @@ def test_importance_learns_from_turns_that_split_their_node() -> None:
     trace = builder.build()
     policy = ImportanceReplayPolicy(10, trace, whole_nodes=True)
     replay_nodes(trace, policy, 60)
-    learnt = [policy.policy.reuse.probability(class_, 1) for class_ in _classes_of(trace, BlockType.USER)]
+    reuse = policy.nodes.policy.reuse
+    learnt = [reuse.probability(class_, 1) for class_ in _classes_of(trace, BlockType.USER)]
     assert max(learnt) > 0.5

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sgl_importance.fold import QueryFolds
 from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.metrics import FaultPlace
-from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.hinted import HintedRequest
 from sgl_importance.placement.hints import BadHint, Hints
 from sgl_importance.placement.pin import Pin, PinEnd
@@ -18,6 +18,7 @@ from sgl_importance.placement.pin_table import PinRefused
 from sgl_importance.placement.retained import not_retained, pin_of, retained, superseded
 from sgl_importance.reuse_class import Transition
 from sglang_importance.placement.pinning import Pinning
+from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class HintFollower:
     """Follows the hints of each request from its admission to its end; under ``observe`` they move nothing.
 
     Args:
-        state: its nodes are labelled, its ghosts tell what was lost, its policy learns what nodes hold.
+        state: its nodes are labelled, its ghosts tell what was lost.
         pins: hold what requests retain.
     """
 
@@ -44,7 +45,6 @@ class HintFollower:
         self._tree = state.tree
         self._policy = state.policy
         self._pins = pins
-        self._inserting: HintedRequest | None = None
 
     def admitted(self, req: Req, cached_tokens: int, transition: Transition) -> Transition:
         """Reads the hints of a request; returns how it relates to what was known."""
@@ -64,22 +64,13 @@ class HintFollower:
             setattr(req, REPORT_ATTRIBUTE, report)
         return hinted.transition(transition)
 
-    def inserting(self, req: Req, *, is_finished: bool) -> None:
+    def inserting(self, req: Req, query: QueryFolds, *, is_finished: bool) -> Insertion:
         """The request's tokens are about to enter the tree."""
-        self._inserting = getattr(req, HINTED_ATTRIBUTE, None)
+        hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
         brings_prompt = not is_finished or len(req.output_ids) <= 1
-        if self._inserting is not None and self._inserting.hints.report and brings_prompt:
-            self._tree.lost = self._inserting.lost
-
-    def created(self, node: NodeMetadata) -> None:
-        """The insertion made a node."""
-        if self._inserting is not None:
-            self._inserting.created(node)
-
-    def inserted(self) -> None:
-        """The insertion is over."""
-        self._inserting = None
-        self._tree.lost = None
+        reports = hinted is not None and hinted.hints.report and brings_prompt
+        lost = hinted.lost if hinted is not None and reports else None
+        return Insertion(query.transition, req.rid, query.serial, hinted, lost)
 
     def retain(self, req: Req) -> None:
         """The request ended, its tokens are in the tree: pins its prompt where it asked for that."""
@@ -120,7 +111,7 @@ class HintFollower:
         if hinted is None:
             return
         nodes = [self._tree.metadata(node) for node in path]
-        hinted.label(nodes, self._policy)
+        hinted.label(nodes, self._tree.tracker)
         if is_finished:
             hinted.ended(nodes, finished=req.finished())
 

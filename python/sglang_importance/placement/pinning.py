@@ -79,7 +79,6 @@ class Pinning:
         self._unsettled: dict[str, Pin] = {}
         self._granted: dict[Tier, int] = {}
         self._granted_as_of = -1
-        self._tree.on_created = self._attach
 
     # ---- what callers want ----
 
@@ -163,7 +162,7 @@ class Pinning:
             self._unsettled.clear()
             self._apply(pins)
 
-    def _attach(self, node: UnifiedTreeNode, metadata: NodeMetadata) -> None:
+    def taken_in(self, node: UnifiedTreeNode, metadata: NodeMetadata) -> None:
         """Ranks a new node. In the midst of upstream's work: what needs a cut waits for ``settle``."""
         if not len(self.table):
             return

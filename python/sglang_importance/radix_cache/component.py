@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, FullComponent
 
 from sgl_importance.metrics import FaultPlace
+from sgl_importance.reuse_class import Transition
 from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.placement.ledger_feed import LedgerFeed
 from sglang_importance.placement.pinning import Pinning
+from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.radix_cache.node_events import NodeEvents
 from sglang_importance.radix_cache.request_flow import RequestFlow
 from sglang_importance.tree.body_mass import BodyMassBook
 from sglang_importance.tree.deferred_work import DeferredWork
 from sglang_importance.tree.eviction import EvictionOrder, MarginalLossOrder, RankedLeaves, StockOrder
 from sglang_importance.tree.folding import Folding
+from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
     from sglang.srt.mem_cache.unified_radix_cache import NodeId, UnifiedRadixCache
+
+
+INSERTION_ATTRIBUTE = "importance_insertion"
 
 
 class ImportanceComponent(FullComponent):
@@ -66,7 +72,7 @@ class ImportanceComponent(FullComponent):
         self.backups: BackupFilter | None = None
         order = MarginalLossOrder if state.options.policy == "importance" else StockOrder
         self.order: EvictionOrder = order(state, self.leaves)
-        self.node_events = NodeEvents(state, self.leaves, self.order, self.body_mass, recorder)
+        self.node_events = NodeEvents(state, self.leaves, self.order, self.body_mass, self.pins, recorder)
         self.requests = RequestFlow(
             state,
             self.leaves,
@@ -81,6 +87,7 @@ class ImportanceComponent(FullComponent):
         self._recorder = recorder
         self._shadowing = shadowing
         self._publish = publish
+        self._stock_walks = False
         if rows is not None:
             self._faults.on_fallback.append(rows.close)
 
@@ -137,20 +144,23 @@ class ImportanceComponent(FullComponent):
     def prepare_for_caching_req(
         self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool
     ) -> int | None:
-        self._faults.learn(
+        insertion = self._faults.learn(
             FaultPlace.ADMISSION,
             self.requests.inserting,
             req,
             insert_params.prev_prefix_len,
             is_finished=is_finished,
         )
+        setattr(insert_params, INSERTION_ATTRIBUTE, insertion)
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
 
     def commit_insert_component_data(
-        self, node: UnifiedTreeNode, is_new_leaf: bool, *args: Any, **kwargs: Any
+        self, node: UnifiedTreeNode, is_new_leaf: bool, params: InsertParams, *args: Any, **kwargs: Any
     ) -> None:
-        super().commit_insert_component_data(node, is_new_leaf, *args, **kwargs)
-        self._faults.learn(FaultPlace.TREE_EVENT, self.requests.inserted, node, is_new_leaf=is_new_leaf)
+        super().commit_insert_component_data(node, is_new_leaf, params, *args, **kwargs)
+        if is_new_leaf:
+            insertion = getattr(params, INSERTION_ATTRIBUTE, None) or Insertion(Transition.COLD)
+            self._faults.learn(FaultPlace.TREE_EVENT, self.requests.inserted, node, insertion)
 
     def cleanup_after_caching_req(
         self,
@@ -174,6 +184,11 @@ class ImportanceComponent(FullComponent):
             self.deferred_work.do(self.publish)
 
     # ---- nodes ----
+
+    def prefetched(self, rid: str) -> None:
+        """What the storage tier had of a request is in host memory."""
+        insertion = Insertion(None if is_prewarm(rid) else Transition.COLD)
+        self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.prefetched, insertion)
 
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         super().redistribute_on_node_split(new_parent, child)
@@ -203,9 +218,14 @@ class ImportanceComponent(FullComponent):
 
     def _evict_device_start(self, request_cnt: int) -> None:
         self._evict_device_request_cnt = request_cnt
+        self._stock_walks = False
         if not self._decides:
-            super()._evict_device_start(request_cnt)
+            self._start_stock_walk()
         self._faults.learn(FaultPlace.RANKING, self.order.begin, request_cnt)
+
+    def _start_stock_walk(self) -> None:
+        super()._evict_device_start(self._evict_device_request_cnt)
+        self._stock_walks = True
 
     def _evict_device_next_node(self, tracker: Any, *collected: Any) -> NodeId | None:
         if self._decides:
@@ -214,7 +234,8 @@ class ImportanceComponent(FullComponent):
             victim = self._faults.learn(FaultPlace.RANKING, self.order.device_victim)
             if self._faults.is_learning:
                 return victim
-            super()._evict_device_start(self._evict_device_request_cnt)  # goes on in upstream's order
+        if not self._stock_walks:  # a fault in the midst of a walk: it goes on in upstream's order
+            self._start_stock_walk()
         node_id = super()._evict_device_next_node(tracker, *collected)
         if node_id is not None and not self.order.decides:
             self._faults.learn(FaultPlace.RANKING, self.order.chosen, self.tree_core.node_by_id(node_id))

@@ -10,7 +10,6 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.interface import Importance
 from sgl_importance.metrics import FaultPlace
-from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.radix_cache.component import ImportanceComponent
 
 if TYPE_CHECKING:
@@ -54,12 +53,8 @@ class ImportanceRadixCache(UnifiedRadixCache):
             component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.stored, node)
 
     def _handle_prefetch_result(self, operation: PrefetchOperation) -> None:
-        tree = self.importance.state.tree
-        tree.warming = is_prewarm(operation.handle.rid)
-        try:
-            super()._handle_prefetch_result(operation)
-        finally:
-            tree.warming = False
+        super()._handle_prefetch_result(operation)
+        self.importance.prefetched(operation.handle.rid)
 
     def sanity_check(self) -> None:
         super().sanity_check()

@@ -10,10 +10,13 @@ from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
 from sgl_importance.cost import Tier
 from sgl_importance.ghost import Eviction
 from sgl_importance.metrics import FaultPlace
+from sgl_importance.node import NodeMetadata
 from sgl_importance.trace.records import EventKind
 from sglang_importance.observe.recorder import Recorder
+from sglang_importance.placement.pinning import Pinning
 from sglang_importance.tree.body_mass import BodyMassBook
 from sglang_importance.tree.eviction import EvictionOrder, RankedLeaves, tier_below_host
+from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ class NodeEvents:
         leaves: RankedLeaves,
         order: EvictionOrder,
         body_mass: BodyMassBook,
+        pins: Pinning,
         recorder: Recorder | None,
     ) -> None:
         self.on_cut: list[Callable[[UnifiedTreeNode], None]] = []
@@ -46,6 +50,7 @@ class NodeEvents:
         self._leaves = leaves
         self._order = order
         self._body_mass = body_mass
+        self._pins = pins
         self._recorder = recorder
 
     def record(
@@ -74,6 +79,22 @@ class NodeEvents:
             clock=self._state.policy.clock,
             rid=rid,
         )
+
+    def taken_in(self, node: UnifiedTreeNode, insertion: Insertion) -> NodeMetadata:
+        """A node came into the tree."""
+        metadata = self._state.tree.take_in(node, insertion)
+        self._pins.taken_in(node, metadata)
+        self._leaves.refresh(node)
+        return metadata
+
+    def prefetched(self, insertion: Insertion) -> None:
+        """The storage tier brought what it had into host memory."""
+        for node in self._leaves.take_strangers():
+            metadata = self._state.tree.take_in(node, insertion)
+            self._pins.taken_in(node, metadata)
+            metadata.in_storage = True
+            self._state.events.prefetched(node)
+            self._leaves.refresh(node)
 
     def split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         self._state.tree.split(new_parent, child)

@@ -11,7 +11,6 @@ from sgl_importance.cost import Tier
 from sgl_importance.fold import QueryFolds
 from sgl_importance.metrics import FaultPlace
 from sgl_importance.node import transition_after
-from sgl_importance.reuse_class import BlockType, Transition
 from sgl_importance.trace.records import EventKind
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
@@ -24,6 +23,7 @@ from sglang_importance.radix_cache.node_events import NodeEvents
 from sglang_importance.tree.body_mass import BodyMassBook
 from sglang_importance.tree.eviction import RankedLeaves
 from sglang_importance.tree.folding import Folding
+from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
@@ -68,28 +68,22 @@ class RequestFlow:
         self._recorder = recorder
         self._shadowing = shadowing
         self._hints = HintFollower(state, pins)
-        self._inserting: QueryFolds | None = None
-        self._inserting_rid: str | None = None
 
     # ---- admission and insertion ----
 
-    def inserting(self, req: Req, cached_tokens: int, *, is_finished: bool) -> None:
+    def inserting(self, req: Req, cached_tokens: int, *, is_finished: bool) -> Insertion:
         """The request's tokens are about to enter the tree; the first time, it has just been admitted.
 
         Args:
             cached_tokens: of its prompt, that it found on the device.
         """
         if is_prewarm(req.rid):
-            self._state.tree.warming = True
-            return
+            return Insertion(transition=None)
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
         if query is None:
             query = self._admit(req, cached_tokens)
             setattr(req, QUERY_ATTRIBUTE, query)
-        self._inserting = query
-        self._inserting_rid = req.rid
-        self._hints.inserting(req, is_finished=is_finished)
-        self._state.tree.transition = query.transition
+        return self._hints.inserting(req, query, is_finished=is_finished)
 
     def _admit(self, req: Req, cached_tokens: int) -> QueryFolds:
         """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
@@ -133,26 +127,16 @@ class RequestFlow:
             if (metadata := tree.metadata(node)).depth + metadata.tokens <= cached_tokens
         ]
 
-    def inserted(self, node: UnifiedTreeNode, *, is_new_leaf: bool) -> None:
-        """The insertion came to its last node."""
-        if not is_new_leaf:
-            return
-        tree = self._state.tree
-        metadata = tree.metadata(node)
-        if self._inserting is not None:
-            metadata.importance.creator = self._inserting.serial
-            self._hints.created(metadata)
+    def inserted(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
+        """The insertion made a new leaf."""
+        metadata = self._node_events.taken_in(node, insertion)
+        metadata.importance.creator = insertion.serial
+        if insertion.hinted is not None:
+            insertion.hinted.created(metadata)
         if metadata.importance.inherited_pages:  # no attention was seen of the others yet
             self._body_mass.update(node)
-        reason = "prewarmed" if tree.warming else "computed"
-        self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, reason, rid=self._inserting_rid)
-
-    def _insertion_over(self) -> None:
-        self._inserting = None
-        self._inserting_rid = None
-        self._hints.inserted()
-        self._state.tree.transition = Transition.COLD
-        self._state.tree.warming = False
+        reason = "prewarmed" if insertion.is_prewarm else "computed"
+        self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, reason, rid=insertion.rid)
 
     # ---- what follows ----
 
@@ -168,7 +152,6 @@ class RequestFlow:
             What takes in what the request said: for after its answer, and before its slot goes to another
             one. None where it said nothing.
         """
-        self._insertion_over()
         if is_finished and self._shadowing is not None:
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.finished, req)
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
@@ -185,10 +168,13 @@ class RequestFlow:
             self._computed_again(node, query, req.rid)
         if is_chunk:
             return None
-        if path:
-            self._state.tree.metadata(path[-1]).is_tip = True
-        if is_finished:
-            self._mark_generated(path, len(req.origin_input_ids), query.serial)
+        tree = self._state.tree
+        tree.tracker.ended(
+            [tree.metadata(node) for node in path],
+            serial=query.serial,
+            prompt_tokens=len(req.origin_input_ids),
+            is_finished=is_finished,
+        )
         self._hints.cached(req, path, is_finished=is_finished)
         return partial(self._learn, req, query, end, req.kv.req_pool_idx, is_finished=is_finished)
 
@@ -236,12 +222,3 @@ class RequestFlow:
         self._state.tree.accessed(metadata, query.transition)
         self._leaves.refresh(node)
         self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, "computed", rid=rid)
-
-    def _mark_generated(self, path: list[UnifiedTreeNode], prompt_tokens: int, serial: int) -> None:
-        # Upstream splits a finished request at the page that holds the prompt's end.
-        boundary = prompt_tokens // self._state.tree.page_size * self._state.tree.page_size
-        for node in reversed(path):
-            metadata = self._state.tree.metadata(node)
-            if metadata.depth < boundary or metadata.importance.creator != serial:
-                break
-            self._state.policy.holds(metadata, BlockType.GENERATED)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sgl_importance.calibration import HORIZON
-from sgl_importance.ghost import Eviction, GhostNode, GhostTable, chain_digests, iterate_chain, root_digest
+from sgl_importance.ghost import Eviction, GhostNode, chain_digests, iterate_chain, root_digest
 from sgl_importance.node import NodeMetadata
 from sgl_importance.placement.hinted import LostPages
 from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.policy.tracker import ReuseTracker
 from sgl_importance.reuse_class import Transition
 from sglang_importance.metrics.scheduler_counters import Counters
+from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.page_lookup import PageSource
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ class AnnotatedTree:
 
     Args:
         page_size: tokens per page.
-        policy: its clock dates nodes; it learns from ghosts.
+        policy: its clock dates nodes; its estimator of reuse learns what happens to them.
         counters: where tokens are counted that only importance would have kept.
         ghost_pages: pages to remember after their removal.
     """
@@ -35,19 +37,13 @@ class AnnotatedTree:
         self, page_size: int, policy: ImportancePolicy, counters: Counters, *, ghost_pages: int
     ) -> None:
         self.page_size = page_size
-        self.ghosts = GhostTable(ghost_pages, on_return=self._ghost_returned, on_expire=self._ghost_expired)
+        self.tracker = ReuseTracker(policy.reuse, page_size=page_size, ghost_pages=ghost_pages)
+        """Told of everything that happens to nodes."""
+        self.ghosts = self.tracker.ghosts
         self.source = PageSource(self, self.ghosts)
         self._policy = policy
         self._counters = counters
         self._core: UnifiedTreeCore | None = None
-        self.transition = Transition.COLD
-        """Of the request that is inserting."""
-        self.on_created: Callable[[UnifiedTreeNode, NodeMetadata], None] | None = None
-        """Told of each node's metadata when they are made."""
-        self.lost: list[LostPages] | None = None
-        """Takes what the request that is inserting had to compute again; None where nobody asks."""
-        self.warming = False
-        """Whether nodes are made because of a pre-warm, which says nothing about their reuse."""
 
     @property
     def core(self) -> UnifiedTreeCore:
@@ -62,12 +58,23 @@ class AnnotatedTree:
 
     # ---- nodes ----
 
+    @staticmethod
+    def known(node: UnifiedTreeNode) -> NodeMetadata | None:
+        """The node's metadata; None where it has just come in and nobody has said who brought it."""
+        metadata: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)
+        return metadata
+
     def metadata(self, node: UnifiedTreeNode) -> NodeMetadata:
-        """The node's metadata; made on the first call, with what ghosts remember of its pages."""
+        """The metadata of a node that was taken in."""
         known = self.known(node)
-        if known is not None:
-            return known
+        assert known is not None, f"node {node.id} was never taken in"
+        return known
+
+    def take_in(self, node: UnifiedTreeNode, insertion: Insertion) -> NodeMetadata:
+        """Makes the metadata of a new node, with what ghosts remember of its pages; the estimator learns."""
+        assert self.known(node) is None, f"node {node.id} was taken in already"
         assert node.parent is not None, "the root holds no tokens"
+        parent = self.metadata(node.parent) if node.parent.parent is not None else None
         created = NodeMetadata(
             tokens=len(node.key),
             depth=self._end_depth(node.parent),
@@ -76,23 +83,27 @@ class AnnotatedTree:
         )
         setattr(node, METADATA_ATTRIBUTE, created)
         self.source.created(node)
-        revived = 0
-        if len(self.ghosts):
-            revived = self.ghosts.revive(self.iterate_pages(node), created)
-        if not revived and node.parent.parent is not None:
-            self._policy.continued(self.metadata(node.parent))
-        created.is_prewarmed = self.warming
-        if not self.warming:
-            self._policy.created(created, self.transition)
+        pages = self.iterate_pages(node)
+        returned = self.tracker.created(created, insertion.transition, parent=parent, pages=pages)
+        created.is_prewarmed = insertion.is_prewarm
+        if not insertion.is_prewarm:
+            self._asked_again(returned, insertion.lost)
             self._predict(created)
-        if self.on_created is not None:
-            self.on_created(node, created)
         return created
+
+    def _asked_again(self, returned: Sequence[tuple[GhostNode, int]], lost: list[LostPages] | None) -> None:
+        """Counts tokens that were in the cache before, and that a request had to compute again."""
+        for ghost, tokens in returned:
+            self._came_true(ghost)
+            if ghost.kept_by_importance:
+                self._counters.observed_saved_tokens += tokens
+            if lost is not None and ghost.eviction is not None:
+                lost.append(LostPages(tokens, ghost.eviction))
 
     def accessed(self, metadata: NodeMetadata, transition: Transition) -> None:
         """An admitted request found the node in the cache."""
         self._came_true(metadata)
-        self._policy.accessed(metadata, transition)
+        self.tracker.accessed(metadata, transition)
         self._predict(metadata)
 
     def _predict(self, metadata: NodeMetadata) -> None:
@@ -107,12 +118,6 @@ class AnnotatedTree:
         if visited.prediction is not None:
             visited.prediction.came_true = True
             visited.prediction = None
-
-    @staticmethod
-    def known(node: UnifiedTreeNode) -> NodeMetadata | None:
-        """The node's metadata if it was made already."""
-        metadata: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)
-        return metadata
 
     @staticmethod
     def path(node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
@@ -152,23 +157,22 @@ class AnnotatedTree:
         """``child`` was cut: its first tokens are ``new_parent`` now."""
         known = self.known(child)
         if known is not None:
-            prefix = self._policy.split(known, len(new_parent.key), self.page_size)
-            setattr(new_parent, METADATA_ATTRIBUTE, prefix)
+            setattr(new_parent, METADATA_ATTRIBUTE, self.tracker.split(known, len(new_parent.key)))
             self.source.split(new_parent, child)
 
     def removed(
         self, node: UnifiedTreeNode, *, kept_by_importance: bool, eviction: Eviction | None = None
     ) -> None:
         """The node leaves the tree; its parent is still linked."""
-        self.ghosts.remember(
-            self.page_digests(node),
+        self.tracker.removed(
             self.metadata(node),
+            self.page_digests(node),
             kept_by_importance=kept_by_importance,
             eviction=eviction,
         )
         self.source.removed(node)
 
-    # ---- ghosts ----
+    # ---- digests ----
 
     def page_digests(self, node: UnifiedTreeNode) -> list[bytes]:
         """Chained digests of the node's pages."""
@@ -178,10 +182,10 @@ class AnnotatedTree:
         return digests
 
     def iterate_pages(self, node: UnifiedTreeNode) -> Iterator[bytes]:
-        """Chained digests of the node's pages, each computed when it is asked for."""
+        """Chained digests of the node's pages; nothing is hashed before the first is asked for."""
         assert node.parent is not None
         start = self._end_digest(node.parent, node)
-        return iterate_chain(start, node.key.raw_token_ids(), self.page_size)
+        yield from iterate_chain(start, node.key.raw_token_ids(), self.page_size)
 
     def end_digest(self, node: UnifiedTreeNode) -> bytes:
         """Chained digest of the node's last page: it names everything up to the node's end."""
@@ -206,21 +210,6 @@ class AnnotatedTree:
             digest = chain_digests(digest, step.key.raw_token_ids(), self.page_size)[-1]
             self.metadata(step).digest = digest
         return digest
-
-    def _ghost_returned(self, ghost: GhostNode, node: NodeMetadata, pages: int) -> None:
-        if self.warming:
-            self._policy.inherited(node, ghost, pages * self.page_size)
-            return
-        self._came_true(ghost)
-        if ghost.kept_by_importance:
-            self._counters.observed_saved_tokens += pages * self.page_size
-        if self.lost is not None and ghost.eviction is not None:
-            self.lost.append(LostPages(pages * self.page_size, ghost.eviction))
-        self._policy.recalled(node, ghost, pages * self.page_size)
-
-    def _ghost_expired(self, ghost: GhostNode) -> None:
-        if ghost.watched_as is not None:
-            self._policy.forgotten(ghost.watched_as, ghost.last_access)
 
     def check_integrity(self) -> None:
         """Asserts that what is known of each node agrees with the tree."""

@@ -26,6 +26,7 @@ class RankedLeaves:
 
     def __init__(self, state: TreeState) -> None:
         self._state = state
+        self._strangers: list[UnifiedTreeNode] = []
 
     def watch(self, core: UnifiedTreeCore) -> None:
         """Takes over the leaf sets of a tree core that has just been reset."""
@@ -48,7 +49,9 @@ class RankedLeaves:
 
     def enter_device(self, node: UnifiedTreeNode) -> None:
         """The node became evictable from the device, or its facts changed while it was."""
-        metadata = self._state.tree.metadata(node)
+        metadata = self._state.tree.known(node)
+        if metadata is None:
+            return  # it is being inserted, and comes again when it was taken in
         below = self.tier_below_device(node)
         self._state.policy.enter(Tier.DEVICE, node.id, metadata, below=below)
 
@@ -56,12 +59,16 @@ class RankedLeaves:
         self._state.policy.leave(Tier.DEVICE, node.id)
 
     def _enter_host(self, node: UnifiedTreeNode) -> None:
-        is_prefetched = self._state.tree.known(node) is None  # what a request computed is known before
-        metadata = self._state.tree.metadata(node)
-        metadata.in_storage |= is_prefetched
-        if is_prefetched:
-            self._state.events.prefetched(node)
+        metadata = self._state.tree.known(node)
+        if metadata is None:  # what a request computed is known before
+            self._strangers.append(node)
+            return
         self._state.policy.enter(Tier.HOST, node.id, metadata, below=tier_below_host(metadata))
+
+    def take_strangers(self) -> list[UnifiedTreeNode]:
+        """Host leaves that nobody has taken in: those that the storage tier brought since the last call."""
+        strangers, self._strangers = self._strangers, []
+        return strangers
 
     def _leave_host(self, node: UnifiedTreeNode) -> None:
         self._state.policy.leave(Tier.HOST, node.id)

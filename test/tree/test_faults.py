@@ -1,0 +1,191 @@
+"""An exception in any callback of ours: serving goes on, by LRU where learning or ranking failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt.mem_cache.unified_cache.components import FullComponent
+
+from sgl_importance.metrics import FaultPlace
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.placement.backup_filter import BackupFilter
+from sglang_importance.placement.hint_follower import HintFollower
+from sglang_importance.placement.pinning import Pinning
+from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.radix_cache.node_events import NodeEvents
+from sglang_importance.radix_cache.request_flow import RequestFlow
+from sglang_importance.tree.eviction import MarginalLossOrder, RankedLeaves, StockOrder
+from sglang_importance.tree.faults import Faults, UpstreamError, upstream
+from sglang_importance.tree.folding import Folding
+
+from support.drivers.soak_history import Soak
+from support.drivers.tree_driver import TreeDriver
+from support.drivers.tree_requests import prompt, serve
+
+OPERATIONS = 300
+POOL = 768
+
+LEARNING: list[tuple[type, str, int]] = [
+    # Class, method, and the call that raises.
+    (RequestFlow, "inserting", 20),
+    (RequestFlow, "_admit", 9),
+    (RequestFlow, "inserted", 20),
+    (RequestFlow, "cached", 20),
+    (RequestFlow, "_learn", 9),
+    (Folding, "fold", 9),
+    (HintFollower, "admitted", 9),
+    (Pinning, "settle", 9),
+    (Pinning, "taken_in", 9),
+    (NodeEvents, "split", 2),
+    (NodeEvents, "removed", 2),
+    (NodeEvents, "transferred", 2),
+    (NodeEvents, "evicted", 2),
+    (RankedLeaves, "enter_device", 20),
+    (RankedLeaves, "_leave_device", 20),
+    (RankedLeaves, "_enter_host", 2),
+    (RankedLeaves, "_leave_host", 2),
+    (MarginalLossOrder, "begin", 2),
+    (MarginalLossOrder, "device_victim", 2),
+    (MarginalLossOrder, "host_victim", 1),
+    (MarginalLossOrder, "end", 2),
+    (BackupFilter, "_copies_to_host", 2),
+    (BackupFilter, "offer_again", 2),
+]
+OBSERVING = [(StockOrder, "begin", 2), (StockOrder, "chosen", 2), (StockOrder, "end", 2)]
+
+
+class Planned(Exception):
+    """What the tests raise."""
+
+
+def break_call(patch: pytest.MonkeyPatch, owner: type, method: str, number: int) -> Callable[[], int]:
+    """Lets one call of a method raise, and those after it work; returns the number of calls so far."""
+    original = getattr(owner, method)
+    calls = 0
+
+    def broken(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise Planned(f"{owner.__name__}.{method}")
+        return original(self, *args, **kwargs)
+
+    patch.setattr(owner, method, broken)
+    return lambda: calls
+
+
+class FaultySoak(Soak):
+    """A soak whose accounts of ours are checked until they are given up, and upstream's all the time."""
+
+    def _check(self, live: list[Any]) -> None:
+        if self.driver.component.state.faults.is_learning:
+            super()._check(live)
+
+    def _pin(self) -> bool:
+        faults = self.driver.component.state.faults
+        try:
+            return faults.is_learning and super()._pin()
+        except AssertionError:
+            assert not faults.is_learning, "what fails in an operation is its caller's answer"
+            return False
+
+    def _unpin(self) -> bool:
+        return self.driver.component.state.faults.is_learning and super()._unpin()
+
+
+def check_victims(patch: pytest.MonkeyPatch) -> list[int]:
+    """Looks at every device victim after the fallback: it must be upstream's, the least recently used."""
+    seen: list[int] = []
+    choose = ImportanceComponent._evict_device_next_node
+
+    def checked(component: ImportanceComponent, *args: Any) -> int | None:
+        node_id = choose(component, *args)
+        if node_id is not None and not component.state.faults.is_learning:
+            core = component.tree_core
+            rank = core.eviction_strategy.get_priority
+            assert rank(core.node_by_id(node_id)) == min(map(rank, core.evictable_device_leaves))
+            seen.append(node_id)
+        return node_id
+
+    patch.setattr(ImportanceComponent, "_evict_device_next_node", checked)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner", "method", "number"),
+    [("importance", *each) for each in LEARNING] + [("observe", *each) for each in OBSERVING],
+    ids=lambda value: value.__name__ if isinstance(value, type) else str(value),
+)
+def test_a_fault_in_learning_or_ranking_leaves_a_server_that_evicts_by_lru(
+    kind, owner: type, method: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = break_call(monkeypatch, owner, method, number)
+    victims = check_victims(monkeypatch)
+    soak = FaultySoak(kind, "write_through", seed=3, tokens=POOL, gated=kind == "importance")
+    for _ in soak.run(OPERATIONS, check_every=25, idle_every=100):
+        pass  # upstream's own check runs whenever the cache is idle, and KV is looked at when it is found
+    state = soak.driver.component.state
+    assert calls() >= number
+    assert state.faults.fallback is not None
+    assert state.faults.fallback.error == f"Planned: {owner.__name__}.{method}"
+    assert sum(state.faults.counts.values()) == 1, "nothing of ours runs any more"
+    assert victims
+    assert soak.driver.checked_tokens > 500
+
+
+@pytest.mark.parametrize("method", ["event", "admitted", "folded", "finished"])
+def test_a_fault_of_the_recording_ends_nothing(
+    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    break_call(monkeypatch, Recorder, method, 9)
+    soak = Soak("importance", "write_through", seed=3, record_to=tmp_path)
+    for _ in soak.run(200, check_every=25, idle_every=100):
+        pass
+    faults = soak.driver.component.state.faults
+    assert faults.is_learning
+    assert faults.counts[FaultPlace.RECORDING] == 1
+
+
+def test_the_fault_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    faults = Faults(dict.fromkeys(FaultPlace, 0), lambda: 7)
+    let_go = []
+    faults.on_fallback.append(lambda: let_go.append(True))
+    for _ in range(3):
+        assert faults.beside(FaultPlace.METRICS, lambda: 1 // 0) is None
+    assert faults.is_learning
+    assert faults.learn(FaultPlace.RANKING, lambda: 1 // 0) is None
+    assert faults.learn(FaultPlace.RANKING, pytest.fail, "no more of it") is None
+    assert let_go == [True]
+    assert [record.exc_info is not None for record in caplog.records] == [True, True, False]
+    assert faults.describe() == {
+        "counts": {"ranking": 1, "metrics": 3},
+        "fallback": {
+            "evicts_by": "lru",
+            "place": "ranking",
+            "error": "ZeroDivisionError: integer division or modulo by zero",
+            "clock": 7,
+            "time": faults.fallback.time,
+        },
+    }
+
+
+def test_errors_of_sglang_itself_stay_fatal() -> None:
+    faults = Faults(dict.fromkeys(FaultPlace, 0), lambda: 0)
+
+    def calls_upstream() -> None:
+        with upstream():
+            raise AssertionError("a slot was freed twice")
+
+    with pytest.raises(UpstreamError, match="a slot was freed twice"):
+        faults.learn(FaultPlace.RANKING, calls_upstream)
+
+
+def test_an_error_of_upstream_s_own_hook_is_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = TreeDriver()
+    serve(driver, prompt(0, 4))
+    monkeypatch.setattr(FullComponent, "evict_component", lambda *_, **__: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        driver.evict(1)
