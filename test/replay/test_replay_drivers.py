@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from hypothesis import given
-from replay_traces import build_trace, tree_traces
 
 from sgl_importance.node import NodeMetadata
 from sgl_importance.replay.importance import UNIFORM_COST, ImportanceReplayPolicy
 from sgl_importance.replay.sessions import block_facts
 from sgl_importance.replay.trace import Trace
 from sgl_importance.replay.trace_nodes import TraceNodes
+
+from support.workloads.replay_traces import build_trace, tree_traces
 
 KNOWN = ("block_type", "transition", "accesses", "span", "reuse_class", "watched_as", "last_access", "depth")
 
