@@ -61,8 +61,7 @@ def learn(store: Path) -> list[list[int]]:
         for _ in range(3):
             answers = [ask(server, prompt(seed))[2] for seed in range(DOCUMENTS)]
         time.sleep(2.0)  # the ledger is at most half a second behind
-        assert server._process is not None
-        server._process.kill()
+        server.kill_launcher()
     return answers
 
 

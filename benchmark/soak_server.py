@@ -118,8 +118,7 @@ async def _run(
     server: ServerProcess, requests: int, *, is_ours: bool, max_seconds: float, seed: int
 ) -> dict[str, Any]:
     load = _Load(server.base_url, server.name, random.Random(seed))
-    assert server._process is not None
-    root = psutil.Process(server._process.pid)
+    root = psutil.Process(server.pid)
     samples: list[tuple[float, int, dict[str, int]]] = []
     end = time.monotonic() + max_seconds
     started = 0

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from support import warm_start
+
 # Times say nothing on a shared machine, and the first example of a test may compile.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
+
+warm_start.is_on = True
 
 
 @pytest.fixture(scope="session")

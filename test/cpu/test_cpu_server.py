@@ -93,7 +93,7 @@ def test_every_tier_answers_with_the_same_tokens(random_model: Path, page_size: 
             assert tokens == first[seed][0], tier
 
         if page_size == 16:
-            process.stop()
+            assert process.shut_down() == 0
             restarted = server(random_model, page_size, tmp_path)
             # The file tier tells models apart by the served name.
             restarted.command = [

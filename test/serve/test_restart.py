@@ -69,8 +69,7 @@ def before(
         server.post("/kv_importance/unpin", {"pin_id": ended})
         time.sleep(1.5)  # the ledger is at most half a second behind
         pins = server.get("/kv_importance/pins")
-        assert server._process is not None
-        server._process.kill()
+        server.kill_launcher()
     return folder, warm, tree, pins
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from support.processes import session_members
 from support.python_path import python_path
 from support.servers import free_port
 
@@ -86,7 +87,7 @@ def run_to_end(arguments: list[str], *, plugin_directory: Path | None = None, ti
     try:
         _, stderr = process.communicate(timeout=timeout)
     finally:
-        survivors = _session_members(process.pid)
+        survivors = _left_behind(process.pid)
         names = [" ".join(survivor.cmdline()) for survivor in survivors if survivor.is_running()]
         for survivor in survivors:
             survivor.send_signal(signal.SIGKILL)
@@ -95,18 +96,11 @@ def run_to_end(arguments: list[str], *, plugin_directory: Path | None = None, ti
     return Ended(process.returncode, stderr, refusals, names)
 
 
-def _session_members(session: int, patience: float = 5.0) -> list[psutil.Process]:
+def _left_behind(session: int, patience: float = 5.0) -> list[psutil.Process]:
     """Processes of a session that do not end within ``patience`` seconds."""
     deadline = time.monotonic() + patience
-    while members := [process for process in psutil.process_iter() if _session_of(process) == session]:
+    while members := session_members(session):
         if time.monotonic() > deadline:
             return members
         time.sleep(0.1)
     return []
-
-
-def _session_of(process: psutil.Process) -> int | None:
-    try:
-        return None if process.status() == psutil.STATUS_ZOMBIE else os.getsid(process.pid)
-    except (OSError, psutil.Error):
-        return None

@@ -20,11 +20,18 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+import psutil
+
+from support import warm_start
+from support.processes import session_members
+from support.warm_start import SERVER_ENV, WarmProcess
 
 START_SECONDS = 240.0
 STOP_SECONDS = 20.0
+SHUT_DOWN_SECONDS = 60.0
 REQUEST_SECONDS = 300.0
 ENDING_SECONDS = 2.0  # of a server that has dropped a connection
+FAULT = "KV importance: fault in"
 
 
 PORTS = range(20_000, 32_768)
@@ -38,6 +45,13 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise RuntimeError(f"100 ports of {PORTS} are in use")
+
+
+def _clears_up(process: psutil.Process) -> bool:
+    """Whether this is Python's resource tracker: it ends behind the others, and removes what they shared."""
+    with contextlib.suppress(psutil.Error):
+        return any("resource_tracker" in word for word in process.cmdline())
+    return False
 
 
 class ServerFailed(RuntimeError):
@@ -69,8 +83,11 @@ class ServerProcess:
         flags: flags of the server, as on a command line; port, host and device are set here.
         model: folder of the checkpoint.
         store: folder of the HiCache file tier; a fresh one where None. Pass one to share it between servers.
-        env: variables added to the environment.
+        env: variables added to the environment. With any, every process imports sglang anew (``warm_start``).
         api_key: key that the server demands, and that our own requests carry.
+
+    Attributes:
+        expects_faults: set by a test that makes the server's own work fail.
     """
 
     def __init__(
@@ -102,14 +119,17 @@ class ServerProcess:
             *(("--api-key", api_key) if api_key else ()),
             *flags,
         ]
+        self.expects_faults = False
+        self._starts_warm = warm_start.is_on and env is None
+        (self.folder / "tmp").mkdir()
         self._env = {
             **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
+            **SERVER_ENV,
+            "TMPDIR": str(self.folder / "tmp"),
             "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(self.store),
             **(env or {}),
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | WarmProcess | None = None
         self._api_key = api_key
         self._client = httpx.Client(
             base_url=self.base_url,
@@ -133,10 +153,19 @@ class ServerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            if kind is None:
+                self.assert_no_faults()
+        finally:
+            self.stop()
 
-    def spawn(self) -> subprocess.Popen[bytes]:
-        """Starts the process without waiting for it; for tests of launches that must fail."""
+    def spawn(self) -> None:
+        """Starts the process without waiting for it."""
+        if self._starts_warm:
+            self._process = WarmProcess(
+                self.command, env=self._env, folder=self.folder, log_file=self.log_file
+            )
+            return
         with self.log_file.open("wb") as log:
             # A session of its own, so that schedulers and detokenizers end with the launcher.
             self._process = subprocess.Popen(
@@ -147,7 +176,6 @@ class ServerProcess:
                 cwd=self.folder,
                 start_new_session=True,
             )
-        return self._process
 
     @property
     def pid(self) -> int:
@@ -179,22 +207,36 @@ class ServerProcess:
             code = self._process.wait(within)
             raise ServerFailed(f"the server ended with {code}\n{self.log_tail()}") from None
 
+    def assert_no_faults(self) -> None:
+        """That nothing of ours has failed in the server, which goes on serving when it does.
+
+        At the end of every server, unless its test expects faults or has failed already.
+        """
+        assert self.expects_faults or FAULT not in self.log(), f"a fault of ours\n{self.log()}"
+
+    def shut_down(self) -> int:
+        """Ends the server as an operator does, by SIGTERM to the launcher; its exit code."""
+        os.kill(self.pid, signal.SIGTERM)
+        assert self._process is not None
+        code = self._process.wait(SHUT_DOWN_SECONDS)
+        self.stop()
+        return code
+
+    def kill_launcher(self) -> None:
+        """SIGKILL to the launcher; its children end by themselves."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.stop()
+
     def stop(self) -> None:
-        """Ends the server and every process that it started."""
+        """Ends the server and every process that it started, without leave."""
         if self._process is None:
             return
-        for attempt, kind in enumerate((signal.SIGTERM, signal.SIGKILL)):
-            try:
-                os.killpg(self._process.pid, kind)
-            except ProcessLookupError:
-                break
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                assert attempt == 0, "SIGKILL had no effect"
-        self._process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # children that outlived the launcher
+        while members := [each for each in session_members(self.pid) if not _clears_up(each)]:
+            for member in members:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+            psutil.wait_procs(members, STOP_SECONDS)
+        self._process.wait(STOP_SECONDS)
         self._process = None
 
     def log(self) -> str:
