@@ -25,13 +25,13 @@ from policy import interleaved_sessions, window
 from results import print_rows, write_results
 from rich.progress import track
 
-from sgl_importance.cost import Tier
-from sgl_importance.placement.gate import GateSettings
+from sgl_importance.ranking.write_gate import GateSettings
 from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.gated_tiers import GatedReplay, GateKind, Gating, StorageOffer
-from sgl_importance.replay.runner import run_jobs
-from sgl_importance.replay.tiers import TieredCounts, TieredSetup, TierSize, WritePolicy
+from sgl_importance.replay.replay_runner import run_jobs
+from sgl_importance.replay.tiered_replay import TieredCounts, TieredSetup, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
+from sgl_importance.tiers import Tier
 
 SIZES = {"bounded": (0.02, 0.06, 0.15)}
 """Capacity of device, host and storage as shares of the unique blocks."""

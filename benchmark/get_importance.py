@@ -21,7 +21,7 @@ from rich.progress import track
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.nodes.digests import chain_digests, root_digest
 from sglang_importance.offline.standalone_cache import build_cache
 from sglang_importance.tree.page_lookup import PageSource
 

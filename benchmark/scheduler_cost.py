@@ -33,8 +33,8 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 from benchmark.results import print_rows, write_results
-from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.reuse import ReuseEstimator
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.reuse.estimator import ReuseEstimator
 from sglang_importance.attention import torch_native
 from sglang_importance.attention.rows import Phase
 

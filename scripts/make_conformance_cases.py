@@ -18,7 +18,7 @@ from sgl_importance.conformance import cases
 from sgl_importance.conformance.cases import ConsumerCase, Observed, ProducerCase, ServedQuery
 from sgl_importance.conformance.memory import PageMemory
 from sgl_importance.conformance.producers import reference_producer
-from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.nodes.digests import chain_digests, root_digest
 
 FOLDER = Path(cases.__file__).parent
 STEPS = 64  # inputs are multiples of 1 / STEPS, which half precision holds

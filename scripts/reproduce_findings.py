@@ -26,8 +26,8 @@ from rich.progress import track
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.workload.drive import WorkloadClient, drive, summarise
 from sgl_importance.workload.kinds import KINDS, Shape
-from sgl_importance.workload.make import make_workload
-from sgl_importance.workload.request import WorkloadRequest, write_requests
+from sgl_importance.workload.workload_maker import make_workload
+from sgl_importance.workload.workload_request import WorkloadRequest, write_requests
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 from support.servers import ServerProcess

@@ -16,17 +16,17 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from probe_decoder import Decoder
+from probe_training.curriculum import Curriculum, full_plan, smoke_plan
+from probe_training.decoder import Decoder
+from probe_training.training_data import TrainingSequence
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from sgl_importance.probe.curriculum import Curriculum, full_plan, smoke_plan
 from sgl_importance.probe.model_config import ModelConfig, probe_config, write_config
 from sgl_importance.probe.tasks import TASKS, make_task
 from sgl_importance.probe.tokenizer import END, PAD, encode, token_ids, write_tokenizer
-from sgl_importance.probe.training_data import TrainingSequence
 
 INITIAL_DEVIATION = 0.02
 SAVE_SECONDS = 60.0

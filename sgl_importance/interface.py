@@ -112,8 +112,8 @@ class ImportanceSource(Protocol):
         Does not modify the source, takes no lock and no device transfer: safe on the scheduler thread.
 
         Args:
-            key: chained digest of the page, as made by ``sgl_importance.ghost.chain_digests``: it stands for
-                the page's tokens and all tokens before them.
+            key: chained digest of the page, as made by ``sgl_importance.nodes.digests.chain_digests``: it
+                stands for the page's tokens and all tokens before them.
 
         Returns:
             None where the page is unknown, which says nothing about its worth.

@@ -18,7 +18,7 @@ from random import Random
 
 import httpx
 
-from sgl_importance.workload.request import WorkloadRequest
+from sgl_importance.workload.workload_request import WorkloadRequest
 
 REQUEST_SECONDS = 300.0
 REST_SECONDS = 0.03

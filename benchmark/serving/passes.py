@@ -14,7 +14,7 @@ from benchmark.serving.load import Answer, send_in_order
 from benchmark.serving.rows import Row
 from benchmark.serving.workloads import Workload, document_of
 from sgl_importance.probe import checkpoint_path
-from sgl_importance.workload.request import WorkloadRequest
+from sgl_importance.workload.workload_request import WorkloadRequest
 
 from support.servers import ServerProcess
 

@@ -25,7 +25,7 @@ from sgl_importance.probe.tasks import ProbeDocument, make_document, question_te
 from sgl_importance.probe.vocabulary import NAMES, held_out_values
 from sgl_importance.workload.kinds import ANSWER_TOKENS, Shape, documents
 from sgl_importance.workload.popularity import Zipf
-from sgl_importance.workload.request import Message, WorkloadRequest
+from sgl_importance.workload.workload_request import Message, WorkloadRequest
 
 PARAMETERS = Path(__file__).with_name("parameters.json")
 RECORDS_PER_TURN = 2

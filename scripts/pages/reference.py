@@ -15,7 +15,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 def flag_reference() -> str:
     """Every flag of ours: meaning, default, values, process and cost."""
     from sgl_importance.options import SETTINGS, ImportanceOptions, flag
-    from sglang_importance.attention.producers import SOURCES
+    from sglang_importance.attention.score_sources import SOURCES
 
     defaults, sections = ImportanceOptions(), []
     for name, setting in SETTINGS.items():
@@ -50,7 +50,7 @@ def _values(setting: Any) -> str:
 
 def metrics_table() -> str:
     """Every series of ``/metrics``."""
-    from sgl_importance.metrics import as_markdown
+    from sgl_importance.metrics_table import as_markdown
 
     return as_markdown()
 

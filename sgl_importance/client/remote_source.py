@@ -6,9 +6,9 @@ from collections import OrderedDict
 from itertools import islice
 from typing import Any
 
-from sgl_importance.client.server import Server, ServerError
-from sgl_importance.ghost import DIGEST_BYTES
+from sgl_importance.client.server_client import Server, ServerError
 from sgl_importance.interface import SCHEMA_VERSION, Importance, SignalKind
+from sgl_importance.nodes.digests import DIGEST_BYTES
 
 BATCH_KEYS = 4096  # what the server answers at once
 DEFAULT_MAX_PAGES = 2**16

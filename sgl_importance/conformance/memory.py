@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sgl_importance.conformance.cases import ConsumerCase, Observed, ServedQuery
-from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.interface import Importance
+from sgl_importance.nodes.digests import chain_digests, root_digest
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.interface import ImportanceSource
+from sgl_importance.nodes.digests import chain_digests, root_digest
 
 DEFAULT_MAX_CHUNKS = 2**16  # some 40 MB at 16 pages per chunk
 MIN_QUERIES = 2  # what one query says of a prompt is recency in disguise

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sgl_importance.policy.ranked import RankedPolicy
-from sgl_importance.replay.trace import IntArray, Trace
+
+IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +27,19 @@ class NextUses:
     offsets: IntArray
 
     @classmethod
-    def of(cls, trace: Trace) -> NextUses:
-        """Reads the future out of a trace: O(n log n), once for all capacities."""
-        order = np.argsort(trace.blocks, kind="stable")
-        blocks = trace.blocks[order]
+    def of(cls, blocks: IntArray, offsets: IntArray) -> NextUses:
+        """Reads the future out of a trace: O(n log n), once for all capacities.
+
+        Args:
+            blocks: ``Trace.blocks``, int64 [accesses].
+            offsets: ``Trace.offsets``, int64 [requests + 1].
+        """
+        order = np.argsort(blocks, kind="stable")
+        blocks = blocks[order]
         positions = np.full(len(order), len(order), dtype=np.int64)
         same = blocks[1:] == blocks[:-1]
         positions[order[:-1][same]] = order[1:][same]
-        return cls(positions, trace.offsets)
+        return cls(positions, offsets)
 
 
 class BeladyPolicy(RankedPolicy[int]):

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sgl_importance.client.arguments import AnyServer, ApiKey
-from sgl_importance.client.server import DEFAULT_URL
+from sgl_importance.client.client_arguments import AnyServer, ApiKey
+from sgl_importance.client.server_client import DEFAULT_URL
 from sgl_importance.probe.evaluate import EvalPlan, EvalRow, ProbeClient, ServerError, evaluate
 from sgl_importance.probe.tasks import SHORTEST_PROMPT, TASKS, make_task
 from sgl_importance.terminal import check_outputs, counted, fail, show, some_path

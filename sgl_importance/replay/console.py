@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import typer
 from rich.console import Console
 
-from sgl_importance.policy.registry import UnknownPolicyError, load_policy
 from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.formats.reader import BadRecord, ReadOptions, TraceError, refuse_bad_record
-from sgl_importance.replay.runner import JobT, ReplayError, RowT, run_jobs
+from sgl_importance.replay.formats.line_reader import BadRecord, ReadOptions, TraceError, refuse_bad_record
+from sgl_importance.replay.policy_registry import UnknownPolicyError, load_policy
+from sgl_importance.replay.replay_runner import JobT, ReplayError, RowT, run_jobs
 from sgl_importance.replay.trace import Trace
 from sgl_importance.terminal import counted, fail, interrupted
 

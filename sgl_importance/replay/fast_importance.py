@@ -5,8 +5,8 @@ there is at most one candidate per request, ages are counted in requests, and th
 class and age bucket is the first set bit of a range: no heap, and memory linear in blocks and requests.
 
 What is compiled here serves the requests between two computations of the retention index, which is the
-server's own (``sgl_importance.hazards``). That is called in between and not from within, since numba's cache
-of a function does not notice when a function of another module changes.
+server's own (``sgl_importance.reuse.hazards``). That is called in between and not from within, since numba's
+cache of a function does not notice when a function of another module changes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance.hazards import hazards, retention_index
-from sgl_importance.life_table import BUCKET_OF_AGE, BUCKET_STARTS, MAX_AGE, NUM_AGE_BUCKETS, FloatArray
 from sgl_importance.replay.cache import ReplayCounts
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
-from sgl_importance.reuse import DECAY, REFRESH_INTERVAL
+from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
+from sgl_importance.reuse.hazards import hazards, retention_index
+from sgl_importance.reuse.life_table import BUCKET_OF_AGE, BUCKET_STARTS, MAX_AGE, NUM_AGE_BUCKETS, FloatArray
 
 _BitArray = npt.NDArray[np.uint64]
 _BoolArray = npt.NDArray[np.bool_]

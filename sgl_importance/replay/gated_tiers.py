@@ -14,15 +14,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from sgl_importance.cost import CostModel, Tier
-from sgl_importance.node import NodeMetadata
-from sgl_importance.placement.gate import GateSettings, WriteGate
-from sgl_importance.policy.registry import IMPORTANCE
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.write_gate import GateSettings, WriteGate
+from sgl_importance.replay.policy_registry import IMPORTANCE
 from sgl_importance.replay.sessions import BlockFacts
 from sgl_importance.replay.tier_order import TierOrder
-from sgl_importance.replay.tiers import TierCache, TieredCounts, TieredReplay, TieredSetup
+from sgl_importance.replay.tiered_replay import TierCache, TieredCounts, TieredReplay, TieredSetup
 from sgl_importance.replay.trace import NO_PARENT, Trace
 from sgl_importance.replay.trace_nodes import TraceNodes
+from sgl_importance.tiers import Tier
 
 PAIR_SHARE = 1e-6  # attention's share of prefill per token of context, of an 8B model: 1 at a million tokens
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from sgl_importance.policy.registry import OPTIMUM
-from sgl_importance.replay.runner import Row
+from sgl_importance.replay.policy_registry import OPTIMUM
+from sgl_importance.replay.replay_runner import Row
 
 FILE_TYPES = (".png", ".svg", ".pdf")
 

@@ -1,6 +1,6 @@
 """What a trace's structure says of its blocks: which requests are turns of a session, and what is shared.
 
-The server reads the same facts off its radix tree and its ghosts (``sgl_importance.node``); here they are
+The server reads the same facts off its radix tree and its ghosts (``sgl_importance.nodes``); here they are
 read off the whole trace, each from nothing but what came before it. They do not depend on the cache.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
-from sgl_importance.reuse_class import GAP_STARTS, NUM_VISIT_LEVELS, VISIT_STARTS, BlockType, Transition
+from sgl_importance.reuse.reuse_class import GAP_STARTS, NUM_VISIT_LEVELS, VISIT_STARTS, BlockType, Transition
 
 
 class _Codes(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from sgl_importance.cost import Tier
-from sgl_importance.node import NodeMetadata
+from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.replay.trace_nodes import TraceNodes
+from sgl_importance.tiers import Tier
 
 
 def _nowhere(block: int) -> Tier | None:

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from sgl_importance.replay.gated_tiers import Gating, replay_gated
-from sgl_importance.replay.tiers import TierCounts, TieredSetup, replay_tiers
+from sgl_importance.replay.tiered_replay import TierCounts, TieredSetup, replay_tiers
 from sgl_importance.replay.trace import Trace
 
 

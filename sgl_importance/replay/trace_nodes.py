@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from sgl_importance.cost import CostModel
-from sgl_importance.node import NodeMetadata
-from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.policy.tracker import Facts, ReuseTracker
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.nodes.reuse_tracker import Facts, ReuseTracker
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import Trace
-from sgl_importance.reuse_class import BlockType, Transition
+from sgl_importance.reuse.reuse_class import BlockType, Transition
 
 
 class TraceNodes:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
-from sgl_importance.storage.record import DIGEST_BYTES
+from sgl_importance.storage.page_record import DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)

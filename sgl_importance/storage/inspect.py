@@ -15,7 +15,7 @@ import numpy as np
 from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.storage.budget import StoredFile, delete_abandoned, evict, scan
 from sgl_importance.storage.checksum import crc32c
-from sgl_importance.storage.record import HEADER_BYTES, MissReason, PageDamaged, decode_header
+from sgl_importance.storage.page_record import HEADER_BYTES, MissReason, PageDamaged, decode_header
 from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store import IDENTITY_FILE, set_aside
 

@@ -9,7 +9,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.store_counters import StoreCounters
 
 MARK_SUFFIX = ".process"
 LOOK_SECONDS = 1.0

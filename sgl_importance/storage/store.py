@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sgl_importance.storage.budget import PAGE_SUFFIX, UNFINISHED_SUFFIX, Budget, use_time
-from sgl_importance.storage.counters import StoreCounters
-from sgl_importance.storage.pages import PageByPage
-from sgl_importance.storage.record import (
+from sgl_importance.storage.page_record import (
     HEADER_BYTES,
     MissReason,
     PageDamaged,
@@ -28,7 +26,9 @@ from sgl_importance.storage.record import (
     encode_header,
     page_digest,
 )
+from sgl_importance.storage.pages import PageByPage
 from sgl_importance.storage.regular import NotRegular, open_regular
+from sgl_importance.storage.store_counters import StoreCounters
 
 IDENTITY_FILE = "identity.json"
 QUARANTINED_FILES = 64

@@ -15,11 +15,11 @@ from rich.console import Console
 from sgl_importance.study.h1 import study_h1
 from sgl_importance.study.h2 import study_h2
 from sgl_importance.study.recording import Recording, load_recording
-from sgl_importance.study.report import Finding, StudyError
 from sgl_importance.study.sensitivity import study_sensitivity
+from sgl_importance.study.study_report import Finding, StudyError
 from sgl_importance.terminal import check_outputs, existing_file, fail, some_path
 from sgl_importance.trace import TraceError
-from sgl_importance.workload.request import WorkloadError, read_requests
+from sgl_importance.workload.workload_request import WorkloadError, read_requests
 
 app = typer.Typer(
     help="Claims about importance, each with a value, a bootstrap interval and a verdict, from recordings.",
@@ -114,8 +114,8 @@ def reuse_command(
 ) -> None:
     """Are the reuse predictions of the policy right? Brier score and calibration, held out."""
     from sgl_importance.replay.formats.detect import read_trace
-    from sgl_importance.replay.formats.reader import TraceError as ReplayTraceError
-    from sgl_importance.study.reuse import study_reuse
+    from sgl_importance.replay.formats.line_reader import TraceError as ReplayTraceError
+    from sgl_importance.study.reuse_study import study_reuse
 
     check_outputs(out)
     try:

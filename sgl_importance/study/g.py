@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from sgl_importance.study.recording import Query, Recording
-from sgl_importance.study.report import SMALL_MODEL, Finding, draw, verdict_of
 from sgl_importance.study.statistics import Estimate, Floats, bootstrap
+from sgl_importance.study.study_report import SMALL_MODEL, Finding, draw, verdict_of
 
 FRACTIONS = (0.05, 0.1, 0.2, 0.4)
 ARMS = ("lru", "ours", "g1", "shuffled")

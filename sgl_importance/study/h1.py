@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import track
 
 from sgl_importance.study.recording import Recording
-from sgl_importance.study.report import SMALL_MODEL, Finding, StudyError, draw, verdict_of
 from sgl_importance.study.residency import POLICIES, Hits, replay
 from sgl_importance.study.statistics import Estimate, bootstrap, ratio_of
 from sgl_importance.study.streams import Stream, streams
+from sgl_importance.study.study_report import SMALL_MODEL, Finding, StudyError, draw, verdict_of
 
 SHARES = (0.05, 0.1, 0.2)
 BUDGETS = (0.1, 0.2, 0.3, 0.5)

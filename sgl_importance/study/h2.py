@@ -11,8 +11,8 @@ import numpy as np
 
 from sgl_importance.study.documents import SharedContext, shared_contexts
 from sgl_importance.study.recording import Recording
-from sgl_importance.study.report import SMALL_MODEL, Finding, StudyError, draw
 from sgl_importance.study.statistics import Floats, chance_jaccard, jaccard, mean_of, top_pages
+from sgl_importance.study.study_report import SMALL_MODEL, Finding, StudyError, draw
 
 SHARE = 0.1
 MIN_QUERIES = 50

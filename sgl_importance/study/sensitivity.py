@@ -18,8 +18,8 @@ from sgl_importance.study.anticipation import (
     step_scores,
 )
 from sgl_importance.study.recording import Query, Recording, Scores
-from sgl_importance.study.report import SMALL_MODEL, Finding, StudyError, draw
 from sgl_importance.study.statistics import Estimate, jaccard, mean_of, top_pages
+from sgl_importance.study.study_report import SMALL_MODEL, Finding, StudyError, draw
 from sgl_importance.trace.records import Detail, Step
 
 MIN_QUERIES = 20

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.nodes.digests import chain_digests, root_digest
+from sgl_importance.trace.bounded_queue import BoundedQueue
 from sgl_importance.trace.framing import frame
-from sgl_importance.trace.queue import BoundedQueue
 from sgl_importance.trace.records import (
     Dropped,
     Header,

@@ -11,14 +11,19 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sgl_importance.client.arguments import AnyServer, ApiKey
-from sgl_importance.client.server import DEFAULT_URL
+from sgl_importance.client.client_arguments import AnyServer, ApiKey
+from sgl_importance.client.server_client import DEFAULT_URL
 from sgl_importance.probe.evaluate import ServerError
 from sgl_importance.terminal import check_outputs, counted, existing_file, fail, show, some_path
 from sgl_importance.workload.drive import Outcome, Summary, WorkloadClient, drive, summarise
 from sgl_importance.workload.kinds import KINDS, Shape
-from sgl_importance.workload.make import make_workload
-from sgl_importance.workload.request import WorkloadError, WorkloadRequest, read_requests, write_requests
+from sgl_importance.workload.workload_maker import make_workload
+from sgl_importance.workload.workload_request import (
+    WorkloadError,
+    WorkloadRequest,
+    read_requests,
+    write_requests,
+)
 
 app = typer.Typer(
     help="Requests in the embedded model's language, skewed as you like, each with its right answer.",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgl_importance.probe.evaluate import ProbeClient, task_group
-from sgl_importance.workload.request import WorkloadRequest
+from sgl_importance.workload.workload_request import WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from sgl_importance.probe.tasks import ProbeDocument, make_document, question_te
 from sgl_importance.probe.tokenizer import BEGIN
 from sgl_importance.probe.vocabulary import NAMES, held_out_values, word_pieces
 from sgl_importance.workload.popularity import Zipf
-from sgl_importance.workload.request import Message, WorkloadError
+from sgl_importance.workload.workload_request import Message, WorkloadError
 
 ANSWER_TOKENS = 4
 SYSTEM_TOKENS = 256

@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.placement import ledger_writer
-from sgl_importance.placement.evidence import ReuseEvidence
-from sgl_importance.placement.ledger import Ledger
-from sgl_importance.placement.ledger_writer import LedgerWriter, Visit
-from sgl_importance.placement.pin import Pin
-from sgl_importance.placement.steady_time import steady_time
-from sgl_importance.reuse import ReuseEstimator
+from sgl_importance.ledger import ledger_writer
+from sgl_importance.ledger.ledger import Ledger
+from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
+from sgl_importance.ledger.reuse_evidence import ReuseEvidence
+from sgl_importance.ledger.steady_time import steady_time
+from sgl_importance.pins.pin import Pin
+from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.storage.budget import delete_abandoned, scan
-from sgl_importance.storage.counters import StoreCounters
 from sgl_importance.storage.inspect import collect, files_of, summarize
-from sgl_importance.storage.record import HEADER_BYTES
+from sgl_importance.storage.page_record import HEADER_BYTES
+from sgl_importance.storage.page_transfer import PageTransfer
 from sgl_importance.storage.store import PageStore
-from sgl_importance.storage.transfer import PageTransfer
+from sgl_importance.storage.store_counters import StoreCounters
 
 PAGE_BYTES = 512
 MODEL = bytes(32)

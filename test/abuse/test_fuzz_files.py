@@ -17,20 +17,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from sgl_importance.ledger.ledger import Ledger
+from sgl_importance.ledger.ledger_database import LedgerUnusable
+from sgl_importance.ledger.prefix_record import PrefixRecord
+from sgl_importance.ledger.reuse_evidence import ReuseEvidence
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.placement.database import LedgerUnusable
-from sgl_importance.placement.evidence import ReuseEvidence
-from sgl_importance.placement.ledger import Ledger
-from sgl_importance.placement.pin import Pin
-from sgl_importance.placement.record import PrefixRecord
+from sgl_importance.pins.pin import Pin
 from sgl_importance.replay.formats.detect import READERS, read_trace
+from sgl_importance.replay.formats.line_reader import BadRecord, TraceError
 from sgl_importance.replay.formats.oracle_general import RECORD
-from sgl_importance.replay.formats.reader import BadRecord, TraceError
-from sgl_importance.reuse import ReuseEstimator
-from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.storage.inspect import files_of, summarize, verify
-from sgl_importance.storage.record import PageMiss
+from sgl_importance.storage.page_record import PageMiss
 from sgl_importance.storage.store import PageStore
+from sgl_importance.storage.store_counters import StoreCounters
 from sgl_importance.trace import TraceError as RecordingError
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.framing import MAGIC, FrameReader, frame
@@ -45,7 +45,7 @@ from sgl_importance.trace.records import (
 )
 from sgl_importance.trace.segments import segment_files
 from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
-from sgl_importance.workload.request import WorkloadError, read_requests
+from sgl_importance.workload.workload_request import WorkloadError, read_requests
 from sglang_importance.launch.preflight import checkpoint_problems
 from sglang_importance.storage.install import mount
 from sglang_importance.upstream.refusal import LaunchRefused

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.placement import ledger_writer
-from sgl_importance.placement.database import LedgerUnusable
-from sgl_importance.placement.evidence import ReuseEvidence
-from sgl_importance.placement.ledger import LEDGER_FILE, Ledger
-from sgl_importance.placement.ledger_writer import LedgerWriter, Visit
-from sgl_importance.placement.pin import Pin
-from sgl_importance.placement.record import PrefixRecord
-from sgl_importance.reuse import ReuseEstimator
+from sgl_importance.ledger import ledger_writer
+from sgl_importance.ledger.ledger import LEDGER_FILE, Ledger
+from sgl_importance.ledger.ledger_database import LedgerUnusable
+from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
+from sgl_importance.ledger.prefix_record import PrefixRecord
+from sgl_importance.ledger.reuse_evidence import ReuseEvidence
+from sgl_importance.pins.pin import Pin
+from sgl_importance.reuse.estimator import ReuseEstimator
 
 from support.waiting import wait_until
 from support.workloads.ledger_rows import NAMESPACE, PAGE, open_ledger, record
@@ -192,7 +192,7 @@ def test_a_disk_that_hangs_holds_nobody_who_asks(
         wait_until(lambda: answered)
         return True
 
-    monkeypatch.setattr("sgl_importance.placement.file_place.FilePlace.is_held", hangs)
+    monkeypatch.setattr("sgl_importance.ledger.file_place.FilePlace.is_held", hangs)
     assert writer.surviving_pins() == frozenset()
     assert writer.surviving_pins() == frozenset()
     answered.append(True)

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.cost import CostModel
+from sgl_importance.ledger.ledger import LEDGER_FILE, Ledger
+from sgl_importance.ledger.ledger_database import LedgerUnusable
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.placement.database import LedgerUnusable
-from sgl_importance.placement.ledger import LEDGER_FILE, Ledger
-from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.storage.cli import app
-from sgl_importance.storage.counters import StoreCounters
 from sgl_importance.storage.store import PageStore
+from sgl_importance.storage.store_counters import StoreCounters
 from sglang_importance.radix_cache.cache_factory import create_recorder
 from sglang_importance.storage.install import mount
 from sglang_importance.upstream.refusal import LaunchRefused

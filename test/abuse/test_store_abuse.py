@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.storage import transfer as transfer_module
+from sgl_importance.storage import page_transfer as transfer_module
 from sgl_importance.storage import workers
 from sgl_importance.storage.cli import app
-from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.page_record import HEADER_BYTES
+from sgl_importance.storage.page_transfer import PageTransfer
 from sgl_importance.storage.pages import Page, PageByPage
-from sgl_importance.storage.record import HEADER_BYTES
 from sgl_importance.storage.store import IDENTITY_FILE, PageStore
-from sgl_importance.storage.transfer import PageTransfer
+from sgl_importance.storage.store_counters import StoreCounters
 
 from support.waiting import HANG_SECONDS, wait_until
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-import sgl_importance.hazards as hazards
+import sgl_importance.reuse.hazards as hazards
 import sgl_importance_kernels.compiled as compiled
 
 

@@ -26,7 +26,7 @@ from benchmark.serving.workloads import (
     make_workload,
 )
 from sgl_importance.options import SETTINGS, ImportanceOptions, flag
-from sgl_importance.workload.request import WorkloadRequest
+from sgl_importance.workload.workload_request import WorkloadRequest
 
 PARAMETERS = load_parameters()
 PAGE = PARAMETERS["page_tokens"]

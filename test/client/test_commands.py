@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sgl_importance.client import pins, snapshot
-from sgl_importance.client.pins import pin_app, pins_app, unpin_app
-from sgl_importance.client.snapshot import app as snapshot_app
+from sgl_importance.client import pin_commands, snapshot_command
+from sgl_importance.client.pin_commands import pin_app, pins_app, unpin_app
+from sgl_importance.client.snapshot_command import app as snapshot_app
 
 from support.servers import free_port
 
@@ -144,8 +144,8 @@ def test_tables_and_json(server: HTTPServer):
 def test_tables_cut_no_figure_in_a_window_of_80_columns() -> None:
     large = NODE | {"id": 123456, "depth_tokens": 12345, "age": 12345, "loss": 1.6e-10}
     for table, cells in (
-        (snapshot._table([large]), ("123456", "12,345", "1.6e-10", "device", "host", "pinned")),
-        (pins._table([PIN | {"pin_id": "b" * 32}]), ("b" * 32, "1,280", "640")),
+        (snapshot_command._table([large]), ("123456", "12,345", "1.6e-10", "device", "host", "pinned")),
+        (pin_commands._table([PIN | {"pin_id": "b" * 32}]), ("b" * 32, "1,280", "640")),
     ):
         window = Console(width=80, record=True, file=StringIO())
         window.print(table)

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.client import prewarm as command
-from sgl_importance.client import server as client
+from sgl_importance.client import prewarm_command as command
+from sgl_importance.client import server_client as client
 
 JOB = {
     "job_id": "abc",

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from sgl_importance.client.remote_source import BATCH_KEYS, RemoteSource
-from sgl_importance.client.server import Server, ServerError
+from sgl_importance.client.server_client import Server, ServerError
 from sgl_importance.interface import Importance, ImportanceSource
 
 PAGE = Importance(0.25, 0.5, 0.2, 0.4, queries=3, weight=2.5)

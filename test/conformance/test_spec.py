@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sgl_importance.ghost import DIGEST_BYTES, chain_digests, root_digest
 from sgl_importance.interface import SCHEMA_VERSION, BlockImportance, Importance
+from sgl_importance.nodes.digests import DIGEST_BYTES, chain_digests, root_digest
 from sgl_importance_kernels.reference import combine_layers, layer_page_scores
 from sgl_importance_kernels.reference.page_scores import attention_probabilities, pages_of
 

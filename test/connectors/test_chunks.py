@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_importance.connectors.chunks import MAX_REPRIEVES, ChunkDirectory, ChunkRanking
-from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.interface import Importance
+from sgl_importance.nodes.digests import chain_digests, root_digest
 
 PAGE, CHUNK = 4, 8
 

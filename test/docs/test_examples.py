@@ -71,7 +71,7 @@ def test_producer_agrees_with_the_definition(tokens: int, page_size: int) -> Non
 
 
 def test_backend_under_the_verified_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sgl_importance.storage.counters import StoreCounters
+    from sgl_importance.storage.store_counters import StoreCounters
     from sglang_importance.storage.weights import WATCH
 
     from support.host_pools import KEYS, PAGES, WEIGHTS, make_backend, make_pool, pages_of, slots

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.placement.ledger import Ledger
+from sgl_importance.ledger.ledger import Ledger
 from sglang_importance.placement.ledger_feed import model_digest, open_ledger_feed
 from sglang_importance.storage.weights import WATCH, Weights
 

@@ -16,7 +16,7 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.attention.producers import PRODUCERS, UNPROVEN
+from sglang_importance.attention.score_sources import PRODUCERS, UNPROVEN
 from sglang_importance.launch.modes import RULES, Rule, check_modes, model_refusals, refusals
 from sglang_importance.upstream.refusal import LaunchRefused
 

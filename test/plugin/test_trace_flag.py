@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sglang.srt.server_args import ServerArgs
 
-from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.trace import open_trace
 from sglang_importance.radix_cache.cache_factory import create_recorder
 from sglang_importance.upstream.refusal import LaunchRefused

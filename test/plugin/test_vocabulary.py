@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_importance.http.vocabulary import UnknownToken, check_token_ids, unknown_token
+from sglang_importance.http.token_limits import UnknownToken, check_token_ids, unknown_token
 
 SIZE = 100
 ids = st.lists(st.integers(-SIZE, 2 * SIZE), min_size=1)

@@ -160,7 +160,7 @@ def test_next_uses_are_those_of_a_walk_from_the_end(paths: list[list[int]]) -> N
         block = int(trace.blocks[position])
         expected.append(later.get(block, trace.num_accesses))
         later[block] = position
-    assert NextUses.of(trace).positions.tolist() == expected[::-1]
+    assert NextUses.of(trace.blocks, trace.offsets).positions.tolist() == expected[::-1]
 
 
 @every_policy

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.policy.lru import LruPolicy
-from sgl_importance.policy.registry import POLICY_NAMES, UnknownPolicyError, create_policy, load_policy
 from sgl_importance.replay.cache import ReplayCounts, replay_objects, replay_tree
 from sgl_importance.replay.formats.detect import read_trace
+from sgl_importance.replay.policy_registry import POLICY_NAMES, UnknownPolicyError, create_policy, load_policy
 from sgl_importance.replay.trace import Trace
 
 from support.workloads.replay_traces import build_trace, object_traces, shared_data, tree_traces

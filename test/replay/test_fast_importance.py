@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sgl_importance.policy.lru import LruPolicy
 from sgl_importance.replay.cache import replay_tree
 from sgl_importance.replay.fast_importance import evictions, replay_importance
-from sgl_importance.replay.importance import ImportanceReplayPolicy
+from sgl_importance.replay.importance_replay import ImportanceReplayPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
 
 from support.workloads.replay_traces import build_trace

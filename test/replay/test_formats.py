@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from sgl_importance.replay.formats import bailian, mooncake, openai_chat, oracle_general
 from sgl_importance.replay.formats.detect import READERS, detect_reader, load_reader, read_trace
+from sgl_importance.replay.formats.line_reader import BadRecord, ReadOptions, TraceError
 from sgl_importance.replay.formats.oracle_general import RECORD, number_by_first_use
-from sgl_importance.replay.formats.reader import BadRecord, ReadOptions, TraceError
 
 from support.workloads.replay_traces import shared_data
 

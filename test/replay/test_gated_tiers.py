@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.cost import Tier
-from sgl_importance.placement.gate import GateSettings
+from sgl_importance.ranking.write_gate import GateSettings
 from sgl_importance.replay.gated_tiers import GatedReplay, GateKind, Gating, StorageOffer
-from sgl_importance.replay.tiers import TieredSetup, TierSize, WritePolicy, replay_tiers
+from sgl_importance.replay.tiered_replay import TieredSetup, TierSize, WritePolicy, replay_tiers
 from sgl_importance.replay.trace import NO_PARENT, Trace
+from sgl_importance.tiers import Tier
 
 from support.workloads.replay_traces import tree_traces
 

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.policy.lru import LruPolicy
-from sgl_importance.policy.registry import POLICY_NAMES, create_policy
 from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.importance import ImportanceReplayPolicy
-from sgl_importance.replay.nodes import RadixTree, mean_node_blocks, replay_nodes
-from sgl_importance.replay.runner import ReplayMode, choose_replay
+from sgl_importance.replay.importance_replay import ImportanceReplayPolicy
+from sgl_importance.replay.policy_registry import POLICY_NAMES, create_policy
+from sgl_importance.replay.radix_nodes import RadixTree, mean_node_blocks, replay_nodes
+from sgl_importance.replay.replay_runner import ReplayMode, choose_replay
 from sgl_importance.replay.sessions import block_facts
 from sgl_importance.replay.trace import Trace, TraceBuilder
-from sgl_importance.reuse_class import BlockType
+from sgl_importance.reuse.reuse_class import BlockType
 
 from support.workloads.replay_traces import build_trace, tree_traces
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 from sgl_importance.replay import console, plot
 from sgl_importance.replay.cli import app
 from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.runner import Job, ReplayError, run_job, run_jobs
+from sgl_importance.replay.replay_runner import Job, ReplayError, run_job, run_jobs
 
 from support.workloads.replay_jobs import die, sleep
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from sgl_importance.node import NodeMetadata
-from sgl_importance.replay.importance import UNIFORM_COST, ImportanceReplayPolicy
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.replay.importance_replay import UNIFORM_COST, ImportanceReplayPolicy
 from sgl_importance.replay.sessions import block_facts
 from sgl_importance.replay.trace import Trace
 from sgl_importance.replay.trace_nodes import TraceNodes

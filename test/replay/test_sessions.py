@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import TraceBuilder
-from sgl_importance.reuse_class import BlockType, Transition
+from sgl_importance.reuse.reuse_class import BlockType, Transition
 
 BLOCK = 16
 

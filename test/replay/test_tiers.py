@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.cost import Tier
 from sgl_importance.policy.lru import LruPolicy
-from sgl_importance.policy.registry import POLICY_NAMES, TRACE_FOLLOWERS, create_policy
 from sgl_importance.replay.cache import replay_tree
 from sgl_importance.replay.fast_lru import replay_lru
-from sgl_importance.replay.tiers import (
+from sgl_importance.replay.policy_registry import POLICY_NAMES, TRACE_FOLLOWERS, create_policy
+from sgl_importance.replay.tiered_replay import (
     TieredCounts,
     TieredSetup,
     TierError,
@@ -21,6 +20,7 @@ from sgl_importance.replay.tiers import (
     replay_tiers,
 )
 from sgl_importance.replay.trace import Trace
+from sgl_importance.tiers import Tier
 
 from support.workloads.replay_traces import BLOCK_TOKENS, build_trace, tree_traces
 

@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from sgl_importance.client.remote_source import RemoteSource
-from sgl_importance.client.server import Server
-from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.client.server_client import Server
 from sgl_importance.interface import SignalKind
+from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sgl_importance.metrics import METRICS, PREFIX, Metric
+from sgl_importance.metrics_table import METRICS, PREFIX, Metric
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from sgl_importance.client.observe import app
-from sgl_importance.client.server import Server
-from sgl_importance.cost import CostModel
+from sgl_importance.client.observe_command import app
+from sgl_importance.client.server_client import Server
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
-from sgl_importance.shadow.pair import ShadowPair
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.trace.reader import TraceReader

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.cost import CostModel
-from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.shadow.cache import ShadowCache
-from sgl_importance.shadow.ranking import ImportanceRanking, LruRanking, Ranking
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.shadow.shadow_cache import ShadowCache
+from sgl_importance.shadow.shadow_ranking import ImportanceRanking, LruRanking, Ranking
 from sgl_importance.study.recording import Recording
 from sglang_importance.offline.tree_replay import TreeReplay, hit_tokens, smallest_capacity
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.store_counters import StoreCounters
 from sglang_importance.storage.weights import WATCH, WeightsWatch
 
 from support.host_pools import WEIGHTS

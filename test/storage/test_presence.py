@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sgl_importance.storage.counters import StoreCounters
 from sgl_importance.storage.presence import LOST_MARK_SECONDS, Presence
+from sgl_importance.storage.store_counters import StoreCounters
 
 
 def use(directory: Path, ready: Any, leave: Any) -> None:

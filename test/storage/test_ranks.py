@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sgl_importance.storage.inspect import scan
-from sgl_importance.storage.record import decode_header
+from sgl_importance.storage.page_record import decode_header
 
 from support.servers import ServerProcess
 from support.store_bench import COMMON_FLAGS, PAGE_TOKENS, PROMPT_PAGES, answer, count, flush, store_flags

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sgl_importance.storage.checksum import checksum_problem, crc32c
 from sgl_importance.storage.identity import ModelIdentity
-from sgl_importance.storage.record import (
+from sgl_importance.storage.page_record import (
     HEADER_BYTES,
     MissReason,
     PageDamaged,

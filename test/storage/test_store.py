@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from sgl_importance.storage import budget
 from sgl_importance.storage.budget import scan
-from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.page_record import HEADER_BYTES, MissReason, PageDamaged, PageMiss, decode_header
+from sgl_importance.storage.page_transfer import PageTransfer
 from sgl_importance.storage.pages import PageByPage
-from sgl_importance.storage.record import HEADER_BYTES, MissReason, PageDamaged, PageMiss, decode_header
 from sgl_importance.storage.store import QUARANTINED_FILES, PageStore, set_aside
-from sgl_importance.storage.transfer import PageTransfer
+from sgl_importance.storage.store_counters import StoreCounters
 
 PAGE_BYTES = 512
 RECORD_BYTES = HEADER_BYTES + PAGE_BYTES
@@ -232,7 +232,7 @@ import sys
 import time
 import numpy as np
 from pathlib import Path
-from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.store_counters import StoreCounters
 from sgl_importance.storage.store import PageStore
 store = PageStore(Path(sys.argv[1]), budget_bytes=200_000, counters=StoreCounters())
 print("ready", flush=True)

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sgl_importance.storage.cli import app
-from sgl_importance.storage.counters import StoreCounters
-from sgl_importance.storage.record import HEADER_BYTES
+from sgl_importance.storage.page_record import HEADER_BYTES
 from sgl_importance.storage.store import PageStore
+from sgl_importance.storage.store_counters import StoreCounters
 
 PAGE_BYTES = 256
 RECORD_BYTES = HEADER_BYTES + PAGE_BYTES

@@ -12,9 +12,9 @@ import pytest
 import torch
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
-from sgl_importance.storage.record import HEADER_BYTES
+from sgl_importance.storage.page_record import HEADER_BYTES
 from sglang_importance.storage.backend import VerifiedStorage
-from sglang_importance.storage.staging import StagingPool
+from sglang_importance.storage.page_buffers import StagingPool
 from sglang_importance.storage.weights import WATCH, Weights
 from sglang_importance.storage.wrapped import ZeroCopyPages
 
@@ -190,7 +190,7 @@ def test_long_pages_span_both_halves_of_a_slot() -> None:
 
 
 def test_a_bit_of_the_v_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sglang_importance.storage.staging as staging
+    import sglang_importance.storage.page_buffers as staging
 
     monkeypatch.setattr(staging, "HALF_ALIGNMENT", 32)  # pages of the test are small: most of one half
     bench = Bench(tmp_path)
@@ -225,7 +225,7 @@ def test_what_an_earlier_read_left_in_a_slot_is_not_taken_for_another_page(bench
 
 
 def test_half_a_record_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sglang_importance.storage.staging as staging
+    import sglang_importance.storage.page_buffers as staging
 
     monkeypatch.setattr(staging, "HALF_ALIGNMENT", 32)
     bench = Bench(tmp_path)

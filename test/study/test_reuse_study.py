@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_importance.replay.trace import Trace, TraceBuilder
-from sgl_importance.study.reuse import CLASSES, CONSTANT, ONE_CLASS, _reused_within, study_reuse
+from sgl_importance.study.reuse_study import CLASSES, CONSTANT, ONE_CLASS, _reused_within, study_reuse
 
 BLOCK = 16
 

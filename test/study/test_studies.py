@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sgl_importance.cost import CostModel
-from sgl_importance.node import NodeMetadata
-from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.study.anticipation import histories, merged, recall, step_scores
 from sgl_importance.study.cli import app
 from sgl_importance.study.documents import shared_contexts
@@ -22,10 +22,10 @@ from sgl_importance.study.g import Replayed, conclude, paired_blocks, rate_diffe
 from sgl_importance.study.h1 import context_band
 from sgl_importance.study.h2 import agreements, study_h2
 from sgl_importance.study.recording import Recording, load_recording
-from sgl_importance.study.report import StudyError
 from sgl_importance.study.sensitivity import study_sensitivity
-from sgl_importance.study.shuffle import ShuffledImportancePolicy
+from sgl_importance.study.shuffled_policy import ShuffledImportancePolicy
 from sgl_importance.study.statistics import jaccard, top_pages
+from sgl_importance.study.study_report import StudyError
 from sgl_importance.trace.records import Detail
 
 from support.workloads.recordings import (

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sgl_importance.storage.budget import scan
-from sgl_importance.storage.record import decode_header
+from sgl_importance.storage.page_record import decode_header
 
 from support.python_path import FAULTS, TEST, python_path
 from support.servers import ServerProcess

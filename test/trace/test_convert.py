@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.formats.reader import ReadOptions
+from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.cli import app

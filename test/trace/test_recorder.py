@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
 from sgl_importance.trace import TraceReader, open_trace

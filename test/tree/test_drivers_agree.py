@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sgl_importance.replay.cache import replay_tree
 from sgl_importance.replay.fast_importance import evictions
-from sgl_importance.replay.nodes import replay_nodes
+from sgl_importance.replay.radix_nodes import replay_nodes
 from sgl_importance.replay.sessions import block_facts
 from sgl_importance.replay.trace import TraceBuilder
 

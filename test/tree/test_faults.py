@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
-from sgl_importance.metrics import FaultPlace
+from sgl_importance.metrics_table import FaultPlace
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.placement.hint_follower import HintFollower

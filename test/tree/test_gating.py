@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.cost import Tier
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.placement.gate import GateSettings
+from sgl_importance.ranking.write_gate import GateSettings
+from sgl_importance.tiers import Tier
 
 from support.doubles.lower_tiers import LowerTiers
 from support.doubles.scripted_gate import HOST, POOL, ScriptedGate, gated

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from sgl_importance.ghost import chain_digests, root_digest
 from sgl_importance.interface import ImportanceSource
+from sgl_importance.nodes.digests import chain_digests, root_digest
 from sglang_importance.operations.page_importance import KEYS_PER_SLICE, importance
 from sglang_importance.operations.runner import Desk
 from sglang_importance.tree.page_lookup import SLICE_PAGES

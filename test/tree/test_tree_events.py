@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sgl_importance.cost import Tier
-from sgl_importance.importance import Origin
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.reuse_class import BlockType
+from sgl_importance.reuse.reuse_class import BlockType
+from sgl_importance.signal.node_importance import Origin
+from sgl_importance.tiers import Tier
 
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import pages, path_of, prompt, serve

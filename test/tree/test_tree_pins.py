@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sgl_importance.cost import Tier
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.placement.pin import HALF_LIFE_REQUESTS, Pin
+from sgl_importance.pins.pin import HALF_LIFE_REQUESTS, Pin
+from sgl_importance.tiers import Tier
 
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import pages, path_of, prompt, serve

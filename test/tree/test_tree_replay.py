@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.cost import CostModel
-from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.study.recording import Recording
 from sgl_importance.trace.records import Fold
 from sglang_importance.offline.study_command import replay_arms

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.cost import Tier
-from sgl_importance.importance import NodeImportance, Origin
+from sgl_importance.signal.node_importance import NodeImportance, Origin
+from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import EventKind
 from sglang_importance.operations import job as job_module
 from sglang_importance.operations.messages import OPERATIONS

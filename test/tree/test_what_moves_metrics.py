@@ -9,13 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sgl_importance.calibration import HORIZON
-from sgl_importance.cost import Tier
-from sgl_importance.importance import NodeImportance
-from sgl_importance.metrics import METRICS, OPERATIONS, Kind, Process, of_process
+from sgl_importance.metrics_table import METRICS, OPERATIONS, Kind, Process, of_process
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.placement.pin import Pin
-from sgl_importance.shadow.pair import ShadowPair
+from sgl_importance.pins.pin import Pin
+from sgl_importance.reuse.calibration import HORIZON
+from sgl_importance.shadow.shadow_pair import ShadowPair
+from sgl_importance.signal.node_importance import NodeImportance
+from sgl_importance.tiers import Tier
 from sglang_importance.metrics.publisher import counter_values, label_values
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.operations import messages as control

@@ -5,9 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.nodes import replay_nodes
+from sgl_importance.replay.radix_nodes import replay_nodes
 from sgl_importance.replay.trace import Trace, TraceBuilder
-from sgl_importance.reuse_class import NUM_TRANSITIONS, NUM_VISIT_LEVELS, BlockType, Transition, transition_of
+from sgl_importance.reuse.reuse_class import (
+    NUM_TRANSITIONS,
+    NUM_VISIT_LEVELS,
+    BlockType,
+    Transition,
+    transition_of,
+)
 
 from support.drivers.policy_drivers import (
     Known,

@@ -20,9 +20,14 @@ from sgl_importance.probe.vocabulary import RECORD_END
 from sgl_importance.workload import drive as drive_module
 from sgl_importance.workload.drive import WorkloadClient, drive, summarise
 from sgl_importance.workload.kinds import KINDS, Shape
-from sgl_importance.workload.make import make_workload
 from sgl_importance.workload.popularity import Zipf
-from sgl_importance.workload.request import WorkloadError, WorkloadRequest, read_requests, write_requests
+from sgl_importance.workload.workload_maker import make_workload
+from sgl_importance.workload.workload_request import (
+    WorkloadError,
+    WorkloadRequest,
+    read_requests,
+    write_requests,
+)
 
 SHAPE = Shape(sessions=4, document_tokens=512, turns=5, answer_tokens=32)
 

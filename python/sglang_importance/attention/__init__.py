@@ -25,7 +25,7 @@ def install(options: ImportanceOptions) -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-    from sglang_importance.attention.producers import UNPROVEN
+    from sglang_importance.attention.score_sources import UNPROVEN
     from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 
     @register_attention_backend("torch_native")
@@ -46,7 +46,7 @@ def install(options: ImportanceOptions) -> None:
 def _attach_probe(options: ImportanceOptions) -> None:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
-    from sglang_importance.attention.producers import UNPROVEN
+    from sglang_importance.attention.score_sources import UNPROVEN
 
     for name in UNPROVEN[options.source]:
         if name in ATTENTION_BACKENDS:

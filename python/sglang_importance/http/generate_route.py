@@ -9,9 +9,9 @@ from __future__ import annotations
 from fastapi import Depends, FastAPI, HTTPException, Request
 from sglang.srt.entrypoints.http_server import get_global_state
 
-from sgl_importance.placement.hints import FIELD
+from sgl_importance.hints.hints import FIELD
 from sglang_importance.http.request_hints import read_native_hints
-from sglang_importance.http.vocabulary import check_token_ids
+from sglang_importance.http.token_limits import check_token_ids
 from sglang_importance.upstream.server_options import importance_options
 
 PATH = "/generate"

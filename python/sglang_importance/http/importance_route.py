@@ -8,7 +8,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
-from sgl_importance.ghost import DIGEST_BYTES
+from sgl_importance.nodes.digests import DIGEST_BYTES
 from sglang_importance.http.scheduler_client import ask, json_body, validated
 from sglang_importance.operations.page_importance import MAX_KEYS
 

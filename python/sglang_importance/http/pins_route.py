@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
-from sgl_importance.placement.steady_time import steady_time
+from sgl_importance.ledger.steady_time import steady_time
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.http.scheduler_client import ask, json_body, validated
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sgl_importance.metrics import Process, of_process
+from sgl_importance.metrics_table import Process, of_process
 from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
 
 _exposition: Exposition | None = None

@@ -18,11 +18,11 @@ from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
-from sgl_importance.cost import CostModel
+from sgl_importance.ledger.ledger import Ledger
+from sgl_importance.ledger.ledger_database import LedgerUnusable
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.placement.database import LedgerUnusable
-from sgl_importance.placement.ledger import Ledger
-from sgl_importance.placement.ledger_plan import WarmPath, plan_from_ledger
+from sgl_importance.prewarm.ledger_plan import WarmPath, plan_from_ledger
+from sgl_importance.ranking.cost_model import CostModel
 from sglang_importance.http import openapi, prewarm_metrics
 from sglang_importance.http.prewarming import RESERVE, Job, Prewarmer, State, requests_under_way
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from sgl_importance.placement.ledger_plan import WarmPath
+from sgl_importance.prewarm.ledger_plan import WarmPath
 from sglang_importance.http.prewarm_metrics import count
 from sglang_importance.placement.prewarm_request import is_prewarm, new_rid
 

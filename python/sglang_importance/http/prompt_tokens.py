@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
-from sglang_importance.http.vocabulary import unknown_token
+from sglang_importance.http.token_limits import unknown_token
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.placement.blocks import locate_messages
-from sgl_importance.placement.hints import FIELD, BadHint, Hints
-from sglang_importance.http.vocabulary import check_token_ids
+from sgl_importance.hints.block_places import locate_messages
+from sgl_importance.hints.hints import FIELD, BadHint, Hints
+from sglang_importance.http.token_limits import check_token_ids
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.hooks import Hook, HookType
 from sglang_importance.upstream.server_options import importance_options

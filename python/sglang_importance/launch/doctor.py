@@ -140,7 +140,7 @@ def _cpu_shims() -> Iterator[Finding]:
 
 
 def _backends() -> Iterator[Finding]:
-    from sglang_importance.attention.producers import PRODUCERS, UNPROVEN
+    from sglang_importance.attention.score_sources import PRODUCERS, UNPROVEN
 
     for source, backend in sorted(PRODUCERS.items()):
         yield Finding(f"scores from {backend}", Status.OK, f"by --kv-importance-source auto ({source})")

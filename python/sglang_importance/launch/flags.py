@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from sgl_importance.options import SETTINGS, ImportanceOptions, Setting, flag, keyword
-from sglang_importance.attention.producers import SOURCES
+from sglang_importance.attention.score_sources import SOURCES
 from sglang_importance.upstream.server_options import RADIX_CACHE_BACKEND
 
 DEFAULT_PAGE_SIZE = 16  # tokens; sglang's own default of 1 would score single tokens

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.environ import envs
 
 from sgl_importance.options import ImportanceOptions, KvPolicy, flag
-from sglang_importance.attention.producers import PRODUCERS, UNPROVEN
+from sglang_importance.attention.score_sources import PRODUCERS, UNPROVEN
 from sglang_importance.upstream.refusal import LaunchRefused
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from sgl_importance.metrics import Kind, Metric
+from sgl_importance.metrics_table import Kind, Metric
 
 Series = tuple[str, tuple[str, ...]]
 """Name and label values."""

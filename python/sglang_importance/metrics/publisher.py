@@ -1,4 +1,4 @@
-"""Prometheus series on the server's own ``/metrics``: the scheduler's part of ``sgl_importance.metrics``.
+"""The scheduler's part of ``sgl_importance.metrics_table``, on the server's own ``/metrics``.
 
 Counts are kept in plain integers on the hot path and published once per request, as increments: a
 scheduler process shares its registry with the HTTP process through ``PROMETHEUS_MULTIPROC_DIR``.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sgl_importance.calibration import BUCKETS
-from sgl_importance.metrics import Process, of_process
+from sgl_importance.metrics_table import Process, of_process
+from sgl_importance.reuse.calibration import BUCKETS
 from sglang_importance.metrics.emission_time import EMISSION_TIME
 from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
 from sglang_importance.metrics.scheduler_counters import Counters

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sgl_importance.calibration import Calibration
-from sgl_importance.cost import Tier
-from sgl_importance.ghost import EvictionReason
-from sgl_importance.metrics import OPERATIONS, FaultPlace
-from sgl_importance.placement.gate import Refusal
+from sgl_importance.metrics_table import OPERATIONS, FaultPlace
+from sgl_importance.nodes.ghosts import EvictionReason
+from sgl_importance.ranking.write_gate import Refusal
+from sgl_importance.reuse.calibration import Calibration
+from sgl_importance.tiers import Tier
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

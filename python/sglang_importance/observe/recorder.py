@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sgl_importance.cost import CostModel, Tier
-from sgl_importance.fold import Observation
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.signal.fold import Observation
+from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import (
     FORMAT_VERSION,
     SCHEMA,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-DIGEST = "xxh3-128, chained by page, sgl_importance.ghost.chain_digests"
+DIGEST = "xxh3-128, chained by page, sgl_importance.nodes.digests.chain_digests"
 MAX_OPEN_REQUESTS = 1 << 16  # requests that are aborted before their admission never end for us
 
 

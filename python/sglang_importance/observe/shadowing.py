@@ -7,10 +7,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.ghost import chain_digests, root_digest
-from sgl_importance.shadow.pair import ShadowPair
+from sgl_importance.nodes.digests import chain_digests, root_digest
+from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
-from sgl_importance.trace.queue import BoundedQueue
+from sgl_importance.trace.bounded_queue import BoundedQueue
 from sgl_importance.trace.writer import TokenSequence
 from sglang_importance.metrics.scheduler_counters import Counters
 

@@ -11,9 +11,9 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.radix_cache.cache_factory import follow_tree

@@ -12,18 +12,18 @@ from rich.progress import track
 from sgl_importance.study.cli import Directories, Out, WithFigure, app, run_study
 from sgl_importance.study.g import ARMS, FRACTIONS, Replayed, conclude, server_notes
 from sgl_importance.study.recording import Recording
-from sgl_importance.study.report import Finding
+from sgl_importance.study.study_report import Finding
 
 if TYPE_CHECKING:
-    from sgl_importance.policy.importance import ImportancePolicy
+    from sgl_importance.ranking.marginal_loss import ImportancePolicy
     from sglang_importance.offline.standalone_cache import CacheKind
 
 __all__ = ["app", "replay_arms"]
 
 
 def _arm(recording: Recording, arm: str) -> tuple[CacheKind, ImportancePolicy | None]:
-    from sgl_importance.policy.importance import ImportancePolicy
-    from sgl_importance.study.shuffle import ShuffledImportancePolicy
+    from sgl_importance.ranking.marginal_loss import ImportancePolicy
+    from sgl_importance.study.shuffled_policy import ShuffledImportancePolicy
     from sglang_importance.offline.tree_replay import recorded_cost
 
     if arm == "lru":
@@ -58,7 +58,7 @@ def replay_arms(recordings: Sequence[Recording]) -> list[Replayed]:
 
 
 def _study(recordings: Sequence[Recording], figure: Path | None) -> Finding:
-    from sgl_importance.study.report import StudyError
+    from sgl_importance.study.study_report import StudyError
     from sglang_importance.offline.tree_replay import fidelity
 
     # What our own policy evicted shaped what was looked at: replay what stock's order recorded.

@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParam
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.study.recording import Query, Recording
 from sgl_importance.trace.records import Fold
 from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
@@ -215,7 +215,7 @@ def fidelity(recording: Recording) -> str:
 
 def recorded_cost(recording: Recording) -> Any:
     """The cost model of the recording server."""
-    from sgl_importance.cost import CostModel
+    from sgl_importance.ranking.cost_model import CostModel
 
     cost = dict(recording.header.cost)
     return CostModel(**{**cost, "bytes_per_token": int(cost["bytes_per_token"])})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sgl_importance.importance import FloatArray, NodeImportance, Origin
+from sgl_importance.signal.node_importance import FloatArray, NodeImportance, Origin
 from sglang_importance.operations.job import Document, Job, Slices
 from sglang_importance.operations.recent_events import describe_event
 from sglang_importance.operations.snapshot import describe_node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from sgl_importance.cost import Tier
+from sgl_importance.tiers import Tier
 from sglang_importance.operations.job import Document, Job, Slices
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.tree.occupancy import occupancy

@@ -7,8 +7,8 @@ import binascii
 import heapq
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.cost import Tier
-from sgl_importance.importance import Origin
+from sgl_importance.signal.node_importance import Origin
+from sgl_importance.tiers import Tier
 from sglang_importance.operations.job import Document, Job, RequestError, Slices
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache

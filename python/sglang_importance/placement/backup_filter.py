@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sgl_importance.cost import Tier
-from sgl_importance.metrics import FaultPlace
-from sgl_importance.placement.gate import GateSettings, WriteGate
+from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.ranking.write_gate import GateSettings, WriteGate
+from sgl_importance.tiers import Tier
 from sglang_importance.tree.faults import upstream
 from sglang_importance.tree.occupancy import capacity_tokens
 from sglang_importance.tree.state import TreeState

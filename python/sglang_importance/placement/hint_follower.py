@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.fold import QueryFolds
-from sgl_importance.ghost import chain_digests, root_digest
-from sgl_importance.metrics import FaultPlace
-from sgl_importance.placement.hinted import HintedRequest
-from sgl_importance.placement.hints import BadHint, Hints
-from sgl_importance.placement.pin import Pin, PinEnd
-from sgl_importance.placement.pin_table import PinRefused
-from sgl_importance.placement.retained import not_retained, pin_of, retained, superseded
-from sgl_importance.reuse_class import Transition
+from sgl_importance.hints.hinted_request import HintedRequest
+from sgl_importance.hints.hints import BadHint, Hints
+from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.digests import chain_digests, root_digest
+from sgl_importance.pins.pin import Pin, PinEnd
+from sgl_importance.pins.pin_table import PinRefused
+from sgl_importance.pins.retained_pins import not_retained, pin_of, retained, superseded
+from sgl_importance.reuse.reuse_class import Transition
+from sgl_importance.signal.fold import QueryFolds
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState

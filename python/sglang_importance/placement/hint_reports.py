@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from sgl_importance.cost import Tier
+from sgl_importance.tiers import Tier
 from sglang_importance.placement.hint_follower import REPORT_ATTRIBUTE
 from sglang_importance.upstream.hooks import Hook, HookType
 

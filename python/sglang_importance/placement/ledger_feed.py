@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sgl_importance.ghost import GhostNode
-from sgl_importance.placement.database import LedgerUnusable
-from sgl_importance.placement.evidence import ReuseEvidence
-from sgl_importance.placement.ledger import LEDGER_FILE, Ledger
-from sgl_importance.placement.ledger_writer import LedgerWriter, Visit
-from sgl_importance.placement.pin import Pin
-from sgl_importance.placement.record import PrefixRecord
-from sgl_importance.placement.steady_time import steady_time
-from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.reuse import REFRESH_INTERVAL
+from sgl_importance.ledger.ledger import LEDGER_FILE, Ledger
+from sgl_importance.ledger.ledger_database import LedgerUnusable
+from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
+from sgl_importance.ledger.prefix_record import PrefixRecord
+from sgl_importance.ledger.reuse_evidence import ReuseEvidence
+from sgl_importance.ledger.steady_time import steady_time
+from sgl_importance.nodes.ghosts import GhostNode
+from sgl_importance.pins.pin import Pin
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.reuse.estimator import REFRESH_INTERVAL
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.storage.weights import WATCH, Weights
 from sglang_importance.tree.annotated_tree import AnnotatedTree

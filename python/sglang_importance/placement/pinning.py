@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sgl_importance.cost import Tier
-from sgl_importance.node import NOT_PINNED, NodeMetadata
-from sgl_importance.placement.automatic import deserves_pin
-from sgl_importance.placement.pin import Pin, PinEnd, PinSource
-from sgl_importance.placement.pin_table import PinTable
-from sgl_importance.placement.steady_time import steady_time
+from sgl_importance.ledger.steady_time import steady_time
+from sgl_importance.nodes.node_metadata import NOT_PINNED, NodeMetadata
+from sgl_importance.pins.automatic_pins import deserves_pin
+from sgl_importance.pins.pin import Pin, PinEnd, PinSource
+from sgl_importance.pins.pin_table import PinTable
+from sgl_importance.tiers import Tier
 from sglang_importance.tree.faults import upstream
 from sglang_importance.tree.occupancy import capacity_tokens
 from sglang_importance.tree.state import TreeState

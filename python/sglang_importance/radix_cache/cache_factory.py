@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sgl_importance.cost import CostModel, Tier
 from sgl_importance.options import ImportanceOptions, flag
-from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.shadow.pair import ShadowPair
-from sgl_importance.study.shuffle import ShuffledImportancePolicy
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.shadow.shadow_pair import ShadowPair
+from sgl_importance.study.shuffled_policy import ShuffledImportancePolicy
+from sgl_importance.tiers import Tier
 from sglang_importance.attention.rank_sums import share
 from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.metrics.publisher import MetricsPublisher

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, FullComponent
 
-from sgl_importance.metrics import FaultPlace
-from sgl_importance.reuse_class import Transition
+from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.reuse.reuse_class import Transition
 from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing

@@ -9,7 +9,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.interface import Importance
-from sgl_importance.metrics import FaultPlace
+from sgl_importance.metrics_table import FaultPlace
 from sglang_importance.radix_cache.component import ImportanceComponent
 
 if TYPE_CHECKING:

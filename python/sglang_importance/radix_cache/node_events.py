@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
 
-from sgl_importance.cost import Tier
-from sgl_importance.ghost import Eviction
-from sgl_importance.metrics import FaultPlace
-from sgl_importance.node import NodeMetadata
+from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.ghosts import Eviction
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import EventKind
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.placement.pinning import Pinning

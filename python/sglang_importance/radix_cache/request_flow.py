@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sgl_importance.cost import Tier
-from sgl_importance.fold import QueryFolds
-from sgl_importance.metrics import FaultPlace
-from sgl_importance.node import transition_after
+from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.node_metadata import transition_after
+from sgl_importance.signal.fold import QueryFolds
+from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import EventKind
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing

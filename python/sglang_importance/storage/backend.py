@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig, HiCacheStorageExtraInfo
 
-from sgl_importance.storage.counters import StoreCounters
 from sgl_importance.storage.identity import ModelIdentity
+from sgl_importance.storage.page_record import MissReason
+from sgl_importance.storage.page_transfer import PageTransfer
 from sgl_importance.storage.pages import Page, Pages
 from sgl_importance.storage.presence import Presence
-from sgl_importance.storage.record import MissReason
 from sgl_importance.storage.store import PageStore
-from sgl_importance.storage.transfer import PageTransfer
+from sgl_importance.storage.store_counters import StoreCounters
 from sglang_importance.storage.interfaces import TESTED, Interface, interface_of
-from sglang_importance.storage.staging import StagingPool, create_backend
+from sglang_importance.storage.page_buffers import StagingPool, create_backend
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.storage.weights import WATCH, Weights
 from sglang_importance.storage.wrapped import Names, ValuePages, ZeroCopyPages

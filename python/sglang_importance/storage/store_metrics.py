@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from sgl_importance.metrics import STORE, Process, of_process
-from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.metrics_table import STORE, Process, of_process
+from sgl_importance.storage.store_counters import StoreCounters
 from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
 
 

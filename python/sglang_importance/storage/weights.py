@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgl_importance.storage.counters import StoreCounters
+from sgl_importance.storage.store_counters import StoreCounters
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler

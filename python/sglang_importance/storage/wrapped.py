@@ -17,9 +17,7 @@ import torch
 from numpy.typing import NDArray
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
-from sgl_importance.storage.counters import StoreCounters
-from sgl_importance.storage.pages import Lanes, Page, PageByPage
-from sgl_importance.storage.record import (
+from sgl_importance.storage.page_record import (
     DIGEST_BYTES,
     HEADER_BYTES,
     MissReason,
@@ -29,8 +27,10 @@ from sgl_importance.storage.record import (
     encode_header,
     page_digest,
 )
+from sgl_importance.storage.pages import Lanes, Page, PageByPage
 from sgl_importance.storage.store import copy_aside
-from sglang_importance.storage.staging import StagingPool
+from sgl_importance.storage.store_counters import StoreCounters
+from sglang_importance.storage.page_buffers import StagingPool
 
 BATCH_BYTES = 16 << 20
 BATCH_PAGES = 128  # as upstream

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from sgl_importance.calibration import HORIZON
-from sgl_importance.ghost import Eviction, GhostNode, chain_digests, iterate_chain, root_digest
-from sgl_importance.node import NodeMetadata
-from sgl_importance.placement.hinted import LostPages
-from sgl_importance.policy.importance import ImportancePolicy
-from sgl_importance.policy.tracker import ReuseTracker
-from sgl_importance.reuse_class import Transition
+from sgl_importance.hints.hinted_request import LostPages
+from sgl_importance.nodes.digests import chain_digests, iterate_chain, root_digest
+from sgl_importance.nodes.ghosts import Eviction, GhostNode
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.nodes.reuse_tracker import ReuseTracker
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.reuse.calibration import HORIZON
+from sgl_importance.reuse.reuse_class import Transition
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.page_lookup import PageSource

@@ -9,8 +9,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sgl_importance.cost import Tier
-from sgl_importance.placement.pin import Pin, PinEnd
+from sgl_importance.pins.pin import Pin, PinEnd
+from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import EventKind
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from sgl_importance.cost import Tier
-from sgl_importance.ghost import EvictionReason
-from sgl_importance.metrics import FaultPlace
-from sgl_importance.node import NodeMetadata
+from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.ghosts import EvictionReason
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.tiers import Tier
 from sglang_importance.tree.leaf_sets import LeafEvent, WatchedLeaves
 from sglang_importance.tree.state import TreeState
 

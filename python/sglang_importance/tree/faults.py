@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from sgl_importance.metrics import FaultPlace
+from sgl_importance.metrics_table import FaultPlace
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sgl_importance.fold import Observation, QueryFolds, fold
-from sgl_importance.metrics import FaultPlace
+from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.signal.fold import Observation, QueryFolds, fold
 from sglang_importance.attention.rows import Phase, ScoreRows
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.tree.state import TreeState

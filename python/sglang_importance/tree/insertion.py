@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_importance.placement.hinted import HintedRequest, LostPages
-from sgl_importance.reuse_class import Transition
+from sgl_importance.hints.hinted_request import HintedRequest, LostPages
+from sgl_importance.reuse.reuse_class import Transition
 
 
 @dataclass(frozen=True, slots=True)

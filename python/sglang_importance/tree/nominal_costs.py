@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.cost import CostModel
+from sgl_importance.ranking.cost_model import CostModel
 
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig

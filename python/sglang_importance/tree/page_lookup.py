@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sgl_importance.ghost import GhostTable
 from sgl_importance.interface import Importance
-from sgl_importance.node import NodeMetadata
-from sgl_importance.page_index import PageIndex
+from sgl_importance.nodes.ghosts import GhostTable
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.nodes.page_index import PageIndex
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from sgl_importance.replay.formats.reader import (
+from sgl_importance.replay.formats.line_reader import (
     OnBadRecord,
     ReadOptions,
     TraceError,

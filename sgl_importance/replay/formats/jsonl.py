@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from sgl_importance.json_text import BadJson, decode_json
-from sgl_importance.replay.formats.reader import BadRecord, OnBadRecord
+from sgl_importance.replay.formats.line_reader import BadRecord, OnBadRecord
 from sgl_importance.replay.trace import TraceBuilder
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)

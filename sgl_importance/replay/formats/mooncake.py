@@ -22,7 +22,7 @@ from sgl_importance.replay.formats.jsonl import (
     holds_records,
     iterate_records,
 )
-from sgl_importance.replay.formats.reader import BadRecord, OnBadRecord, ReadOptions
+from sgl_importance.replay.formats.line_reader import BadRecord, OnBadRecord, ReadOptions
 from sgl_importance.replay.trace import Trace, TraceBuilder
 
 NAME = "mooncake"

@@ -20,10 +20,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from sgl_importance.ghost import chain_digests, root_digest
+from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.replay.formats.jsonl import Request, add_in_order, holds_records, iterate_records
-from sgl_importance.replay.formats.prompt_tokens import Encoder, PromptError, load_encoder
-from sgl_importance.replay.formats.reader import BadRecord, OnBadRecord, ReadOptions, TraceError
+from sgl_importance.replay.formats.line_reader import BadRecord, OnBadRecord, ReadOptions, TraceError
+from sgl_importance.replay.formats.token_counts import Encoder, PromptError, load_encoder
 from sgl_importance.replay.trace import Trace, TraceBuilder
 
 NAME = "openai-chat"

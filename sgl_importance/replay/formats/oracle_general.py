@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance.replay.formats.reader import BadRecord, OnBadRecord, ReadOptions, TraceError
+from sgl_importance.replay.formats.line_reader import BadRecord, OnBadRecord, ReadOptions, TraceError
 from sgl_importance.replay.trace import IntArray, Trace
 
 NAME = "oracle-general"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sgl_importance.replay.formats.reader import BadRecord, OnBadRecord, ReadOptions, TraceError
+from sgl_importance.replay.formats.line_reader import BadRecord, OnBadRecord, ReadOptions, TraceError
 from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.trace import TraceError as RecordingError
 from sgl_importance.trace import open_trace

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sgl_importance.cost import Tier
-from sgl_importance.node import NodeMetadata
+from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.placement.gate import Refusal
+from sgl_importance.ranking.write_gate import Refusal
+from sgl_importance.tiers import Tier
 from sglang_importance.placement.backup_filter import open_gate
 
 from support.doubles.lower_tiers import LowerTiers

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sgl_importance.cost import Tier
+from sgl_importance.tiers import Tier
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.records import EventKind, TreeEvent
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import sglang_importance.tree.folding as folding_module
-from sgl_importance.cost import Tier
-from sgl_importance.fold import Observation, fold
-from sgl_importance.importance import NodeImportance, Origin
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.placement.pin import Pin
+from sgl_importance.pins.pin import Pin
+from sgl_importance.signal.fold import Observation, fold
+from sgl_importance.signal.node_importance import NodeImportance, Origin
+from sgl_importance.tiers import Tier
 from sglang_importance.offline.standalone_cache import CacheKind
 from sglang_importance.radix_cache.component import ImportanceComponent
 

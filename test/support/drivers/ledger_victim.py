@@ -8,10 +8,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from sgl_importance.placement import ledger_writer
-from sgl_importance.placement.evidence import ReuseEvidence
-from sgl_importance.placement.ledger_writer import LedgerWriter, Visit
-from sgl_importance.reuse import ReuseEstimator
+from sgl_importance.ledger import ledger_writer
+from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
+from sgl_importance.ledger.reuse_evidence import ReuseEvidence
+from sgl_importance.reuse.estimator import ReuseEstimator
 
 from support.workloads.ledger_rows import NAMESPACE, open_ledger, random_tree
 

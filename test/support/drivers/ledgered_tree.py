@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.placement.ledger_plan import plan_from_ledger
+from sgl_importance.prewarm.ledger_plan import plan_from_ledger
 from sglang_importance.placement.ledger_feed import LedgerFeed, model_digest
 from sglang_importance.placement.prewarm_request import new_rid
 from sglang_importance.storage.weights import WATCH, Weights

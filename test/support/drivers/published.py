@@ -37,7 +37,7 @@ ONLINE: list[Callable[[int], EvictionPolicy]] = [
 
 
 def belady(trace: Trace) -> Callable[[int], EvictionPolicy]:
-    next_uses = NextUses.of(trace)
+    next_uses = NextUses.of(trace.blocks, trace.offsets)
     return lambda capacity: BeladyPolicy(capacity, next_uses=next_uses)
 
 

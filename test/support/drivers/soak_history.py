@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from sgl_importance.cost import CostModel
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.ranking.cost_model import CostModel
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.offline.standalone_cache import CacheKind
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from sgl_importance.cost import Tier
-from sgl_importance.node import NodeMetadata
-from sgl_importance.placement.gate import GateSettings, WriteGate
-from sgl_importance.placement.hints import Hints
-from sgl_importance.placement.pin import Pin
-from sgl_importance.placement.pin_table import PinRefused
+from sgl_importance.hints.hints import Hints
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.pins.pin import Pin
+from sgl_importance.pins.pin_table import PinRefused
+from sgl_importance.ranking.write_gate import GateSettings, WriteGate
+from sgl_importance.tiers import Tier
 
 from support.drivers.hosted_driver import PAGE, HostedDriver, Request
 

@@ -17,10 +17,10 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParam
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sgl_importance.cost import Tier
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.placement.gate import WriteGate
-from sgl_importance.policy.importance import ImportancePolicy
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.ranking.write_gate import WriteGate
+from sgl_importance.tiers import Tier
 from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.offline.standalone_cache import CacheKind, build_cache

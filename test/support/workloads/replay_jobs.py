@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sgl_importance.replay.runner import Job, Row
+from sgl_importance.replay.replay_runner import Job, Row
 from sgl_importance.replay.trace import Trace
 
 

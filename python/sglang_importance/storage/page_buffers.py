@@ -1,0 +1,106 @@
+"""A small host pool whose pages are records: what backends of upstream read and write instead of KV pages.
+
+Backends that move whole pages of the host pool leave no room for a checksum. So they get a pool of our own,
+of the kind that all of them support (one layer, one head, one token per page), whose pages are a header and a
+page of KV cache. A read that comes too late lands there too, and not in host memory that has been given away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.storage import StorageBackendFactory
+
+from sgl_importance.storage.page_record import HEADER_BYTES
+from sgl_importance.storage.pages import Page
+
+# Direct I/O wants each half of a record on pages of the operating system.
+HALF_ALIGNMENT = 4096
+
+
+class StagingPool:
+    """``slots`` records of a header and a page of ``page_bytes``.
+
+    A record fills the K half of its slot and goes on in the V half; what is left over is zero.
+
+    Args:
+        slots: at least one.
+        page_bytes: of a page of KV cache.
+        allocator: of upstream, by the backend's name: some must own the memory they move.
+    """
+
+    def __init__(self, slots: int, page_bytes: int, *, allocator: str, pin_memory: bool) -> None:
+        assert slots > 0
+        self.page_bytes = page_bytes
+        self._half = -(-(HEADER_BYTES + page_bytes) // (2 * HALF_ALIGNMENT)) * HALF_ALIGNMENT
+        device = MHATokenToKVPool(
+            size=1,
+            page_size=1,
+            dtype=torch.uint8,
+            head_num=1,
+            head_dim=self._half,
+            layer_num=1,
+            device="cpu",
+            enable_memory_saver=False,
+            enable_alt_stream=False,
+        )
+        self.pool = MHATokenToKVPoolHost(
+            device, float(slots), 0, 1, "page_first", pin_memory, "cpu", allocator
+        )
+        self.pool.kv_buffer.zero_()
+        self._data: NDArray[np.uint8] = self.pool.kv_buffer.numpy().reshape(2, -1, self._half)
+        assert self._data.shape[1] >= slots
+
+    @property
+    def record_bytes(self) -> int:
+        """Of a slot."""
+        return 2 * self._half
+
+    def put(self, slot: int, header: bytes, body: Page) -> None:
+        """Writes a record into a slot."""
+        first, second = self._data[:, slot]
+        split = self._half - HEADER_BYTES
+        first[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
+        first[HEADER_BYTES : HEADER_BYTES + len(body)] = body[:split]
+        second[: max(0, len(body) - split)] = body[split:]
+
+    def take(self, slot: int, body: Page) -> bytes:
+        """Copies the page of a slot into ``body`` [page bytes]; its header, unchecked."""
+        first, second = self._data[:, slot]
+        split = self._half - HEADER_BYTES
+        body[:split] = first[HEADER_BYTES : HEADER_BYTES + len(body)]
+        body[split:] = second[: max(0, len(body) - split)]
+        return first[:HEADER_BYTES].tobytes()
+
+    def record(self, slot: int) -> NDArray[np.uint8]:
+        """A copy of a slot [record bytes]."""
+        return self._data[:, slot].reshape(-1).copy()
+
+
+def create_backend(
+    name: str, config: HiCacheStorageConfig, settings: dict[str, Any], staging: StagingPool
+) -> HiCacheStorage:
+    """The backend that upstream knows as ``name``, over a pool of records instead of the host pool.
+
+    Args:
+        settings: the operator's own extra configuration for it.
+    """
+    # Records look the same whatever the model: one K and one V half, of this rank.
+    config = replace(
+        config,
+        extra_config=settings,
+        is_mla_model=False,
+        is_page_first_layout=True,
+        should_split_heads=False,
+        tp_lcm_size=None,
+    )
+    backend = StorageBackendFactory.create_backend(name, config, staging.pool)
+    backend.register_mem_pool_host(staging.pool)
+    return backend

@@ -1,0 +1,140 @@
+"""One request with hints: what they do to the nodes of its path, and what it is told at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sgl_importance.hints.block_places import PromptBlocks
+from sgl_importance.hints.hints import Hints
+from sgl_importance.nodes.ghosts import Eviction
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.nodes.reuse_tracker import ReuseTracker
+from sgl_importance.reuse.reuse_class import BlockType, Transition
+from sgl_importance.tiers import Tier
+
+MAX_LOST_PARTS = 8
+OBSERVED = "--kv-policy observe keeps stock's evictions"
+
+
+@dataclass(frozen=True, slots=True)
+class LostPages:
+    """Pages that a request computed again although the cache had held them."""
+
+    tokens: int
+    eviction: Eviction
+
+
+class HintedRequest:
+    """Follows the hints of one request from its admission to its end.
+
+    Args:
+        hints: with messages located.
+        prompt_tokens: length of the prompt.
+        cached_tokens: tokens of it that the cache knew when the request was admitted.
+        clock: serial of the request, in admitted requests.
+        observe: whether hints may predict, but move nothing.
+    """
+
+    def __init__(
+        self, hints: Hints, *, prompt_tokens: int, cached_tokens: int, clock: int, observe: bool
+    ) -> None:
+        self.hints = hints
+        self.lost: list[LostPages] = []
+        self.outcome: dict[str, dict[str, Any]] = {}
+        self._prompt_tokens = prompt_tokens
+        self._cached_tokens = cached_tokens
+        self._clock = clock
+        self._observe = observe
+        self._blocks = PromptBlocks(hints.block_types, new_from=cached_tokens, prompt_tokens=prompt_tokens)
+        if hints.prefetch:
+            self.outcome["prefetch"] = {"applied": True}
+        if observe:
+            for name in ("retain", "drop_after_use"):
+                if getattr(hints, name):
+                    self.outcome[name] = {"applied": False, "reason": OBSERVED}
+
+    @property
+    def drops(self) -> bool:
+        """Whether what the request brings is to be given up first."""
+        return self.hints.drop_after_use and not self._observe
+
+    @property
+    def retains(self) -> bool:
+        """Whether the prompt is to be pinned."""
+        return self.hints.retain is not None and not self._observe
+
+    def transition(self, observed: Transition) -> Transition:
+        """How the request relates to what was known: a tool's answer is told by hints alone."""
+        new = self._blocks.of(self._cached_tokens, self._prompt_tokens)
+        answers_a_tool = self.hints.transition == "tool_call" or new is BlockType.TOOL_OUTPUT
+        is_tool_call = answers_a_tool and observed is Transition.NEXT_TURN
+        if self.hints.transition is not None:
+            self.outcome["transition"] = {"applied": is_tool_call}
+            if not is_tool_call:
+                self.outcome["transition"]["reason"] = "no earlier request of the session is in the cache"
+        return Transition.TOOL_CALL if is_tool_call else observed
+
+    def created(self, node: NodeMetadata) -> None:
+        """The request brought the node; ghosts have said by now whether others had asked for it before."""
+        node.expendable = self.drops and not node.accesses
+
+    def label(self, path: Sequence[NodeMetadata], tracker: ReuseTracker) -> None:
+        """Tells the tracker what the nodes of the request's path hold."""
+        if not self.hints.block_types:
+            return
+        tokens = 0
+        for node in path:
+            block_type = self._blocks.of(node.depth, node.depth + node.tokens)
+            if block_type is None:
+                continue
+            tokens += node.tokens
+            # Who else departed from a node was seen; whose words it holds was only said.
+            if block_type is not BlockType.USER or node.continuations < 2:
+                tracker.holds(node, block_type)
+        self.outcome["block_types"] = {"applied": tokens > 0, "tokens": tokens}
+        if not tokens:
+            self.outcome["block_types"]["reason"] = "no node of the tree lies mostly in a part that was named"
+
+    def ended(self, path: Sequence[NodeMetadata], *, finished: bool) -> None:
+        """The request gave its path up.
+
+        Args:
+            path: nodes, root side first.
+            finished: False at a retraction: the request itself will ask for its nodes again.
+        """
+        if not self.drops:
+            return
+        tokens = sum(node.tokens for node in path if node.expendable)
+        self.outcome["drop_after_use"] = {"applied": tokens > 0, "tokens": tokens}
+        if not finished:
+            for node in path:
+                node.expendable = False
+
+    def report(self, hit_tokens: Mapping[Tier, int]) -> dict[str, Any]:
+        """What a request that asked for it is told.
+
+        Args:
+            hit_tokens: prompt tokens found, by the tier that held them.
+        """
+        parts: dict[Eviction, int] = {}
+        for pages in self.lost:
+            parts[pages.eviction] = parts.get(pages.eviction, 0) + pages.tokens
+        largest = sorted(parts.items(), key=lambda part: -part[1])[:MAX_LOST_PARTS]
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "hit_tokens": {tier.value: hit_tokens[tier] for tier in Tier},
+            "lost_tokens": sum(parts.values()),
+            "lost": [
+                {
+                    "tokens": tokens,
+                    "tier": eviction.tier.value,
+                    "reason": eviction.reason.value,
+                    "requests_ago": self._clock - eviction.clock,
+                    "loss": eviction.loss,
+                }
+                for eviction, tokens in largest
+            ],
+            "hints": self.outcome,
+        }

@@ -1,0 +1,1 @@
+"""What was learnt and pinned, kept in a file over restarts."""

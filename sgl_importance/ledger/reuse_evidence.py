@@ -1,0 +1,79 @@
+"""What a reuse estimator learnt, in a form that outlives it."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL, ReuseEstimator
+from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS, FloatArray
+from sgl_importance.reuse.reuse_class import NUM_CLASSES
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseEvidence:
+    """What was counted, to outlive the estimator. Counts are linear, so those of several estimators add up.
+
+    Attributes:
+        hits: as in ``hazards``, float64 [NUM_CLASSES, NUM_AGE_BUCKETS].
+        reached: as in ``hazards``, float64 [NUM_CLASSES, NUM_AGE_BUCKETS].
+        refreshes: decays that were applied while it was counted.
+    """
+
+    hits: FloatArray
+    reached: FloatArray
+    refreshes: int
+
+    @classmethod
+    def of(cls, estimator: ReuseEstimator) -> ReuseEvidence:
+        """What the estimator has counted so far."""
+        return cls(*estimator.counts(), estimator.clock // REFRESH_INTERVAL)
+
+    @classmethod
+    def nothing(cls) -> ReuseEvidence:
+        """No visit counted yet."""
+        none = np.zeros((NUM_CLASSES, NUM_AGE_BUCKETS))
+        return cls(none, none, 0)
+
+    def since(self, earlier: ReuseEvidence) -> ReuseEvidence:
+        """What was counted after ``earlier`` by the same estimator."""
+        refreshes = self.refreshes - earlier.refreshes
+        assert refreshes >= 0
+        kept = DECAY**refreshes
+        # Rounding may leave a count a hair below 0.
+        return ReuseEvidence(
+            np.maximum(self.hits - kept * earlier.hits, 0.0),
+            np.maximum(self.reached - kept * earlier.reached, 0.0),
+            refreshes,
+        )
+
+    def followed_by(self, later: ReuseEvidence) -> ReuseEvidence:
+        """This and what was counted after it."""
+        kept = DECAY**later.refreshes
+        return ReuseEvidence(
+            kept * self.hits + later.hits,
+            kept * self.reached + later.reached,
+            self.refreshes + later.refreshes,
+        )
+
+    def to_bytes(self) -> bytes:
+        """A few KB; zlib adds a checksum."""
+        header = np.array([self.refreshes, NUM_CLASSES, NUM_AGE_BUCKETS], dtype="<i8").tobytes()
+        counts = np.stack([self.hits, self.reached]).astype("<f8").tobytes()
+        return zlib.compress(header + counts, level=1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ReuseEvidence | None:
+        """What ``to_bytes`` wrote; None where it is damaged or counted in other classes."""
+        try:
+            raw = zlib.decompress(data)
+            refreshes, *shape = np.frombuffer(raw, dtype="<i8", count=3).tolist()
+            if shape != [NUM_CLASSES, NUM_AGE_BUCKETS]:
+                return None
+            hits, reached = np.frombuffer(raw, dtype="<f8", offset=24).reshape(2, *shape).copy()
+        except (zlib.error, ValueError):
+            return None
+        counts = np.concatenate((hits, reached))
+        return cls(hits, reached, refreshes) if np.isfinite(counts).all() and (counts >= 0).all() else None

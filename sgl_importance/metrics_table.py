@@ -1,0 +1,213 @@
+"""Every series that a server exports: the one table that publishers, documents and tests read.
+
+Names follow Prometheus and sglang: ``sglang:`` ahead, units in the name, ``_total`` on what only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import product
+
+from sgl_importance.nodes.ghosts import EvictionReason
+from sgl_importance.ranking.write_gate import Refusal
+from sgl_importance.reuse.calibration import BUCKETS, HORIZON
+from sgl_importance.storage.store_counters import LABEL_VALUES, SERIES
+from sgl_importance.tiers import Tier
+
+PREFIX = "sglang:kv_importance_"
+STORE = "store_"
+
+OPERATIONS = (
+    *("importance", "pin", "pins", "unpin", "prewarm_facts", "prewarm_room"),
+    *("snapshot", "tree", "node", "node_prompt", "find", "events"),
+)
+"""What the HTTP process asks of a scheduler."""
+SOURCES = (*(tier.value for tier in Tier), "computed")
+"""Where a pre-warm got tokens from."""
+PREWARM_ENDS = ("done", "cancelled", "failed")
+SHADOWS = ("lru", "importance")
+
+
+class FaultPlace(StrEnum):
+    """Where an exception of ours was caught in a scheduler."""
+
+    ADMISSION = "admission"
+    """Taking in that a request was admitted, or is about to enter the tree."""
+    TREE_EVENT = "tree_event"
+    """Following a node: made, cut, moved, removed."""
+    RANKING = "ranking"
+    """Choosing what to evict, or what to copy down."""
+    LEARNING = "learning"
+    """Taking in what a request said, page scores included."""
+    RECORDING = "recording"
+    OBSERVATION = "observation"
+    """The shadow caches of ``observe``."""
+    REPORT = "report"
+    OPERATION = "operation"
+    """An answer to the HTTP process."""
+    METRICS = "metrics"
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+class Process(StrEnum):
+    """Who publishes a series."""
+
+    SCHEDULER = "scheduler"
+    HTTP = "http"
+    STORE = "store"
+    """A scheduler too, from any of its threads and under any policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family of series.
+
+    Attributes:
+        name: without ``PREFIX``.
+        help: one line for who reads it.
+        labels: values of each label; empty where only the code that counts knows them all.
+    """
+
+    name: str
+    help: str
+    kind: Kind = Kind.COUNTER
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    process: Process = Process.SCHEDULER
+
+    @property
+    def exported_name(self) -> str:
+        return PREFIX + self.name
+
+    def children(self) -> Iterator[tuple[str, ...]]:
+        """Label values of every series that is known ahead; one empty tuple where there are no labels."""
+        return product(*self.labels.values())
+
+
+_TIERS = tuple(tier.value for tier in Tier)
+_EVICTING = (Tier.DEVICE.value, Tier.HOST.value)
+_BELOW = (Tier.HOST.value, Tier.STORAGE.value)
+_BY_TIER = {"tier": _TIERS}
+_EVICTED = {"tier": _EVICTING, "reason": tuple(reason.value for reason in EvictionReason)}
+_BUCKETS = {"bucket": BUCKETS}
+
+_SCHEDULER = (
+    # ---- hits ----
+    Metric("requests_total", "Admitted requests, each counted once"),
+    Metric("prompt_tokens_total", "Prompt tokens of admitted requests"),
+    Metric("hit_requests_total", "Admitted requests that found something there, by tier", labels=_BY_TIER),
+    Metric(
+        "hit_tokens_total", "Prompt tokens found in the cache, by the tier that held them", labels=_BY_TIER
+    ),
+    Metric("prewarmed_hit_tokens_total", "Tokens that a pre-warm brought in, at their first hit"),
+    # ---- moves ----
+    Metric("evicted_nodes_total", "Nodes evicted, by the tier that they left and why", labels=_EVICTED),
+    Metric("evicted_tokens_total", "Tokens evicted, by the tier that they left and why", labels=_EVICTED),
+    Metric("demoted_tokens_total", "Evicted tokens that a lower tier holds", labels={"tier": _EVICTING}),
+    Metric("dropped_tokens_total", "Evicted tokens that no lower tier holds", labels=_EVICTED),
+    Metric("loaded_back_nodes_total", "Nodes copied from the host back to the device"),
+    Metric("loaded_back_tokens_total", "Tokens copied from the host back to the device"),
+    Metric("offered_tokens_total", "Tokens offered to the gate, by the tier below", labels={"tier": _BELOW}),
+    Metric(
+        "refused_tokens_total",
+        "Tokens whose copy the gate refused, by the tier below and the rule",
+        labels={"tier": _BELOW, "reason": tuple(reason.value for reason in Refusal)},
+    ),
+    Metric("written_tokens_total", "Tokens copied into a tier from above", labels={"tier": _BELOW}),
+    # ---- memory ----
+    Metric("size_tokens", "Tokens that a tier can hold", Kind.GAUGE, {"tier": _EVICTING}),
+    Metric("used_tokens", "Tokens of a tier that are taken", Kind.GAUGE, {"tier": _EVICTING}),
+    Metric("nodes", "Nodes with observed attention on the device", Kind.GAUGE),
+    Metric("body_mass", "Mean body mass of the nodes on the device, summed over pages", Kind.GAUGE),
+    Metric("evicted_body_mass_total", "Mean body mass of the nodes that the device evicted"),
+    # ---- pins ----
+    Metric("pins", "Pins that have not ended", Kind.GAUGE),
+    Metric("pinned_tokens", "Tokens that pins hold of their budget", Kind.GAUGE, {"tier": _EVICTING}),
+    Metric("pin_budget_tokens", "Tokens that pins may hold", Kind.GAUGE, {"tier": _EVICTING}),
+    # ---- time ----
+    Metric("folds_total", "Observations of attention folded into the tree"),
+    Metric(
+        "fold_seconds_total",
+        "Scheduler time spent folding, page scores that wait for it included, in seconds",
+    ),
+    Metric("emissions_total", "Forward passes that observed attention"),
+    Metric(
+        "emission_seconds_total",
+        "Host time spent on page scores, in forward passes and after them, in seconds",
+    ),
+    Metric("operations_total", "Answers to the HTTP process", labels={"operation": OPERATIONS}),
+    Metric(
+        "operation_seconds_total",
+        "Scheduler time spent on such answers, in seconds",
+        labels={"operation": OPERATIONS},
+    ),
+    # ---- faults ----
+    Metric(
+        "faults_total",
+        "Exceptions of ours in a scheduler, which went on serving",
+        labels={"place": tuple(place.value for place in FaultPlace)},
+    ),
+    Metric("fallback", "Whether a fault has ended learning: 1 where the server evicts by LRU", Kind.GAUGE),
+    # ---- prediction ----
+    Metric(
+        "reuse_predictions_total",
+        f"Sampled visits whose next {HORIZON} requests are over, by predicted P(reuse), upper bound",
+        labels=_BUCKETS,
+    ),
+    Metric("reuse_predicted_total", "Sum of the predicted P(reuse) of these visits", labels=_BUCKETS),
+    Metric("reuse_observed_total", "Of these visits, those that were followed by another", labels=_BUCKETS),
+    # ---- observe ----
+    Metric("observed_saved_tokens_total", "observe: recomputed tokens that importance would have kept"),
+    Metric("observed_lost_tokens_total", "observe: hit tokens that importance would have evicted"),
+    Metric("observed_agreed_tokens_total", "observe: evicted tokens that importance would have evicted too"),
+    Metric("shadow_prompt_tokens_total", "observe: prompt tokens that the shadow caches were asked for"),
+    Metric(
+        "shadow_hit_tokens_total",
+        "observe: prompt tokens that a policy alone would have found",
+        labels={"policy": SHADOWS},
+    ),
+)
+
+_HTTP = tuple(
+    Metric(name, text, labels=labels, process=Process.HTTP)
+    for name, text, labels in (
+        ("prewarm_started_total", "Pre-warms begun", {}),
+        ("prewarm_ended_total", "Pre-warms over, by how they ended", {"state": PREWARM_ENDS}),
+        ("prewarm_planned_tokens_total", "Tokens that pre-warms set out to bring in", {}),
+        ("prewarm_done_tokens_total", "Of these, brought in or found, by their source", {"source": SOURCES}),
+        ("prewarm_refused_tokens_total", "Of these, in prompts that the server refused", {}),
+    )
+)
+
+_STORE = tuple(
+    Metric(
+        f"{STORE}{name}_total",
+        text,
+        labels={label: LABEL_VALUES.get(name, ())} if label else {},
+        process=Process.STORE,
+    )
+    for name, (text, label) in SERIES.items()
+)
+
+METRICS: tuple[Metric, ...] = (*_SCHEDULER, *_HTTP, *_STORE)
+
+
+def of_process(process: Process) -> tuple[Metric, ...]:
+    """The metrics that a process publishes."""
+    return tuple(metric for metric in METRICS if metric.process is process)
+
+
+def as_markdown() -> str:
+    """The table of ``docs/metrics.md``."""
+    rows = ["| series | type | labels | meaning |", "|---|---|---|---|"]
+    for metric in METRICS:
+        labels = "; ".join(
+            f"`{label}`: {', '.join(values) or 'as it comes'}" for label, values in metric.labels.items()
+        )
+        rows.append(f"| `{metric.exported_name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(rows)

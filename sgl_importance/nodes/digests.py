@@ -1,0 +1,32 @@
+"""Chained page digests: each names a page and everything in front of it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+from xxhash import xxh3_128_digest
+
+DIGEST_BYTES = 16
+
+
+def root_digest(*namespace: str | None) -> bytes:
+    """Where a chain starts: requests of different salts or adapters never share a page."""
+    return xxh3_128_digest(repr(namespace).encode())
+
+
+def iterate_chain(parent: bytes, tokens: Sequence[int], page_size: int) -> Iterator[bytes]:
+    """One digest per whole page; each stands for the page and everything before it.
+
+    Not cryptographic: a collision would misjudge a page's importance, never serve its content.
+    """
+    raw = memoryview(array("q", tokens)).cast("B")
+    page_bytes = page_size * array("q").itemsize
+    for start in range(0, len(raw) - page_bytes + 1, page_bytes):
+        parent = xxh3_128_digest(parent + raw[start : start + page_bytes])
+        yield parent
+
+
+def chain_digests(parent: bytes, tokens: Sequence[int], page_size: int) -> list[bytes]:
+    """The digests of ``iterate_chain``, all at once."""
+    return list(iterate_chain(parent, tokens, page_size))

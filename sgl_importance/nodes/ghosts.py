@@ -1,0 +1,155 @@
+"""Ghosts: what is remembered of pages that left every tier we can see.
+
+A ghost gives a page that comes back its importance, and tells the reuse estimator the truth: that an
+evicted node was asked for after all, or that nobody ever came.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sgl_importance.interface import Importance
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.reuse.calibration import Prediction
+from sgl_importance.reuse.reuse_class import BlockType
+from sgl_importance.signal.node_importance import FloatArray, importance_of
+from sgl_importance.tiers import Tier
+
+
+class EvictionReason(StrEnum):
+    LEAST_LOSS = "least_loss"
+    """Room was needed and nothing else would have been missed less."""
+    DROPPED_AFTER_USE = "dropped_after_use"
+    """As ``LEAST_LOSS``; the request that brought it had called it expendable."""
+    STOCK_ORDER = "stock_order"
+    """``observe`` only: sglang chose it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """How a node was lost.
+
+    Attributes:
+        tier: where its last copy was.
+        clock: when, in admitted requests.
+        loss: what it was expected to cost, in seconds per KV byte freed and admitted request.
+    """
+
+    tier: Tier
+    clock: int
+    loss: float
+    reason: EvictionReason
+
+
+@dataclass(slots=True)
+class GhostNode:
+    """The removed node that ghost pages belonged to.
+
+    Attributes:
+        vectors: what was known of its pages, float64 [num_pages, 8].
+        kept_by_importance: ``observe`` only: stock evicted the node, importance would have kept it.
+        eviction: how it was lost; None where that is not known.
+        prediction: of its next visit, where the last one was sampled.
+        resolved: whether its return or its end was already reported.
+    """
+
+    watched_as: int | None
+    last_access: int
+    accesses: int
+    span: int
+    block_type: BlockType
+    queries: int
+    vectors: FloatArray
+    kept_by_importance: bool = False
+    eviction: Eviction | None = None
+    prediction: Prediction | None = None
+    resolved: bool = False
+
+
+class GhostTable:
+    """The last ``capacity_pages`` pages that were removed, by chained digest; oldest forgotten first.
+
+    Args:
+        capacity_pages: pages to remember; 0 remembers nothing.
+        on_expire: called once per removed node when its last page is forgotten without a return.
+    """
+
+    def __init__(self, capacity_pages: int, *, on_expire: Callable[[GhostNode], None]) -> None:
+        assert capacity_pages >= 0
+        self.capacity_pages = capacity_pages
+        self._on_expire = on_expire
+        self._pages: OrderedDict[bytes, tuple[GhostNode, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def clear(self) -> None:
+        """Forgets everything without drawing conclusions: a flush says nothing about reuse."""
+        self._pages.clear()
+
+    def get_importance(self, key: bytes) -> Importance | None:
+        """What is remembered of a page; the table stays as it is."""
+        remembered = self._pages.get(key)
+        if remembered is None:
+            return None
+        ghost, page = remembered
+        return importance_of(ghost.vectors[page], ghost.queries)
+
+    def remember(
+        self,
+        digests: Sequence[bytes],
+        node: NodeMetadata,
+        *,
+        kept_by_importance: bool = False,
+        eviction: Eviction | None = None,
+    ) -> None:
+        """Keeps the pages of a node that is being removed."""
+        assert len(digests) == node.importance.num_pages
+        ghost = GhostNode(
+            watched_as=node.watched_as,
+            last_access=node.last_access,
+            accesses=node.accesses,
+            span=node.span,
+            block_type=node.block_type,
+            queries=node.importance.queries,
+            vectors=node.importance.page_vectors(),
+            kept_by_importance=kept_by_importance,
+            eviction=eviction,
+            prediction=node.prediction,
+        )
+        self.restore(digests, ghost)
+
+    def restore(self, digests: Sequence[bytes], ghost: GhostNode) -> None:
+        """Keeps the pages of a node that was removed earlier; what comes last is forgotten last."""
+        assert len(digests) == len(ghost.vectors)
+        for page, digest in enumerate(digests):
+            self._pages[digest] = (ghost, page)
+            self._pages.move_to_end(digest)
+        while len(self._pages) > self.capacity_pages:
+            _, (expired, _) = self._pages.popitem(last=False)
+            if not expired.resolved:
+                expired.resolved = True
+                self._on_expire(expired)
+
+    def revive(self, digests: Iterable[bytes], node: NodeMetadata) -> list[tuple[GhostNode, int]]:
+        """Gives the pages of a new node what their ghosts kept, up to the first page without one.
+
+        Leaves are evicted before their parents and the oldest ghosts go first, so behind a page without a
+        ghost there is none either; a prompt that was never seen costs one look-up.
+
+        Returns:
+            Each ghost with the number of its pages that came back; ``resolved`` where some had before.
+        """
+        returned: dict[int, tuple[GhostNode, int]] = {}
+        for page, digest in enumerate(digests):
+            remembered = self._pages.pop(digest, None)
+            if remembered is None:
+                break
+            ghost, kept_page = remembered
+            node.importance.restore_pages(page, ghost.vectors[kept_page, None], ghost.queries)
+            _, pages = returned.get(id(ghost), (ghost, 0))
+            returned[id(ghost)] = (ghost, pages + 1)
+        return list(returned.values())

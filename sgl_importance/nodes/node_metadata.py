@@ -1,0 +1,185 @@
+"""What the policy knows of one radix-tree node. Knows nothing of the tree that it hangs on."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from sgl_importance.reuse.calibration import Prediction
+from sgl_importance.reuse.reuse_class import BlockType, Transition, reuse_class, visit_level
+from sgl_importance.signal.node_importance import NodeImportance
+from sgl_importance.tiers import Tier
+
+NOT_PINNED: Mapping[Tier, float] = MappingProxyType({})
+
+
+class Past(NamedTuple):
+    """What was known of some tokens of a node before the node was made anew.
+
+    Attributes:
+        end: where they end, in tokens from the node's start; they begin where the past before them ends.
+        accesses: visits until then, its return included.
+        span: admitted requests between its first visit and its return.
+        block_type: what it held.
+    """
+
+    end: int
+    accesses: int
+    span: int
+    block_type: BlockType
+
+
+_NO_PAST = Past(0, 0, 0, BlockType.USER)
+
+
+class NodeMetadata:
+    """Facts about one node, kept while it lives on any tier.
+
+    Attributes:
+        tokens: tokens that the node holds.
+        depth: tokens between the root and the node.
+        importance: what attention said about its pages.
+        block_type: what it holds.
+        transition: how the last request that visited it got there.
+        continuations: different texts that followed it.
+        is_tip: whether an earlier request's path ended at its end.
+        watched_as: class under which its reuse is watched since ``last_access``; None before that.
+        accesses: admitted requests that found the node in the cache.
+        last_access: clock of the last such request, or of the insertion; in admitted requests.
+        span: admitted requests between its first visit and its last, evictions in between included.
+        off_device: whether only lower tiers hold it.
+        evicted_from: the last tier that gave its copy up; None where none did.
+        is_prewarmed: whether a pre-warm brought it, and nobody has asked for it since.
+        prediction: of its next visit, where the last one was sampled.
+        in_storage: whether a copy was handed to the storage tier.
+        pasts: what ghosts knew of its first tokens. A prefix that many asked for comes back in one node with
+            a suffix that is new; when they part, the suffix keeps only what is its own.
+        expendable: whether the request that brought it said that nobody will ask for it again.
+        owed_to_storage: whether a descendant is in storage already, so that the node must follow.
+        doomed: ``observe`` only: importance would have evicted the node, stock kept it.
+        pin_octaves: log2 of the soft pin's bias, by the tiers where the whole node is pinned.
+        digest: chained hash of the tokens up to the node's end; None until somebody asks.
+    """
+
+    __slots__ = (
+        "accesses",
+        "block_type",
+        "continuations",
+        "depth",
+        "digest",
+        "doomed",
+        "evicted_from",
+        "expendable",
+        "importance",
+        "in_storage",
+        "is_prewarmed",
+        "is_tip",
+        "last_access",
+        "off_device",
+        "owed_to_storage",
+        "pasts",
+        "pin_octaves",
+        "prediction",
+        "span",
+        "tokens",
+        "transition",
+        "watched_as",
+    )
+
+    def __init__(self, *, tokens: int, depth: int, page_size: int, clock: int) -> None:
+        assert tokens > 0
+        assert tokens % page_size == 0, f"{tokens} tokens are not whole pages of {page_size}"
+        self.tokens = tokens
+        self.depth = depth
+        self.importance = NodeImportance(tokens // page_size)
+        self.block_type = BlockType.USER
+        self.transition = Transition.COLD
+        self.continuations = 0
+        self.is_tip = False
+        self.watched_as: int | None = None
+        self.accesses = 0
+        self.last_access = clock
+        self.span = 0
+        self.pasts: tuple[Past, ...] = ()
+        self.off_device = False
+        self.evicted_from: Tier | None = None
+        self.in_storage = False
+        self.is_prewarmed = False
+        self.prediction: Prediction | None = None
+        self.owed_to_storage = False
+        self.expendable = False
+        self.doomed = False
+        self.pin_octaves = NOT_PINNED
+        self.digest: bytes | None = None
+
+    @property
+    def reuse_class(self) -> int:
+        return reuse_class(self.block_type, self.transition, visit_level(self.accesses, self.span))
+
+    def recall(self, tokens: int, *, accesses: int, span: int, block_type: BlockType) -> None:
+        """The next ``tokens`` tokens, behind those recalled already, were known before."""
+        start = self.pasts[-1].end if self.pasts else 0
+        self.pasts += (Past(start + tokens, accesses, span, block_type),)
+        if len(self.pasts) == 1:
+            self._change_past(_NO_PAST, self.pasts[0])
+
+    def _change_past(self, before: Past, after: Past) -> None:
+        self.accesses += after.accesses - before.accesses
+        self.span += after.span - before.span
+        if self.block_type is before.block_type:
+            is_shared = self.continuations >= 2
+            self.block_type = BlockType.SHARED_PREFIX if is_shared else after.block_type
+
+    def split(self, prefix_tokens: int, page_size: int) -> NodeMetadata:
+        """Cuts the first ``prefix_tokens`` off into the returned node; this one keeps the rest."""
+        assert prefix_tokens % page_size == 0
+        prefix = NodeMetadata(
+            tokens=prefix_tokens, depth=self.depth, page_size=page_size, clock=self.last_access
+        )
+        prefix.importance = self.importance.split(prefix_tokens // page_size)
+        prefix.block_type = self.block_type
+        prefix.transition = self.transition
+        prefix.continuations = 1
+        prefix.accesses = self.accesses
+        prefix.span = self.span
+        prefix.pasts, self.pasts = _split_pasts(self.pasts, prefix_tokens)
+        if prefix.pasts and self.pasts[:1] != prefix.pasts[:1]:
+            self._change_past(prefix.pasts[0], self.pasts[0] if self.pasts else _NO_PAST)
+        prefix.off_device = self.off_device
+        prefix.in_storage = self.in_storage
+        prefix.is_prewarmed = self.is_prewarmed
+        prefix.owed_to_storage = self.owed_to_storage
+        prefix.expendable = self.expendable
+        prefix.doomed = self.doomed
+        prefix.pin_octaves = self.pin_octaves
+        self.tokens -= prefix_tokens
+        self.depth += prefix_tokens
+        return prefix
+
+
+def _split_pasts(pasts: tuple[Past, ...], at: int) -> tuple[tuple[Past, ...], tuple[Past, ...]]:
+    ends = [past.end for past in pasts]
+    first_behind = bisect_right(ends, at)
+    before = pasts[:first_behind]
+    if first_behind < len(pasts) and at > (ends[first_behind - 1] if first_behind else 0):
+        before += (pasts[first_behind]._replace(end=at),)
+    return before, tuple(past._replace(end=past.end - at) for past in pasts[first_behind:])
+
+
+def transition_after(last_hit: NodeMetadata | None) -> Transition:
+    """How a request relates to what was known: told by the last node that it found.
+
+    Args:
+        last_hit: the deepest node of the request's path that was in the cache before it; None if none was.
+    """
+    if last_hit is None:
+        return Transition.COLD
+    if last_hit.continuations >= 2:
+        return Transition.NEW_SESSION
+    if last_hit.is_tip or last_hit.block_type is BlockType.GENERATED:
+        return Transition.NEXT_TURN
+    if last_hit.block_type is BlockType.SHARED_PREFIX:
+        return Transition.NEW_SESSION  # a shared prefix that came back: who followed it before is forgotten
+    return Transition.BRANCH

@@ -1,0 +1,214 @@
+"""What happens to the nodes of a prefix tree, as the estimator of reuse must hear it, whoever drives it.
+
+A node is *at risk* of its next visit from its making or last visit on, in the class that it had then
+(``NodeMetadata.watched_as``). A visit ends that interval and begins the next. A ghost carries it on after an
+eviction until somebody asks again, or until the ghost is forgotten, which says nothing of reuse. The
+server's tree, the shadow caches and the replays of traces all drive a ``ReuseTracker``; docs/policy.md lists
+where they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from sgl_importance.nodes.ghosts import Eviction, GhostNode, GhostTable
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.reuse.estimator import ReuseEstimator
+from sgl_importance.reuse.reuse_class import BlockType, Transition, transition_of
+
+
+class Facts(NamedTuple):
+    """What is known of a node at a visit to a driver that has read a whole trace up to there.
+
+    Attributes:
+        block_type: what the node holds.
+        accesses: earlier requests that asked for it.
+        span: admitted requests between its first visit and this one.
+        is_evidence: whether its next visit is evidence for its class.
+    """
+
+    block_type: BlockType
+    accesses: int
+    span: int
+    is_evidence: bool = True
+
+
+class ReuseTracker:
+    """Keeps the facts from which a node's reuse is predicted, and tells the estimator of visits.
+
+    Where a driver tells no ``Facts``, they are read off the tree as it stands: accesses are hits, a node that
+    two texts followed is a shared prefix, and what a request added behind its prompt is generated.
+
+    Args:
+        reuse: learns from every visit; its clock counts admitted requests.
+        page_size: tokens per page.
+        ghost_pages: pages to remember after their node was removed.
+    """
+
+    def __init__(self, reuse: ReuseEstimator, *, page_size: int, ghost_pages: int = 0) -> None:
+        self.page_size = page_size
+        self.ghosts = GhostTable(ghost_pages, on_expire=self._forgotten)
+        self._reuse = reuse
+
+    # ---- visits ----
+
+    def created(
+        self,
+        node: NodeMetadata,
+        transition: Transition | None,
+        *,
+        parent: NodeMetadata | None = None,
+        pages: Iterable[bytes] = (),
+        facts: Facts | None = None,
+    ) -> list[tuple[GhostNode, int]]:
+        """A node came into the tree.
+
+        Args:
+            node: its metadata, just made.
+            transition: how the request that brought it got there; None where no request asked for it (a
+                pre-warm): then it is at risk as it was when it left.
+            parent: the node that it continues; None below the root.
+            pages: chained digests of its pages, read as far as there are ghosts.
+            facts: None where the tree says them.
+
+        Returns:
+            Each ghost that came back in it, with the number of its tokens.
+        """
+        revived = self.ghosts.revive(pages, node) if len(self.ghosts) else []
+        returned = [(ghost, num_pages * self.page_size) for ghost, num_pages in revived]
+        for ghost, tokens in returned:
+            if transition is None:
+                self._restored(node, ghost, tokens)
+            else:
+                self._asked_again(node, ghost, tokens)
+            ghost.resolved = True
+        if not returned and parent is not None:
+            self._continued(parent)
+        if transition is not None:
+            self._visited(node, transition, facts)
+        return returned
+
+    def accessed(self, node: NodeMetadata, transition: Transition, facts: Facts | None = None) -> None:
+        """An admitted request found the node in the cache.
+
+        Args:
+            transition: how the request got there.
+            facts: None where the tree says them.
+        """
+        if node.watched_as is not None:
+            self._reuse.hit(node.watched_as, node.last_access)
+        node.expendable = False  # somebody did ask for it again
+        node.accesses += 1
+        node.span += self._reuse.clock - node.last_access
+        self._visited(node, transition, facts)
+
+    def _visited(self, node: NodeMetadata, transition: Transition, facts: Facts | None) -> None:
+        """The node is at risk of its next visit from now on."""
+        if facts is not None:
+            node.block_type, node.accesses, node.span, _ = facts
+        node.transition = transition
+        node.last_access = self._reuse.clock
+        node.watched_as = None
+        if facts is None or facts.is_evidence:
+            node.watched_as = node.reuse_class
+            self._reuse.began(node.watched_as)
+
+    def ended(
+        self, path: Sequence[NodeMetadata], *, serial: int, prompt_tokens: int, is_finished: bool
+    ) -> None:
+        """The prefill of a request, or the request, ended.
+
+        Args:
+            path: its nodes in the tree, root side first.
+            serial: of the request; ``importance.creator`` of the nodes that it brought.
+            prompt_tokens: length of its prompt; the page in which it ends belongs to the answer.
+            is_finished: whether the answer is in the tree, too.
+        """
+        if path:
+            path[-1].is_tip = True
+        if not is_finished:
+            return
+        prompt_pages_end = prompt_tokens // self.page_size * self.page_size
+        for node in reversed(path):
+            if node.depth < prompt_pages_end or node.importance.creator != serial:
+                break
+            self.holds(node, BlockType.GENERATED)
+
+    # ---- what a node holds ----
+
+    def holds(self, node: NodeMetadata, block_type: BlockType) -> None:
+        """It became known what the node holds."""
+        if node.block_type is block_type:
+            return
+        node.block_type = block_type
+        self._reclassify(node)
+
+    def _continued(self, node: NodeMetadata) -> None:
+        """A text followed the node that was not known to follow it."""
+        node.continuations += 1
+        if node.continuations >= 2:
+            self.holds(node, BlockType.SHARED_PREFIX)
+
+    def _reclassify(self, node: NodeMetadata) -> None:
+        """The node goes on being at risk, in the class that it has by now."""
+        if node.watched_as is not None and node.watched_as != node.reuse_class:
+            self._reuse.reclassified(node.watched_as, node.reuse_class, node.last_access)
+            node.watched_as = node.reuse_class
+
+    # ---- nodes that are cut, leave and come back ----
+
+    def split(self, node: NodeMetadata, prefix_tokens: int) -> NodeMetadata:
+        """Cuts the first ``prefix_tokens`` off into the returned node; both are at risk as the whole was."""
+        prefix = node.split(prefix_tokens, self.page_size)
+        self.also_at_risk(prefix, node)
+        self._reclassify(node)
+        return prefix
+
+    def also_at_risk(self, part: NodeMetadata, whole: NodeMetadata | GhostNode) -> None:
+        """``part`` is at risk from now on as ``whole`` is, which goes on being so."""
+        part.watched_as, part.last_access = whole.watched_as, whole.last_access
+        if whole.watched_as is not None:
+            self._reuse.resumed(whole.watched_as, whole.last_access)
+
+    def removed(
+        self,
+        node: NodeMetadata,
+        pages: Sequence[bytes],
+        *,
+        kept_by_importance: bool = False,
+        eviction: Eviction | None = None,
+    ) -> None:
+        """The node left the tree.
+
+        Args:
+            pages: chained digests of its pages.
+            kept_by_importance: ``observe`` only: importance would have kept it.
+            eviction: how it was lost; None where that is not known.
+        """
+        self.ghosts.remember(pages, node, kept_by_importance=kept_by_importance, eviction=eviction)
+
+    def _asked_again(self, node: NodeMetadata, ghost: GhostNode, tokens: int) -> None:
+        """A request made a node anew whose next ``tokens`` tokens had been evicted in this ghost's node."""
+        span = ghost.span + self._reuse.clock - ghost.last_access
+        node.recall(tokens, accesses=ghost.accesses + 1, span=span, block_type=ghost.block_type)
+        if not ghost.resolved and ghost.watched_as is not None:
+            self._reuse.hit(ghost.watched_as, ghost.last_access)
+
+    def _restored(self, node: NodeMetadata, ghost: GhostNode, tokens: int) -> None:
+        """An evicted node is back though nobody asked for it."""
+        node.recall(tokens, accesses=ghost.accesses, span=ghost.span, block_type=ghost.block_type)
+        if ghost.watched_as is None:
+            return
+        if node.watched_as is not None:  # of the ghost before this one
+            self._reuse.forgotten(node.watched_as, node.last_access)
+        node.transition = transition_of(ghost.watched_as)
+        if ghost.resolved:
+            self.also_at_risk(node, ghost)
+        else:
+            node.watched_as, node.last_access = ghost.watched_as, ghost.last_access
+
+    def _forgotten(self, ghost: GhostNode) -> None:
+        """The node will not be recognised any more."""
+        if ghost.watched_as is not None:
+            self._reuse.forgotten(ghost.watched_as, ghost.last_access)

@@ -1,0 +1,1 @@
+"""Soft pins: text that goes last, within a budget."""

@@ -1,0 +1,274 @@
+"""Soft pins: prefixes that are evicted last, within a budget, for as long as they are wanted.
+
+A pin multiplies what a node is worth by up to 2 ** PIN_OCTAVES. It locks nothing: a pool full of pins still
+evicts, pinned nodes last and among themselves by what their loss costs. Locks can starve allocation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+
+from sgl_importance.nodes.digests import chain_digests, root_digest
+from sgl_importance.pins.pin import (
+    HALF_LIFE_REQUESTS,
+    PIN_OCTAVES,
+    Pin,
+    PinEnd,
+    PinSource,
+    decayed_octaves,
+)
+from sgl_importance.pins.pin_budget import divide
+from sgl_importance.tiers import Tier
+
+MAX_TENANTS = 256
+MAX_PINS_PER_TENANT = 1024
+MAX_AUTOMATIC_PINS = 256
+
+
+class PinRefused(ValueError):
+    """The pin cannot be held; the message says why and what to do."""
+
+
+@dataclass(slots=True)
+class _Page:
+    index: int
+    pins: list[Pin]
+
+
+class PinTable:
+    """Which pages are pinned on which tier, and how strongly. Decides; knows nothing of the tree.
+
+    Every change returns the pins whose pages may have another bias than before, among them those that ended.
+
+    Args:
+        page_size: tokens per page.
+        share: part of each tier's tokens that pins may hold, 0 to 1.
+        capacity_tokens: tokens of each tier.
+    """
+
+    def __init__(self, page_size: int, share: float, capacity_tokens: Mapping[Tier, int]) -> None:
+        assert 0 <= share <= 1, share
+        self.page_size = page_size
+        self.share = share
+        self._capacity_pages = {tier: tokens // page_size for tier, tokens in capacity_tokens.items()}
+        self._pins: dict[str, Pin] = {}
+        self._pages: dict[bytes, _Page] = {}
+        self._clock = 0
+        self._now = 0.0
+        self._next_decay: float = inf
+        self._next_expiry: float = inf
+        self.on_ended: Callable[[Pin, PinEnd], None] = lambda pin, why: None
+        """Told of every pin that ends."""
+        self.version = 0
+        """Grows whenever budgets are divided anew."""
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __contains__(self, digest: bytes) -> bool:
+        """Whether some pin wants the page, within the budget or not."""
+        return digest in self._pages
+
+    def pins(self) -> list[Pin]:
+        """Every pin, oldest first."""
+        return list(self._pins.values())
+
+    def get(self, pin_id: str) -> Pin | None:
+        return self._pins.get(pin_id)
+
+    @property
+    def tiers(self) -> list[Tier]:
+        return list(self._capacity_pages)
+
+    def budget_tokens(self, tier: Tier) -> int:
+        """Tokens of the tier that all pins together may hold."""
+        return self._budget_pages(tier) * self.page_size
+
+    def granted_tokens(self, tier: Tier) -> int:
+        """Tokens within the budget, pages in common counted once."""
+        return self.page_size * len(
+            {digest for pin in self._pins.values() for digest in pin.digests[: pin.granted[tier]]}
+        )
+
+    def octaves(self, digest: bytes, tier: Tier) -> float:
+        """log2 of the bias on a node whose last page this is; 0 where it is not pinned on the tier."""
+        page = self._pages.get(digest)
+        if page is None:
+            return 0.0
+        return max((pin.octaves for pin in page.pins if page.index < pin.granted.get(tier, 0)), default=0.0)
+
+    def holders(self, digest: bytes) -> list[Pin]:
+        """The pins that want the page."""
+        page = self._pages.get(digest)
+        return list(page.pins) if page is not None else []
+
+    # ---- changes ----
+
+    def add(self, pin: Pin) -> list[Pin]:
+        """Takes a pin in.
+
+        Raises:
+            PinRefused: the prefix fills no page, or the table is full.
+        """
+        return self._take_in(pin) + self._settle()
+
+    def _take_in(self, pin: Pin) -> list[Pin]:
+        pin.tokens = pin.tokens[: len(pin.tokens) // self.page_size * self.page_size]
+        if not pin.tokens:
+            raise PinRefused(f"shorter than one page of {self.page_size} tokens: there is nothing to pin")
+        if pin.source is not PinSource.AUTOMATIC:
+            self._check_room(pin)
+        assert pin.pin_id not in self._pins, pin.pin_id
+        if not pin.digests:
+            pin.digests = chain_digests(
+                root_digest(pin.extra_key, pin.cache_salt), pin.tokens, self.page_size
+            )
+        assert len(pin.digests) * self.page_size == len(pin.tokens)
+        pin.last_used = self._clock
+        pin.octaves = PIN_OCTAVES
+        changed = self._make_room_for_automatic() if pin.source is PinSource.AUTOMATIC else []
+        self._pins[pin.pin_id] = pin
+        for index, digest in enumerate(pin.digests):
+            self._pages.setdefault(digest, _Page(index, [])).pins.append(pin)
+        return changed
+
+    def remove(self, pin_id: str, why: PinEnd = PinEnd.UNPINNED) -> list[Pin]:
+        """Ends a pin; KeyError where there is none of that name."""
+        return [self._drop(pin_id, why), *self._settle()]
+
+    def remove_automatic(self) -> list[Pin]:
+        """Ends every automatic pin: what they were learnt from is gone."""
+        names = [pin.pin_id for pin in self._pins.values() if pin.source is PinSource.AUTOMATIC]
+        return [self._drop(name, PinEnd.FLUSHED) for name in names] + self._settle()
+
+    def used(self, digest: bytes, clock: int) -> list[Pin]:
+        """An admitted request found the page in the cache: the pins that want it are fresh again."""
+        changed = []
+        for pin in self.holders(digest):
+            pin.last_used = max(pin.last_used, clock)
+            if pin.octaves < PIN_OCTAVES:
+                pin.octaves = PIN_OCTAVES
+                changed.append(pin)
+        return changed
+
+    def advance(self, clock: int, now: float) -> list[Pin]:
+        """Lets time pass; cheap where nothing is due.
+
+        Args:
+            clock: admitted requests.
+            now: Unix time. All ranks must be told the same one.
+        """
+        self._clock = clock
+        self._now = now
+        if self._clock < self._next_decay and self._now < self._next_expiry:
+            return []
+        ended = [
+            pin.pin_id
+            for pin in self._pins.values()
+            if pin.expires_at is not None and pin.expires_at <= self._now
+        ]
+        changed = [self._drop(name, PinEnd.EXPIRED) for name in ended]
+        for pin in list(self._pins.values()):
+            if pin.expires_at is not None:
+                continue  # its caller has said how long it counts in full
+            octaves = decayed_octaves(self._clock - pin.last_used)
+            if octaves != pin.octaves:
+                pin.octaves = octaves
+                changed.append(pin)
+                if not octaves:
+                    self._drop(pin.pin_id, PinEnd.UNUSED)
+        return changed + self._settle()
+
+    def resize(self, capacity_tokens: Mapping[Tier, int]) -> list[Pin]:
+        """The tiers have other sizes than before."""
+        pages = {tier: tokens // self.page_size for tier, tokens in capacity_tokens.items()}
+        if pages == self._capacity_pages:
+            return []
+        self._capacity_pages = pages
+        return self._settle()
+
+    # ---- across a restart ----
+
+    def requested(self) -> list[Pin]:
+        """The pins that outlive a server, oldest first: others are learnt anew, or hinted again."""
+        return [pin for pin in self._pins.values() if pin.source is PinSource.REQUESTED]
+
+    def restore(self, pins: Iterable[Pin]) -> list[Pin]:
+        """Takes in what ``requested`` gave before a restart, as fresh; call ``advance`` first.
+
+        Left out are pins that have ended, that are held already, or for which there is no room any more.
+        """
+        changed: list[Pin] = []
+        for pin in pins:
+            has_ended = pin.expires_at is not None and pin.expires_at <= self._now
+            if pin.pin_id not in self._pins and not has_ended:
+                with suppress(PinRefused):
+                    changed += self._take_in(pin)
+        return changed + self._settle()
+
+    # ---- who gets how much ----
+
+    def _budget_pages(self, tier: Tier) -> int:
+        return int(self._capacity_pages[tier] * self.share)
+
+    def _settle(self) -> list[Pin]:
+        """Divides the budgets anew; the pins that got more or less than before."""
+        self.version += 1
+        before = {pin.pin_id: pin.granted for pin in self._pins.values()}
+        for pin in self._pins.values():
+            pin.granted = dict.fromkeys(self._capacity_pages, 0)
+        for tier in self._capacity_pages:
+            divide(tier, self._budget_pages(tier), list(self._pins.values()))
+        decaying = (pin for pin in self._pins.values() if pin.expires_at is None)
+        self._next_decay = min((self._decays_at(pin) for pin in decaying), default=inf)
+        expiries = (pin.expires_at for pin in self._pins.values() if pin.expires_at is not None)
+        self._next_expiry = min(expiries, default=inf)
+        return [pin for pin in self._pins.values() if pin.granted != before[pin.pin_id]]
+
+    def _decays_at(self, pin: Pin) -> int:
+        # Counted from its last use, which may be later by now: then there is nothing to do but look again.
+        steps = (self._clock - pin.last_used) // HALF_LIFE_REQUESTS + 1
+        return pin.last_used + steps * HALF_LIFE_REQUESTS
+
+    def _check_room(self, pin: Pin) -> None:
+        rivals = [other for other in self._pins.values() if other.source is pin.source]
+        theirs = [other for other in rivals if other.tenant == pin.tenant]
+        tenants = {other.tenant for other in rivals}
+        if not theirs and len(tenants) >= MAX_TENANTS:
+            raise PinRefused(f"{MAX_TENANTS} cache salts hold pins already: unpin those of one")
+        if len(theirs) >= MAX_PINS_PER_TENANT:
+            raise PinRefused(f"this cache salt holds {MAX_PINS_PER_TENANT} pins already: unpin some")
+        limit = max(self._capacity_pages.values()) * self.page_size
+        wanted = len(pin.tokens) + sum(len(other.tokens) for other in theirs)
+        if wanted > limit:
+            raise PinRefused(
+                f"this cache salt's pins would be {wanted} tokens, the largest tier is {limit}: unpin some"
+            )
+
+    def _make_room_for_automatic(self) -> list[Pin]:
+        automatic = [pin for pin in self._pins.values() if pin.source is PinSource.AUTOMATIC]
+        if len(automatic) < MAX_AUTOMATIC_PINS:
+            return []
+        unused_longest = min(automatic, key=lambda pin: pin.last_used)
+        return [self._drop(unused_longest.pin_id, PinEnd.MADE_ROOM)]
+
+    def _drop(self, pin_id: str, why: PinEnd) -> Pin:
+        pin = self._pins.pop(pin_id)
+        for digest in pin.digests:
+            page = self._pages[digest]
+            page.pins.remove(pin)
+            if not page.pins:
+                del self._pages[digest]
+        pin.granted = dict.fromkeys(self._capacity_pages, 0)
+        self.on_ended(pin, why)
+        return pin
+
+    def check_integrity(self) -> None:
+        """Asserts that pages name exactly the pins that want them, and that no budget is exceeded."""
+        wanted = {(digest, pin.pin_id) for pin in self._pins.values() for digest in pin.digests}
+        assert wanted == {(d, pin.pin_id) for d, page in self._pages.items() for pin in page.pins}
+        for tier in self._capacity_pages:
+            assert self.granted_tokens(tier) <= self.budget_tokens(tier)

@@ -1,0 +1,72 @@
+"""Pins that requests ask for by a hint, and what they are told of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from sgl_importance.pins.pin import Pin, PinSource
+from sgl_importance.tiers import Tier
+
+PREFIX = "hint-"
+
+
+def pin_of(
+    prompt: array[int],
+    digests: list[bytes],
+    *,
+    extra_key: str | None,
+    cache_salt: str | None,
+    expires_at: float,
+    page_size: int,
+) -> Pin:
+    """The pin of a prompt, named after its text: asking again prolongs it.
+
+    Args:
+        prompt: token ids; a last page that is not full is left out.
+        digests: chained digest of each whole page; at least one.
+        extra_key: namespace of the request, beside the salt.
+        cache_salt: namespace of the request, and the tenant whose budget is spent.
+        expires_at: Unix time.
+        page_size: tokens per page.
+    """
+    name = PREFIX + digests[-1].hex()
+    return Pin(
+        name,
+        prompt[: len(digests) * page_size],
+        extra_key,
+        cache_salt,
+        expires_at,
+        source=PinSource.HINTED,
+        digests=digests,
+    )
+
+
+def superseded(pins: Iterable[Pin], pin: Pin) -> list[str]:
+    """Pins of earlier hints that ``pin`` makes needless: on its text or the beginning of it, for no longer.
+
+    Without this each turn of a long session would leave a pin of its own.
+    """
+    assert pin.expires_at is not None
+    pages = set(pin.digests)
+    return [
+        other.pin_id
+        for other in pins
+        if other.pin_id.startswith(PREFIX)
+        and other.digests[-1] in pages
+        and (other.expires_at is not None and other.expires_at <= pin.expires_at)
+    ]
+
+
+def retained(pin: Pin, page_size: int) -> dict[str, Any]:
+    """What a request is told whose prompt was pinned."""
+    tokens = pin.granted[Tier.DEVICE] * page_size
+    if not tokens:
+        return not_retained("the budget of pins on the device is spent (--kv-importance-pin-budget)")
+    return {"applied": True, "tokens": tokens, "pin_id": pin.pin_id}
+
+
+def not_retained(reason: str) -> dict[str, Any]:
+    """What a request is told whose prompt was not pinned."""
+    return {"applied": False, "reason": reason}

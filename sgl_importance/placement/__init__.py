@@ -1,1 +1,0 @@
-"""What is kept, pinned and brought in ahead of requests: decided here, carried out by the server."""

@@ -1,0 +1,1 @@
+"""Which prefixes to bring in before anyone asks."""

@@ -1,0 +1,161 @@
+"""Marginal loss: what the server loses by giving a node up.
+
+loss(node) = reuse rate x [restore(from where it would be) - restore(from where it is)] x g / bytes freed
+
+The reuse rate is the retention index of ``reuse.estimator``: reuses per admitted request that keeping
+the node can earn. P(reuse) alone would hold a node that is certain to return in an hour against one that
+returns in a minute.
+
+Only leaves can be evicted and a prefix is useful only whole, so attention predicts reuse indirectly; g is
+bounded, monotone, and 1 without evidence, which makes "g = 1" the control arm of every claim about it.
+
+A soft pin (``sgl_importance.pins``) multiplies the loss of its nodes, so that they go last.
+"""
+
+from __future__ import annotations
+
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.victim_order import VictimOrder
+from sgl_importance.reuse.estimator import ReuseEstimator
+from sgl_importance.signal.node_importance import NodeImportance, Origin
+from sgl_importance.tiers import Tier
+
+MIN_DISTINCT_QUERIES = 2  # one later query may be the same user repeating himself
+SHRINKAGE_QUERIES = 4.0  # weight, in queries, of the belief that a node is as important as any other
+MAX_FACTOR = 2.0
+# A loss of exactly 0 would make nodes incomparable: as if restoring cost a nanosecond per token.
+MIN_SECONDS_PER_TOKEN = 1e-9
+EXPENDABLE_VALUE = 1e-60  # below what any other node can lose, whatever its reuse rate
+
+
+def importance_factor(importance: NodeImportance) -> float:
+    """g: between 1/2 and 2, never decreasing in cross mass and peak, 1 without evidence.
+
+    Only cross mass of at least two distinct queries counts: self mass of a one-off prompt is recency in
+    disguise. Relative mass shrinks towards 1.0 by (n * observed + k) / (n + k), n the decayed query count.
+    """
+    if importance.queries < MIN_DISTINCT_QUERIES:
+        return 1.0
+    queries = float(importance.weight(Origin.CROSS).max())
+    # A retrieval head that is certain of one page is invisible in the mean and plain in the peak.
+    observed = max(importance.lift(Origin.CROSS), MAX_FACTOR * float(importance.peak(Origin.CROSS).max()))
+    shrunk = (queries * observed + SHRINKAGE_QUERIES) / (queries + SHRINKAGE_QUERIES)
+    return min(max(shrunk, 1 / MAX_FACTOR), MAX_FACTOR)
+
+
+class ImportancePolicy:
+    """Ranks the evictable nodes of every tier by marginal loss. Decides; never moves anything.
+
+    What happens to nodes goes to a ``ReuseTracker``, which keeps the facts that are ranked here.
+
+    The clock counts admitted requests: the same requests lead to the same evictions on every rank.
+
+    Args:
+        cost: what restoring costs.
+        use_importance: False fixes g at 1, the control arm.
+    """
+
+    def __init__(self, cost: CostModel, *, use_importance: bool = True) -> None:
+        self.cost = cost
+        self._seconds_per_token = {tier: cost.seconds_per_token(tier) for tier in (*Tier, None)}
+        self.use_importance = use_importance
+        self.reuse = ReuseEstimator()
+        self._orders: dict[Tier, VictimOrder] = {}
+        # Facts of nodes that entered, and the tier that keeps a copy, until somebody asks for the order.
+        self._entered: dict[Tier, dict[int, tuple[NodeMetadata, Tier | None]]] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the nodes, keeps what was learnt about reuse."""
+        self.reuse.forget_open()
+        self._orders = {tier: VictimOrder(self.reuse) for tier in Tier}
+        self._entered = {tier: {} for tier in Tier}
+
+    @property
+    def clock(self) -> int:
+        """Requests admitted so far."""
+        return self.reuse.clock
+
+    def admit(self) -> int:
+        """One more request was admitted; returns its serial number."""
+        return self.reuse.tick()
+
+    def settle(self) -> None:
+        """Accounts for what was only written down while a first token waited."""
+        self.reuse.settle()
+        for tier in Tier:
+            self._order(tier)
+
+    # ---- which nodes may be evicted, and which is next ----
+
+    def enter(self, tier: Tier, node_id: int, node: NodeMetadata, *, below: Tier | None) -> None:
+        """The node became evictable on a tier, or its facts changed while it was.
+
+        It is ranked when somebody asks for the order or calls ``settle``: most nodes of a prompt enter and
+        leave several times before its first token, and nobody looks at the order meanwhile.
+
+        Args:
+            tier: tier that it would be evicted from.
+            node_id: key of the node in the order.
+            node: its facts.
+            below: tier that keeps a copy; None where eviction means losing the KV.
+        """
+        self._entered[tier][node_id] = (node, below)
+
+    def leave(self, tier: Tier, node_id: int) -> None:
+        """The node is not evictable from the tier any more: locked, moved, extended or gone."""
+        self._entered[tier].pop(node_id, None)
+        self._orders[tier].discard(node_id)
+
+    def victim(self, tier: Tier) -> int | None:
+        """Takes the node that loses least out of the order; None where nothing is evictable."""
+        return self._order(tier).pop()
+
+    def evictable(self, tier: Tier) -> int:
+        """Number of nodes in the tier's order."""
+        return len(self._order(tier))
+
+    def _order(self, tier: Tier) -> VictimOrder:
+        """The tier's order with every node in it that entered."""
+        order, entered = self._orders[tier], self._entered[tier]
+        if entered:
+            self._entered[tier] = {}
+            for node_id, (node, below) in entered.items():
+                value = self.value(tier, node, below=below)
+                order.add(node_id, node.reuse_class, value, node.last_access)
+        return order
+
+    def factor(self, node: NodeMetadata) -> float:
+        """g of the node; 1 in the control arm."""
+        return importance_factor(node.importance) if self.use_importance else 1.0
+
+    @staticmethod
+    def bias(tier: Tier, node: NodeMetadata) -> float:
+        """What a soft pin multiplies the node's loss by; 1 where it is not pinned on the tier."""
+        bias: float = 2.0 ** node.pin_octaves.get(tier, 0.0)
+        return bias
+
+    def value(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
+        """What a certain reuse would lose: seconds to restore per KV byte freed, times g and pin.
+
+        Tokens deep in a prompt count like its first ones, although attending makes them dearer: a leaf is
+        only the first of its chain to go, so its own price says little about what goes with it.
+        """
+        if node.expendable and tier not in node.pin_octaves:
+            return EXPENDABLE_VALUE
+        seconds = max(self._seconds_per_token[below] - self._seconds_per_token[tier], MIN_SECONDS_PER_TOKEN)
+        return seconds * self.factor(node) * self.bias(tier, node) / self.cost.bytes_per_token
+
+    def reuse_probability(self, node: NodeMetadata) -> float:
+        """P(the node is asked for again while its class is watched)."""
+        return self.reuse.probability(node.reuse_class, self.clock - node.last_access)
+
+    def loss(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
+        """Seconds lost per KV byte freed and admitted request by evicting the node from the tier."""
+        rate = self.reuse.index(node.reuse_class, self.clock - node.last_access)
+        return rate * self.value(tier, node, below=below)
+
+    def check_integrity(self) -> None:
+        for tier in Tier:
+            self._order(tier).check_integrity()

@@ -1,0 +1,165 @@
+"""The eviction order: which node loses least, found without looking at every node.
+
+Loss is index(class, age bucket) x value, and a node's class and value change only when something happens to
+it. Nodes are therefore kept in cells of (class, quantised log value, age bucket), oldest first: nodes of a
+cell lose the same, and the victim is the oldest of the cheapest cell. A node moves to the next bucket a few
+dozen times in its life; cells are ranked once per clock and index, whatever the number of nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from heapq import heapify, heappop, heappush
+
+from sgl_importance.reuse.estimator import ReuseEstimator
+from sgl_importance.reuse.life_table import BUCKET_STARTS, NUM_AGE_BUCKETS, age_bucket
+
+LEVELS_PER_OCTAVE = 4  # nodes within 19 % of each other's value count as equal, and recency decides
+_COMPACT_SLACK = 64
+_BUCKET_ENDS: list[float] = [*BUCKET_STARTS[1:].tolist(), math.inf]
+
+_CellKey = tuple[int, int, int]
+
+
+def value_level(value: float) -> int:
+    """Quantised log2 of a positive value."""
+    return round(LEVELS_PER_OCTAVE * math.log2(value))
+
+
+def level_value(level: int) -> float:
+    """The value that stands for a level."""
+    return float(2.0 ** (level / LEVELS_PER_OCTAVE))
+
+
+class _Cell:
+    """Nodes that lose the same; the heap may hold stale items, ``live`` does not count them."""
+
+    __slots__ = ("bucket", "heap", "key", "live", "reuse_class", "value", "value_level")
+
+    def __init__(self, reuse_class: int, level: int, bucket: int) -> None:
+        self.key = (reuse_class, level, bucket)
+        self.reuse_class = reuse_class
+        self.value_level = level
+        self.value = level_value(level)
+        self.bucket = bucket
+        self.heap: list[tuple[int, int]] = []  # (last access, node id)
+        self.live = 0
+
+
+class VictimOrder:
+    """Evictable nodes, cheapest first. Equal losses are decided by age, then by node id: the same on every
+    rank.
+
+    Args:
+        reuse: its clock and index rank the nodes.
+    """
+
+    def __init__(self, reuse: ReuseEstimator) -> None:
+        self._reuse = reuse
+        self._cells: dict[_CellKey, _Cell] = {}
+        self._entries: dict[int, tuple[_Cell, int]] = {}
+        # (loss, last access, node id, cell) of at least the oldest node of every cell.
+        self._agenda: list[tuple[float, int, int, _CellKey]] = []
+        self._agenda_made_at: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, node_id: int) -> bool:
+        return node_id in self._entries
+
+    def add(self, node_id: int, reuse_class: int, value: float, last_access: int) -> None:
+        """Enters a node, or moves it when its class, value or last access changed."""
+        bucket = age_bucket(self._reuse.clock - last_access)
+        cell = self._cell(reuse_class, value_level(value), bucket)
+        previous = self._entries.get(node_id)
+        if previous == (cell, last_access):
+            return
+        if previous is not None:
+            previous[0].live -= 1
+        self._enter(cell, last_access, node_id)
+        if self._agenda_made_at == (self._reuse.clock, self._reuse.version):
+            self._schedule(cell, last_access, node_id)
+        if len(cell.heap) > 2 * cell.live + _COMPACT_SLACK:
+            # Locking and unlocking a hot node leaves one stale item each time.
+            cell.heap[:] = {item for item in cell.heap if self._entries.get(item[1]) == (cell, item[0])}
+            heapify(cell.heap)
+        if len(self._agenda) > 2 * len(self._entries) + _COMPACT_SLACK:
+            self._agenda_made_at = None
+
+    def discard(self, node_id: int) -> None:
+        entry = self._entries.pop(node_id, None)
+        if entry is not None:
+            entry[0].live -= 1
+
+    def pop(self) -> int | None:
+        """Removes and returns the node that loses least now; None if there is none."""
+        if not self._entries:
+            return None
+        if self._agenda_made_at != (self._reuse.clock, self._reuse.version):
+            self._make_agenda()
+        while True:
+            _, last_access, node_id, key = heappop(self._agenda)
+            cell = self._cells[key]
+            if self._entries.get(node_id) == (cell, last_access):
+                self.discard(node_id)
+                self._schedule_oldest(cell)
+                return node_id
+            self._schedule_oldest(cell)
+
+    def _cell(self, reuse_class: int, level: int, bucket: int) -> _Cell:
+        key = (reuse_class, level, bucket)
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = _Cell(*key)
+        return cell
+
+    def _enter(self, cell: _Cell, last_access: int, node_id: int) -> None:
+        self._entries[node_id] = (cell, last_access)
+        heappush(cell.heap, (last_access, node_id))
+        cell.live += 1
+
+    def _oldest(self, cell: _Cell) -> tuple[int, int] | None:
+        """The cell's oldest node; drops stale items ahead of it."""
+        heap = cell.heap
+        while heap:
+            last_access, node_id = heap[0]
+            if self._entries.get(node_id) == (cell, last_access):
+                return heap[0]
+            heappop(heap)
+        return None
+
+    def _schedule(self, cell: _Cell, last_access: int, node_id: int) -> None:
+        loss = self._reuse.bucket_index(cell.reuse_class)[cell.bucket] * cell.value
+        heappush(self._agenda, (loss, last_access, node_id, cell.key))
+
+    def _schedule_oldest(self, cell: _Cell) -> None:
+        oldest = self._oldest(cell)
+        if oldest is not None:
+            self._schedule(cell, *oldest)
+
+    def _make_agenda(self) -> None:
+        """Moves nodes to the bucket of their age, then ranks the cells."""
+        clock = self._reuse.clock
+        for key, cell in list(self._cells.items()):
+            while (oldest := self._oldest(cell)) and clock - oldest[0] >= _BUCKET_ENDS[cell.bucket]:
+                heappop(cell.heap)
+                cell.live -= 1
+                bucket = age_bucket(clock - oldest[0])
+                self._enter(self._cell(cell.reuse_class, cell.value_level, bucket), *oldest)
+            if not cell.live:
+                cell.heap.clear()
+                del self._cells[key]
+        self._agenda = []
+        for cell in self._cells.values():
+            self._schedule_oldest(cell)
+        self._agenda_made_at = (clock, self._reuse.version)
+
+    def check_integrity(self) -> None:
+        """Asserts that every node is in its cell's heap exactly as entered, and that counts agree."""
+        live = dict.fromkeys(self._cells.values(), 0)
+        for node_id, (cell, last_access) in self._entries.items():
+            assert (last_access, node_id) in cell.heap, (node_id, last_access)
+            assert 0 <= cell.bucket < NUM_AGE_BUCKETS
+            live[cell] += 1
+        assert all(cell.live == count for cell, count in live.items())

@@ -1,0 +1,70 @@
+"""The policies that a replay knows, by name. Each is imported when it is first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+
+from sgl_importance.policy.base import EvictionPolicy
+from sgl_importance.replay.trace import Trace
+
+OPTIMUM = "belady"
+IMPORTANCE = "importance"
+TRACE_FOLLOWERS = frozenset({OPTIMUM, IMPORTANCE})
+"""Policies that look up each access in the trace, and must see the blocks of a request in order."""
+
+_CLASSES = {
+    "random": "sgl_importance.policy.random:RandomPolicy",
+    "fifo": "sgl_importance.policy.fifo:FifoPolicy",
+    "lru": "sgl_importance.policy.lru:LruPolicy",
+    "lfu": "sgl_importance.policy.lfu:LfuPolicy",
+    "slru": "sgl_importance.policy.slru:SlruPolicy",
+    "tlru": "sgl_importance.policy.tlru:TlruPolicy",
+    "mq": "sgl_importance.policy.mq:MqPolicy",
+    "s3fifo": "sgl_importance.policy.s3fifo:S3FifoPolicy",
+    "arc": "sgl_importance.policy.arc:ArcPolicy",
+    "gdsf": "sgl_importance.policy.gdsf:GdsfPolicy",
+    "lhd": "sgl_importance.policy.lhd:LhdPolicy",
+    "belady": "sgl_importance.policy.belady:BeladyPolicy",
+    "importance": "sgl_importance.replay.importance_replay:ImportanceReplayPolicy",
+}
+
+POLICY_NAMES = tuple(_CLASSES)
+
+
+class UnknownPolicyError(ValueError):
+    """No policy has this name; the message lists those that exist."""
+
+
+def load_policy(name: str) -> type[EvictionPolicy]:
+    """
+    Raises:
+        UnknownPolicyError: there is no such policy.
+    """
+    if name not in _CLASSES:
+        raise UnknownPolicyError(f"unknown policy {name!r}; known: {', '.join(POLICY_NAMES)}")
+    module, class_name = _CLASSES[name].split(":")
+    return cast(type[EvictionPolicy], getattr(import_module(module), class_name))
+
+
+def create_policy(name: str, capacity: int, trace: Trace, *, whole_nodes: bool = False) -> EvictionPolicy:
+    """A policy in its initial state, told what it may know of the trace: only the optimum sees the future.
+
+    Args:
+        name: one of POLICY_NAMES.
+        capacity: blocks, or nodes, that the cache can hold.
+        trace: what is replayed.
+        whole_nodes: whether the policy will rank radix nodes instead of blocks.
+
+    Raises:
+        UnknownPolicyError: there is no such policy.
+    """
+    if name == OPTIMUM:
+        from sgl_importance.policy.belady import BeladyPolicy, NextUses
+
+        return BeladyPolicy(capacity, next_uses=NextUses.of(trace.blocks, trace.offsets))
+    if name == IMPORTANCE:
+        from sgl_importance.replay.importance_replay import ImportanceReplayPolicy
+
+        return ImportanceReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
+    return load_policy(name)(capacity)

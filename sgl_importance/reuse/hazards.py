@@ -1,0 +1,168 @@
+"""Hazards by class and age out of what was counted, and what keeping a node of that age can earn. Compiled.
+
+Classes share data: a class's hazard starts as the hazard of all nodes times a ratio (proportional hazards,
+Cox 1972), and leaves that prior as its own evidence grows. The ratio is the class's own hits to those
+expected. It starts as the ratio of all classes of its visit level, and that doubles from level to level until
+there is evidence. Where the gap between visits is known, the prior is the rate that these visits suggest. So
+before anything is learnt a node visited more often goes later, as under LFU, and one visited earlier goes
+sooner, as under LRU; evidence moves first the levels, then the classes.
+
+What to keep is ranked by the *retention index*: the most reuses per admitted request that keeping the node
+can earn, over all times at which one could give it up. It is Gittins' index (1979) of the stopping problem
+"hold this node until its next visit, or give up": hit density (LHD, Beckmann, Chen, Cidon, NSDI 2018) with
+the best horizon instead of an endless one. A node that is never visited within 100 requests and often
+after 200 gains worth while it waits, so the ranking is not monotone in age.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from sgl_importance.reuse.life_table import BUCKET_STARTS, BUCKET_WIDTHS, FloatArray, IntArray
+from sgl_importance.reuse.reuse_class import GAP_STARTS, NUM_COUNTED_LEVELS, VISIT_STARTS
+from sgl_importance_kernels.jit import njit
+
+
+def _gap_hazards() -> FloatArray:
+    visits = VISIT_STARTS[-1]
+    span = visits * GAP_STARTS[0] / 2 * 4.0 ** np.arange(len(GAP_STARTS) + 1)[:, None]
+    ends = BUCKET_STARTS + BUCKET_WIDTHS
+    hazard: FloatArray = 1.0 - ((span + BUCKET_STARTS) / (span + ends)) ** visits
+    return hazard
+
+
+class Priors(NamedTuple):
+    """What is believed before there is evidence.
+
+    An argument of what is compiled: numba would freeze globals into its cache.
+
+    Attributes:
+        hazard: of every bucket. Buckets widen with age, so without evidence nodes of one level are ranked as
+            under LRU.
+        hazard_strength: watches that it is worth for all classes together, per bucket.
+        level_ratios: a counted visit level's hazard relative to that of all nodes; float64
+            [NUM_COUNTED_LEVELS].
+        ratio_strength: expected hits that this is worth, and "this class is like all others of its level".
+        class_strength: watches that a class's proportional hazard is worth, per bucket.
+        gap_hazards: P(visit in a bucket) of a node that was visited eight times, with the middle of a
+            division of GAP_STARTS as its mean gap (the middles quadruple); float64 [divisions, buckets]. A
+            Poisson process whose rate is known from no more than these visits (gamma posterior): one that
+            stays away is believed to visit less and less often.
+        gap_strength: watches that it is worth, per bucket.
+    """
+
+    hazard: float
+    hazard_strength: float
+    level_ratios: FloatArray
+    ratio_strength: float
+    class_strength: float
+    gap_hazards: FloatArray
+    gap_strength: float
+
+
+PRIORS = Priors(
+    hazard=0.05,
+    hazard_strength=4.0,
+    level_ratios=0.5 * 2.0 ** np.arange(NUM_COUNTED_LEVELS, dtype=np.float64),
+    ratio_strength=2.0,
+    class_strength=0.5,
+    gap_hazards=_gap_hazards(),
+    gap_strength=1.0,
+)
+_ROWS, _VECTOR = numba.float64[:, ::1], numba.float64[::1]
+_PRIORS = numba.typeof(PRIORS)  # type: ignore[no-untyped-call]
+
+
+def hazards(hits: FloatArray, reached: FloatArray, levels: IntArray) -> FloatArray:
+    """Posterior mean hazards.
+
+    Args:
+        hits: watches that ended with a visit, by class and age bucket; float64 [classes, buckets]. A row of
+            zeros is a class without evidence.
+        reached: watches that got as far as the bucket; float64 [classes, buckets].
+        levels: visit level of each class; int64 [classes].
+
+    Returns:
+        P(visit in the bucket | not before), float64 [classes, buckets], in (0, 1].
+    """
+    hazard: FloatArray = _hazards(hits, reached, levels, PRIORS)
+    return hazard
+
+
+def retention_index(hazard: FloatArray) -> FloatArray:
+    """Most reuses per admitted request that keeping a node can earn, by its age bucket.
+
+    index(a) = max over b >= a of P(visit in buckets a..b) / E[requests until the visit or the end of b];
+    a visit inside a bucket counts at its middle.
+
+    Args:
+        hazard: float64 [classes, buckets].
+
+    Returns:
+        float64 [classes, buckets], above 0.
+    """
+    index: FloatArray = _retention_index(hazard, BUCKET_WIDTHS)
+    return index
+
+
+@njit(_ROWS(_ROWS, _ROWS, numba.int64[::1], _PRIORS))  # type: ignore[untyped-decorator]
+def _hazards(hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Priors) -> FloatArray:
+    num_classes, num_buckets = hits.shape
+    num_counted = len(priors.level_ratios)
+    pooled = np.empty(num_buckets)
+    for bucket in range(num_buckets):
+        all_hits = all_reached = 0.0
+        for row in range(num_classes):
+            all_hits += hits[row, bucket]
+            all_reached += reached[row, bucket]
+        pooled[bucket] = (all_hits + priors.hazard_strength * priors.hazard) / (
+            all_reached + priors.hazard_strength
+        )
+    observed, expected = np.zeros(num_classes), np.zeros(num_classes)
+    level_observed, level_expected = np.zeros(num_counted), np.zeros(num_counted)
+    for row in range(num_classes):
+        for bucket in range(num_buckets):
+            observed[row] += hits[row, bucket]
+            expected[row] += reached[row, bucket] * pooled[bucket]
+        if levels[row] < num_counted:
+            level_observed[levels[row]] += observed[row]
+            level_expected[levels[row]] += expected[row]
+    level_ratio = (level_observed + priors.ratio_strength * priors.level_ratios) / (
+        level_expected + priors.ratio_strength
+    )
+    posterior = np.empty_like(hits)
+    for row in range(num_classes):
+        level = levels[row]
+        if level < num_counted:
+            strength = priors.class_strength
+            ratio = (observed[row] + priors.ratio_strength * level_ratio[level]) / (
+                expected[row] + priors.ratio_strength
+            )
+            prior = strength * ratio * pooled
+        else:
+            strength = priors.gap_strength
+            prior = strength * priors.gap_hazards[level - num_counted]
+        for bucket in range(num_buckets):
+            posterior[row, bucket] = min(
+                (hits[row, bucket] + prior[bucket]) / (reached[row, bucket] + strength), 1.0
+            )
+    return posterior
+
+
+@njit(_ROWS(_ROWS, _VECTOR))  # type: ignore[untyped-decorator]
+def _retention_index(hazard: FloatArray, widths: FloatArray) -> FloatArray:
+    num_classes, num_buckets = hazard.shape
+    index = np.empty_like(hazard)
+    for row in range(num_classes):
+        for start in range(num_buckets):
+            best, survival, kept = 0.0, 1.0, 0.0
+            for end in range(start, num_buckets):
+                visit = survival * hazard[row, end]
+                survival -= visit
+                kept += (survival + 0.5 * visit) * widths[end]
+                best = max(best, (1.0 - survival) / kept)
+            index[row, start] = best
+    return index

@@ -1,0 +1,1 @@
+"""What attention said of pages, accumulated on nodes."""

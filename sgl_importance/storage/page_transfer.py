@@ -1,0 +1,283 @@
+"""Batches of pages to and from a store: in parallel, in order, and never waiting longer than agreed."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+
+from sgl_importance.storage.page_record import MissReason, PageMiss
+from sgl_importance.storage.pages import Page, Pages, write_reason
+from sgl_importance.storage.store_counters import StoreCounters
+from sgl_importance.storage.workers import Workers
+
+STAGED_BYTES = 32 << 20
+WRITE_SECONDS = 10.0
+HANG_SECONDS = 10.0
+"""After which the thread that moves a few pages does not come back any more, as far as anybody can tell."""
+
+
+class PageTransfer:
+    """Moves the pages of one rank.
+
+    Pages travel through staging buffers of our own: a read that comes too late must not write into host
+    memory that has been given to another page by then.
+
+    Args:
+        pages: where they are.
+        page_bytes: size of each.
+        timeout: longest wait for the next page, in seconds.
+        counters: counts reads, misses and writes.
+    """
+
+    def __init__(self, pages: Pages, *, page_bytes: int, timeout: float, counters: StoreCounters) -> None:
+        assert page_bytes > 0
+        assert timeout > 0
+        self.pages = pages
+        self._page_bytes = page_bytes
+        self._timeout = timeout
+        self.counters = counters
+        lanes = pages.lanes(page_bytes)
+        self._lookers = self._workers(lanes.look, "look")
+        self._readers = self._workers(lanes.read, "read")
+        self._writers = self._workers(lanes.write, "write")
+        self._run_pages = pages.run_pages(page_bytes)
+        runs = STAGED_BYTES // (self._run_pages * page_bytes)
+        self._reads_ahead = max(lanes.read, min(2 * lanes.read, runs))
+        self._writes_ahead = max(lanes.write, min(2 * lanes.write, runs))
+        # Reused: a fresh buffer costs a page fault every 4 KiB.
+        self._staging: deque[Page] = deque(maxlen=max(2 * lanes.read, STAGED_BYTES // page_bytes))
+
+    def _workers(self, threads: int, what: str) -> Workers:
+        return Workers(
+            threads,
+            f"kv-importance-{what}",
+            patience=max(HANG_SECONDS, 2 * self._timeout),
+            on_given_up=partial(self.counters.add, "replaced_threads", what),
+        )
+
+    def close(self) -> None:
+        self._lookers.close()
+        self._readers.close()
+        self._writers.close()
+
+    # ---- reading ----
+
+    def count_present(self, identity: bytes, keys: Sequence[str]) -> int:
+        """How many of the first ``keys`` are there, without a gap; 0 where the answer takes too long."""
+        answer: queue.SimpleQueue[int | PageMiss] = queue.SimpleQueue()
+
+        def look() -> None:
+            try:
+                answer.put(self.pages.count_present(identity, keys))
+            except Exception:
+                answer.put(PageMiss(MissReason.IO))
+
+        self._lookers.submit(look)
+        try:
+            found = answer.get(timeout=self._timeout)
+        except queue.Empty:
+            found = PageMiss(MissReason.TIMEOUT)
+        if isinstance(found, PageMiss):
+            self.counters.add("missed_pages", found.reason.value)
+            return 0
+        return found
+
+    def read(self, identity: bytes, keys: Sequence[str]) -> Iterator[Page]:
+        """The first of ``keys`` that can be served, each verified; ends at the first miss, which is counted.
+
+        A page is valid until the next one is asked for.
+        """
+        runs: deque[_ReadRun] = deque()
+        readable = self._in_front_of_hung(identity, keys)
+        starts = iter(range(0, len(readable), self._run_pages))
+
+        def start_runs() -> None:
+            while len(runs) < self._reads_ahead and (start := next(starts, None)) is not None:
+                run = _ReadRun(self, identity, readable[start : start + self._run_pages])
+                runs.append(run)
+                self._readers.submit(run)
+
+        try:
+            start_runs()
+            while runs:
+                for _ in runs[0].keys:
+                    page = runs[0].take(self._timeout)
+                    yield page
+                    self._staging.append(page)
+                    self.counters.add("read_pages")
+                    self.counters.add("read_bytes", amount=self._page_bytes)
+                runs.popleft()
+                start_runs()
+            if len(readable) < len(keys):
+                raise PageMiss(MissReason.TIMEOUT)
+        except PageMiss as miss:
+            self.counters.add("missed_pages", miss.reason.value)
+        finally:
+            for run in runs:
+                run.abandoned = True
+
+    def _in_front_of_hung(self, identity: bytes, keys: Sequence[str]) -> Sequence[str]:
+        """The keys up to the first page in whose read a thread hangs: it would take the next thread too."""
+        hung = {run.awaited for run in self._readers.hung() if isinstance(run, _ReadRun)}
+        return list(itertools.takewhile(lambda key: (identity, key) not in hung, keys)) if hung else keys
+
+    def stage(self) -> Page:
+        """A buffer [page bytes] that nobody else uses."""
+        try:
+            return self._staging.pop()
+        except IndexError:
+            return np.empty(self._page_bytes, np.uint8)
+
+    # ---- writing ----
+
+    def write(
+        self,
+        identity: bytes,
+        keys: Sequence[str],
+        copy_page: Callable[[int, Page], None],
+        *,
+        prefix: Sequence[str] = (),
+    ) -> list[bool]:
+        """Writes consecutive pages of a sequence; which of them are stored.
+
+        Args:
+            identity: digest of the model.
+            keys: of the pages.
+            prefix: keys of all pages in front of them.
+            copy_page: copies page i into a buffer; called here, so that host memory may change afterwards.
+        """
+        done = [False] * len(keys)
+        moment = self.touch(identity, prefix)
+        runs: deque[_WriteRun] = deque()
+
+        def finish_run() -> bool:
+            run = runs.popleft()
+            try:
+                run.finished.get(timeout=max(WRITE_SECONDS, self._timeout))
+            except queue.Empty:
+                self.counters.add("unwritten_pages", "timeout", len(run.keys))
+                return False
+            done[run.start : run.start + len(run.keys)] = run.stored
+            self._staging.extend(run.bodies)
+            return True
+
+        for start in range(0, len(keys), self._run_pages):
+            run = _WriteRun(
+                self,
+                identity,
+                keys[start : start + self._run_pages],
+                start=start,
+                depth=len(prefix) + start,
+                moment=moment,
+            )
+            for index, body in enumerate(run.bodies):
+                copy_page(start + index, body)
+            runs.append(run)
+            self._writers.submit(run)
+            if len(runs) >= self._writes_ahead and not finish_run():
+                return done
+        while runs and finish_run():
+            pass
+        return done
+
+    def touch(self, identity: bytes, keys: Sequence[str]) -> int:
+        """Marks the start of a sequence as used, at the workers' leisure; the moment of it, in ns."""
+        moment = time.time_ns()
+        if keys:
+            self.at_leisure(lambda: self.pages.touch(identity, list(keys), moment))
+        return moment
+
+    def at_leisure(self, call: Callable[[], None]) -> None:
+        """Runs what nobody waits for, behind the writes."""
+
+        def silent() -> None:
+            with suppress(Exception):
+                call()
+
+        self._writers.submit(silent)
+
+
+class _ReadRun:
+    """Neighbouring pages that one worker reads."""
+
+    def __init__(self, transfer: PageTransfer, identity: bytes, keys: Sequence[str]) -> None:
+        self.keys = keys
+        self.abandoned = False
+        self.awaited = (identity, keys[0])
+        """Model and key of the page that is read now."""
+        self._transfer = transfer
+        self._identity = identity
+        self._results: queue.SimpleQueue[Page | PageMiss] = queue.SimpleQueue()
+
+    def __call__(self) -> None:
+        if self.abandoned:
+            return
+        try:
+            pages = self._transfer.pages.read_run(self._identity, self.keys, self._transfer.stage)
+            for page, following in zip(pages, (*self.keys[1:], ""), strict=True):
+                self._results.put(page)
+                if self.abandoned:
+                    return
+                self.awaited = (self._identity, following)
+        except PageMiss as miss:
+            self._results.put(miss)
+        except Exception:
+            self._results.put(PageMiss(MissReason.IO))
+
+    def take(self, timeout: float) -> Page:
+        try:
+            result = self._results.get(timeout=timeout)
+        except queue.Empty:
+            raise PageMiss(MissReason.TIMEOUT) from None
+        if isinstance(result, PageMiss):
+            raise result
+        return result
+
+
+class _WriteRun:
+    """Neighbouring pages that one worker writes, the first of which has ``depth`` pages in front."""
+
+    def __init__(
+        self,
+        transfer: PageTransfer,
+        identity: bytes,
+        keys: Sequence[str],
+        *,
+        start: int,
+        depth: int,
+        moment: int,
+    ) -> None:
+        self.keys = keys
+        self.start = start
+        self.bodies = [transfer.stage() for _ in keys]
+        self.stored = [False] * len(keys)
+        self.finished: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._transfer = transfer
+        self._identity = identity
+        self._depth = depth
+        self._moment = moment
+
+    def __call__(self) -> None:
+        counters = self._transfer.counters
+        try:
+            outcomes = self._transfer.pages.write_run(
+                self._identity, self.keys, self.bodies, depth=self._depth, moment=self._moment
+            )
+        except Exception as error:
+            outcomes = [error] * len(self.keys)
+        for index, outcome in enumerate(outcomes):
+            if isinstance(outcome, Exception):
+                counters.add("unwritten_pages", write_reason(outcome))
+                continue
+            self.stored[index] = True
+            if outcome:
+                counters.add("written_pages")
+                counters.add("written_bytes", amount=self.bodies[index].nbytes)
+        self.finished.put(None)

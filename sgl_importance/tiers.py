@@ -1,0 +1,11 @@
+"""Where KV can lie, fastest first."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Tier(StrEnum):
+    DEVICE = "device"
+    HOST = "host"
+    STORAGE = "storage"

@@ -1,0 +1,192 @@
+"""The tracker of reuse: facts that it reads off a tree, and one at-risk interval for each node and ghost."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sgl_importance.nodes.digests import chain_digests, root_digest
+from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
+from sgl_importance.nodes.reuse_tracker import Facts, ReuseTracker
+from sgl_importance.reuse.estimator import ReuseEstimator
+from sgl_importance.reuse.reuse_class import BlockType, Transition
+
+PAGE = 16
+Watches = Counter[tuple[int, int | None]]
+
+
+class Told:
+    """A tracker, its clock, and nodes of whole pages."""
+
+    def __init__(self, ghost_pages: int = 0) -> None:
+        self.reuse = ReuseEstimator()
+        self.tracker = ReuseTracker(self.reuse, page_size=PAGE, ghost_pages=ghost_pages)
+        self.reuse.tick()
+
+    def node(self, pages: int = 1) -> NodeMetadata:
+        return NodeMetadata(tokens=pages * PAGE, depth=0, page_size=PAGE, clock=self.reuse.clock)
+
+    def created(self, pages: int = 1, **told) -> NodeMetadata:
+        node = self.node(pages)
+        self.tracker.created(node, told.pop("transition", Transition.COLD), **told)
+        return node
+
+    def watches(self) -> Watches:
+        """Open at-risk intervals by (start, class)."""
+        watches = self.reuse.open_watches()[: self.reuse.clock + 1]  # the ring is long
+        return Counter({(int(start), int(k)): int(watches[start, k]) for start, k in np.argwhere(watches)})
+
+
+def pages_of(name: int, pages: int) -> list[bytes]:
+    return chain_digests(root_digest(str(name)), list(range(pages * PAGE)), PAGE)
+
+
+def test_classes_follow_what_a_node_holds_how_it_was_reached_and_visits():
+    told = Told()
+    node = told.created()
+    classes = [node.reuse_class]
+    for _ in range(2):
+        told.reuse.tick()
+        told.tracker.accessed(node, Transition.COLD)
+        classes.append(node.reuse_class)
+    told.tracker.holds(node, BlockType.GENERATED)
+    classes.append(node.reuse_class)
+    told.reuse.tick()
+    told.tracker.accessed(node, Transition.NEXT_TURN)
+    classes.append(node.reuse_class)
+    assert len(set(classes)) == len(classes)
+    assert (node.accesses, node.span) == (3, 3)
+
+
+def test_a_node_with_two_continuations_is_a_shared_prefix():
+    told = Told()
+    node = told.created(pages=4)
+    told.created(parent=node)
+    assert transition_after(node) is Transition.BRANCH
+    prefix = told.tracker.split(node, PAGE)
+    told.created(parent=prefix)
+    assert (prefix.block_type, node.block_type) == (BlockType.SHARED_PREFIX, BlockType.USER)
+    assert transition_after(prefix) is Transition.NEW_SESSION
+    told.tracker.ended([node], serial=1, prompt_tokens=4 * PAGE, is_finished=False)
+    assert transition_after(node) is Transition.NEXT_TURN
+    assert transition_after(None) is Transition.COLD
+
+
+def test_what_follows_a_prompt_is_generated_where_its_own_request_brought_it():
+    told = Told()
+    path = [told.node(), told.node(), told.node()]
+    for position, node in enumerate(path):
+        node.depth = position * PAGE
+        node.importance.creator = 7
+    path[0].importance.creator = 3
+    told.tracker.ended(path, serial=7, prompt_tokens=PAGE + 3, is_finished=False)
+    assert all(node.block_type is BlockType.USER for node in path)
+    told.tracker.ended(path, serial=7, prompt_tokens=PAGE + 3, is_finished=True)
+    assert [node.block_type for node in path] == [BlockType.USER, BlockType.GENERATED, BlockType.GENERATED]
+    assert [node.is_tip for node in path] == [False, False, True]
+
+
+@pytest.mark.parametrize("is_evidence", [True, False])
+def test_facts_that_are_told_replace_those_of_the_tree(is_evidence: bool):
+    told = Told()
+    facts = Facts(BlockType.PARTIAL, accesses=5, span=90, is_evidence=is_evidence)
+    node = told.created(facts=facts)
+    assert (node.block_type, node.accesses, node.span) == facts[:3]
+    told.reuse.tick()
+    told.tracker.accessed(node, Transition.BRANCH, facts._replace(accesses=9, span=900))
+    assert (node.block_type, node.accesses, node.span) == (BlockType.PARTIAL, 9, 900)
+    assert told.watches() == (Counter({(2, node.reuse_class): 1}) if is_evidence else Counter())
+    assert told.reuse.counts()[0].sum() == is_evidence
+
+
+def test_an_evicted_node_that_is_asked_for_again_was_at_risk_all_the_time():
+    told = Told(ghost_pages=8)
+    node = told.created(pages=2)
+    for _ in range(3):
+        told.reuse.tick()
+    told.tracker.accessed(node, Transition.NEXT_TURN)
+    told.tracker.removed(node, pages_of(0, 2))
+    for _ in range(10):
+        told.reuse.tick()
+    parent = told.node()
+    again = told.node(pages=3)
+    ((ghost, tokens),) = told.tracker.created(
+        again, Transition.BRANCH, parent=parent, pages=[*pages_of(0, 2), b"new"]
+    )
+    assert (ghost.resolved, tokens) == (True, 2 * PAGE)
+    assert (again.accesses, again.span) == (2, 13)
+    assert parent.continuations == 0, "what comes back is no new continuation"
+    assert told.watches() == {(14, again.reuse_class): 1}
+    assert told.reuse.counts()[0].sum() == 2
+
+
+def test_what_a_pre_warm_brings_back_is_at_risk_as_it_was():
+    told = Told(ghost_pages=8)
+    node = told.created(pages=2, transition=Transition.NEW_SESSION)
+    told.tracker.removed(node, pages_of(0, 2))
+    told.reuse.tick()
+    first, rest = told.node(), told.node()
+    told.tracker.created(first, None, pages=pages_of(0, 1))
+    told.tracker.created(rest, None, pages=pages_of(0, 2)[1:])
+    for part in (first, rest):
+        assert (part.watched_as, part.last_access, part.accesses) == (node.watched_as, 1, 0)
+    assert told.watches() == {(1, node.watched_as): 2}
+    assert told.reuse.counts()[0].sum() == 0
+
+
+def test_a_node_that_nobody_asked_for_and_nobody_knew_is_not_at_risk():
+    told = Told(ghost_pages=8)
+    assert told.created(transition=None).watched_as is None
+    assert not told.watches()
+
+
+_EVENTS = ("create", "access", "split", "holds", "continued", "evict", "return", "restore")
+
+
+@given(st.lists(st.tuples(st.sampled_from(_EVENTS), st.integers(0, 50)), min_size=1, max_size=60))
+def test_every_node_and_ghost_is_at_risk_once_in_its_class(events: list[tuple[str, int]]):
+    """Whatever happens to nodes, open intervals are those of the nodes there are and of the ghosts that are
+    remembered and were not resolved."""
+    told = Told(ghost_pages=12)
+    alive: list[tuple[NodeMetadata, list[bytes]]] = []
+    gone: list[list[bytes]] = []
+    for serial, (event, which) in enumerate(events):
+        told.reuse.tick()
+        if event == "create" or not alive:
+            node, pages = told.node(4), pages_of(serial, 4)
+            told.tracker.created(node, Transition(which % len(Transition)), pages=pages)
+            alive.append((node, pages))
+            continue
+        index = which % len(alive)
+        node, pages = alive[index]
+        if event == "access":
+            told.tracker.accessed(node, Transition.NEXT_TURN)
+        elif event == "split" and len(pages) > 1:
+            alive[index] = (node, pages[1:])
+            alive.append((told.tracker.split(node, PAGE), pages[:1]))
+        elif event == "holds":
+            told.tracker.holds(node, BlockType(which % len(BlockType)))
+        elif event == "continued":
+            follower, its_pages = told.node(), pages_of(serial, 1)
+            told.tracker.created(follower, Transition.COLD, parent=node, pages=its_pages)
+            alive.append((follower, its_pages))
+        elif event == "evict":
+            del alive[index]
+            told.tracker.removed(node, pages)
+            gone.append(pages)
+        elif gone:
+            pages = gone.pop(which % len(gone))
+            node = told.node(len(pages))
+            told.tracker.created(node, Transition.BRANCH if event == "return" else None, pages=pages)
+            alive.append((node, pages))
+        ghosts = {id(ghost): ghost for ghost, _ in told.tracker.ghosts._pages.values() if not ghost.resolved}
+        at_risk = [node for node, _ in alive] + list(ghosts.values())
+        expected = Counter(
+            (each.last_access, each.watched_as) for each in at_risk if each.watched_as is not None
+        )
+        assert told.watches() == expected
+        assert all(node.watched_as in (None, node.reuse_class) for node, _ in alive)

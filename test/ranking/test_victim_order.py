@@ -1,0 +1,82 @@
+"""The incremental eviction order picks what a full scan would pick."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_importance.ranking.victim_order import LEVELS_PER_OCTAVE, VictimOrder, value_level
+from sgl_importance.reuse.estimator import ReuseEstimator
+from sgl_importance.reuse.reuse_class import NUM_CLASSES
+
+_events = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("add"),
+            st.integers(0, 30),
+            st.integers(0, NUM_CLASSES - 1),
+            st.floats(1e-9, 1e3),
+            st.integers(0, 50),
+        ),
+        st.tuples(st.just("discard"), st.integers(0, 30)),
+        st.tuples(st.just("pop")),
+        st.tuples(st.just("hit"), st.integers(0, NUM_CLASSES - 1), st.integers(0, 60)),
+        st.tuples(st.just("tick"), st.integers(1, 40)),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_events)
+def test_pops_the_node_of_least_loss(events: list[tuple]):
+    reuse = ReuseEstimator()
+    order = VictimOrder(reuse)
+    model: dict[int, tuple[int, int, int]] = {}
+    for _ in range(60):
+        reuse.tick()
+
+    def loss(node_id: int) -> tuple[float, int, int]:
+        reuse_class, level, last_access = model[node_id]
+        index = reuse.index(reuse_class, reuse.clock - last_access)
+        return index * 2.0 ** (level / LEVELS_PER_OCTAVE), last_access, node_id
+
+    for event in events:
+        match event:
+            case ("add", node_id, reuse_class, value, last_access):
+                order.add(node_id, reuse_class, value, last_access)
+                model[node_id] = (reuse_class, value_level(value), last_access)
+            case ("discard", node_id):
+                order.discard(node_id)
+                model.pop(node_id, None)
+            case ("pop",):
+                expected = min(model, key=loss, default=None)
+                popped = order.pop()
+                assert popped == expected
+                if popped is not None:
+                    del model[popped]
+            case ("hit", reuse_class, age):
+                reuse.began(reuse_class)
+                reuse.hit(reuse_class, reuse.clock)
+                reuse.hit(reuse_class, reuse.clock - age)
+            case ("tick", requests):
+                for _ in range(requests):
+                    reuse.tick()
+        assert len(order) == len(model)
+        order.check_integrity()
+
+
+def test_a_hot_node_that_is_locked_and_unlocked_forever_costs_no_memory():
+    reuse = ReuseEstimator()
+    order = VictimOrder(reuse)
+    for _ in range(10_000):
+        order.add(1, 0, 1.0, reuse.tick())
+        order.discard(1)
+    order.add(1, 0, 1.0, reuse.clock)
+    assert sum(len(cell.heap) for cell in order._cells.values()) < 200
+    assert order.pop() == 1
+    for _ in range(10_000):  # within one request, after its order was made
+        order.add(1, 0, 1.0, reuse.clock)
+        order.discard(1)
+    assert len(order._agenda) < 200
+    assert order.pop() is None

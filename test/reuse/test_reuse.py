@@ -1,0 +1,270 @@
+"""The life table and its index, against brute force over single watches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_importance.replay.sessions import visit_levels
+from sgl_importance.reuse.estimator import REFRESH_INTERVAL, ReuseEstimator
+from sgl_importance.reuse.hazards import hazards, retention_index
+from sgl_importance.reuse.life_table import (
+    BUCKET_STARTS,
+    BUCKET_WIDTHS,
+    MAX_AGE,
+    NUM_AGE_BUCKETS,
+    age_bucket,
+)
+from sgl_importance.reuse.reuse_class import (
+    NUM_CLASSES,
+    NUM_COUNTED_LEVELS,
+    NUM_VISIT_LEVELS,
+    BlockType,
+    Transition,
+    reuse_class,
+    visit_level,
+)
+
+_CLASS = reuse_class(BlockType.USER, Transition.COLD, 0)
+
+
+def test_class_numbers_are_distinct_and_dense():
+    numbers = {reuse_class(b, t, v) for b in BlockType for t in Transition for v in range(NUM_VISIT_LEVELS)}
+    assert numbers == set(range(NUM_CLASSES))
+
+
+@given(st.integers(0, 2 * MAX_AGE))
+def test_a_bucket_holds_its_age(age: int):
+    bucket = age_bucket(age)
+    assert max(age, 1) >= BUCKET_STARTS[bucket]
+    assert bucket == NUM_AGE_BUCKETS - 1 or age < BUCKET_STARTS[bucket + 1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=REFRESH_INTERVAL - 1))
+def test_counts_are_those_of_single_watches(requests: list[list[int]]):
+    """Each request visits some of five nodes; a watch runs from one visit of a node to its next."""
+    reuse = ReuseEstimator()
+    hits, reached = np.zeros(NUM_AGE_BUCKETS), np.zeros(NUM_AGE_BUCKETS)
+    start: dict[int, int] = {}
+    for nodes in requests:
+        clock = reuse.tick()
+        for begun in start.values():
+            reached[clock - begun == BUCKET_STARTS] += 1
+        for node in set(nodes):
+            if node in start:
+                reuse.hit(_CLASS, start[node])
+                hits[age_bucket(clock - start[node])] += 1
+            start[node] = clock
+            reuse.began(_CLASS)
+    counted_hits, counted_reached = reuse.counts()
+    np.testing.assert_array_equal(counted_hits[_CLASS], hits)
+    np.testing.assert_array_equal(counted_reached[_CLASS], reached)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(1e-4, 1.0), min_size=NUM_AGE_BUCKETS, max_size=NUM_AGE_BUCKETS))
+def test_the_index_is_the_best_of_all_horizons(hazard: list[float]):
+    index = retention_index(np.array([hazard]))[0]
+    for first in range(0, NUM_AGE_BUCKETS, 7):
+        best, survival, kept = 0.0, 1.0, 0.0
+        for bucket in range(first, NUM_AGE_BUCKETS):
+            visit = survival * hazard[bucket]
+            kept += (survival - visit / 2) * BUCKET_WIDTHS[bucket]
+            survival -= visit
+            best = max(best, (1 - survival) / kept)
+        assert index[first] == pytest.approx(best)
+
+
+def test_without_evidence_older_is_worth_less_and_more_visits_are_worth_more():
+    reuse = ReuseEstimator()
+    for level in range(NUM_VISIT_LEVELS):
+        reuse_class_ = reuse_class(BlockType.USER, Transition.COLD, level)
+        curve = [reuse.index(reuse_class_, int(age)) for age in BUCKET_STARTS]
+        assert all(a >= b * (1 - 1e-12) > 0 for a, b in pairwise(curve))
+        assert curve == reuse.bucket_index(reuse_class(BlockType.GENERATED, Transition.BRANCH, level))
+    counted = [reuse.index(level, 5) for level in range(NUM_COUNTED_LEVELS)]
+    timed = [reuse.index(level, 5) for level in range(NUM_COUNTED_LEVELS, NUM_VISIT_LEVELS)]
+    assert counted == sorted(counted)
+    assert timed == sorted(timed, reverse=True)
+
+
+def test_a_known_gap_is_the_rate_until_there_is_evidence():
+    reuse = ReuseEstimator()
+    for division, gap in enumerate((2, 8, 32, 128, 512, 2048)):
+        assert reuse.index(NUM_COUNTED_LEVELS + division, 1) == pytest.approx(1 / gap, rel=0.3)
+
+
+def test_a_class_without_evidence_follows_the_others_of_its_visit_level():
+    """Levels are taught the contrary of what they start with: first visits return, later ones never."""
+    reuse = ReuseEstimator()
+    for _ in range(200):
+        start = reuse.clock
+        for level in range(NUM_COUNTED_LEVELS):
+            reuse.began(reuse_class(BlockType.USER, Transition.COLD, level))
+        reuse.tick()
+        reuse.hit(reuse_class(BlockType.USER, Transition.COLD, 0), start)
+    reuse.refresh()
+    unseen = [reuse_class(BlockType.GENERATED, Transition.BRANCH, level) for level in range(2)]
+    assert reuse.index(unseen[0], 1) > reuse.index(unseen[1], 1)
+
+
+def test_a_watch_without_outcome_is_censored_not_counted_as_a_miss():
+    def probability(*, forget: bool) -> float:
+        reuse = ReuseEstimator()
+        for _ in range(40):
+            for _ in range(10):
+                reuse.began(_CLASS)
+            start = reuse.clock
+            reuse.tick()
+            for i in range(10):
+                if i < 5:
+                    reuse.hit(_CLASS, start)
+                elif forget:
+                    reuse.forgotten(_CLASS, start)
+        reuse.refresh()
+        return reuse.probability(_CLASS, 100)
+
+    assert probability(forget=True) > probability(forget=False)
+
+
+def test_evidence_moves_its_own_class_most_and_ages_away():
+    reuse = ReuseEstimator()
+    other = reuse_class(BlockType.GENERATED, Transition.COLD, 0)
+    for _ in range(200):
+        reuse.began(_CLASS)
+        start = reuse.clock
+        reuse.tick()
+        reuse.hit(_CLASS, start)
+        reuse.began(other)
+    assert reuse.index(_CLASS, 1) > reuse.index(other, 1)
+    assert reuse.probability(_CLASS, 1) > 0.9
+    taught = reuse.counts()[0].sum()
+    for _ in range(2**13):
+        reuse.tick()
+    assert reuse.counts()[0].sum() == pytest.approx(taught / 2, rel=0.01)
+
+
+_CALLS = ("tick", "tick", "tick", "began", "hit", "forgotten", "resumed", "reclassified")
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.sampled_from(_CALLS), st.integers(0, 5), st.integers(0, 70)), max_size=400),
+    st.sets(st.integers(0, 400), max_size=20),
+)
+def test_it_makes_no_difference_when_events_are_accounted_for(
+    calls: list[tuple[str, int, int]], read_after: set[int]
+):
+    """Bit for bit: eviction orders of ranks, and of a server and its replay, hang on it."""
+    at_once, later = ReuseEstimator(), ReuseEstimator()
+    for serial, (call, class_, age) in enumerate(calls):
+        for reuse in (at_once, later):
+            start = reuse.clock - age
+            if call == "tick":
+                reuse.tick()
+            elif call == "began":
+                reuse.began(class_)
+            elif call == "reclassified":
+                reuse.reclassified(class_, class_ + 1, start)
+            else:
+                getattr(reuse, call)(class_, start)
+        at_once.settle()
+        assert at_once.version == later.version
+        if serial in read_after:
+            assert at_once.bucket_index(class_) == later.bucket_index(class_)
+            assert at_once.probability(class_, age) == later.probability(class_, age)
+    for now, then in zip(at_once.counts(), later.counts(), strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_the_longest_watch_is_given_up():
+    reuse = ReuseEstimator()
+    reuse.began(_CLASS)
+    for _ in range(MAX_AGE):
+        reuse.tick()
+    assert reuse.open_watches().sum() == 0
+    reuse.hit(_CLASS, 0)
+    assert (reuse.open_watches() >= 0).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(0, 50), min_size=NUM_AGE_BUCKETS, max_size=NUM_AGE_BUCKETS),
+    st.lists(st.integers(0, 50), min_size=NUM_AGE_BUCKETS, max_size=NUM_AGE_BUCKETS),
+)
+def test_hazards_and_probabilities_are_probabilities(hits: list[int], missed: list[int]):
+    counts = np.array([hits], dtype=float)
+    for level in range(NUM_VISIT_LEVELS):
+        hazard = hazards(counts, counts + np.array([missed]), np.array([level]))
+        assert hazard.shape == (1, NUM_AGE_BUCKETS)
+        assert ((hazard > 0) & (hazard <= 1)).all()
+
+
+def naive_hazard(hits: np.ndarray, reached: np.ndarray, levels: np.ndarray, row: int, bucket: int) -> float:
+    """One hazard as docs/policy.md words it, sum by sum."""
+    pooled = [
+        (column.sum() + 4 * 0.05) / (other.sum() + 4) for column, other in zip(hits.T, reached.T, strict=True)
+    ]
+    if levels[row] >= NUM_COUNTED_LEVELS:
+        span = 8 * 2 * 4 ** int(levels[row] - NUM_COUNTED_LEVELS)
+        start, width = BUCKET_STARTS[bucket], BUCKET_WIDTHS[bucket]
+        prior, strength = 1 - ((span + start) / (span + start + width)) ** 8, 1.0
+    else:
+        level = levels == levels[row]
+        believed = 0.5 * 2 ** int(levels[row])
+        level_ratio = (hits[level].sum() + 2 * believed) / ((reached[level] @ pooled).sum() + 2)
+        ratio = (hits[row].sum() + 2 * level_ratio) / (reached[row] @ pooled + 2)
+        prior, strength = ratio * pooled[bucket], 0.5
+    return min((hits[row, bucket] + strength * prior) / (reached[row, bucket] + strength), 1.0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, NUM_VISIT_LEVELS - 1), min_size=1, max_size=6))
+def test_hazards_are_those_of_the_definition(seed: int, levels: list[int]):
+    rng = np.random.default_rng(seed)
+    shape = (len(levels), NUM_AGE_BUCKETS)
+    hits = rng.integers(0, 9, shape) * rng.random(shape) * (rng.random((shape[0], 1)) < 0.7)
+    reached = hits + rng.integers(0, 30, shape) * (hits.any(axis=1)[:, None])
+    computed = hazards(hits, reached, np.array(levels))
+    for row in range(len(levels)):
+        for bucket in range(0, NUM_AGE_BUCKETS, 5):
+            expected = naive_hazard(hits, reached, np.array(levels), row, bucket)
+            assert computed[row, bucket] == pytest.approx(expected)
+
+
+@given(st.integers(0, 300), st.integers(1, 5000))
+def test_a_longer_horizon_is_never_less_likely(age: int, horizon: int):
+    reuse = ReuseEstimator()
+    near = reuse.probability_within(_CLASS, age, horizon)
+    far = reuse.probability_within(_CLASS, age, 2 * horizon)
+    assert 0 <= near <= far <= 1
+
+
+@pytest.mark.parametrize(
+    ("accesses", "span", "level"),
+    [
+        (0, 0, 0),
+        (1, 9, 1),
+        (3, 99, 2),
+        (4, 4, 3),
+        (7, 7000, 3),
+        (8, 8, 4),
+        (8, 31, 4),
+        (8, 32, 5),
+        (9, 10**6, 9),
+    ],
+)
+def test_few_visits_are_counted_and_many_are_timed(accesses: int, span: int, level: int) -> None:
+    assert visit_level(accesses, span) == level
+
+
+@given(accesses=st.integers(0, 50), spans=st.lists(st.integers(0, 10**5), min_size=2, max_size=2))
+def test_the_more_frequent_of_equally_visited_nodes_is_lower(accesses: int, spans: list[int]) -> None:
+    low, high = (visit_level(accesses, span) for span in sorted(spans))
+    assert low <= high < NUM_VISIT_LEVELS
+    assert visit_levels(np.array([accesses]), np.array(spans[:1])) == [visit_level(accesses, spans[0])]
