@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_importance.http.token_limits import UnknownToken, check_token_ids, unknown_token
+from sglang_importance.http.token_limits import (
+    UnknownToken,
+    check_stop_tokens,
+    check_token_ids,
+    unknown_token,
+)
 
 SIZE = 100
 ids = st.lists(st.integers(-SIZE, 2 * SIZE), min_size=1)
@@ -40,6 +45,29 @@ def test_what_is_said(given: object, message: str):
     with pytest.raises(UnknownToken) as refused:
         check_token_ids("input_ids", given, SIZE)
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"stop_token_ids": [5, 100]}, "sampling_params.stop_token_ids: token id 100 is beyond"),
+        ({"stop_token_ids": ["-5", None]}, "sampling_params.stop_token_ids: token id -5 is beyond"),
+        ({"stop_token_ids": {1e9}}, "sampling_params.stop_token_ids: token id 1000000000 is beyond"),
+    ],
+)
+def test_stop_tokens_are_looked_at_where_sglang_masks_them(params: dict, message: str):
+    with pytest.raises(UnknownToken, match=message):
+        check_stop_tokens({**params, "min_new_tokens": 2}, SIZE)
+    with pytest.raises(UnknownToken, match=message.replace("params", "params.1")):
+        check_stop_tokens([{}, {**params, "min_new_tokens": 2}], SIZE)
+    check_stop_tokens({**params, "min_new_tokens": 0}, SIZE)
+    check_stop_tokens(params, SIZE)
+
+
+@pytest.mark.parametrize("value", [None, [], [5, 99, "7", None], 7, ["x"], [[1]], [float("inf")], {"a": 1}])
+def test_other_stop_tokens_are_left_to_sglang(value: object):
+    check_stop_tokens({"stop_token_ids": value, "min_new_tokens": 2}, SIZE)
+    check_stop_tokens(value, SIZE)
 
 
 def nested(depth: int) -> list[object]:

@@ -11,7 +11,7 @@ from sglang.srt.entrypoints.http_server import get_global_state
 
 from sgl_importance.hints.hints import FIELD
 from sglang_importance.http.request_hints import read_native_hints
-from sglang_importance.http.token_limits import check_token_ids
+from sglang_importance.http.token_limits import check_stop_tokens, check_token_ids
 from sglang_importance.upstream.server_options import importance_options
 
 PATH = "/generate"
@@ -49,6 +49,7 @@ async def refuse_unusable(request: Request) -> None:
         return
     try:
         check_token_ids("input_ids", body.get("input_ids"), manager.model_config.vocab_size)
+        check_stop_tokens(body.get("sampling_params"), manager.model_config.vocab_size)
         if hints := body.get(FIELD):
             read_native_hints(hints, _num_prompts(body))
     except ValueError as error:

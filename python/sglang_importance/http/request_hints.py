@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sgl_importance.hints.block_places import locate_messages
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
-from sglang_importance.http.token_limits import check_token_ids
+from sglang_importance.http.token_limits import check_stop_tokens, check_token_ids
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.hooks import Hook, HookType
 from sglang_importance.upstream.server_options import importance_options
@@ -76,6 +76,7 @@ def _around_generate_request(
     if importance_options(manager.server_args) is None:
         return generate(manager, obj, request)
     check_token_ids("input_ids", obj.input_ids, manager.model_config.vocab_size)
+    check_stop_tokens(obj.sampling_params, manager.model_config.vocab_size)
     if getattr(obj, "stream", False) and _num_samples(obj) > 1:
         generate = partial(_generate_and_forget, generate)
     if openai is None and not getattr(obj, FIELD, None):

@@ -31,6 +31,28 @@ def check_token_ids(field: str, ids: Any, vocabulary: int) -> None:
             raise UnknownToken(f"{field}.{index}: {problem}" if is_batch else f"{field}: {problem}")
 
 
+def check_stop_tokens(sampling_params: Any, vocabulary: int) -> None:
+    """Looks at the stop tokens of a request, or of each of a batch, where sglang masks them in the logits.
+
+    It does so until ``min_new_tokens`` are generated; else they are only compared, and any will do.
+
+    Raises:
+        UnknownToken: a stop token is not in the vocabulary.
+    """
+    is_batch = _is_list(sampling_params)
+    for index, params in enumerate(sampling_params if is_batch else [sampling_params]):
+        if not isinstance(params, dict) or not params.get("min_new_tokens"):
+            continue
+        try:
+            ids = [
+                int(token) for token in params.get("stop_token_ids") or () if token is not None
+            ]  # as sglang does
+        except (TypeError, ValueError, OverflowError):
+            continue
+        place = f"sampling_params.{index}" if is_batch else "sampling_params"
+        check_token_ids(f"{place}.stop_token_ids", ids, vocabulary)
+
+
 def unknown_token(ids: Sequence[Any], vocabulary: int) -> str | None:
     """What is wrong with the ids of a prompt, which has some; None where all are right, or are no numbers."""
     if not isinstance(ids[0], int):

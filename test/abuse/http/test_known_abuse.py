@@ -82,27 +82,33 @@ def test_a_streamed_request_for_several_samples_does_not_keep_pre_warms_waiting(
     body = {"input_ids": tokens(1, 40), "stream": True, "sampling_params": {"n": 2, "max_new_tokens": 2}}
     with client.stream("POST", "/generate", json=body) as answer:
         assert answer.read().endswith(b"data: [DONE]\n\n")
-    for job_id in (prewarm(client, input_ids=tokens(2, 200)), prewarm(client)):
-        wait_until(lambda job_id=job_id: job(client, job_id)["state"] != "running")  # type: ignore[misc]
-        assert job(client, job_id)["state"] == "done"
+    job_id = prewarm(client, input_ids=tokens(2, 200))
+    wait_until(lambda: job(client, job_id)["state"] != "running")
+    ended = job(client, job_id)
+    assert (ended["state"], ended["detail"]) == ("done", ""), "its time was over, and nothing done"
+    assert ended["done_tokens"] == ended["total_tokens"] > 0
 
 
 def test_a_cancelled_pre_warm_is_over(client: httpx.Client):
     """Whatever it was doing; and the answer that it was waiting for goes to nobody else."""
     over = Event()
 
-    def read() -> Iterator[set[str]]:
+    def read(path: str) -> Iterator[set[str]]:
         while not over.is_set():
-            yield set(client.get(f"{PREFIX}/pins").json())
+            yield set(client.get(PREFIX + path).json())
 
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(lambda: list(read()))
+    readers = [("/pins", "budget"), ("/tree", "more"), ("/events", "next"), ("", "next_cursor")] * 2
+    with ThreadPoolExecutor(len(readers)) as pool:
+        reading = [pool.submit(lambda path=path: list(read(path))) for path, _ in readers]
+        jobs, ended = [], []
         try:
-            jobs = [prewarm(client, input_ids=tokens(100 + number, 400)) for number in range(20)]
-            ended = [client.delete(f"{PREFIX}/prewarm/{job_id}").json() for job_id in jobs]
+            for number in range(20):
+                jobs.append(prewarm(client, input_ids=tokens(100 + number, 400)))
+                ended.append(client.delete(f"{PREFIX}/prewarm/{jobs[-1]}").json())
         finally:
             over.set()
-        assert all(answer == {"pins", "budget"} for answer in reading.result())
+        for (path, name), answers in zip(readers, reading, strict=True):
+            assert all(name in answer for answer in answers.result()), path
     assert {each["state"] for each in ended} <= {"cancelled", "done"}
     assert [job(client, job_id) for job_id in jobs] == ended
 
@@ -184,4 +190,23 @@ def test_a_token_that_the_model_does_not_have_is_refused(
         assert message(answer).startswith(
             f"{field}{place}: token id {wrong} is beyond the model's vocabulary"
         )
+    server.raise_if_ended(0.5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_token_that_the_model_does_not_have_is_refused(
+    server: ServerProcess, client: httpx.Client, stream: bool
+):
+    """sglang would mask it in the logits until ``min_new_tokens`` are generated."""
+    params = {"stop_token_ids": [BEYOND], "min_new_tokens": 2, "max_new_tokens": 4}
+    completion = {"model": server.name, "stop_token_ids": [-5], "min_tokens": 2, "max_tokens": 4}
+    bodies = {
+        "/generate": {"text": "Alice copper.", "sampling_params": params},
+        "/v1/completions": {**completion, "prompt": "Alice copper."},
+        "/v1/chat/completions": {**completion, "messages": [{"role": "user", "content": "Alice"}]},
+    }
+    for path, body in bodies.items():
+        answer = client.post(path, json={**body, "stream": stream})
+        assert answer.status_code == 400, (path, answer.text)
+        assert message(answer).startswith("sampling_params.stop_token_ids: token id ")
     server.raise_if_ended(0.5)
