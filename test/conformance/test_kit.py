@@ -239,7 +239,7 @@ def _approximately(value):
 def test_the_command_reports_each_case_and_fails_with_one():
     run = CliRunner().invoke(app, ["consumer", "sgl_importance.conformance.memory:model"])
     assert (run.exit_code, "10 of 10 cases pass" in run.output) == (0, True), run.output
-    run = CliRunner().invoke(app, ["producer", "test_kit:off_by_one"])
+    run = CliRunner().invoke(app, ["producer", "conformance.test_kit:off_by_one"])
     assert run.exit_code == 1
     assert "FAIL  one query token, one layer, one head: mass of page" in run.output
 
@@ -254,7 +254,7 @@ def off_by_one() -> Callable[[ProducerCase], BlockImportance]:
         ("nothing", "give MODULE:FACTORY"),
         ("no_such_module:x", "cannot import no_such_module"),
         ("sgl_importance.interface:no_such_name", "has no no_such_name"),
-        ("test_kit:off_by_one_page", "raised TypeError"),
+        ("conformance.test_kit:off_by_one_page", "raised TypeError"),
         ("os:getpid", "returned int"),
     ],
 )

@@ -31,8 +31,10 @@ def drive(trace: Trace) -> Iterator[tuple[int, ImportanceReplayPolicy, TraceNode
     for index in range(trace.num_requests):
         single.begin_request(index)
         tiered.begin_request()
-        for block in trace.request(index).tolist():
+        first = int(trace.offsets[index])
+        for position, block in enumerate(trace.request(index).tolist()):
             (single.access if block in seen else single.insert)(block)
+            tiered.visit(block, first + position, position)
             seen.add(block)
         yield index, single, tiered
 
@@ -42,7 +44,7 @@ def test_one_tier_and_three_know_the_same_of_each_block(trace: Trace) -> None:
     for index, single, tiered in drive(trace):
         for block in trace.request(index).tolist():
             assert known_of(tiered[block]) == known_of(single.node(block))
-    for ours, theirs in zip(tiered.policy.reuse.counts(), single.policy.reuse.counts(), strict=True):
+    for ours, theirs in zip(tiered.policy.reuse.counts(), single.nodes.policy.reuse.counts(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 

@@ -37,10 +37,10 @@ def nightly(pythons: Any) -> Any:
 def test_the_core_s_tests_are_those_that_need_neither_sglang_nor_torch(pythons: Any) -> None:
     names = {str(path.relative_to(ROOT)) for path in pythons.core_tests()}
     for core in (
-        "core/test_reuse.py",
+        "reuse/test_reuse.py",
         "policy/test_agreement.py",
         "replay/test_tiers.py",
-        "placement/test_ledger.py",
+        "ledger/test_ledger_writer.py",
     ):
         assert f"test/{core}" in names
     for other in (

@@ -1,1 +1,1 @@
-"""Placement on the server: moves what `sgl_importance.placement` decides."""
+"""Pins, ledger and pre-warm on the server: what `sgl_importance` decides about them is carried out here."""
