@@ -1,4 +1,4 @@
-"""The graph of imports, drawn anew: none goes up the lists of layers in pyproject.toml, none closes a circle."""
+"""The graph of imports, drawn anew: none goes up the layers of pyproject.toml, none closes a circle."""
 
 from __future__ import annotations
 
