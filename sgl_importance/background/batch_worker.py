@@ -18,9 +18,10 @@ Work = Callable[[list[T], int], None]
 class BatchWorker(Generic[T]):
     """A queue, first in, first out, bounded in bytes, and the daemon thread that empties it.
 
-    Who offers an item never waits and sees no exception: what does not fit is refused and counted. An exception
-    of the work ends the thread: it is logged once, and all that comes later is refused. (An executor of the
-    standard library bounds nothing, takes one item at a time, and keeps a process alive while its thread hangs.)
+    Who offers an item never waits and sees no exception: what does not fit is refused and counted. An
+    exception of the work ends the thread: it is logged once, and all that comes later is refused. (An
+    executor of the standard library bounds nothing, takes one item at a time, and would hold up the end of a
+    process whose thread hangs.)
 
     Args:
         name: of the thread.
@@ -70,7 +71,7 @@ class BatchWorker(Generic[T]):
         self._thread.start()
 
     def offer(self, item: T, num_bytes: int) -> bool:
-        """Hands an item over; False where it does not fit, or comes after the close or the end of the thread."""
+        """Hands an item over; False where it does not fit, or comes after the close or a failure."""
         with self._changed:
             if self._closing.is_set() or self._bytes + num_bytes > self._max_bytes:
                 self._refused += 1
@@ -108,24 +109,30 @@ class BatchWorker(Generic[T]):
     def _run(self) -> None:
         try:
             with self._resource:
-                while not (self._closing.is_set() and not self._items and not self._refused):
-                    self._work_on_a_batch()
+                while (taken := self._take()) is not None:
+                    self._work(*taken)
+                    self._finished(len(taken[0]))
                     self._closing.wait(self._pause_seconds)
                 self._work([], 0)
         except Exception:
             logger.exception(self._last_words)
             self._refuse_more(failed=True)
 
-    def _work_on_a_batch(self) -> None:
+    def _take(self) -> tuple[list[T], int] | None:
+        """Items, and the number refused since the last call; None once closed and empty."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._items or self._refused or self._closing.is_set(), self._idle_seconds
             )
+            if self._closing.is_set() and not self._items and not self._refused:
+                return None
             count = min(len(self._items), self._batch_items or len(self._items))
             taken = [self._items.popleft() for _ in range(count)]
             self._bytes -= sum(num_bytes for _, num_bytes in taken)
             refused, self._refused = self._refused, 0
-        self._work([item for item, _ in taken], refused)
+            return [item for item, _ in taken], refused
+
+    def _finished(self, count: int) -> None:
         with self._changed:
             self.unfinished -= count
             self._changed.notify_all()
