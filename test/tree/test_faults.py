@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
 from sgl_importance.metrics_table import FaultPlace
 from sglang_importance.observe.recorder import Recorder
+from sglang_importance.operations.runner import Desk
 from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.placement.hint_follower import HintFollower
 from sglang_importance.placement.pinning import Pinning
@@ -154,6 +155,31 @@ def test_a_fault_of_the_recording_ends_nothing(
     faults = soak.driver.component.state.faults
     assert faults.is_learning
     assert faults.counts[FaultPlace.RECORDING] == 1
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_requests_are_counted_once_each_though_learning_has_ended(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_call(monkeypatch, RequestFlow, "_admit", number)
+    driver = TreeDriver()
+    prompts = [prompt(0, 2), prompt(0, 3), prompt(500, 4), prompt(0, 2)]
+    for tokens in prompts:
+        serve(driver, tokens)
+    state = driver.component.state
+    assert not state.faults.is_learning
+    assert state.policy.clock == number - 1, "the clock of learning stands still"
+    assert state.counters.admitted_requests == len(prompts)
+    assert state.counters.prompt_tokens == sum(map(len, prompts))
+
+
+def test_an_answer_whose_time_cannot_be_noted_is_an_answer() -> None:
+    driver = TreeDriver()
+    desk = Desk(driver.cache, {"clock": lambda cache, _: {"clock": 0}}, on_slice=lambda *_: 1 // 0)
+    assert desk.begin("clock", {}).document == '{"clock": 0}'
+    faults = driver.component.state.faults
+    assert faults.counts[FaultPlace.METRICS] == 1
+    assert faults.is_learning
 
 
 def test_the_fault_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
