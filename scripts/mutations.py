@@ -256,6 +256,8 @@ def main() -> None:
         rows = run(ROOT, mutations, jobs=arguments.jobs)
     except BadTable as problem:
         sys.exit(f"error: {problem}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     unnoticed = [row["mutation"] for row in rows if row["outcome"] != "noticed"]
     print(f"{len(rows) - len(unnoticed)} of {len(rows)} broken lines were noticed")
     if not arguments.only:
