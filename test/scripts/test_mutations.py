@@ -36,7 +36,12 @@ def test_one_price_is_the_total():
     assert prices.total([5]) == 5
 """
 ADDED = Mutation(
-    "sum", "prices.py", "return sum(prices)", "return max(prices)", "orders are too cheap", ("test_prices.py",)
+    "sum",
+    "prices.py",
+    "return sum(prices)",
+    "return max(prices)",
+    "orders are too cheap",
+    ("test_prices.py",),
 )
 HARMLESS = dataclasses.replace(
     ADDED, name="empty", line='assert prices, "an order is never empty"', broken="pass"
