@@ -1,6 +1,6 @@
 """The nightly run: each part with its command, its outcome and its seconds, in one dated JSON file.
 
-    bash scripts/nightly.sh                                # everything: about two hours and a half on two cores
+    bash scripts/nightly.sh                                # everything: over two hours on two cores
     bash scripts/nightly.sh --only endurance --minutes 5   # shortened, and the JSON says so
 
 Parts that fail do not keep the others from running; the exit code is 1 where one did.

@@ -77,9 +77,7 @@ def test_a_node_is_ranked_by_its_age_from_the_very_request_with_which_it_gets_th
     order.add(2, 0, level_value(-1), reuse.clock - young)
     reuse.tick()
     losses = [reuse.index(0, old), reuse.index(0, young + 1) * level_value(-1), reuse.index(0, old - 1)]
-    assert losses == sorted(set(losses)), (
-        "the other node lies between what the first was and what it is worth"
-    )
+    assert losses == sorted(set(losses)), "the other lies between what the first was and is worth"
     assert order.pop() == 1
 
 

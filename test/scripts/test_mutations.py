@@ -36,12 +36,12 @@ def test_one_price_is_the_total():
     assert prices.total([5]) == 5
 """
 ADDED = Mutation(
-    "sum",
-    "prices.py",
-    "return sum(prices)",
-    "return max(prices)",
-    "orders are too cheap",
-    ("test_prices.py",),
+    name="sum",
+    file="prices.py",
+    line="return sum(prices)",
+    broken="return max(prices)",
+    breaks="orders are too cheap",
+    tests=("test_prices.py",),
 )
 HARMLESS = dataclasses.replace(
     ADDED, name="empty", line='assert prices, "an order is never empty"', broken="pass"
@@ -71,7 +71,7 @@ def test_who_noticed_is_named_and_what_nobody_noticed_is_told(tree: Path) -> Non
 
 def test_tests_that_fail_without_a_broken_line_say_nothing(tree: Path) -> None:
     (tree / "prices.py").write_text(PRICES.replace("sum(prices)", "sum(prices) + 1"))
-    with pytest.raises(BadTable, match="failed already: test_prices.py::test_prices_add_up"):
+    with pytest.raises(BadTable, match=r"failed already: test_prices\.py::test_prices_add_up"):
         run(tree, [HARMLESS])
 
 
