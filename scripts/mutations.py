@@ -99,7 +99,10 @@ def problems(root: Path, mutations: Sequence[Mutation]) -> list[str]:
         if names.count(mutation.name) > 1:
             found.append(f"{mutation.name}: several rows have this name")
         for test in mutation.tests:
-            if not (root / test.partition("::")[0]).exists():
+            path, _, function = test.partition("::")
+            if not (root / path).exists() or (
+                function and f"def {function}(" not in (root / path).read_text()
+            ):
                 found.append(f"{mutation.name}: there is no {test}")
     return found
 

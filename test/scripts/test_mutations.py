@@ -82,9 +82,10 @@ def test_tests_that_fail_without_a_broken_line_say_nothing(tree: Path) -> None:
         ({"line": "prices"}, "sum: prices.py has its line 3 times, not once"),
         ({"file": "costs.py"}, "sum: costs.py has its line 0 times, not once"),
         ({"broken": ADDED.line}, "sum: the broken line is the line itself"),
-        ({"tests": ("test_costs.py::test_one",)}, "sum: there is no test_costs.py::test_one"),
+        ({"tests": ("test_costs.py",)}, "sum: there is no test_costs.py"),
+        ({"tests": ("test_prices.py::test_one",)}, "sum: there is no test_prices.py::test_one"),
     ],
-    ids=["changed line", "ambiguous line", "no file", "not broken", "no test"],
+    ids=["changed line", "ambiguous line", "no file", "not broken", "no test file", "no test"],
 )
 def test_a_row_that_does_not_fit_is_refused(tree: Path, change: dict[str, object], problem: str) -> None:
     row = dataclasses.replace(ADDED, **change)
