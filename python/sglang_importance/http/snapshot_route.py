@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
-from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_importance.http.scheduler_client import ask, validated
+from sglang_importance.http.server_state import wants_key
 from sglang_importance.operations.snapshot import DEFAULT_LIMIT, MAX_LIMIT
 
 
@@ -25,7 +25,7 @@ class SnapshotQuery(BaseModel):
     """Leaves out nodes with fewer tokens."""
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def get_kv_importance(request: Request) -> dict[str, Any]:
     """The radix tree with its importance: nodes by loss, largest first.
 
