@@ -198,8 +198,6 @@ class RequestFlow:
             state.faults.beside(FaultPlace.RECORDING, self.ledger.visited, req, path)
         for node in path:
             self._leaves.refresh(node)
-        if is_finished:
-            state.policy.settle()
         state.counters.fold_seconds += time.perf_counter() - start
 
     def _warmed(self, path: list[UnifiedTreeNode]) -> None:
