@@ -1,4 +1,4 @@
-"""What would make a launch fail late, looked at before anything is loaded."""
+"""Looks, before anything is loaded, for what would make a launch fail late: the port, the checkpoint."""
 
 from __future__ import annotations
 

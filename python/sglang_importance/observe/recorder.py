@@ -67,7 +67,7 @@ class Recorder:
         device_tokens: int,
         cost: CostModel,
     ) -> None:
-        self.wants_steps = options.trace_detail == Detail.STEPS
+        self.wants_steps = options.trace_detail == Detail.STEPS.value
         self._start = time.perf_counter()
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._next_number = 0
@@ -120,7 +120,10 @@ class Recorder:
 
     def finished(self, req: Req, clock: int) -> None:
         """The request ended, or was retracted."""
-        reason = req.finished_reason.to_json()["type"] if req.finished() else "retracted"
+        reason = "retracted"
+        if req.finished():
+            assert req.finished_reason is not None
+            reason = req.finished_reason.to_json()["type"]
         record = RequestFinished(
             request=self._number(req.rid),
             clock=clock,

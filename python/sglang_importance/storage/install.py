@@ -46,7 +46,7 @@ _UNTESTED: dict[str, tuple[str, Callable[[Any], bool], str]] = {
 
 
 def store_refusals(args: Any, options: ImportanceOptions) -> list[str]:
-    """Why ``args`` cannot run with a store: one line per reason; empty where they can."""
+    """One line for each reason why ``args`` cannot run with a store; empty where they can."""
     lines = []
     for field, (mode, refuses, cure) in _UNTESTED.items():
         if refuses(getattr(args, field, None)):
