@@ -126,5 +126,5 @@ class ExtendComputesCachedRows(Shim):
             )
             return result
 
-        # type: the method is replaced on the class.
+        # Replaces the method on the class.
         TorchNativeAttnBackend._run_sdpa_forward_extend = extend  # type: ignore[assignment, method-assign]

@@ -30,6 +30,7 @@ from sgl_importance.trace.records import (
     TreeEvent,
 )
 from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     import torch
@@ -206,7 +207,7 @@ class Recorder:
             node=node.id,
             parent=node.parent.id,
             depth_pages=depth_tokens // page_size,
-            num_pages=len(node.key) // page_size,
+            num_pages=len(key_of(node)) // page_size,
             digest=digest,
         )
         self._writer.put(record)

@@ -1,4 +1,4 @@
-"""What a request means for the nodes of its path, from its admission to its end."""
+"""Follows a request from its admission to its end, and tells the nodes of its path."""
 
 from __future__ import annotations
 
