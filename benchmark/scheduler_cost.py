@@ -1,23 +1,21 @@
-"""What ours costs the scheduler's thread, and what each way of putting work off saves of it.
+"""What ours costs the scheduler's thread, in front of an answer and behind it.
 
     python benchmark/scheduler_cost.py
 
 Processor time of the calling thread, with 1, 32 and 256 running requests of a shared cached prefix and 32 new
 tokens each: per forward pass of our attention backend (upstream's attention is left out), and per request of
-the radix tree and its component (upstream's part of the tree included; it is the same in every arm). Arms do
-at once what is put off: whom a pass observes, accounting for an admission, ranking a leaf. ``before_answer``
-is the part up to the end of the prefill, which a first token waits for.
+the radix tree and its component (upstream's part of the tree included). A first token waits for
+``before_answer``; ``behind_answer`` and ``scores_of_a_request`` are done when it is on its way.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated
 from unittest.mock import patch
 
 import numpy as np
@@ -33,8 +31,6 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 from benchmark.results import print_rows, write_results
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sgl_importance.reuse.estimator import ReuseEstimator
 from sglang_importance.attention import torch_native
 from sglang_importance.attention.rows import Phase
 
@@ -47,49 +43,6 @@ PREFIX_PAGES = 24
 NEW_TOKENS = 32
 DECODE_STEPS = 32
 NUM_LAYERS = 4
-AS_IT_IS = "as it is"
-
-
-@contextmanager
-def _passes_at_once() -> Iterator[None]:
-    if not hasattr(torch_native, "MAX_UNSAMPLED_TOKENS"):
-        yield
-        return
-    with patch.object(torch_native, "MAX_UNSAMPLED_TOKENS", -1):
-        yield
-
-
-def _followed(method: Callable[..., Any], then: Callable[..., None]) -> Callable[..., Any]:
-    def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = method(self, *args, **kwargs)
-        then(self, *args)
-        return result
-
-    return followed
-
-
-@contextmanager
-def _admissions_at_once() -> Iterator[None]:
-    with ExitStack() as stack:
-        for name in ("tick", "began", "resumed", "hit", "forgotten"):
-            method = _followed(getattr(ReuseEstimator, name), lambda self, *_: self.settle())
-            stack.enter_context(patch.object(ReuseEstimator, name, method))
-        yield
-
-
-@contextmanager
-def _leaves_at_once() -> Iterator[None]:
-    enter = _followed(ImportancePolicy.enter, lambda self, tier, *_: self._order(tier))
-    with patch.object(ImportancePolicy, "enter", enter):
-        yield
-
-
-ARMS = {
-    AS_IT_IS: ExitStack,
-    "passes sampled at once": _passes_at_once,
-    "admissions accounted at once": _admissions_at_once,
-    "leaves ranked at once": _leaves_at_once,
-}
 
 
 class Attention:
@@ -206,12 +159,12 @@ class Tree:
         before, after = self._serve(self._prompts(self.running))
         return {
             "before_answer": before / self.running * 1e6,
-            "whole_request": (before + after) / self.running * 1e6,
+            "behind_answer": after / self.running * 1e6,
         }
 
 
 def main(
-    lives: Annotated[int, typer.Option(min=3, help="Of all requests, per arm.")] = 40,
+    lives: Annotated[int, typer.Option(min=3, help="Of all requests.")] = 40,
     out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
 ) -> None:
     """Measures and writes the JSON."""
@@ -220,16 +173,15 @@ def main(
         for name in ("forward_extend", "forward_decode", "init_forward_metadata"):
             stack.enter_context(patch.object(TorchNativeAttnBackend, name, lambda *_, **__: None))
         for running in RUNNING:
-            made = {name: (Attention(running), Tree(running)) for name in ARMS}
-            found: dict[str, list[dict[str, float]]] = {name: [] for name in ARMS}
-            for _ in track(range(lives), description=f"{running} running"):
-                for name, arm in ARMS.items():  # in turn: what slows the machine down slows all alike
-                    with arm():
-                        attention, tree = made[name]
-                        found[name].append({**attention.lives(), **tree.lives()})
-            for name, measured in found.items():
-                medians = {key: float(np.median([each[key] for each in measured[2:]])) for key in measured[0]}
-                rows.append({"running": running, "arm": name, **{k: round(v, 1) for k, v in medians.items()}})
+            attention, tree = Attention(running), Tree(running)
+            measured = [
+                {**attention.lives(), **tree.lives()}
+                for _ in track(range(lives), description=f"{running} running")
+            ]
+            medians = {
+                key: round(float(np.median([each[key] for each in measured[2:]])), 1) for key in measured[0]
+            }
+            rows.append({"running": running, **medians})
     print_rows("scheduler's thread, microseconds (median)", rows)
     print(f"written: {write_results('scheduler_cost', rows, out=out)}")
 

@@ -62,15 +62,12 @@ class ImportancePolicy:
         self.use_importance = use_importance
         self.reuse = ReuseEstimator()
         self._orders: dict[Tier, VictimOrder] = {}
-        # Facts of nodes that entered, and the tier that keeps a copy, until somebody asks for the order.
-        self._entered: dict[Tier, dict[int, tuple[NodeMetadata, Tier | None]]] = {}
         self.reset()
 
     def reset(self) -> None:
         """Forgets the nodes, keeps what was learnt about reuse."""
         self.reuse.forget_open()
         self._orders = {tier: VictimOrder(self.reuse) for tier in Tier}
-        self._entered = {tier: {} for tier in Tier}
 
     @property
     def clock(self) -> int:
@@ -81,19 +78,10 @@ class ImportancePolicy:
         """One more request was admitted; returns its serial number."""
         return self.reuse.tick()
 
-    def settle(self) -> None:
-        """Accounts for what was only written down while a first token waited."""
-        self.reuse.settle()
-        for tier in Tier:
-            self._order(tier)
-
     # ---- which nodes may be evicted, and which is next ----
 
     def enter(self, tier: Tier, node_id: int, node: NodeMetadata, *, below: Tier | None) -> None:
         """The node became evictable on a tier, or its facts changed while it was.
-
-        It is ranked when somebody asks for the order or calls ``settle``: most nodes of a prompt enter and
-        leave several times before its first token, and nobody looks at the order meanwhile.
 
         Args:
             tier: tier that it would be evicted from.
@@ -101,30 +89,20 @@ class ImportancePolicy:
             node: its facts.
             below: tier that keeps a copy; None where eviction means losing the KV.
         """
-        self._entered[tier][node_id] = (node, below)
+        value = self.value(tier, node, below=below)
+        self._orders[tier].add(node_id, node.reuse_class, value, node.last_access)
 
     def leave(self, tier: Tier, node_id: int) -> None:
         """The node is not evictable from the tier any more: locked, moved, extended or gone."""
-        self._entered[tier].pop(node_id, None)
         self._orders[tier].discard(node_id)
 
     def victim(self, tier: Tier) -> int | None:
         """Takes the node that loses least out of the order; None where nothing is evictable."""
-        return self._order(tier).pop()
+        return self._orders[tier].pop()
 
     def evictable(self, tier: Tier) -> int:
         """Number of nodes in the tier's order."""
-        return len(self._order(tier))
-
-    def _order(self, tier: Tier) -> VictimOrder:
-        """The tier's order with every node in it that entered."""
-        order, entered = self._orders[tier], self._entered[tier]
-        if entered:
-            self._entered[tier] = {}
-            for node_id, (node, below) in entered.items():
-                value = self.value(tier, node, below=below)
-                order.add(node_id, node.reuse_class, value, node.last_access)
-        return order
+        return len(self._orders[tier])
 
     def factor(self, node: NodeMetadata) -> float:
         """g of the node; 1 in the control arm."""
@@ -158,4 +136,4 @@ class ImportancePolicy:
 
     def check_integrity(self) -> None:
         for tier in Tier:
-            self._order(tier).check_integrity()
+            self._orders[tier].check_integrity()

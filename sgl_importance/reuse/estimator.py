@@ -8,8 +8,6 @@ takes nothing from what is learnt, and what is learnt does not depend on the siz
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -25,28 +23,10 @@ from sgl_importance.reuse.reuse_class import NUM_CLASSES, NUM_VISIT_LEVELS
 
 REFRESH_INTERVAL = 16
 """Admitted requests between two computations of the index."""
-MAX_EVENTS = 2**10
-"""Events that are written down before they are accounted for, whoever waits."""
 HALF_LIFE = 2**13
 """Admitted requests after which evidence counts half, so that the estimate follows the traffic."""
 DECAY = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
 """Of the evidence at each of these computations."""
-
-
-class _Event(NamedTuple):
-    """What happened and is not accounted for yet.
-
-    Attributes:
-        clock: where a watch began or, with no class, when a request was admitted.
-        reuse_class: class of the watch; -1 where a request was admitted.
-        watches: by how much the number of open watches changes.
-        ended_at: age bucket of the visit that ended it; -1 where none did.
-    """
-
-    clock: int
-    reuse_class: int = -1
-    watches: int = 0
-    ended_at: int = -1
 
 
 def _no_watches() -> npt.NDArray[np.int32]:
@@ -59,99 +39,71 @@ class ReuseEstimator:
 
     Each method that ends a watch needs only the class under which it began and its start: no record of
     single watches is kept, whatever their number.
-
-    A first token waits while its request is admitted, so what happens is only written down, and accounted for
-    in the same order when somebody reads what depends on it, or calls ``settle`` when nobody waits.
     """
 
     def __init__(self) -> None:
         self.clock = 0
         self.version = 0
         """Grows whenever the index changes."""
-        self._events: list[_Event] = []
         self._open = _no_watches()
         self._hits = np.zeros((NUM_CLASSES, NUM_AGE_BUCKETS))
         self._reached = np.zeros((NUM_AGE_BUCKETS, NUM_CLASSES))  # as the ring: requests add rows
         self._index: list[list[float]] = []
-        self._probabilities: list[list[float]] = []
         self._hazards: FloatArray = np.empty(0)
-        self._computed_version = -1
+        self._probabilities: list[list[float]] | None = None  # computed when somebody asks
         self.refresh()
 
     def tick(self) -> int:
         """One more request is admitted; returns the new clock."""
         self.clock += 1
-        self._events.append(_Event(self.clock))
+        self._open[self.clock % MAX_AGE] = 0  # whatever began there is older than we look
+        reachable = int(np.searchsorted(BUCKET_STARTS, self.clock))
+        starts = (self.clock - BUCKET_STARTS[:reachable]) % MAX_AGE
+        self._reached[:reachable] += self._open.take(starts, axis=0)
         if self.clock % REFRESH_INTERVAL == 0:
-            self.version += 1
-        if len(self._events) > MAX_EVENTS:
-            self.settle()
+            self._hits *= DECAY
+            self._reached *= DECAY
+            self.refresh()
         return self.clock
 
     def began(self, reuse_class: int) -> None:
         """A node of this class was visited or made now: a watch begins."""
-        self._events.append(_Event(self.clock, reuse_class, 1))
+        self._open[self.clock % MAX_AGE, reuse_class] += 1
 
     def resumed(self, reuse_class: int, start: int) -> None:
         """A watch that began at clock ``start`` goes on twice: its node was cut in two."""
         if self.clock - start < MAX_AGE:
-            self._events.append(_Event(start, reuse_class, 1))
+            self._open[start % MAX_AGE, reuse_class] += 1
 
     def hit(self, reuse_class: int, start: int) -> None:
         """A watch that began at clock ``start`` ends with a visit."""
-        age = self.clock - start
-        self._events.append(_Event(start, reuse_class, -1 if age < MAX_AGE else 0, age_bucket(age)))
+        self._hits[reuse_class, age_bucket(self.clock - start)] += 1.0
+        self.forgotten(reuse_class, start)
 
     def forgotten(self, reuse_class: int, start: int) -> None:
         """A watch ends without an outcome: the next visit could not be recognised any more."""
         if self.clock - start < MAX_AGE:
-            self._events.append(_Event(start, reuse_class, -1))
+            self._open[start % MAX_AGE, reuse_class] -= 1
 
     def reclassified(self, old_class: int, new_class: int, start: int) -> None:
         """More became known of a node: its watch goes on in another class."""
         self.forgotten(old_class, start)
         self.resumed(new_class, start)
 
-    def settle(self) -> None:
-        """Accounts for what was only written down; reads do it by themselves where they depend on it."""
-        events, self._events = self._events, []
-        for event in events:
-            if event.reuse_class < 0:
-                self._admitted(event.clock)
-                continue
-            if event.ended_at >= 0:
-                self._hits[event.reuse_class, event.ended_at] += 1.0
-            self._open[event.clock % MAX_AGE, event.reuse_class] += event.watches
-
-    def _admitted(self, clock: int) -> None:
-        self._open[clock % MAX_AGE] = 0  # whatever began there is older than we look
-        reachable = int(np.searchsorted(BUCKET_STARTS, clock))
-        starts = (clock - BUCKET_STARTS[:reachable]) % MAX_AGE
-        self._reached[:reachable] += self._open.take(starts, axis=0)
-        if clock % REFRESH_INTERVAL == 0:
-            self._hits *= DECAY
-            self._reached *= DECAY
-            if self.clock - clock < REFRESH_INTERVAL:  # nobody asked for what an earlier one would give
-                self._compute()
-
     def forget_open(self) -> None:
         """Every open watch ends without an outcome."""
-        self.settle()
         self._open = _no_watches()
 
     def open_watches(self) -> npt.NDArray[np.int32]:
         """Watches without an outcome yet by start, a ring, and class; int32 [MAX_AGE, NUM_CLASSES]."""
-        self.settle()
         return self._open
 
     def counts(self) -> tuple[FloatArray, FloatArray]:
         """Copies of what ``hazards`` takes; watches still open are no part of it."""
-        self.settle()
         return self._hits.copy(), self._reached.T.copy()
 
     def restore(self, hits: FloatArray, reached: FloatArray, clock: int) -> None:
         """Goes on where an earlier estimator ended; ``resumed`` gives it the watches that were open."""
-        self.settle()
         assert not self._open.any(), "restore an estimator that watches nothing"
         self._hits[:], self._reached[:] = hits, reached.T
         self.clock = clock
@@ -159,11 +111,6 @@ class ReuseEstimator:
 
     def refresh(self) -> None:
         """Computes hazards and index from what was counted so far."""
-        self.settle()
-        self.version += 1
-        self._compute()
-
-    def _compute(self) -> None:
         from sgl_importance.reuse.hazards import hazards, retention_index  # imports numba
 
         # A row for each class with evidence, then one for each level's classes without.
@@ -177,34 +124,26 @@ class ReuseEstimator:
         self._hazards = computed[rows]
         index: list[list[float]] = retention_index(computed).tolist()
         self._index = [index[row] for row in rows.tolist()]
-        survival = np.cumprod((1.0 - computed)[:, ::-1], axis=1)[:, ::-1]
-        probabilities: list[list[float]] = (1.0 - survival).tolist()
-        self._probabilities = [probabilities[row] for row in rows.tolist()]
-        self._computed_version = self.version
-
-    def _settle_version(self) -> None:
-        """The index depends on nothing that happened since it was last due."""
-        if self._computed_version != self.version:
-            self.settle()
+        self._probabilities = None
+        self.version += 1
 
     def index(self, reuse_class: int, age: int) -> float:
         """Reuses per admitted request that keeping a node of this class and age can earn."""
-        self._settle_version()
         return self._index[reuse_class][age_bucket(age)]
 
     def bucket_index(self, reuse_class: int) -> list[float]:
         """``index`` by age bucket."""
-        self._settle_version()
         return self._index[reuse_class]
 
     def probability(self, reuse_class: int, age: int) -> float:
         """P(a node of this class and age is visited again before its watch is given up)."""
-        self._settle_version()
+        if self._probabilities is None:
+            survival = np.cumprod((1.0 - self._hazards)[:, ::-1], axis=1)[:, ::-1]
+            self._probabilities = (1.0 - survival).tolist()
         return self._probabilities[reuse_class][age_bucket(age)]
 
     def probability_within(self, reuse_class: int, age: int, horizon: int) -> float:
         """P(a node of this class and age is visited in the next ``horizon`` admitted requests)."""
-        self._settle_version()
         survival = 1.0
         hazard = self._hazards[reuse_class]
         age = max(age, 1)

@@ -78,48 +78,7 @@ def test_a_host_copy_makes_a_leaf_the_better_victim():
     assert policy.victim(Tier.DEVICE) == 2
 
 
-_EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.sampled_from(("visit", "enter", "copy", "leave")), st.integers(0, 12)),
-        st.tuples(st.sampled_from(("admit", "settle", "evict")), st.just(0)),
-    ),
-    max_size=80,
-)
-
-
-@given(_EVENTS)
-def test_it_makes_no_difference_when_nodes_are_ranked(events: list[tuple[str, int]]):
-    def victims(*, ranks_at_once: bool) -> list[int | None]:
-        policy = ImportancePolicy(_cost())
-        tracker = ReuseTracker(policy.reuse, page_size=PAGE)
-        nodes = {node_id: _node(policy) for node_id in range(13)}
-        below: dict[int, Tier | None] = dict.fromkeys(nodes)
-        found: list[int | None] = []
-        for event, node_id in events:
-            match event:
-                case "admit":
-                    policy.admit()
-                case "settle":
-                    policy.settle()
-                case "evict":
-                    found.append(policy.victim(Tier.DEVICE))
-                case "leave":
-                    policy.leave(Tier.DEVICE, node_id)
-                case _:
-                    if event == "visit":
-                        tracker.accessed(nodes[node_id], Transition.NEXT_TURN)
-                    if event == "copy":
-                        below[node_id] = Tier.HOST
-                    policy.enter(Tier.DEVICE, node_id, nodes[node_id], below=below[node_id])
-            if ranks_at_once:
-                policy.evictable(Tier.DEVICE)
-        policy.check_integrity()
-        return [*found, *(policy.victim(Tier.DEVICE) for _ in nodes)]
-
-    assert victims(ranks_at_once=False) == victims(ranks_at_once=True)
-
-
-def test_a_node_that_left_before_anybody_asked_is_no_victim():
+def test_a_node_that_left_is_no_victim():
     policy = ImportancePolicy(_cost())
     policy.enter(Tier.DEVICE, 1, _node(policy), below=None)
     policy.enter(Tier.DEVICE, 2, _node(policy), below=None)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.replay.sessions import visit_levels
-from sgl_importance.reuse.estimator import REFRESH_INTERVAL, ReuseEstimator
+from sgl_importance.reuse.estimator import HALF_LIFE, REFRESH_INTERVAL, ReuseEstimator
 from sgl_importance.reuse.hazards import hazards, retention_index
 from sgl_importance.reuse.life_table import (
     BUCKET_STARTS,
@@ -64,6 +64,21 @@ def test_counts_are_those_of_single_watches(requests: list[list[int]]):
     counted_hits, counted_reached = reuse.counts()
     np.testing.assert_array_equal(counted_hits[_CLASS], hits)
     np.testing.assert_array_equal(counted_reached[_CLASS], reached)
+
+
+def test_visits_and_their_absence_fade_alike():
+    reuse = ReuseEstimator()
+    start = reuse.tick()
+    reuse.began(_CLASS)
+    reuse.tick()
+    reuse.hit(_CLASS, start)
+    hits, reached = reuse.counts()
+    assert (hits.sum(), reached.sum()) == (1, 1)
+    for _ in range(HALF_LIFE):
+        reuse.tick()
+    faded_hits, faded_reached = reuse.counts()
+    np.testing.assert_allclose(faded_hits, hits / 2)
+    np.testing.assert_allclose(faded_reached, reached / 2)
 
 
 @settings(max_examples=50, deadline=None)
@@ -147,39 +162,6 @@ def test_evidence_moves_its_own_class_most_and_ages_away():
     for _ in range(2**13):
         reuse.tick()
     assert reuse.counts()[0].sum() == pytest.approx(taught / 2, rel=0.01)
-
-
-_CALLS = ("tick", "tick", "tick", "began", "hit", "forgotten", "resumed", "reclassified")
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.tuples(st.sampled_from(_CALLS), st.integers(0, 5), st.integers(0, 70)), max_size=400),
-    st.sets(st.integers(0, 400), max_size=20),
-)
-def test_it_makes_no_difference_when_events_are_accounted_for(
-    calls: list[tuple[str, int, int]], read_after: set[int]
-):
-    """Bit for bit: eviction orders of ranks, and of a server and its replay, hang on it."""
-    at_once, later = ReuseEstimator(), ReuseEstimator()
-    for serial, (call, class_, age) in enumerate(calls):
-        for reuse in (at_once, later):
-            start = reuse.clock - age
-            if call == "tick":
-                reuse.tick()
-            elif call == "began":
-                reuse.began(class_)
-            elif call == "reclassified":
-                reuse.reclassified(class_, class_ + 1, start)
-            else:
-                getattr(reuse, call)(class_, start)
-        at_once.settle()
-        assert at_once.version == later.version
-        if serial in read_after:
-            assert at_once.bucket_index(class_) == later.bucket_index(class_)
-            assert at_once.probability(class_, age) == later.probability(class_, age)
-    for now, then in zip(at_once.counts(), later.counts(), strict=True):
-        np.testing.assert_array_equal(now, then)
 
 
 def test_the_longest_watch_is_given_up():

@@ -31,6 +31,7 @@ from sgl_importance.trace.records import (
 )
 from sgl_importance.trace.writer import NO_PAGES, TraceWriter
 from sglang_importance.observe.request_tokens import prompt_and_output_of, prompt_of
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +69,7 @@ class Recorder:
         device_tokens: int,
         cost: CostModel,
     ) -> None:
-        self.wants_steps = options.trace_detail == Detail.STEPS
+        self.wants_steps = options.trace_detail == Detail.STEPS.value
         self._start = time.perf_counter()
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._next_number = 0
@@ -121,7 +122,10 @@ class Recorder:
 
     def finished(self, req: Req, clock: int) -> None:
         """The request ended, or was retracted."""
-        reason = req.finished_reason.to_json()["type"] if req.finished() else "retracted"
+        reason = "retracted"
+        if req.finished():
+            assert req.finished_reason is not None
+            reason = req.finished_reason.to_json()["type"]
         record = RequestFinished(
             request=self._number(req.rid),
             clock=clock,
@@ -204,7 +208,7 @@ class Recorder:
             node=node.id,
             parent=node.parent.id,
             depth_pages=depth_tokens // page_size,
-            num_pages=len(node.key) // page_size,
+            num_pages=len(key_of(node)) // page_size,
             digest=digest,
         )
         self._writer.put(record)

@@ -24,7 +24,7 @@ _Event = tuple[str, TokenSequence | None, bool]
 
 
 class Shadowing:
-    """What the scheduler's thread tells the shadow caches: two events for each request. Never waits.
+    """Hands the shadow caches two events for each request, from the scheduler's thread; never waits.
 
     Args:
         pair: the caches; nobody else may touch them.
@@ -71,7 +71,7 @@ class Shadowing:
         counters.shadow_hit_tokens["importance"] = compared.importance_hit_tokens
 
     def document(self) -> dict[str, Any]:
-        """What has been compared so far; see ``docs/operating.md``."""
+        """The comparison so far; see ``docs/operating.md``."""
         with self._lock:
             pair, compared = self._pair, self._pair.comparison
             return {
