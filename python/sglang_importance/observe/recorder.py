@@ -29,7 +29,8 @@ from sgl_importance.trace.records import (
     Step,
     TreeEvent,
 )
-from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
+from sgl_importance.trace.writer import NO_PAGES, TraceWriter
+from sglang_importance.observe.request_tokens import prompt_and_output_of, prompt_of
 from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Recorder:
             },
             pages=NO_PAGES,
         )
-        self._writer.put(record, _sequence(req, req.origin_input_ids))
+        self._writer.put(record, prompt_of(req))
 
     def finished(self, req: Req, clock: int) -> None:
         """The request ended, or was retracted."""
@@ -133,7 +134,7 @@ class Recorder:
             output_tokens=len(req.output_ids),
             pages=NO_PAGES,
         )
-        self._writer.put(record, _sequence(req, req.origin_input_ids + req.output_ids))
+        self._writer.put(record, prompt_and_output_of(req))
         if req.finished():
             self._numbers.pop(req.rid, None)
 
@@ -215,7 +216,3 @@ class Recorder:
     def reset(self, clock: int) -> None:
         """The tree was emptied at once."""
         self._writer.put(TreeEvent(EventKind.RESET, Tier.DEVICE, clock, None, 0, 0, 0, 0, b""))
-
-
-def _sequence(req: Req, tokens: Sequence[int]) -> TokenSequence:
-    return TokenSequence((req.extra_key, req.cache_salt), tokens)

@@ -7,11 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.background.batch_worker import BatchWorker
-from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
-from sgl_importance.trace.writer import TokenSequence
+from sgl_importance.trace.token_sequence import TokenSequence
 from sglang_importance.metrics.scheduler_counters import Counters
+from sglang_importance.observe.request_tokens import prompt_and_output_of, prompt_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -49,12 +49,12 @@ class Shadowing:
     def admitted(self, req: Req) -> None:
         if not req.rid.startswith(HEALTH_CHECK_PREFIX):
             self._server_hit_tokens += req.cached_tokens_device
-            self._offer((req.rid, _sequence(req, req.origin_input_ids), False))
+            self._offer((req.rid, prompt_of(req), False))
 
     def finished(self, req: Req) -> None:
         """The request ended; one that was only retracted goes on for the shadows."""
         if req.finished() and not req.rid.startswith(HEALTH_CHECK_PREFIX):
-            self._offer((req.rid, _sequence(req, req.origin_input_ids + req.output_ids), True))
+            self._offer((req.rid, prompt_and_output_of(req), True))
 
     def reset(self) -> None:
         self._offer(("", None, False))
@@ -117,14 +117,9 @@ class Shadowing:
             with self._lock:
                 self._pair.reset()
             return
-        page_size = self._pair.page_size
-        pages = chain_digests(root_digest(*sequence.namespace), sequence.tokens, page_size)
+        pages = sequence.digests(self._pair.page_size)
         with self._lock:
             if is_end:
                 self._pair.finish(request, pages, len(sequence.tokens))
             else:
                 self._pair.admit(request, pages, len(sequence.tokens))
-
-
-def _sequence(req: Req, tokens: Any) -> TokenSequence:
-    return TokenSequence((req.extra_key, req.cache_salt), tokens)
