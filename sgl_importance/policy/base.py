@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+__all__ = ["EvictionPolicy"]
+
 
 class EvictionPolicy(ABC):
     """Base of the block-granular policies. Life of a block:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.replay.trace import NO_PARENT, Trace
 
+__all__ = ["ReplayCounts", "replay_objects", "replay_tree"]
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayCounts:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["NO_PARENT", "IntArray", "Trace", "TraceBuilder"]
+
 IntArray = npt.NDArray[np.int64]
 NO_PARENT = -1
 
