@@ -24,6 +24,7 @@ import typer
 from results import print_rows, write_results
 from rich.progress import track
 
+from sgl_importance.metrics_table import PREFIX
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
@@ -107,9 +108,8 @@ def parts_of_a_step() -> list[dict[str, Any]]:
 
 
 def fold_part(server: ServerProcess) -> dict[str, Any]:
-    prefix = "sglang:kv_importance_"
-    seconds_spent = server.metric(f"{prefix}fold_seconds_total")
-    return {"part": "fold", "added_microseconds": 1e6 * seconds_spent / server.metric(f"{prefix}folds_total")}
+    seconds_spent = server.metric(f"{PREFIX}fold_seconds_total")
+    return {"part": "fold", "added_microseconds": 1e6 * seconds_spent / server.metric(f"{PREFIX}folds_total")}
 
 
 def eviction_part(leaves: int = 10_000) -> dict[str, Any]:

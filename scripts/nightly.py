@@ -1,6 +1,6 @@
 """The nightly run: each part with its command, its outcome and its seconds, in one dated JSON file.
 
-    bash scripts/nightly.sh                                # everything: about two hours on two cores
+    bash scripts/nightly.sh                                # everything: over two hours on two cores
     bash scripts/nightly.sh --only endurance --minutes 5   # shortened, and the JSON says so
 
 Parts that fail do not keep the others from running; the exit code is 1 where one did.
@@ -31,7 +31,7 @@ RESULTS = ROOT / "benchmark" / "results" / "nightly"
 ENDURANCE_MINUTES = 40.0
 TREE_OPERATIONS = 100_000
 LEAST_TREE_OPERATIONS = 5_000  # benchmark/soak.py refuses fewer
-PARTS = ("tests", "endurance", "pythons")
+PARTS = ("tests", "endurance", "pythons", "mutations")
 
 Row = dict[str, Any]
 
@@ -74,6 +74,15 @@ def run_other_pythons(minutes: float) -> list[Row]:
     return rows
 
 
+def run_mutations(minutes: float) -> list[Row]:
+    """``scripts/mutations.py``: lines that are broken one at a time, and the tests that notice."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "mutations.json"
+        row = timed(["python", "scripts/mutations.py", "--jobs", "2"], "--out", str(out))
+        measured = json.loads(out.read_text())["rows"] if out.exists() else []
+    return [{"part": "mutations", **row, "rows": measured}]
+
+
 def timed(command: list[str], *hidden: str) -> Row:
     """Runs a command of this environment; ``hidden`` arguments say where its result goes."""
     began = time.monotonic()
@@ -89,6 +98,7 @@ RUN: dict[str, Callable[[float], list[Row]]] = {
     "tests": run_nightly_tests,
     "endurance": run_endurance,
     "pythons": run_other_pythons,
+    "mutations": run_mutations,
 }
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# What is too long for every run: the nightly tests, 40 minutes of endurance and the core under other interpreters.
+# What is too long for every run: the nightly tests, 40 minutes of endurance, the core under other interpreters,
+# and lines that are broken one at a time.
 # Writes benchmark/results/nightly/DATE.json.
-#   bash scripts/nightly.sh [--minutes N] [--only tests,endurance,pythons]
+#   bash scripts/nightly.sh [--minutes N] [--only tests,endurance,pythons,mutations]
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -11,6 +11,7 @@ from timing import Step
 from torch_decode import TorchDecode
 
 from sgl_importance_kernels.flashinfer import EmittingDecode
+from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.reference import combine_layers, layer_page_scores
 from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.logit_reduction import DecodeLogits, reduce_logits
@@ -22,9 +23,9 @@ WORKSPACE_BYTES = 256 << 20
 HAS_FLASHINFER = importlib.util.find_spec("flashinfer") is not None
 
 
-def expected_rows(inputs: Inputs) -> torch.Tensor:
+def expected_rows(inputs: Inputs) -> PageRows:
     """Rows of the step by the definition."""
-    shape, rows = inputs.shape, inputs.rows().cpu()
+    shape, rows = inputs.shape, PageRows.zeros(inputs.shape.batch, inputs.max_pages, "cpu")
     for request in range(shape.batch):
         locations = inputs.indices[int(inputs.indptr[request]) : int(inputs.indptr[request + 1])].long()
         scores = combine_layers(
@@ -40,7 +41,8 @@ def expected_rows(inputs: Inputs) -> torch.Tensor:
                 for layer in range(LAYERS)
             ]
         )
-        rows[:, request] = torch.stack((scores.mass[0], scores.body[0], scores.peak[0]))
+        rows.body[request], rows.peak[request] = scores.body[0], scores.peak[0]
+        rows.mass[request] = scores.mass[0].sum()
     return rows
 
 

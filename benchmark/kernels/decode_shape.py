@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.triton.logit_reduction import ObservedLogits
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
 
@@ -108,8 +109,8 @@ class Inputs:
     def max_pages(self) -> int:
         return -(-self.shape.context // self.shape.page_size)
 
-    def rows(self) -> torch.Tensor:
-        return torch.zeros(3, self.shape.batch, self.max_pages, device=self.device)
+    def rows(self) -> PageRows:
+        return PageRows.zeros(self.shape.batch, self.max_pages, self.device)
 
     def observed(self) -> ObservedLogits:
         """Every request of the batch."""

@@ -1,7 +1,8 @@
 """From the logits and log-sums that decode attention leaves behind to mass, body mass and peak of pages.
 
 One launch reads the logits of all sampled layers once; a second one, which reads one number per page, divides
-the body by its sum. No atomics: the same step gives the same bits.
+the body by its sum. The same step gives the same bits of everything that is folded; only the mass, a check,
+is added up by atomics.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.reference.page_scores import EMPTY_BODY
 
 TILE_TOKENS = 128
@@ -85,7 +87,7 @@ class ObservedLogits:
 
 
 # What differs between batches and servers must not be compiled in: no step waits for a compiler.
-_SIZES = ("row_quantity_stride", "row_slot_stride", "body_stride")
+_SIZES = ("row_stride", "body_stride")
 
 
 @triton.jit(do_not_specialize=("max_tokens", "log_sums_layer_stride", "sink_tokens", "local_tokens", *_SIZES))
@@ -97,13 +99,13 @@ def _logit_rows_kernel(
     BatchRows,
     Slots,
     Gate,
-    Rows,
+    PeakRows,
+    MassRows,
     Body,
     BodyTotals,
     max_tokens,
     log_sums_layer_stride,
-    row_quantity_stride,
-    row_slot_stride,
+    row_stride,
     body_stride,
     sink_tokens,
     local_tokens,
@@ -161,10 +163,9 @@ def _logit_rows_kernel(
     peak = tl.minimum(peak, 1.0)  # Rounded logits may add up to more.
     samples: tl.constexpr = NUM_LAYERS * NUM_KV_HEADS * GROUP
     mask = page < num_pages
-    out = Rows + slot * row_slot_stride + page
-    tl.store(out, tl.load(out, mask=mask, other=0.0) + mass / samples, mask=mask)
-    out += 2 * row_quantity_stride
+    out = PeakRows + slot * row_stride + page
     tl.store(out, tl.maximum(tl.load(out, mask=mask, other=0.0), peak), mask=mask)
+    tl.atomic_add(MassRows + slot, tl.sum(mass, axis=0) / samples)
     tl.store(Body + request * body_stride + page, body / samples, mask=mask)
     tl.store(BodyTotals + request * body_stride + tl.program_id(0), tl.sum(body, axis=0) / samples)
 
@@ -174,11 +175,10 @@ def _body_rows_kernel(
     SeqLens,
     Slots,
     Gate,
-    Rows,
+    BodyRows,
     Body,
     BodyTotals,
-    row_quantity_stride,
-    row_slot_stride,
+    row_stride,
     body_stride,
     empty_body,
     PAGE_SIZE: tl.constexpr,
@@ -202,14 +202,14 @@ def _body_rows_kernel(
     page = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = (page < num_pages) & (total > empty_body)
     body = tl.load(Body + request * body_stride + page, mask=mask, other=0.0)
-    out = Rows + row_quantity_stride + slot * row_slot_stride + page
+    out = BodyRows + slot * row_stride + page
     tl.store(out, tl.load(out, mask=mask, other=0.0) + body / tl.where(mask, total, 1.0), mask=mask)
 
 
 def reduce_logits(
     step: DecodeLogits,
     observed: ObservedLogits,
-    rows: torch.Tensor,
+    rows: PageRows,
     *,
     gate: torch.Tensor,
     max_seq_len: int,
@@ -223,7 +223,7 @@ def reduce_logits(
     Args:
         step: logits and log-sums of every sampled layer.
         observed: the requests whose logits the step holds.
-        rows: mass, body mass and peak (sum, sum, maximum), float32 [3, slots, max_pages].
+        rows: what was accumulated so far, contiguous.
         gate: int32 [1] on the device; 0 makes the launches return at once.
         max_seq_len: upper bound of the sequences, on the host.
         log_sums_in_base_2: whether the log-sums are log2(sum(exp(logit))), as FlashInfer returns them.
@@ -232,13 +232,11 @@ def reduce_logits(
     num_requests = observed.slots.shape[0]
     max_pages = triton.cdiv(max_seq_len, page_size)
     assert num_requests <= step.body.shape[0], (num_requests, step.body.shape)
-    assert max_pages <= min(step.body.shape[1], rows.shape[2]), (max_pages, step.body.shape, rows.shape)
+    room = min(step.body.shape[1], rows.body.shape[1])
+    assert max_pages <= room, (max_pages, room)
     assert step.logits.is_contiguous(), step.logits.stride()
-    assert rows.dtype == torch.float32, rows.dtype
-    assert rows.stride(2) == 1, rows.stride()
     page_tile = min(TILE_TOKENS, triton.next_power_of_2(page_size))
     pages = TILE_TOKENS // page_tile
-    buffers = (rows, step.body, step.body_totals)
     _logit_rows_kernel[(triton.cdiv(max_pages, pages), num_requests)](
         step.logits,
         step.log_sums,
@@ -247,10 +245,13 @@ def reduce_logits(
         observed.batch_rows,
         observed.slots,
         gate,
-        *buffers,
+        rows.peak,
+        rows.mass,
+        step.body,
+        step.body_totals,
         max_tokens,
         step.log_sums.stride(0),
-        *rows.stride()[:2],
+        rows.peak.stride(0),
         step.body.stride(0),
         sink_tokens,
         local_tokens,
@@ -267,8 +268,10 @@ def reduce_logits(
         observed.seq_lens,
         observed.slots,
         gate,
-        *buffers,
-        *rows.stride()[:2],
+        rows.body,
+        step.body,
+        step.body_totals,
+        rows.body.stride(0),
         step.body.stride(0),
         EMPTY_BODY,
         PAGE_SIZE=page_size,

@@ -1,7 +1,7 @@
 """From page log-sums of all sampled layers to mass, body mass and peak, added to the requests' rows.
 
-Two launches per emitting step, no atomics: the sums of a page are added by one program in a fixed order, so
-the same step gives the same bits.
+Two launches per emitting step. The sums of a page are added by one program in a fixed order, so the same step
+gives the same bits of everything that is folded; only the mass, a check, is added up by atomics.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.reference.page_scores import EMPTY_BODY
 from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
@@ -83,7 +84,7 @@ def _totals_kernel(
 
 
 @triton.jit(
-    do_not_specialize=(*_SIZES, "row_quantity_stride", "row_slot_stride"),
+    do_not_specialize=(*_SIZES, "row_stride"),
     do_not_specialize_on_alignment=("LogSumsIn",),
 )
 def _rows_kernel(
@@ -93,12 +94,13 @@ def _rows_kernel(
     NumQueries,
     Slots,
     Gate,
-    Rows,
+    BodyRows,
+    PeakRows,
+    MassRows,
     layer_stride,
     query_stride,
     head_stride,
-    row_quantity_stride,
-    row_slot_stride,
+    row_stride,
     max_pages,
     max_queries,
     sink_tokens,
@@ -167,19 +169,19 @@ def _rows_kernel(
         has_body = query_body_total / samples > empty_body
         body += tl.where(has_body, query_body / tl.where(has_body, query_body_total, 1.0), 0.0)
 
-    out = Rows + tl.load(Slots + request).to(tl.int64) * row_slot_stride + page
+    slot = tl.load(Slots + request).to(tl.int64)
     mask = page < num_pages
-    tl.store(out, tl.load(out, mask=mask, other=0.0) + mass / samples, mask=mask)
-    out += row_quantity_stride
+    out = BodyRows + slot * row_stride + page
     tl.store(out, tl.load(out, mask=mask, other=0.0) + body, mask=mask)
-    out += row_quantity_stride
+    out = PeakRows + slot * row_stride + page
     tl.store(out, tl.maximum(tl.load(out, mask=mask, other=0.0), peak), mask=mask)
+    tl.atomic_add(MassRows + slot, tl.sum(mass, axis=0) / samples)
 
 
 def reduce_log_sums(
     log_sums: LogSums,
     queries: PagedQueries,
-    rows: torch.Tensor,
+    rows: PageRows,
     *,
     gate: torch.Tensor,
     page_size: int,
@@ -190,16 +192,12 @@ def reduce_log_sums(
 
     Args:
         log_sums: written for every sampled layer and all of ``queries``.
-        rows: accumulated mass, body mass and peak (sum, sum and maximum over query tokens), float32
-            [3, slots, max_pages], last dimension contiguous.
+        rows: what was accumulated so far, contiguous.
         gate: int32 [1] on the device; 0 makes the launches return at once.
         page_size, sink_tokens, local_tokens: as they were for the log-sums.
     """
     max_pages = triton.cdiv(queries.max_seq_len, page_size)
-    assert rows.dtype == torch.float32, rows.dtype
-    assert rows.shape[0] == 3, rows.shape
-    assert rows.stride(2) == 1, rows.stride()
-    assert max_pages <= rows.shape[2], (max_pages, rows.shape)
+    assert max_pages <= rows.body.shape[1], (max_pages, rows.body.shape)
     values, totals = log_sums.values, log_sums.totals
     max_queries = log_sums.max_queries
     shared = (sink_tokens, local_tokens, values.shape[1])
@@ -224,9 +222,9 @@ def reduce_log_sums(
         queries.num_queries,
         queries.slots,
         gate,
-        rows,
+        *rows,
         *values.stride()[:3],
-        *rows.stride()[:2],
+        rows.body.stride(0),
         log_sums.max_pages,
         max_queries,
         *shared,

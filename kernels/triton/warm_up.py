@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.logit_reduction import DecodeLogits, ObservedLogits, reduce_logits
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
@@ -75,7 +76,7 @@ class WarmUp:
         real = {"dtype": self.dtype, "device": self.device}
         q = torch.randn(num_q, self.heads, self.head_dim, **real)
         k = torch.randn(tokens, self.kv_heads, self.head_dim, **real).to(self.key_dtype or self.dtype)
-        rows = torch.zeros(3, 1, max_pages, device=self.device)
+        rows = PageRows.zeros(1, max_pages, self.device)
         gate = torch.ones(1, **int32)
         for layer in range(self.layers):
             probe_layer(
@@ -109,7 +110,7 @@ class WarmUp:
         step.log_sums.copy_(log_sums.view(self.layers, 1, self.heads))
         int32 = {"dtype": torch.int32, "device": self.device}
         zero = torch.zeros(1, **int32)
-        rows = torch.zeros(3, 1, step.body.shape[1], device=self.device)
+        rows = PageRows.zeros(1, step.body.shape[1], self.device)
         reduce_logits(
             step,
             ObservedLogits(starts=zero, seq_lens=zero + TOKENS, batch_rows=zero, slots=zero),
@@ -123,6 +124,6 @@ class WarmUp:
         _check_mass(rows, 1)
 
 
-def _check_mass(rows: torch.Tensor, num_q: int) -> None:
-    mass = float(rows[0].sum())
+def _check_mass(rows: PageRows, num_q: int) -> None:
+    mass = float(rows.mass[0])
     assert abs(mass - num_q) < 1e-2 * num_q, f"a kernel just built gives mass {mass}, not {num_q}"

@@ -239,3 +239,18 @@ def answer_pages(whose: str) -> Interval:
     """Share of queries whose answer lies in the top pages of their ``own`` or of ``earlier`` attention."""
     found = row("findings/sensitivity/sensitivity", setting="base", value="as recorded")
     return found[f"{whose} answer"], found[f"{whose}_low"], found[f"{whose}_high"]
+
+
+def put_off(what: str) -> tuple[float, float]:
+    """Least and largest time that doing it later spared a first token, over batch sizes; microseconds.
+
+    Args:
+        what: the arm that does it at once.
+    """
+    spared = [
+        at_once["before_answer"]
+        - row("scheduler_cost_levels", running=at_once["running"], arm="as it is")["before_answer"]
+        for at_once in results("scheduler_cost_levels")["rows"]
+        if at_once["arm"] == what
+    ]
+    return min(spared), max(spared)

@@ -177,6 +177,25 @@ def faults_table() -> str:
     return _table(["fault", "what happened", "counter"], lines)
 
 
+# ---- broken lines ----
+
+
+def mutations_summary() -> str:
+    """How many lines were broken, how many of them a test noticed, and when."""
+    found = results("mutations")
+    noticed = sum(each["outcome"] == "noticed" for each in found["rows"])
+    return f"{noticed} of {len(found['rows'])} were noticed ({found['date']}, `{found['command']}`)."
+
+
+def mutations_table() -> str:
+    """What each broken line would do to a user, and the test that noticed."""
+    lines = []
+    for each in results("mutations")["rows"]:
+        test = (each["noticed_by"] or "").partition("[")[0]  # of which case says less than its name
+        lines.append([each["breaks"], f"`{each['file']}`", f"`{test}`" if test else f"**{each['outcome']}**"])
+    return _table(["broken so that", "in", "noticed by"], lines)
+
+
 # ---- findings ----
 
 _SETTINGS = {

@@ -8,7 +8,7 @@ other consumers, which are none of our business; a hint of ours that we do not k
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -48,8 +48,21 @@ class BadHint(ValueError):
         self.field = field
 
 
+class Action(Protocol):
+    """Anybody's action in an envelope; sglang's ``KvHintAction`` is one."""
+
+    @property
+    def action_type(self) -> str: ...
+
+    @property
+    def action_version(self) -> str: ...
+
+    @property
+    def payload(self) -> Mapping[str, Any]: ...
+
+
 class _Action(BaseModel):
-    """Anybody's action, as sglang reads it: unknown fields are ignored, and none is converted."""
+    """An action of a client, as sglang reads it: unknown fields are ignored, and none is converted."""
 
     model_config = ConfigDict(strict=True)
 
@@ -60,7 +73,7 @@ class _Action(BaseModel):
 
 
 class _Envelope(BaseModel):
-    """sglang's envelope around actions."""
+    """sglang's envelope around actions, as a client sends it."""
 
     model_config = ConfigDict(strict=True)
 
@@ -156,11 +169,10 @@ class Hints(_Model):
             raise BadHint(FIELD, f"must be an object, not {type(value).__name__}")
         if not _is_envelope(value):
             return cls._of(value, {})
-        _check_envelope(value)
-        return cls.of_actions(value.get("actions", ()))
+        return cls.of_actions(_read_envelope(value).actions)
 
     @classmethod
-    def of_actions(cls, actions: Iterable[Mapping[str, Any]]) -> Self:
+    def of_actions(cls, actions: Iterable[Action]) -> Self:
         """Reads the actions of an envelope; those of other consumers say nothing.
 
         Raises:
@@ -170,19 +182,19 @@ class Hints(_Model):
         places: dict[str, str] = {}
         for index, action in enumerate(actions):
             place = f"{FIELD}.actions.{index}"
-            if not _is_ours(action):
+            kind = action.action_type
+            if not kind.startswith(NAMESPACE):
                 continue
-            kind = action["action_type"]
             name = kind.removeprefix(NAMESPACE)
             if name not in cls.model_fields:
                 raise BadHint(f"{place}.action_type", _unknown(name))
-            if action.get("action_version") != ACTION_VERSION:
+            if action.action_version != ACTION_VERSION:
                 raise BadHint(
                     f"{place}.action_version", f"must be {ACTION_VERSION!r}, the only version of {kind}"
                 )
             if name in document:
                 raise BadHint(f"{place}.action_type", f"{kind} is given twice")
-            document[name] = _value_of(name, action.get("payload", {}), f"{place}.payload")
+            document[name] = _value_of(name, action.payload, f"{place}.payload")
             places[name] = f"{place}.payload"
         return cls._of(document, places)
 
@@ -202,12 +214,12 @@ class Hints(_Model):
         """The form in which sglang carries hints to its scheduler: one action for each that is given."""
         document = self.model_dump(mode="json", exclude_defaults=True)
         return [
-            {
-                "action_id": name,
-                "action_type": NAMESPACE + name,
-                "action_version": ACTION_VERSION,
-                "payload": _payload_of(name, value),
-            }
+            _Action(
+                action_id=name,
+                action_type=NAMESPACE + name,
+                action_version=ACTION_VERSION,
+                payload=_payload_of(name, value),
+            ).model_dump()
             for name, value in document.items()
         ]
 
@@ -215,13 +227,18 @@ class Hints(_Model):
         """The envelope around ``actions``.
 
         Args:
-            original: what the client sent; of an envelope, the head and the actions of others are kept.
+            original: what the client sent and ``parse`` has read; of an envelope, the head and the actions
+                of others are kept.
         """
-        head: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "message_id": uuid4().hex}
+        head: Mapping[str, Any] = {"protocol_version": PROTOCOL_VERSION, "message_id": uuid4().hex}
         others: list[Any] = []
         if isinstance(original, Mapping) and _is_envelope(original):
-            head = {**original}
-            others = [action for action in original.get("actions", ()) if not _is_ours(action)]
+            head = original
+            others = [
+                action
+                for action in original.get("actions", ())
+                if not action["action_type"].startswith(NAMESPACE)
+            ]
         return {**head, "actions": [*self.actions(), *others]}
 
 
@@ -229,18 +246,20 @@ def _is_envelope(value: Mapping[str, Any]) -> bool:
     return not _Envelope.model_fields.keys().isdisjoint(value)
 
 
-def _check_envelope(value: Mapping[str, Any]) -> None:
+def _read_envelope(value: Mapping[str, Any]) -> _Envelope:
+    """
+    Raises:
+        BadHint: it is no envelope, or holds hints of the plain form, too; names the field.
+    """
     given = " and ".join(name for name in _Envelope.model_fields if name in value)
     for name in value:
         if name in Hints.model_fields:
             as_action = f"make it an action of type {NAMESPACE}{name}, or leave {given} out"
             raise BadHint(f"{FIELD}.{name}", f"would be ignored beside {given}: {as_action}")
     try:
-        _Envelope.model_validate(dict(value))
+        return _Envelope.model_validate(dict(value))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-    else:
-        return
     field = ".".join([FIELD, *map(str, problem["loc"])])
     if problem["type"] == "missing" and len(problem["loc"]) == 1:
         heads = " and ".join(name for name, head in _Envelope.model_fields.items() if head.is_required())
@@ -254,11 +273,6 @@ def _in_terms_of_json(problem: Mapping[str, Any]) -> str:
         return "must be an object"
     text: str = problem["msg"]
     return text.removeprefix("Value error, ").replace("tuple", "list").replace("Tuple", "List")
-
-
-def _is_ours(action: Mapping[str, Any]) -> bool:
-    kind = action.get("action_type")
-    return isinstance(kind, str) and kind.startswith(NAMESPACE)
 
 
 _OBJECTS = ("retain",)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import queue
 import sqlite3
-import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from sgl_importance.background.batch_worker import BatchWorker
+from sgl_importance.background.daemon_pool import DaemonPool
 from sgl_importance.ledger.ledger import Ledger, Worth
 from sgl_importance.ledger.ledger_database import LedgerUnusable
 from sgl_importance.ledger.pin_rows import MAX_SHARE
@@ -17,8 +19,6 @@ from sgl_importance.ledger.prefix_record import PrefixRecord
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
 from sgl_importance.ledger.steady_time import steady_time
 from sgl_importance.pins.pin import Pin
-from sgl_importance.storage.workers import Workers
-from sgl_importance.trace.bounded_queue import BoundedQueue
 
 logger = logging.getLogger(__name__)
 
@@ -87,30 +87,38 @@ class LedgerWriter:
         self._worth = worth
         self._clock = clock
         self._evidence = evidence
-        self._queue: BoundedQueue[Visit] = BoundedQueue(queue_bytes)
         self._pins = {pin.pin_id: pin for pin in pins}
         self._written_pins: dict[str, Pin] | None = self._pins
         self._rows: frozenset[str] = frozenset(self._pins)
         self.kept_pins = self._rows
         """Names of the pins that are in the file, as far as the writer knows: replaced, never changed."""
-        self._lookers: Workers | None = None
+        self._lookers: DaemonPool | None = None
         self._look: queue.SimpleQueue[frozenset[str]] | None = None
-        self._closing = threading.Event()
         self._retry_at = 0.0
         self._has_warned = False
         self._has_told_of_pins = False
-        self.dropped = 0
         self.written = 0
         """Records; for tests and reports."""
-        self._thread = threading.Thread(target=self._run, name="importance-ledger", daemon=True)
-        self._thread.start()
+        self._worker: BatchWorker[Visit] = BatchWorker(
+            "importance-ledger",
+            self._write_batch,
+            max_bytes=queue_bytes,
+            last_words="KV importance ledger: nothing more is written; the server goes on",
+            idle_seconds=LOOK_SECONDS,
+            pause_seconds=BATCH_SECONDS,
+            resource=self._closed_at_the_end(),
+        )
+        self._worker.start()
+
+    @property
+    def dropped(self) -> int:
+        """Visits that did not fit the queue, or came after the end of the writing."""
+        return self._worker.dropped
 
     def put(self, visit: Visit) -> bool:
         """Hands a visit over; False where it was dropped. Its records must not change afterwards."""
         num_bytes = _VISIT_BYTES + sum(record.num_bytes for record in visit.records)
-        taken = self._queue.offer(visit, num_bytes)
-        self.dropped += not taken
-        return taken
+        return self._worker.offer(visit, num_bytes)
 
     def keep_pins(self, pins: Iterable[Pin], clock: int) -> None:
         """Says which pins, oldest first, the file shall hold. What cannot be written now is written later."""
@@ -135,7 +143,7 @@ class LedgerWriter:
             answer.put(self.kept_pins if held else frozenset())
 
         if self._lookers is None:
-            self._lookers = Workers(1, "importance-ledger-look")
+            self._lookers = DaemonPool(1, "importance-ledger-look")
         self._lookers.submit(look)
         try:
             survivors = answer.get(timeout=ANSWER_SECONDS)
@@ -146,34 +154,30 @@ class LedgerWriter:
 
     def close(self) -> None:
         """Writes what waits and closes the ledger."""
-        self._closing.set()
-        self._queue.close()
-        self._thread.join()
+        self._worker.close()
 
     # ---- the writer's thread ----
 
-    def _run(self) -> None:
+    @contextmanager
+    def _closed_at_the_end(self) -> Iterator[None]:
         try:
-            while (taken := self._queue.take(LOOK_SECONDS)) is not None:
-                visits, _ = taken
-                if self._has_file() and (visits or self._pins is not self._written_pins):
-                    self._try(visits)
-                self._closing.wait(BATCH_SECONDS)
-            if self._has_file() and self._pins is not self._written_pins:
-                self._try(())
+            yield
         except Exception:
-            logger.exception("KV importance ledger: nothing more is written; the server goes on")
             self.kept_pins = frozenset()  # the next start sets the file aside
-            self._queue.close()
+            raise
         finally:
             self._ledger.close()
+
+    def _write_batch(self, visits: Sequence[Visit], _dropped: int) -> None:
+        if self._has_file() and (visits or self._pins is not self._written_pins):
+            self._try(visits)
 
     def _has_file(self) -> bool:
         """Whether the ledger's file is at its path, where it may just have been made again."""
         if self._ledger.place.is_held():
             return True
         self.kept_pins, self._written_pins = frozenset(), None
-        if time.monotonic() < self._retry_at and not self._closing.is_set():
+        if time.monotonic() < self._retry_at and not self._worker.is_closing:
             return False
         try:
             if not self._ledger.take_place():
@@ -206,7 +210,7 @@ class LedgerWriter:
                 return
             except sqlite3.Error as error:
                 code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-                if code in _PASSING and not self._closing.is_set():
+                if code in _PASSING and not self._worker.is_closing:
                     continue  # SQLite has waited already
                 if code in _DAMAGED:
                     raise

@@ -12,10 +12,10 @@ from functools import partial
 
 import numpy as np
 
+from sgl_importance.background.daemon_pool import DaemonPool
 from sgl_importance.storage.page_record import MissReason, PageMiss
 from sgl_importance.storage.pages import Page, Pages, write_reason
 from sgl_importance.storage.store_counters import StoreCounters
-from sgl_importance.storage.workers import Workers
 
 STAGED_BYTES = 32 << 20
 WRITE_SECONDS = 10.0
@@ -44,9 +44,9 @@ class PageTransfer:
         self._timeout = timeout
         self.counters = counters
         lanes = pages.lanes(page_bytes)
-        self._lookers = self._workers(lanes.look, "look")
-        self._readers = self._workers(lanes.read, "read")
-        self._writers = self._workers(lanes.write, "write")
+        self._lookers = self._pool(lanes.look, "look")
+        self._readers = self._pool(lanes.read, "read")
+        self._writers = self._pool(lanes.write, "write")
         self._run_pages = pages.run_pages(page_bytes)
         runs = STAGED_BYTES // (self._run_pages * page_bytes)
         self._reads_ahead = max(lanes.read, min(2 * lanes.read, runs))
@@ -54,8 +54,8 @@ class PageTransfer:
         # Reused: a fresh buffer costs a page fault every 4 KiB.
         self._staging: deque[Page] = deque(maxlen=max(2 * lanes.read, STAGED_BYTES // page_bytes))
 
-    def _workers(self, threads: int, what: str) -> Workers:
-        return Workers(
+    def _pool(self, threads: int, what: str) -> DaemonPool:
+        return DaemonPool(
             threads,
             f"kv-importance-{what}",
             patience=max(HANG_SECONDS, 2 * self._timeout),

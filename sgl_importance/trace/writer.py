@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from sgl_importance.background.batch_worker import BatchWorker
 from sgl_importance.nodes.digests import chain_digests, root_digest
-from sgl_importance.trace.bounded_queue import BoundedQueue
 from sgl_importance.trace.framing import frame
 from sgl_importance.trace.records import (
     Dropped,
@@ -25,8 +24,6 @@ from sgl_importance.trace.records import (
     encode,
 )
 from sgl_importance.trace.segments import SegmentStore
-
-logger = logging.getLogger(__name__)
 
 QUEUE_BYTES = 64 << 20
 _RECORD_BYTES = 512  # of a record without its arrays, as Python objects
@@ -89,12 +86,21 @@ class TraceWriter:
     ) -> None:
         self._header = header
         self._store = SegmentStore(directory, max_bytes)
-        self._queue: BoundedQueue[tuple[Record, TokenSequence | None]] = BoundedQueue(queue_bytes)
         self._pages = _PageNumbers()
-        self.dropped = 0
         self._start_segment()
-        self._thread = threading.Thread(target=self._run, name="importance-trace", daemon=True)
-        self._thread.start()
+        self._worker: BatchWorker[tuple[Record, TokenSequence | None]] = BatchWorker(
+            "importance-trace",
+            self._write_batch,
+            max_bytes=queue_bytes,
+            last_words="The KV importance trace ends here; the server goes on",
+            resource=closing(self._store),
+        )
+        self._worker.start()
+
+    @property
+    def dropped(self) -> int:
+        """Records that did not fit the queue, or came after the end of the writing."""
+        return self._worker.dropped
 
     def put(self, record: Record, sequence: TokenSequence | None = None) -> bool:
         """Hands a record over; False where it was dropped.
@@ -108,31 +114,20 @@ class TraceWriter:
         )
         if sequence is not None:
             num_bytes += 8 * len(sequence.tokens)
-        taken = self._queue.offer((record, sequence), num_bytes)
-        self.dropped += not taken
-        return taken
+        return self._worker.offer((record, sequence), num_bytes)
 
     def close(self) -> None:
         """Writes what waits and closes the segment."""
-        self._queue.close()
-        self._thread.join()
+        self._worker.close()
 
     # ---- the writer's thread ----
 
-    def _run(self) -> None:
-        try:
-            while (taken := self._queue.take()) is not None:
-                records, refused = taken
-                for record, sequence in records:
-                    self._write(record, sequence)
-                if refused:
-                    self._append(Dropped(refused))
-                self._store.flush()
-        except Exception:
-            logger.exception("The KV importance trace ends here; the server goes on")
-            self._queue.close()
-        finally:
-            self._store.close()
+    def _write_batch(self, records: list[tuple[Record, TokenSequence | None]], refused: int) -> None:
+        for record, sequence in records:
+            self._write(record, sequence)
+        if refused:
+            self._append(Dropped(refused))
+        self._store.flush()
 
     def _write(self, record: Record, sequence: TokenSequence | None) -> None:
         if self._store.is_full:

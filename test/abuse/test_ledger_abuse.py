@@ -63,6 +63,11 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def writer(folder: Path) -> Iterator[LedgerWriter]:
+    with closing(busy_writer(folder)) as writer:
+        yield writer
+
+
+def busy_writer(folder: Path) -> LedgerWriter:
     """Of a ledger that holds two pins, one that has ended since, and five prefixes."""
     writer = writer_of(open_ledger(folder / LEDGER_FILE))
     writer.put(Visit([prefix(number, number) for number in range(1, 6)], 5, NAMESPACE, None))
@@ -70,8 +75,7 @@ def writer(folder: Path) -> Iterator[LedgerWriter]:
     wait_until(lambda: writer.surviving_pins() == {"ended", "a", "b"})
     writer.keep_pins([pin("a"), pin("b")], 7)
     wait_until(lambda: writer.surviving_pins() == {"a", "b"})
-    yield writer
-    writer.close()
+    return writer
 
 
 TAKE_AWAY = {
@@ -173,11 +177,9 @@ def test_where_none_can_be_made_pins_are_lost_until_one_can(
     assert content(folder / LEDGER_FILE)[:2] == ({"a", "c"}, {1, 2, 3, 4, 5})
 
 
-def test_a_stop_makes_it_again_too(
-    folder: Path, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger_writer, "LOOK_SECONDS", 60.0)
-    time.sleep(0.2)
+def test_a_stop_makes_it_again_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_writer, "LOOK_SECONDS", 3600.0)
+    writer = busy_writer(folder)
     shutil.rmtree(folder)
     writer.close()
     assert content(folder / LEDGER_FILE) == ({"a", "b"}, {1, 2, 3, 4, 5}, 7)

@@ -32,13 +32,13 @@ def test_rows_grow_with_the_sequence_and_shrink_on_consume() -> None:
     store.check_integrity()
     first = store.consume(1, Phase.DECODE)
     assert first is not None
-    assert first.mass.tolist() == pytest.approx([1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])
+    assert first.body.tolist() == pytest.approx([1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])
     assert first.peak.tolist() == pytest.approx([1 / 2, 1 / 2, 1 / 3])
     store.add(1, Phase.DECODE, "a", one_token(1), 1)
     second = store.consume(1, Phase.DECODE)
     assert second is not None
-    assert second.mass.tolist() == [1.0], "nothing of the consumed row came back"
-    assert len(first.mass) == 3, "a consumed row is the reader's own"
+    assert second.body.tolist() == [1.0], "nothing of the consumed row came back"
+    assert len(first.body) == 3, "a consumed row is the reader's own"
 
 
 def test_deferred_scores_are_computed_when_they_are_read_and_not_before() -> None:
@@ -57,7 +57,7 @@ def test_deferred_scores_are_computed_when_they_are_read_and_not_before() -> Non
     assert computed == ["prefill", "decode"]
     assert prefill is not None
     assert decode is not None
-    assert (prefill.query_tokens, len(prefill.mass), len(decode.mass)) == (1, 2, 3)
+    assert (prefill.query_tokens, len(prefill.body), len(decode.body)) == (1, 2, 3)
     store.check_integrity()
 
 
@@ -93,13 +93,13 @@ def test_integrity_check_notices_a_row_that_was_not_zeroed() -> None:
 
 
 def test_too_many_rows_are_refused_with_the_cure() -> None:
-    with pytest.raises(ValueError, match=r"need 12\.0 GiB, the limit is 1 GiB: raise --page-size"):
+    with pytest.raises(ValueError, match=r"need 8\.0 GiB, the limit is 1 GiB: raise --page-size"):
         ScoreRows(page_size=1, num_slots=4096, max_context_tokens=131_072)
 
 
 def test_bytes_are_counted_as_allocated() -> None:
     store = rows()
-    assert store.num_bytes == sum(scores.nbytes for scores in store._scores.values())
+    assert store.num_bytes == sum(sums.nbytes for phase in Phase for sums in store.of_phase(phase))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def late_rows() -> tuple[ScoreRows, LateStream]:
 def launch_step(rows: ScoreRows, stream: LateStream, owner: str, value: float) -> None:
     """A pass whose kernels will add to slot 1 when the device comes to them."""
     rows.claim(1, Phase.DECODE, owner, 2, 1)
-    stream.launch(lambda: rows.stacked(Phase.DECODE)[:, 1, :2].add_(value))
+    stream.launch(lambda: rows.of_phase(Phase.DECODE).body[1, :2].add_(value))
     rows.written()
 
 
@@ -141,9 +141,9 @@ def test_a_row_is_read_behind_the_kernels_that_write_it() -> None:
     launch_step(rows, stream, "a", 0.25)
     row = rows.consume(1, Phase.DECODE)
     assert row is not None
-    assert row.mass.tolist() == [0.5, 0.5]
+    assert row.body.tolist() == [0.5, 0.5]
     assert stream.pending == 0
-    assert not rows.stacked(Phase.DECODE).any(), "a late kernel must not write behind the zeroing"
+    assert not rows.of_phase(Phase.DECODE).any(), "a late kernel must not write behind the zeroing"
 
 
 def test_a_slot_that_is_taken_over_is_zeroed_behind_late_kernels() -> None:
@@ -154,7 +154,7 @@ def test_a_slot_that_is_taken_over_is_zeroed_behind_late_kernels() -> None:
     launch_step(rows, stream, "successor", 0.125)
     row = rows.consume(1, Phase.DECODE, owner="successor")
     assert row is not None
-    assert row.mass.tolist() == [0.125, 0.125]
+    assert row.body.tolist() == [0.125, 0.125]
 
 
 def test_rows_that_do_not_wait_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_rows_that_do_not_wait_are_told_apart(monkeypatch: pytest.MonkeyPatch) -
     launch_step(rows, stream, "a", 0.25)
     row = rows.consume(1, Phase.DECODE)
     assert row is not None
-    assert not row.mass.any()
+    assert not row.body.any()
 
 
 def test_what_is_consumed_is_that_of_all_ranks() -> None:
@@ -175,7 +175,7 @@ def test_what_is_consumed_is_that_of_all_ranks() -> None:
     row = rows.consume(1, Phase.DECODE)
     assert row is not None
     assert row.peak.tolist() == [0.5, 0.5]
-    assert row.mass.tolist() == [0.25, 0.25]
+    assert row.body.tolist() == [0.25, 0.25]
 
 
 def test_what_fails_on_the_way_to_a_row_is_told_to_who_reads_next() -> None:

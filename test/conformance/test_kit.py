@@ -21,14 +21,13 @@ from sgl_importance.conformance.memory import PageMemory
 from sgl_importance.conformance.producers import reference_producer
 from sgl_importance.interface import BlockImportance, Importance, SignalKind
 from sgl_importance_kernels.eager import PageScoreAccumulator
-from sglang_importance.attention.rows import Phase, ScoreRows
 
 FOLDER = Path(cases.__file__).parent
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_conformance_cases.py"
 
 
 def cpu_producer(case: ProducerCase) -> BlockImportance:
-    """The arithmetic and the rows of the torch-native backend, without a server."""
+    """The arithmetic of the torch-native backend, without a server."""
     kv_len, num_q = case.k.shape[1], case.q.shape[1]
     scores = PageScoreAccumulator(
         seq_len=kv_len,
@@ -47,11 +46,14 @@ def cpu_producer(case: ProducerCase) -> BlockImportance:
             scale=case.scale,
             logit_cap=case.logit_cap,
         )
-    rows = ScoreRows(page_size=case.page_size, num_slots=2, max_context_tokens=kv_len)
-    rows.add(1, Phase.DECODE, "request", scores.sums(), num_q)
-    taken = rows.consume(1, Phase.DECODE, owner="request")
-    assert taken is not None
-    return taken.signal(case.page_size)
+    mass, body, peak = scores.sums().numpy()
+    return BlockImportance(
+        mass=mass / np.float32(num_q),
+        body_mass=body / np.float32(num_q),
+        peak=peak,
+        page_size=case.page_size,
+        query_tokens=num_q,
+    )
 
 
 @pytest.mark.parametrize("producer", [reference_producer, cpu_producer])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,26 @@ def test_the_map_names_nothing_twice_and_nothing_that_is_not_there() -> None:
     assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
 
 
+def test_the_map_goes_from_the_bottom_to_the_top() -> None:
+    """In the order of the layers that test/test_layers.py holds the imports to."""
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    folders = mapped_folders()
+    for contract in linter["contracts"]:
+        if not contract.get("exhaustive"):
+            continue
+        place = {
+            f"{folder_of(contract['containers'][0])}/{name}": place
+            for place, layer in enumerate(reversed(contract["layers"]))
+            for name in layer.split(" | ")
+        }
+        mapped = [place[folder] for folder in folders if folder in place]
+        assert len(mapped) >= 11
+        assert mapped == sorted(mapped)
+
+
 def test_where_to_look_first_names_what_is_there() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
-    table = page.partition("Where to look first:")[2].partition("\n(Names")[0]
+    table = page.partition("## Where to look first")[2].partition("\n(Names")[0]
     names = [name for name in re.findall(r"`([\w/]+(?:\.py|/))`", table) if name != "cli.py"]
     assert len(names) > 20
     plugin = ROOT / "python/sglang_importance"
@@ -82,3 +100,24 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
 def alternatives(name: str) -> list[str]:
     found = re.fullmatch(r"(.*?)\{([^}]*)\}(.*)", name)
     return [found[1] + word + found[3] for word in found[2].split(",")] if found else [name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_a_page_names_in_short_exist(page: Path) -> None:
+    """As `faults.py` or `tree/faults.py`: some file of ours ends so."""
+    files = [f"/{file.relative_to(ROOT)}" for file in python_files()]
+    short = re.findall(r"`([\w/]+\.py)`", page.read_text())
+    assert [name for name in short if not any(file.endswith(f"/{name}") for file in files)] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_folders_that_a_page_names_exist(page: Path) -> None:
+    tops = "benchmark|docs|kernels|monitoring|python|scripts|sgl_importance|test"
+    named = re.findall(rf"`((?:{tops})/[\w/]*)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@cache
+def python_files() -> list[Path]:
+    folders = ("sgl_importance", "kernels", "python", "benchmark", "scripts", "test")
+    return [file for folder in folders for file in (ROOT / folder).rglob("*.py")]

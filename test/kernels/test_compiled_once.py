@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import make_backend  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
+from sgl_importance_kernels.page_rows import PageRows  # noqa: E402
 from sgl_importance_kernels.triton import (  # noqa: E402
     logit_reduction,
     page_reduction,
@@ -109,8 +110,8 @@ def probe(requests: int, window: int, context: int, max_context: int, body: dict
     page_reduction.reduce_log_sums(log_sums, queries, rows(max_context), **settings)
 
 
-def rows(max_context: int) -> torch.Tensor:
-    return torch.empty(3, 3, -(-max_context // MODEL.page_size))
+def rows(max_context: int) -> PageRows:
+    return PageRows.zeros(3, -(-max_context // MODEL.page_size), "cpu")
 
 
 def decode_log_sums(max_batch: int, context: int, max_context: int, body: dict[str, int] = BODY) -> None:

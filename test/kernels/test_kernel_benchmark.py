@@ -160,7 +160,7 @@ def test_broken_variants_are_told_apart(
     monkeypatch.setattr(modules.torch_decode.TorchDecode, "run", wrong)
     monkeypatch.setattr(modules.arms, "reduce_logits", reduced_by_torch)
     definition = modules.run.expected_rows
-    monkeypatch.setattr(modules.run, "expected_rows", lambda inputs: mass_only(definition(inputs)))
+    monkeypatch.setattr(modules.run, "expected_rows", lambda inputs: peaks_only(definition(inputs)))
     inputs = modules.decode_shape.Inputs(modules.decode_shape.TINY[0], "cpu")
     arms = modules.arms.DecodeArms(inputs, tensor_cores=False)
     if spoil == "no":
@@ -170,21 +170,23 @@ def test_broken_variants_are_told_apart(
         modules.run.check_logits(arms, inputs, "path")
 
 
-def mass_only(rows: Any) -> Any:
-    rows[1:] = 0.0
+def peaks_only(rows: Any) -> Any:
+    rows.body.zero_()
+    rows.mass.zero_()
     return rows
 
 
 def reduced_by_torch(step: Any, observed: Any, rows: Any, *, gate: Any, page_size: int, **_: Any) -> None:
-    """Mass alone, in place of the kernel, which would need the interpreter."""
+    """Peaks alone, in place of the kernel, which would need the interpreter."""
     if not int(gate):
         return
     for request, start in enumerate(observed.starts.tolist()):
         logits = step.logits[:, :, start : start + int(observed.seq_lens[request])].float()
         log_sums = step.log_sums[:, request].view(*logits.shape[:2], 1, -1) * math.log(2)
-        mass = (logits - log_sums).exp().mean(dim=(0, 1, 3))
-        for page in range(rows.shape[2]):
-            rows[0, request, page] += mass[page * page_size : (page + 1) * page_size].sum()
+        probability = (logits - log_sums).exp()
+        for page in range(rows.peak.shape[1]):
+            on_page = probability[:, :, page * page_size : (page + 1) * page_size].sum(dim=2)
+            rows.peak[request, page] = max(rows.peak[request, page], on_page.max())
 
 
 def test_shapes_beyond_the_time_limit_are_not_timed(

@@ -17,7 +17,7 @@ from sgl_importance_kernels.triton.log_sums import DecodeLogSums
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 
 from support.doubles.twins import Mutation, broken_twin
-from support.workloads.probe_case import POISON, ProbeCase
+from support.workloads.probe_case import POISON, ProbeCase, as_array
 
 decode_attention = pytest.importorskip("sglang.kernels.ops.attention.decode_attention")
 
@@ -95,7 +95,7 @@ def emitted(
         sink_tokens=case.sink_tokens,
         local_tokens=case.local_tokens,
     )
-    return rows.cpu().numpy()
+    return as_array(rows)
 
 
 @settings(
@@ -118,7 +118,7 @@ def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> N
         device=device,
     )
     got = emitted(case, splits=draw(st.sampled_from([1, 2, 4])))
-    np.testing.assert_allclose(got, case.expected().numpy(), atol=2e-5, rtol=1e-4)
+    np.testing.assert_allclose(got, case.expected(), atol=2e-5, rtol=1e-4)
 
 
 FIXED = ProbeCase([(150, 1), (70, 1)], page_size=8, sink_tokens=5, local_tokens=7, num_layers=1)
@@ -133,7 +133,7 @@ def test_a_step_without_observed_requests_writes_nothing(group: int, device: str
 @pytest.mark.parametrize("observed", [[True, False], [False, True]])
 def test_only_observed_requests_emit(group: int, observed: list[bool], device: str) -> None:
     case = replace(FIXED, group=group, device=device)
-    expected = case.expected().numpy()
+    expected = case.expected()
     other = int(case.queries.slots[observed.index(False)])
     expected[:, other] = 0
     np.testing.assert_allclose(emitted(case, observed=observed), expected, atol=2e-5)
@@ -152,13 +152,13 @@ TWINS = [
 
 def test_the_fixed_case_passes_unbroken(device: str) -> None:
     case = replace(FIXED, device=device)
-    np.testing.assert_allclose(emitted(case), case.expected().numpy(), atol=2e-5)
+    np.testing.assert_allclose(emitted(case), case.expected(), atol=2e-5)
 
 
 @pytest.mark.parametrize("mutation", TWINS, ids=str)
 def test_broken_twins_are_told_apart(mutation: Mutation, device: str, tmp_path: Path) -> None:
     case = replace(FIXED, device=device)
-    expected = case.expected().numpy()
+    expected = case.expected()
     twin = broken_twin(score_mod, mutation, tmp_path)
     assert not np.allclose(emitted(case, mods=twin), expected, atol=1e-3)
 

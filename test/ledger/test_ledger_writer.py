@@ -119,7 +119,7 @@ def test_damage_found_while_serving_ends_the_ledger_and_nothing_else(tmp_path: P
         file.write(os.urandom(path.stat().st_size - 4096))
     writer = writer_of(ledger)
     writer.put(visit(*random_tree(random.Random(2), 300)))
-    wait_until(lambda: not writer._thread.is_alive())
+    wait_until(lambda: writer._worker.has_failed)
     assert "nothing more is written" in caplog.text
     assert not writer.put(visit(record([1, 2, 3, 4])))
     writer.close()

@@ -31,6 +31,28 @@ def test_pages_come_back_with_what_was_known():
     assert len(table) == 0
 
 
+def test_each_page_comes_back_with_its_own_past():
+    table = GhostTable(10, on_expire=lambda ghost: pytest.fail("nothing is forgotten"))
+    digests = chain_digests(root_digest(None, None), list(range(8)), PAGE)
+    node = NodeMetadata(tokens=8, depth=0, page_size=PAGE, clock=3)
+    pages = np.array([0.5, 0.25])
+    node.importance.observe(1, pages, pages, uniform=0.1, weight=1.0, first=True, decay=1.0)
+    table.remember(digests, node)
+    second = NodeMetadata(tokens=PAGE, depth=PAGE, page_size=PAGE, clock=4)
+    table.revive(digests[1:], second)
+    assert second.importance.body_mass() == pytest.approx([0.25])
+
+
+def test_the_oldest_ghost_is_forgotten_first():
+    expired: list[int] = []
+    table = GhostTable(2, on_expire=lambda ghost: expired.append(ghost.last_access))
+    chains = [chain_digests(root_digest(str(clock)), list(range(PAGE)), PAGE) for clock in range(3)]
+    for clock, chain in enumerate(chains):
+        table.remember(chain, NodeMetadata(tokens=PAGE, depth=0, page_size=PAGE, clock=clock))
+    assert expired == [0]
+    assert [table.get_importance(chain[0]) is not None for chain in chains] == [False, True, True]
+
+
 def test_a_ghost_that_nobody_asks_for_expires_once():
     expired: list[int] = []
     table = GhostTable(2, on_expire=lambda ghost: expired.append(ghost.last_access))

@@ -76,6 +76,16 @@ def test_a_node_with_two_continuations_is_a_shared_prefix():
     assert transition_after(None) is Transition.COLD
 
 
+def test_a_chat_goes_on_from_an_answer_that_its_client_has_cut_short():
+    told = Told()
+    answer = told.created(pages=4)
+    told.tracker.holds(answer, BlockType.GENERATED)
+    told.tracker.ended([answer], serial=1, prompt_tokens=0, is_finished=False)
+    kept = told.tracker.split(answer, PAGE)
+    assert not kept.is_tip
+    assert transition_after(kept) is Transition.NEXT_TURN
+
+
 def test_what_follows_a_prompt_is_generated_where_its_own_request_brought_it():
     told = Told()
     path = [told.node(), told.node(), told.node()]

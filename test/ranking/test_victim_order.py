@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.ranking.victim_order import LEVELS_PER_OCTAVE, VictimOrder, value_level
+from sgl_importance.ranking.victim_order import LEVELS_PER_OCTAVE, VictimOrder, level_value, value_level
 from sgl_importance.reuse.estimator import ReuseEstimator
+from sgl_importance.reuse.life_table import BUCKET_STARTS
 from sgl_importance.reuse.reuse_class import NUM_CLASSES
 
 _events = st.lists(
@@ -64,6 +65,20 @@ def test_pops_the_node_of_least_loss(events: list[tuple]):
                     reuse.tick()
         assert len(order) == len(model)
         order.check_integrity()
+
+
+def test_a_node_is_ranked_by_its_age_from_the_very_request_with_which_it_gets_there():
+    reuse = ReuseEstimator()
+    order = VictimOrder(reuse)
+    young, old = (int(age) for age in BUCKET_STARTS[18:20])
+    for _ in range(old):
+        reuse.tick()
+    order.add(1, 0, 1.0, reuse.clock - (old - 1))
+    order.add(2, 0, level_value(-1), reuse.clock - young)
+    reuse.tick()
+    losses = [reuse.index(0, old), reuse.index(0, young + 1) * level_value(-1), reuse.index(0, old - 1)]
+    assert losses == sorted(set(losses)), "the other lies between what the first was and is worth"
+    assert order.pop() == 1
 
 
 def test_a_hot_node_that_is_locked_and_unlocked_forever_costs_no_memory():

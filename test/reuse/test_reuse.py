@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.replay.sessions import visit_levels
-from sgl_importance.reuse.estimator import REFRESH_INTERVAL, ReuseEstimator
+from sgl_importance.reuse.estimator import HALF_LIFE, REFRESH_INTERVAL, ReuseEstimator
 from sgl_importance.reuse.hazards import hazards, retention_index
 from sgl_importance.reuse.life_table import (
     BUCKET_STARTS,
@@ -64,6 +64,21 @@ def test_counts_are_those_of_single_watches(requests: list[list[int]]):
     counted_hits, counted_reached = reuse.counts()
     np.testing.assert_array_equal(counted_hits[_CLASS], hits)
     np.testing.assert_array_equal(counted_reached[_CLASS], reached)
+
+
+def test_visits_and_their_absence_fade_alike():
+    reuse = ReuseEstimator()
+    start = reuse.tick()
+    reuse.began(_CLASS)
+    reuse.tick()
+    reuse.hit(_CLASS, start)
+    hits, reached = reuse.counts()
+    assert (hits.sum(), reached.sum()) == (1, 1)
+    for _ in range(HALF_LIFE):
+        reuse.tick()
+    faded_hits, faded_reached = reuse.counts()
+    np.testing.assert_allclose(faded_hits, hits / 2)
+    np.testing.assert_allclose(faded_reached, reached / 2)
 
 
 @settings(max_examples=50, deadline=None)

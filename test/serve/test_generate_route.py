@@ -20,6 +20,7 @@ from sgl_importance.hints.hints import BadHint, Hints
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.http import server_state
 from sglang_importance.http.generate_route import check_generate
+from sglang_importance.http.request_hints import _attach_native
 from sglang_importance.upstream.server_options import attach_options
 
 VOCABULARY = 1000
@@ -136,4 +137,9 @@ def test_sglang_takes_every_envelope_that_we_take(value: dict[str, Any]):
         hints = Hints.parse(value)
     except BadHint:
         return
-    decode_kv_hints_envelope(json.loads(json.dumps(hints.envelope(value))))
+    taken = decode_kv_hints_envelope(json.loads(json.dumps(hints.envelope(value))))
+    assert Hints.of_actions(taken.actions) == hints
+    request = SimpleNamespace(kv_hints=taken, sampling_params={})
+    _attach_native(request)  # FastAPI has read it, and so has sglang's engine
+    again = decode_kv_hints_envelope(request.kv_hints)
+    assert again == taken

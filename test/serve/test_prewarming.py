@@ -193,6 +193,16 @@ def test_what_nobody_asked_for_ends_with_the_free_room():
     assert the_job.done_tokens == 5000
 
 
+@pytest.mark.parametrize(("short_of", "done"), [(0, STEP), (1, 0)])
+def test_what_nobody_asked_for_leaves_a_tenth_of_the_device_free(short_of: int, done: int):
+    async def room() -> dict:
+        return {"free_tokens": 100 + STEP - short_of, "total_tokens": 1000}
+
+    the_job = job()
+    run(Manager(), the_job, path(STEP), room=room)
+    assert the_job.done_tokens == done
+
+
 def test_time_ends_a_job():
     manager, the_job = Manager(seconds=0.2), job(max_seconds=0.3)
     run(manager, the_job, path(10_000))

@@ -160,6 +160,15 @@ def test_the_fingerprint_sees_every_single_change() -> None:
     assert len(seen) == 1 + 7 * 5 + 5 + 4 * 5 + 1
 
 
+def test_the_fingerprint_sees_whole_words_that_change_places() -> None:
+    """Eight bytes, which are summed at once: the sum alone stays the same."""
+    model = torch.nn.Linear(2, 3, bias=False)
+    before = fingerprint(model)
+    with torch.no_grad():
+        model.weight[[0, 1]] = model.weight[[1, 0]]
+    assert fingerprint(model) != before
+
+
 # ---- several ranks ----
 
 BAD_PAGE = {0: 5, 1: 3}

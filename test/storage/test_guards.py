@@ -112,3 +112,25 @@ def test_a_thread_that_dies_between_prefetches_acknowledges_none_again() -> None
     assert controller.completed() == []
     assert WATCH.counters["thread_faults"] == 1
     controller.stop()
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), SystemExit()], ids=["error", "exit"])
+@pytest.mark.parametrize(
+    ("step", "nothing"),
+    [
+        ("_storage_hit_query", ([], 0)),
+        ("_page_transfer_kv_batch", 0),
+        ("_page_transfer", None),
+        ("_page_backup", None),
+    ],
+)
+def test_a_step_that_fails_has_found_nothing_and_its_thread_goes_on(
+    step: str, nothing: Any, error: BaseException
+) -> None:
+    around, _ = guards.HOOKS[f"{guards._HYBRID}.{step}"]
+
+    def fail(controller: Any, operation: Any) -> None:
+        raise error
+
+    assert around(fail, SimpleNamespace(), SimpleNamespace()) == nothing
+    assert WATCH.counters["thread_faults"] == 1

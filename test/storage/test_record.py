@@ -75,6 +75,7 @@ def test_a_cut_header_is_noticed(length: int) -> None:
         (PAGE, bytes(32), BODY, MissReason.IDENTITY),
         (PAGE, IDENTITY, BODY[:-1], MissReason.LENGTH),
     ],
+    ids=["another prompt", "another model", "another length"],
 )
 def test_an_intact_page_of_something_else_is_refused(
     page: bytes, identity: bytes, body: np.ndarray, reason: MissReason

@@ -31,6 +31,7 @@ from sgl_importance.trace.records import (
 from sgl_importance.trace.segments import segment_files
 from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
 
+from support.waiting import wait_until
 from support.workloads.recordings import PAGE_SIZE, make_header
 
 
@@ -213,7 +214,7 @@ def test_an_error_of_the_disk_ends_the_recording_not_the_server(
 
     monkeypatch.setattr(writer_module, "encode", full)
     writer.put(make_admitted(0))
-    writer._thread.join(10)
+    wait_until(lambda: writer._worker.has_failed)
     assert not writer.put(make_admitted(1))
     assert "No space left on device" in caplog.text
     writer.close()

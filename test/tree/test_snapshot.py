@@ -112,6 +112,17 @@ def test_the_desk_drops_the_oldest_of_too_many_jobs(desk, every_node_is_a_slice)
     assert reply.document
 
 
+def test_pages_in_order_are_the_whole_tree_and_no_node_comes_twice(driver):
+    whole = [node["id"] for node in document_of(driver.cache, limit=1000)["nodes"]]
+    read, cursor = [], None
+    while len(read) <= len(whole):
+        page = document_of(driver.cache, limit=7, cursor=cursor)
+        read += [node["id"] for node in page["nodes"]]
+        if (cursor := page["next_cursor"]) is None:
+            break
+    assert read == whole
+
+
 def test_cursors_round_trip_and_others_are_refused(driver, desk):
     assert decode_cursor(encode_cursor((0.1 + 0.2, 7))) == (0.1 + 0.2, 7)
     with pytest.raises(InvalidCursor, match="next_cursor"):

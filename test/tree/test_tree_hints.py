@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.kv_hints import KvHintsEnvelope, decode_kv_hints_envelope
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sgl_importance.hints.hints import Hints
@@ -20,9 +20,8 @@ from support.drivers.tree_driver import PAGE, Request, TreeDriver
 from support.drivers.tree_requests import path_of, prompt
 
 
-def envelope(**hints: Any) -> SimpleNamespace:
-    actions = Hints.parse(hints).actions()
-    return SimpleNamespace(actions=[SimpleNamespace(**action) for action in actions])
+def envelope(**hints: Any) -> KvHintsEnvelope:
+    return decode_kv_hints_envelope(Hints.parse(hints).envelope())
 
 
 def ask(driver: TreeDriver, tokens: list[int], **hints: Any) -> Request:
@@ -199,8 +198,8 @@ def test_under_observe_hints_predict_and_move_nothing():
 def test_hints_that_came_past_the_http_process_do_not_end_the_server(caplog: pytest.LogCaptureFixture):
     driver = TreeDriver()
     request = driver.admit(prompt(0, 3))
-    bad = SimpleNamespace(action_type="sgl_importance.pin", action_version="1", payload={})
-    request.kv_hints = SimpleNamespace(actions=[bad])
+    bad = {**Hints(report=True).actions()[0], "action_type": "sgl_importance.pin"}
+    request.kv_hints = decode_kv_hints_envelope({**Hints().envelope(), "actions": [bad]})
     driver.prefill(request)
     driver.decode(request, [7])
     driver.finish(request)

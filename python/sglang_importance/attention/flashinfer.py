@@ -113,7 +113,7 @@ class FlashInferEmission(DecodeEmission):
         reduce_logits(
             self.step,
             observed,
-            self.rows.stacked(Phase.DECODE),
+            self.rows.of_phase(Phase.DECODE),
             gate=gate,
             max_seq_len=max_seq_len,
             log_sums_in_base_2=True,

@@ -88,5 +88,5 @@ class LogSumEmission(DecodeEmission):
         )
 
     def _launch(self, count: int, max_seq_len: int, gate: torch.Tensor) -> None:
-        rows = self.rows.stacked(Phase.DECODE)
+        rows = self.rows.of_phase(Phase.DECODE)
         reduce_log_sums(self.log_sums, self.batch(count, max_seq_len), rows, gate=gate, **self.settings)

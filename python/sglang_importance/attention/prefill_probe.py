@@ -123,7 +123,7 @@ class QkProbe:
             max_queries=max_queries,
             num_heads=self.num_heads,
             max_pages=max_pages,
-            device=self.rows.stacked(observed[0].phase).device,
+            device=self.rows.of_phase(observed[0].phase).body.device,
         )
         step = _Step(observed, self._on_device(observed), log_sums)
         step.pending = set(self.layers)
@@ -180,7 +180,7 @@ class QkProbe:
         for queries in step.queries:
             num_pages = -(-queries.seq_len // self.rows.page_size)
             self.rows.claim(queries.slot, queries.phase, queries.owner, num_pages, queries.num_q)
-        reduce_log_sums(step.log_sums, step.batch, self.rows.stacked(step.queries[0].phase), **settings)
+        reduce_log_sums(step.log_sums, step.batch, self.rows.of_phase(step.queries[0].phase), **settings)
         self.rows.written()
 
 

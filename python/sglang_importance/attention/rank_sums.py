@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 SCALE = 1 << 24
-"""Steps of 6e-8: a four-thousandth of the mass of a page among 8192 equal ones."""
+"""Steps of 6e-8: a four-thousandth of the body mass of a page among 8192 equal ones."""
 MAX_RANKS = (2**31 - 1) // SCALE
 """Ranks whose sum fits int32 whatever their scores are: 127."""
 
@@ -45,9 +45,9 @@ def share(rows: ScoreRows | None, group: ProcessGroup | None) -> None:
 class RankSums:
     """Reduces a request's row over the ranks of a group, once per fold.
 
-    Mass is the mean over all heads, since every rank has as many. Peak is the maximum. Body mass is the mean
-    of the ranks' body masses: each rank has divided by the body of its own heads, where a single rank divides
-    by that of all, so a rank whose heads look at sinks only weighs as much as the others.
+    Peak is the maximum. Body mass is the mean of the ranks' body masses: each rank has divided by the body of
+    its own heads, where a single rank divides by that of all, so a rank whose heads look at sinks only weighs
+    as much as the others.
 
     Args:
         group: of CPU tensors (gloo), as upstream's caches use it; every rank must call in the same order.
@@ -77,20 +77,18 @@ class RankSums:
         if row is None:
             return None
         tokens = row.query_tokens
-        sums = torch.from_numpy(np.concatenate([to_fixed(row.mass / tokens), to_fixed(row.body / tokens)]))
+        bodies = torch.from_numpy(to_fixed(row.body / tokens))
         peaks = torch.from_numpy(to_fixed(row.peak))
-        dist.all_reduce(sums, dist.ReduceOp.SUM, self._group)
+        dist.all_reduce(bodies, dist.ReduceOp.SUM, self._group)
         dist.all_reduce(peaks, dist.ReduceOp.MAX, self._group)
-        mass, body = np.split(from_fixed(sums.numpy(), self.ranks) * tokens, 2)
         return RowScores(
-            mass=mass.astype(np.float32),
-            body=body.astype(np.float32),
+            body=(from_fixed(bodies.numpy(), self.ranks) * tokens).astype(np.float32),
             peak=from_fixed(peaks.numpy(), 1).astype(np.float32),
             query_tokens=tokens,
         )
 
     def _check_alike(self, row: RowScores | None, failed: bool) -> None:
-        pages, tokens = (0, 0) if row is None else (len(row.mass), row.query_tokens)
+        pages, tokens = (0, 0) if row is None else (len(row.body), row.query_tokens)
         extremes = torch.tensor([pages, -pages, tokens, -tokens, failed], dtype=torch.int64)
         dist.all_reduce(extremes, dist.ReduceOp.MAX, self._group)
         most_pages, least_pages, most_tokens, least_tokens, any_failed = extremes.tolist()

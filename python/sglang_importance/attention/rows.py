@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from itertools import product
 from typing import ParamSpec, Protocol
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sgl_importance.interface import BlockImportance
+from sgl_importance_kernels.page_rows import PageRows
 from sglang_importance.attention.staging import Mark, Stream, stream_of
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 MAX_ROW_BYTES = 1 << 30
-"""Room for 4096 slots of 128k tokens at page size 16: a third of upstream's own slot table."""
+"""Room for 4096 slots of 128k tokens at page size 16: a quarter of upstream's own slot table."""
 
 
 class Phase(StrEnum):
@@ -31,43 +31,23 @@ class Phase(StrEnum):
     DECODE = "decode"
 
 
-class Quantity(IntEnum):
-    """Index of a quantity in the stacked page scores."""
-
-    MASS = 0
-    BODY = 1
-    PEAK = 2
-
-
 @dataclass(frozen=True, slots=True)
 class RowScores:
     """Page scores accumulated over the query tokens of one request and phase.
 
-    Every array is float32 [num_pages], for the pages that the longest-sighted of these tokens saw; a page is
+    Both arrays are float32 [num_pages], for the pages that the longest-sighted of these tokens saw; a page is
     ``page_size`` consecutive tokens of the sequence, the last one may be partial.
 
     Attributes:
-        mass: sum over query tokens of the attention mass per page; sums to ``query_tokens``.
         body: sum over query tokens of the body mass per page; each token adds 1 in all, or 0 where its body
             is empty.
         peak: maximum over query tokens of the page's peak, in [0, 1].
         query_tokens: number of accumulated query tokens.
     """
 
-    mass: npt.NDArray[np.float32]
     body: npt.NDArray[np.float32]
     peak: npt.NDArray[np.float32]
     query_tokens: int
-
-    def signal(self, page_size: int) -> BlockImportance:
-        """The same in the form that all producers share: means over the query tokens."""
-        return BlockImportance(
-            mass=self.mass / np.float32(self.query_tokens),
-            body_mass=self.body / np.float32(self.query_tokens),
-            peak=self.peak,
-            page_size=page_size,
-            query_tokens=self.query_tokens,
-        )
 
 
 MAX_DEFERRED = 4
@@ -132,15 +112,14 @@ class ScoreRows:
         self.layers = tuple(layers)
         self.num_slots = num_slots
         self.max_pages = -(-max_context_tokens // page_size)
-        shape = (len(Quantity), num_slots, self.max_pages)
-        self.num_bytes = 4 * len(Phase) * len(Quantity) * num_slots * self.max_pages
+        self.num_bytes = len(Phase) * PageRows.bytes_needed(num_slots, self.max_pages)
         if self.num_bytes > MAX_ROW_BYTES:
             raise ValueError(
                 f"page scores of {num_slots} request slots x {self.max_pages} pages need "
                 f"{self.num_bytes / 2**30:.1f} GiB, the limit is {MAX_ROW_BYTES / 2**30:.0f} GiB: raise "
                 "--page-size, or lower --max-running-requests or --context-length"
             )
-        self._scores = {phase: _zeros(shape, torch.device(device)) for phase in Phase}
+        self._rows = {phase: PageRows.zeros(num_slots, self.max_pages, device) for phase in Phase}
         self._num_pages = {phase: [0] * num_slots for phase in Phase}
         self._query_tokens = {phase: [0] * num_slots for phase in Phase}
         self._owners: list[str | None] = [None] * num_slots
@@ -198,14 +177,17 @@ class ScoreRows:
 
         Args:
             owner: request that the scores belong to; those of another owner are dropped from the slot.
-            scores: stacked by ``Quantity``, float32 [3, num_pages], already reduced over the query tokens.
+            scores: mass, body mass and peak per page, float32 [3, num_pages], already reduced (sum, sum,
+                maximum) over the query tokens.
         """
-        num_pages = scores.shape[1]
-        assert scores.shape == (len(Quantity), num_pages), scores.shape
+        mass, body, peak = scores
+        num_pages = len(body)
         self.claim(slot, phase, owner, num_pages, query_tokens)
-        row = self._scores[phase][:, slot, :num_pages]
-        row[: Quantity.PEAK] += scores[: Quantity.PEAK]
-        row[Quantity.PEAK] = torch.maximum(row[Quantity.PEAK], scores[Quantity.PEAK])
+        rows = self._rows[phase]
+        rows.mass[slot] += mass.sum()
+        rows.body[slot, :num_pages] += body
+        peaks = rows.peak[slot, :num_pages]
+        torch.maximum(peaks, peak, out=peaks)
 
     def add_later(
         self,
@@ -235,19 +217,19 @@ class ScoreRows:
             self.add(slot, deferred.phase, owner, deferred.compute(), deferred.query_tokens)
 
     def claim(self, slot: int, phase: Phase, owner: str, num_pages: int, query_tokens: int) -> None:
-        """Books scores that the caller then adds to ``stacked``: a kernel, after this call."""
+        """Books scores that the caller then adds to ``of_phase``: a kernel, after this call."""
         assert num_pages <= self.max_pages, (num_pages, self.max_pages)
         if self._owners[slot] != owner:
             self.begin(slot, owner)
         self._num_pages[phase][slot] = max(self._num_pages[phase][slot], num_pages)
         self._query_tokens[phase][slot] += query_tokens
 
-    def stacked(self, phase: Phase) -> torch.Tensor:
-        """The accumulators of all slots by ``Quantity``, float32 [3, num_slots, max_pages], for kernels."""
-        return self._scores[phase]
+    def of_phase(self, phase: Phase) -> PageRows:
+        """The accumulators of all slots, for kernels."""
+        return self._rows[phase]
 
     def written(self) -> None:
-        """Kernels that add to ``stacked`` were launched on the current stream: readers wait for them."""
+        """Kernels that add to ``of_phase`` were launched on the current stream: readers wait for them."""
         self._last_write = self._stream.mark()
 
     def consume(
@@ -284,10 +266,10 @@ class ScoreRows:
             return None
         self._await_kernels()
         # Copied in one transfer, before the row is zeroed.
-        row = self._scores[phase][:, slot, : self._num_pages[phase][slot]]
-        mass, body, peak = row.to("cpu", copy=True).numpy()
+        rows, num_pages = self._rows[phase], self._num_pages[phase][slot]
+        body, peak = torch.stack((rows.body[slot, :num_pages], rows.peak[slot, :num_pages])).cpu().numpy()
         self._clear(slot, phase)
-        return RowScores(mass=mass, body=body, peak=peak, query_tokens=query_tokens)
+        return RowScores(body=body, peak=peak, query_tokens=query_tokens)
 
     def discard(self, slot: int) -> None:
         """Zeroes both rows of a slot and forgets its owner."""
@@ -306,7 +288,10 @@ class ScoreRows:
         if self._num_pages[phase][slot] == 0:
             return
         self._await_kernels()
-        self._scores[phase][:, slot, : self._num_pages[phase][slot]] = 0.0
+        rows, num_pages = self._rows[phase], self._num_pages[phase][slot]
+        rows.body[slot, :num_pages] = 0.0
+        rows.peak[slot, :num_pages] = 0.0
+        rows.mass[slot] = 0.0
         self._num_pages[phase][slot] = 0
         self._query_tokens[phase][slot] = 0
 
@@ -316,17 +301,11 @@ class ScoreRows:
             self._compute_deferred(slot)
         for phase, slot in product(Phase, range(self.num_slots)):
             num_pages, query_tokens = self._num_pages[phase][slot], self._query_tokens[phase][slot]
-            row = self._scores[phase][:, slot]
-            assert not row[:, num_pages:].any(), (phase, slot, num_pages)
+            rows = self._rows[phase]
+            assert not rows.body[slot, num_pages:].any(), (phase, slot, num_pages)
+            assert not rows.peak[slot, num_pages:].any(), (phase, slot, num_pages)
             assert (num_pages == 0) == (query_tokens == 0), (phase, slot, num_pages, query_tokens)
             assert query_tokens == 0 or self._owners[slot] is not None, (phase, slot)
-            mass = float(row[Quantity.MASS].sum(dtype=torch.float64))
+            mass = float(rows.mass[slot])
             error = abs(mass - query_tokens)
             assert error <= self.mass_tolerance * max(1, query_tokens), (phase, slot, mass, query_tokens)
-
-
-def _zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        # numpy asks the system for zero pages, which cost memory only once they are written.
-        return torch.from_numpy(np.zeros(shape, dtype=np.float32))
-    return torch.zeros(shape, dtype=torch.float32, device=device)

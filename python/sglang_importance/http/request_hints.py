@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_importance.hints.block_places import locate_messages
@@ -176,22 +177,11 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An envelope that FastAPI has already read, as the JSON that it came from."""
-    if not value or isinstance(value, dict):
+    """sglang's envelope, which FastAPI or a caller has made, as the JSON that stands for it."""
+    if not isinstance(value, msgspec.Struct):
         return value
-    return {
-        "protocol_version": value.protocol_version,
-        "message_id": value.message_id,
-        "actions": [
-            {
-                "action_id": action.action_id,
-                "action_type": action.action_type,
-                "action_version": action.action_version,
-                "payload": action.payload,
-            }
-            for action in value.actions
-        ],
-    }
+    document = msgspec.structs.asdict(value)
+    return {**document, "actions": [msgspec.structs.asdict(action) for action in document["actions"]]}
 
 
 def _generate_nothing(obj: GenerateReqInput) -> None:

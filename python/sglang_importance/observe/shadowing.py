@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from sgl_importance.background.batch_worker import BatchWorker
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
-from sgl_importance.trace.bounded_queue import BoundedQueue
 from sgl_importance.trace.writer import TokenSequence
 from sglang_importance.metrics.scheduler_counters import Counters
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
-
-logger = logging.getLogger(__name__)
 
 QUEUE_BYTES = 32 << 20
 _EVENT_BYTES = 256
@@ -35,15 +32,17 @@ class Shadowing:
 
     def __init__(self, pair: ShadowPair) -> None:
         self._pair = pair
-        self._queue: BoundedQueue[_Event] = BoundedQueue(QUEUE_BYTES)
         self._lock = threading.Lock()
         self._busy_seconds = 0.0
         self._server_hit_tokens = 0
-        self._dropped = 0
-        self._waiting = 0
-        self._failed = False
-        self._thread = threading.Thread(target=self._run, name="importance-shadow", daemon=True)
-        self._thread.start()
+        self._worker: BatchWorker[_Event] = BatchWorker(
+            "importance-shadow",
+            self._work,
+            max_bytes=QUEUE_BYTES,
+            last_words="The comparison under observe ends here; the server goes on",
+            batch_items=1,  # waiting events are counted one by one
+        )
+        self._worker.start()
 
     # ---- the scheduler's thread ----
 
@@ -62,11 +61,7 @@ class Shadowing:
 
     def _offer(self, event: _Event) -> None:
         tokens = 0 if event[1] is None else len(event[1].tokens)
-        if self._queue.offer(event, _EVENT_BYTES + 8 * tokens):
-            with self._lock:
-                self._waiting += 1
-        else:
-            self._dropped += 1
+        self._worker.offer(event, _EVENT_BYTES + 8 * tokens)
 
     def count(self, counters: Counters) -> None:
         """Copies what is compared so far to where metrics are published from."""
@@ -90,43 +85,31 @@ class Shadowing:
                 "lost_tokens": compared.lost_tokens,
                 "agreed_tokens": compared.agreed_tokens,
                 "batches": list(compared.batches),
-                "waiting_events": self._waiting,
-                "dropped_events": self._dropped,
+                "waiting_events": self._worker.unfinished,
+                "dropped_events": self._worker.dropped,
                 "busy_seconds": self._busy_seconds,
-                "failed": self._failed,
+                "failed": self._worker.has_failed,
             }
 
     def settle(self, seconds: float = 10.0) -> None:
         """Waits until what was told so far is counted; for tests.
 
         Raises:
-            TimeoutError: it takes longer than ``seconds``.
+            TimeoutError: it takes longer than ``seconds``, or the comparison has failed.
         """
-        deadline = time.monotonic() + seconds
-        while self.document()["waiting_events"]:
-            if time.monotonic() > deadline:
-                raise TimeoutError("the shadow caches are behind")
-            time.sleep(0.005)
+        self._worker.settle(seconds)
 
     def close(self) -> None:
-        self._queue.close()
-        self._thread.join()
+        self._worker.close()
 
     # ---- the thread of the shadows ----
 
-    def _run(self) -> None:
-        try:
-            while (taken := self._queue.take()) is not None:
-                for event in taken[0]:
-                    start = time.thread_time()
-                    self._follow(event)
-                    with self._lock:
-                        self._busy_seconds += time.thread_time() - start
-                        self._waiting -= 1
-        except Exception:
-            logger.exception("The comparison under observe ends here; the server goes on")
-            self._failed = True
-            self._queue.close()
+    def _work(self, events: list[_Event], _dropped: int) -> None:
+        for event in events:
+            start = time.thread_time()
+            self._follow(event)
+            with self._lock:
+                self._busy_seconds += time.thread_time() - start
 
     def _follow(self, event: _Event) -> None:
         request, sequence, is_end = event

@@ -36,7 +36,7 @@ class RecordedRows:
         self._scores: dict[Phase, RowScores] = {}
 
     def put(self, phase: Phase, fold: Fold) -> None:
-        self._scores[phase] = RowScores(mass=fold.body, body=fold.body, peak=fold.peak, query_tokens=1)
+        self._scores[phase] = RowScores(body=fold.body, peak=fold.peak, query_tokens=1)
 
     def consume(
         self, slot: int, phase: Phase, owner: str | None = None, *, compute: bool = True

@@ -122,16 +122,8 @@ class HintFollower:
 def _hints_of(envelope: KvHintsEnvelope | None) -> Hints | None:
     if envelope is None:
         return None
-    actions = [
-        {
-            "action_type": action.action_type,
-            "action_version": action.action_version,
-            "payload": action.payload,
-        }
-        for action in envelope.actions
-    ]
     try:
-        hints = Hints.of_actions(actions)
+        hints = Hints.of_actions(envelope.actions)
     except BadHint as error:
         # The HTTP process refuses such a request: this one came another way, and must not end the server.
         logger.warning("hints ignored: %s", error)

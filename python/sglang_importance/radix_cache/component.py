@@ -154,6 +154,8 @@ class ImportanceComponent(FullComponent):
             insert_params.prev_prefix_len,
             is_finished=is_finished,
         )
+        if not self._faults.is_learning:
+            self._faults.beside(FaultPlace.METRICS, self.requests.count, req)
         setattr(insert_params, INSERTION_ATTRIBUTE, insertion)
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
 

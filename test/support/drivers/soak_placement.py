@@ -6,8 +6,9 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
+
+from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
 from sgl_importance.hints.hints import Hints
 from sgl_importance.nodes.node_metadata import NodeMetadata
@@ -81,8 +82,7 @@ class Placement:
                 hints[wish] = [{"type": "tool_output", "tokens": [start, None]}]
             case "transition":
                 hints[wish] = "tool_call"
-        actions = Hints.parse(hints).actions()
-        request.kv_hints = SimpleNamespace(actions=[SimpleNamespace(**action) for action in actions])
+        request.kv_hints = decode_kv_hints_envelope(Hints.parse(hints).envelope())
         self._happened[f"hint {wish}"] += 1
 
     def pin(self, requests: Sequence[Request]) -> bool:

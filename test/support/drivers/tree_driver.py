@@ -39,7 +39,7 @@ class ScriptedRows:
 
     def put(self, slot: int, phase: Phase, body: np.ndarray) -> None:
         vector = body.astype(np.float32)
-        self.scores[slot, phase] = RowScores(mass=vector, body=vector, peak=vector, query_tokens=1)
+        self.scores[slot, phase] = RowScores(body=vector, peak=vector, query_tokens=1)
 
     def consume(
         self, slot: int, phase: Phase, owner: str | None = None, *, compute: bool = True

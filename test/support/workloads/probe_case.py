@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.reference import combine_layers, layer_page_scores
 from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
@@ -95,8 +97,8 @@ class ProbeCase:
     def gate(self, value: int = 1) -> torch.Tensor:
         return torch.tensor([value], dtype=torch.int32, device=self.device)
 
-    def empty_rows(self) -> torch.Tensor:
-        return torch.zeros(3, len(self.sequences) + 2, self.max_pages + 1, device=self.device)
+    def empty_rows(self) -> PageRows:
+        return PageRows.zeros(len(self.sequences) + 2, self.max_pages + 1, self.device)
 
     def log_sums(self) -> LogSums:
         buffer = LogSums(
@@ -111,8 +113,8 @@ class ProbeCase:
         buffer.totals.fill_(POISON)
         return buffer
 
-    def probed(self, *, gate: int = 1, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows after one step through the probe and the reduction."""
+    def probed(self, *, gate: int = 1, rows: PageRows | None = None) -> np.ndarray:
+        """``as_array`` of the rows after one step through the probe and the reduction."""
         rows = self.empty_rows() if rows is None else rows
         log_sums = self.log_sums()
         settings = {
@@ -133,11 +135,11 @@ class ProbeCase:
                 **settings,
             )
         reduce_log_sums(log_sums, self.queries, rows, **settings)
-        return rows.cpu()
+        return as_array(rows)
 
-    def expected(self) -> torch.Tensor:
-        """The same rows by the definition."""
-        rows = self.empty_rows().cpu()
+    def expected(self) -> np.ndarray:
+        """The same by the definition."""
+        rows = PageRows.zeros(len(self.sequences) + 2, self.max_pages + 1, "cpu")
         for request, (length, num_q) in enumerate(self.sequences):
             if num_q == 0:
                 continue
@@ -158,11 +160,18 @@ class ProbeCase:
                     for layer in range(self.num_layers)
                 ]
             )
-            row = rows[:, int(self.queries.slots[request]), : scores.mass.shape[1]]
-            row[0] = scores.mass.sum(dim=0)
-            row[1] = scores.body.sum(dim=0)
-            row[2] = scores.peak.amax(dim=0)
-        return rows
+            slot, num_pages = int(self.queries.slots[request]), scores.mass.shape[1]
+            rows.mass[slot] = scores.mass.sum()
+            rows.body[slot, :num_pages] = scores.body.sum(dim=0)
+            rows.peak[slot, :num_pages] = scores.peak.amax(dim=0)
+        return as_array(rows)
+
+
+def as_array(rows: PageRows) -> np.ndarray:
+    """Body mass, peak, and the mass in the first column of a third plane; float32 [3, slots, max_pages]."""
+    mass = torch.zeros_like(rows.body)
+    mass[:, 0] = rows.mass
+    return torch.stack((rows.body, rows.peak, mass)).cpu().numpy()
 
 
 @st.composite

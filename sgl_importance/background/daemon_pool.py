@@ -15,7 +15,7 @@ Call = Callable[[], None]
 MOST_GIVEN_UP = 8
 
 
-class Workers:
+class DaemonPool:
     """Daemon threads that run calls in order of arrival; whoever asked may stop waiting at any time.
 
     Unlike an executor of the standard library, a process can end while one of them hangs in the kernel. When

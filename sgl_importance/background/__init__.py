@@ -1,0 +1,1 @@
+"""Threads beside the one that serves: whoever hands them work never waits for it."""

@@ -1,0 +1,11 @@
+"""Where ``sgl_importance.replay.policy_registry`` was once: imports that our pages showed go on working."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    # Looked up when it is asked for: policies know nothing of the replay.
+    return getattr(import_module("sgl_importance.replay.policy_registry"), name)

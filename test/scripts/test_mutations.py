@@ -1,0 +1,107 @@
+"""scripts/mutations.py: its table fits the tree, and a line that nobody misses is reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts import mutations
+from scripts.mutations import BadTable, Mutation, chosen, problems, read_table, run
+
+
+def test_every_line_of_the_table_is_there_once_and_so_are_its_tests() -> None:
+    table = read_table()
+    assert len(table) >= 24
+    assert problems(mutations.ROOT, table) == []
+
+
+PRICES = '''"""Prices."""
+
+
+def total(prices):
+    assert prices, "an order is never empty"
+    return sum(prices)
+'''
+TEST_PRICES = """import prices
+
+
+def test_prices_add_up():
+    assert prices.total([1, 2]) == 3
+
+
+def test_one_price_is_the_total():
+    assert prices.total([5]) == 5
+"""
+ADDED = Mutation(
+    name="sum",
+    file="prices.py",
+    line="return sum(prices)",
+    broken="return max(prices)",
+    breaks="orders are too cheap",
+    tests=("test_prices.py",),
+)
+HARMLESS = dataclasses.replace(
+    ADDED, name="empty", line='assert prices, "an order is never empty"', broken="pass"
+)
+NO_PYTHON = dataclasses.replace(ADDED, name="syntax", broken="return )")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "shop"
+    root.mkdir()
+    (root / "prices.py").write_text(PRICES)
+    (root / "test_prices.py").write_text(TEST_PRICES)
+    # A plugin that nothing here needs takes seconds to load.
+    (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "-p no:schemathesis"\n')
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    return root
+
+
+def test_who_noticed_is_named_and_what_nobody_noticed_is_told(tree: Path) -> None:
+    noticed, survived, no_python = run(tree, [ADDED, HARMLESS, NO_PYTHON])
+    assert (noticed["outcome"], noticed["noticed_by"]) == ("noticed", "test_prices.py::test_prices_add_up")
+    assert (survived["outcome"], survived["noticed_by"]) == ("survived", None)
+    assert (no_python["outcome"], no_python["noticed_by"]) == ("not run", None)
+    assert (tree / "prices.py").read_text() == PRICES
+
+
+def test_tests_that_fail_without_a_broken_line_say_nothing(tree: Path) -> None:
+    (tree / "prices.py").write_text(PRICES.replace("sum(prices)", "sum(prices) + 1"))
+    with pytest.raises(BadTable, match=r"failed already: test_prices\.py::test_prices_add_up"):
+        run(tree, [HARMLESS])
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"line": "return sum(price)"}, "sum: prices.py has its line 0 times, not once"),
+        ({"line": "prices"}, "sum: prices.py has its line 3 times, not once"),
+        ({"file": "costs.py"}, "sum: costs.py has its line 0 times, not once"),
+        ({"broken": ADDED.line}, "sum: the broken line is the line itself"),
+        ({"tests": ("test_costs.py",)}, "sum: there is no test_costs.py"),
+        ({"tests": ("test_prices.py::test_one",)}, "sum: there is no test_prices.py::test_one"),
+    ],
+    ids=["changed line", "ambiguous line", "no file", "not broken", "no test file", "no test"],
+)
+def test_a_row_that_does_not_fit_is_refused(tree: Path, change: dict[str, object], problem: str) -> None:
+    row = dataclasses.replace(ADDED, **change)
+    assert problems(tree, [row]) == [problem]
+    with pytest.raises(BadTable, match=problem):
+        run(tree, [row])
+
+
+def test_a_table_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    table = tmp_path / "table.toml"
+    table.write_text('[[mutation]]\nname = "sum"\ntests = []\n')
+    with pytest.raises(BadTable, match=r"table.toml: .*missing"):
+        read_table(table)
+
+
+def test_an_unknown_name_is_refused_with_the_choice() -> None:
+    assert chosen([ADDED, HARMLESS], "empty") == [HARMLESS]
+    with pytest.raises(BadTable, match="there is no mutation add: choose from sum, empty"):
+        chosen([ADDED, HARMLESS], "sum, add")
