@@ -12,7 +12,7 @@ __all__ = ["ReplayCounts", "replay_objects", "replay_tree"]
 
 @dataclass(frozen=True, slots=True)
 class ReplayCounts:
-    """What one replay counted.
+    """Counts of one replay.
 
     Attributes:
         hit_blocks: blocks that were in the cache when asked for.

@@ -1,4 +1,4 @@
-"""What is replayed: requests as paths of blocks in one radix tree."""
+"""Traces: requests as paths of blocks in one radix tree."""
 
 from __future__ import annotations
 
