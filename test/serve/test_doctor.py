@@ -124,9 +124,8 @@ def test_faults_are_counted_by_their_kind_and_to_be_reported():
 
 def test_a_server_that_has_fallen_back_is_a_problem_with_a_cure():
     (problem,) = (each for each in server_findings(FALLEN_BACK) if each.status is Status.PROBLEM)
-    assert problem.detail == (
-        "evicts by LRU until it is restarted, since request 1,200 (2027-01-15 08:00:00 UTC): TypeError: list[int]"
-    )
+    since = "since request 1,200 (2027-01-15 08:00:00 UTC)"
+    assert problem.detail == f"evicts by LRU until it is restarted, {since}: TypeError: list[int]"
     assert problem.cure.startswith("restart it, and report the line 'KV importance: fault in ranking'")
 
 
