@@ -29,11 +29,12 @@ class SnapshotQuery(BaseModel):
 async def get_kv_importance(request: Request) -> dict[str, Any]:
     """The radix tree with its importance: nodes by loss, largest first.
 
-    Answers ``policy``, ``page_size``, ``clock`` (admitted requests), ``tiers``, ``nodes`` and
-    ``next_cursor``, null on the last page; under ``observe`` also ``observe``, with a store also
-    ``store``. Each node has its place (``id``, ``parent``, ``depth_tokens``, ``tokens``, ``tiers``), what
-    attention gave it (``body_mass``, ``peak``, ``self_mass``, ``cross_mass``, ``queries``), and what the
-    policy makes of it (``accesses``, ``age``, ``p_reuse``, ``loss``, ``pinned``).
+    Answers ``policy``, ``page_size``, ``clock`` (admitted requests), ``tiers``, ``faults`` (``counts`` by
+    place, and the ``fallback`` to LRU or null), ``nodes`` and ``next_cursor``, null on the last page; under
+    ``observe`` also ``observe``, with a store also ``store``. Each node has its place (``id``, ``parent``,
+    ``depth_tokens``, ``tokens``, ``tiers``), what attention gave it (``body_mass``, ``peak``, ``self_mass``,
+    ``cross_mass``, ``queries``), and what the policy makes of it (``accesses``, ``age``, ``p_reuse``,
+    ``loss``, ``pinned``).
     """
     query = validated(SnapshotQuery, dict(request.query_params))
     return await ask("snapshot", query.model_dump())
