@@ -292,20 +292,20 @@ class Ledger:
         excess = self._counted_bytes - int((1 - SLACK) * budget_bytes)
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            doomed = []
+            deleted = []
             for number, size in self._least_worth(worth):
-                doomed.append((number,))
+                deleted.append((number,))
                 excess -= size
                 self._counted_bytes -= size
                 if excess <= 0:
                     break
-            self._connection.executemany("DELETE FROM prefixes WHERE rowid = ?", doomed)
+            self._connection.executemany("DELETE FROM prefixes WHERE rowid = ?", deleted)
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
-        return len(doomed)
+        return len(deleted)
 
     def _least_worth(self, worth: Worth) -> Iterator[tuple[int, int]]:
         """(row, bytes), least worth first: a prefix is worth at least what follows it."""
@@ -320,10 +320,10 @@ class Ledger:
             "length(pages) + length(vectors) FROM prefixes ORDER BY depth DESC"
         ).fetchall()
         whole = np.empty(len(rows))
-        for row, (_, model, digest, parent, depth, tokens, watched_as, clock, _) in enumerate(rows):
+        for row, (_, model, digest, parent, depth, tokens, at_risk_as, clock, _) in enumerate(rows):
             model_clock, used = clocks[model]
             fading = 0.5 ** (max(now - used, 0.0) / MODEL_HALF_LIFE_SECONDS)
-            own = fading * worth(watched_as, max(model_clock - clock, 0), tokens, depth)
+            own = fading * worth(at_risk_as, max(model_clock - clock, 0), tokens, depth)
             whole[row] = max(own, worths.get((model, digest), 0.0))
             worths[model, parent] = max(whole[row], worths.get((model, parent), 0.0))
             if row % 32 == 0:

@@ -49,7 +49,7 @@ class PrefixRecord:
         accesses: admitted requests that found it.
         span: admitted requests between its first visit and its last.
         block_type: what it holds.
-        watched_as: class under which its reuse was watched; None where it was not.
+        at_risk_as: class of the at-risk interval that was open; None where none was.
         last_access: clock of its last visit, in admitted requests.
         used: time of its last visit, in seconds since 1970.
         in_storage: whether its pages were handed to the storage tier.
@@ -66,7 +66,7 @@ class PrefixRecord:
     accesses: int
     span: int
     block_type: BlockType
-    watched_as: int | None
+    at_risk_as: int | None
     last_access: int
     used: float
     in_storage: bool
@@ -100,7 +100,7 @@ def encode_row(record: PrefixRecord, *, page_size: int, clock: int, keep_token_i
         pages = b"".join(record.digests(page_size))
     values = (
         *(record.digest, record.parent, record.depth, record.tokens, record.queries, record.accesses),
-        *(record.span, int(record.block_type), record.watched_as, clock, record.used, int(record.in_storage)),
+        *(record.span, int(record.block_type), record.at_risk_as, clock, record.used, int(record.in_storage)),
         *(int(keep_token_ids), pages, record.vectors.astype("<f4").tobytes()),
     )
     return (*values, _checksum(values))
@@ -117,10 +117,10 @@ def decode_row(row: Sequence[Any], *, page_size: int) -> PrefixRecord:
         if checksum != _checksum(values):
             raise RowDamaged("checksum")
         (digest, parent, depth, tokens, queries, accesses, span, block_type) = values[:8]
-        (watched_as, clock, used, in_storage, has_token_ids, pages, vectors) = values[8:]
+        (at_risk_as, clock, used, in_storage, has_token_ids, pages, vectors) = values[8:]
         if tokens <= 0 or tokens % page_size or depth < 0 or len(digest) != DIGEST_BYTES:
             raise RowDamaged("shape")
-        if watched_as is not None and not 0 <= watched_as < NUM_CLASSES:
+        if at_risk_as is not None and not 0 <= at_risk_as < NUM_CLASSES:
             raise RowDamaged("class")
         scores = np.frombuffer(vectors, dtype="<f4").reshape(tokens // page_size, VECTOR_WIDTH)
         token_ids = page_digests = None
@@ -144,7 +144,7 @@ def decode_row(row: Sequence[Any], *, page_size: int) -> PrefixRecord:
             accesses=accesses,
             span=span,
             block_type=BlockType(block_type),
-            watched_as=watched_as,
+            at_risk_as=at_risk_as,
             last_access=clock,
             used=used,
             in_storage=bool(in_storage),

@@ -56,7 +56,7 @@ class GhostNode:
         resolved: whether its return or its end was already reported.
     """
 
-    watched_as: int | None
+    at_risk_as: int | None
     last_access: int
     accesses: int
     span: int
@@ -109,7 +109,7 @@ class GhostTable:
         """Keeps the pages of a node that is being removed."""
         assert len(digests) == node.importance.num_pages
         ghost = GhostNode(
-            watched_as=node.watched_as,
+            at_risk_as=node.at_risk_as,
             last_access=node.last_access,
             accesses=node.accesses,
             span=node.span,

@@ -15,11 +15,11 @@ from sgl_importance.tiers import Tier
 NOT_PINNED: Mapping[Tier, float] = MappingProxyType({})
 
 
-class Past(NamedTuple):
+class PriorSegment(NamedTuple):
     """What was known of some tokens of a node before the node was made anew.
 
     Attributes:
-        end: where they end, in tokens from the node's start; they begin where the past before them ends.
+        end: where they end, in tokens from the node's start; they begin where the segment before them ends.
         accesses: visits until then, its return included.
         span: admitted requests between its first visit and its return.
         block_type: what it held.
@@ -31,7 +31,7 @@ class Past(NamedTuple):
     block_type: BlockType
 
 
-_NO_PAST = Past(0, 0, 0, BlockType.USER)
+_NO_SEGMENT = PriorSegment(0, 0, 0, BlockType.USER)
 
 
 class NodeMetadata:
@@ -45,7 +45,7 @@ class NodeMetadata:
         transition: how the last request that visited it got there.
         continuations: different texts that followed it.
         is_tip: whether an earlier request's path ended at its end.
-        watched_as: class under which its reuse is watched since ``last_access``; None before that.
+        at_risk_as: class of its at-risk interval, which began at ``last_access``; None where there is none.
         accesses: admitted requests that found the node in the cache.
         last_access: clock of the last such request, or of the insertion; in admitted requests.
         span: admitted requests between its first visit and its last, evictions in between included.
@@ -54,22 +54,22 @@ class NodeMetadata:
         is_prewarmed: whether a pre-warm brought it, and nobody has asked for it since.
         prediction: of its next visit, where the last one was sampled.
         in_storage: whether a copy was handed to the storage tier.
-        pasts: what ghosts knew of its first tokens. A prefix that many asked for comes back in one node with
-            a suffix that is new; when they part, the suffix keeps only what is its own.
+        prior_segments: what ghosts knew of its first tokens. A prefix that many asked for comes back in one
+            node with a suffix that is new; when they part, the suffix keeps only what is its own.
         expendable: whether the request that brought it said that nobody will ask for it again.
         owed_to_storage: whether a descendant is in storage already, so that the node must follow.
-        doomed: ``observe`` only: importance would have evicted the node, stock kept it.
+        would_evict: ``observe`` only: importance would have evicted the node, stock kept it.
         pin_octaves: log2 of the soft pin's bias, by the tiers where the whole node is pinned.
         digest: chained hash of the tokens up to the node's end; None until somebody asks.
     """
 
     __slots__ = (
         "accesses",
+        "at_risk_as",
         "block_type",
         "continuations",
         "depth",
         "digest",
-        "doomed",
         "evicted_from",
         "expendable",
         "importance",
@@ -79,13 +79,13 @@ class NodeMetadata:
         "last_access",
         "off_device",
         "owed_to_storage",
-        "pasts",
         "pin_octaves",
         "prediction",
+        "prior_segments",
         "span",
         "tokens",
         "transition",
-        "watched_as",
+        "would_evict",
     )
 
     def __init__(self, *, tokens: int, depth: int, page_size: int, clock: int) -> None:
@@ -98,11 +98,11 @@ class NodeMetadata:
         self.transition = Transition.COLD
         self.continuations = 0
         self.is_tip = False
-        self.watched_as: int | None = None
+        self.at_risk_as: int | None = None
         self.accesses = 0
         self.last_access = clock
         self.span = 0
-        self.pasts: tuple[Past, ...] = ()
+        self.prior_segments: tuple[PriorSegment, ...] = ()
         self.off_device = False
         self.evicted_from: Tier | None = None
         self.in_storage = False
@@ -110,7 +110,7 @@ class NodeMetadata:
         self.prediction: Prediction | None = None
         self.owed_to_storage = False
         self.expendable = False
-        self.doomed = False
+        self.would_evict = False
         self.pin_octaves = NOT_PINNED
         self.digest: bytes | None = None
 
@@ -120,12 +120,12 @@ class NodeMetadata:
 
     def recall(self, tokens: int, *, accesses: int, span: int, block_type: BlockType) -> None:
         """The next ``tokens`` tokens, behind those recalled already, were known before."""
-        start = self.pasts[-1].end if self.pasts else 0
-        self.pasts += (Past(start + tokens, accesses, span, block_type),)
-        if len(self.pasts) == 1:
-            self._change_past(_NO_PAST, self.pasts[0])
+        start = self.prior_segments[-1].end if self.prior_segments else 0
+        self.prior_segments += (PriorSegment(start + tokens, accesses, span, block_type),)
+        if len(self.prior_segments) == 1:
+            self._count_segment(_NO_SEGMENT, self.prior_segments[0])
 
-    def _change_past(self, before: Past, after: Past) -> None:
+    def _count_segment(self, before: PriorSegment, after: PriorSegment) -> None:
         self.accesses += after.accesses - before.accesses
         self.span += after.span - before.span
         if self.block_type is before.block_type:
@@ -144,28 +144,31 @@ class NodeMetadata:
         prefix.continuations = 1
         prefix.accesses = self.accesses
         prefix.span = self.span
-        prefix.pasts, self.pasts = _split_pasts(self.pasts, prefix_tokens)
-        if prefix.pasts and self.pasts[:1] != prefix.pasts[:1]:
-            self._change_past(prefix.pasts[0], self.pasts[0] if self.pasts else _NO_PAST)
+        prefix.prior_segments, self.prior_segments = _split_prior_segments(self.prior_segments, prefix_tokens)
+        if prefix.prior_segments and self.prior_segments[:1] != prefix.prior_segments[:1]:
+            behind = self.prior_segments[0] if self.prior_segments else _NO_SEGMENT
+            self._count_segment(prefix.prior_segments[0], behind)
         prefix.off_device = self.off_device
         prefix.in_storage = self.in_storage
         prefix.is_prewarmed = self.is_prewarmed
         prefix.owed_to_storage = self.owed_to_storage
         prefix.expendable = self.expendable
-        prefix.doomed = self.doomed
+        prefix.would_evict = self.would_evict
         prefix.pin_octaves = self.pin_octaves
         self.tokens -= prefix_tokens
         self.depth += prefix_tokens
         return prefix
 
 
-def _split_pasts(pasts: tuple[Past, ...], at: int) -> tuple[tuple[Past, ...], tuple[Past, ...]]:
-    ends = [past.end for past in pasts]
+def _split_prior_segments(
+    segments: tuple[PriorSegment, ...], at: int
+) -> tuple[tuple[PriorSegment, ...], tuple[PriorSegment, ...]]:
+    ends = [segment.end for segment in segments]
     first_behind = bisect_right(ends, at)
-    before = pasts[:first_behind]
-    if first_behind < len(pasts) and at > (ends[first_behind - 1] if first_behind else 0):
-        before += (pasts[first_behind]._replace(end=at),)
-    return before, tuple(past._replace(end=past.end - at) for past in pasts[first_behind:])
+    before = segments[:first_behind]
+    if first_behind < len(segments) and at > (ends[first_behind - 1] if first_behind else 0):
+        before += (segments[first_behind]._replace(end=at),)
+    return before, tuple(segment._replace(end=segment.end - at) for segment in segments[first_behind:])
 
 
 def transition_after(last_hit: NodeMetadata | None) -> Transition:

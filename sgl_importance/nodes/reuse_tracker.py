@@ -1,7 +1,7 @@
 """What happens to the nodes of a prefix tree, as the estimator of reuse must hear it, whoever drives it.
 
 A node is *at risk* of its next visit from its making or last visit on, in the class that it had then
-(``NodeMetadata.watched_as``). A visit ends that interval and begins the next. A ghost carries it on after an
+(``NodeMetadata.at_risk_as``). A visit ends that interval and begins the next. A ghost carries it on after an
 eviction until somebody asks again, or until the ghost is forgotten, which says nothing of reuse. The
 server's tree, the shadow caches and the replays of traces all drive a ``ReuseTracker``; docs/policy.md lists
 where they differ.
@@ -96,8 +96,8 @@ class ReuseTracker:
             transition: how the request got there.
             facts: None where the tree says them.
         """
-        if node.watched_as is not None:
-            self._reuse.hit(node.watched_as, node.last_access)
+        if node.at_risk_as is not None:
+            self._reuse.hit(node.at_risk_as, node.last_access)
         node.expendable = False  # somebody did ask for it again
         node.accesses += 1
         node.span += self._reuse.clock - node.last_access
@@ -109,10 +109,10 @@ class ReuseTracker:
             node.block_type, node.accesses, node.span, _ = facts
         node.transition = transition
         node.last_access = self._reuse.clock
-        node.watched_as = None
+        node.at_risk_as = None
         if facts is None or facts.is_evidence:
-            node.watched_as = node.reuse_class
-            self._reuse.began(node.watched_as)
+            node.at_risk_as = node.reuse_class
+            self._reuse.began(node.at_risk_as)
 
     def ended(
         self, path: Sequence[NodeMetadata], *, serial: int, prompt_tokens: int, is_finished: bool
@@ -152,9 +152,9 @@ class ReuseTracker:
 
     def _reclassify(self, node: NodeMetadata) -> None:
         """The node goes on being at risk, in the class that it has by now."""
-        if node.watched_as is not None and node.watched_as != node.reuse_class:
-            self._reuse.reclassified(node.watched_as, node.reuse_class, node.last_access)
-            node.watched_as = node.reuse_class
+        if node.at_risk_as is not None and node.at_risk_as != node.reuse_class:
+            self._reuse.reclassified(node.at_risk_as, node.reuse_class, node.last_access)
+            node.at_risk_as = node.reuse_class
 
     # ---- nodes that are cut, leave and come back ----
 
@@ -167,9 +167,9 @@ class ReuseTracker:
 
     def also_at_risk(self, part: NodeMetadata, whole: NodeMetadata | GhostNode) -> None:
         """``part`` is at risk from now on as ``whole`` is, which goes on being so."""
-        part.watched_as, part.last_access = whole.watched_as, whole.last_access
-        if whole.watched_as is not None:
-            self._reuse.resumed(whole.watched_as, whole.last_access)
+        part.at_risk_as, part.last_access = whole.at_risk_as, whole.last_access
+        if whole.at_risk_as is not None:
+            self._reuse.resumed(whole.at_risk_as, whole.last_access)
 
     def removed(
         self,
@@ -192,23 +192,23 @@ class ReuseTracker:
         """A request made a node anew whose next ``tokens`` tokens had been evicted in this ghost's node."""
         span = ghost.span + self._reuse.clock - ghost.last_access
         node.recall(tokens, accesses=ghost.accesses + 1, span=span, block_type=ghost.block_type)
-        if not ghost.resolved and ghost.watched_as is not None:
-            self._reuse.hit(ghost.watched_as, ghost.last_access)
+        if not ghost.resolved and ghost.at_risk_as is not None:
+            self._reuse.hit(ghost.at_risk_as, ghost.last_access)
 
     def _restored(self, node: NodeMetadata, ghost: GhostNode, tokens: int) -> None:
         """An evicted node is back though nobody asked for it."""
         node.recall(tokens, accesses=ghost.accesses, span=ghost.span, block_type=ghost.block_type)
-        if ghost.watched_as is None:
+        if ghost.at_risk_as is None:
             return
-        if node.watched_as is not None:  # of the ghost before this one
-            self._reuse.forgotten(node.watched_as, node.last_access)
-        node.transition = transition_of(ghost.watched_as)
+        if node.at_risk_as is not None:  # of the ghost before this one
+            self._reuse.forgotten(node.at_risk_as, node.last_access)
+        node.transition = transition_of(ghost.at_risk_as)
         if ghost.resolved:
             self.also_at_risk(node, ghost)
         else:
-            node.watched_as, node.last_access = ghost.watched_as, ghost.last_access
+            node.at_risk_as, node.last_access = ghost.at_risk_as, ghost.last_access
 
     def _forgotten(self, ghost: GhostNode) -> None:
         """The node will not be recognised any more."""
-        if ghost.watched_as is not None:
-            self._reuse.forgotten(ghost.watched_as, ghost.last_access)
+        if ghost.at_risk_as is not None:
+            self._reuse.forgotten(ghost.at_risk_as, ghost.last_access)

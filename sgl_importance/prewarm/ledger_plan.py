@@ -78,7 +78,7 @@ def plan_from_ledger(
                 parent=record.parent,
                 depth=record.depth,
                 tokens=record.tokens,
-                rate=0.0 if record.watched_as is None else reuse.index(record.watched_as, age),
+                rate=0.0 if record.at_risk_as is None else reuse.index(record.at_risk_as, age),
                 saved_seconds=seconds * (_factor(record) if use_importance else 1.0),
                 restore_seconds=seconds,
             )

@@ -26,7 +26,7 @@ from sgl_importance.reuse.life_table import BUCKET_OF_AGE, BUCKET_STARTS, MAX_AG
 
 _BitArray = npt.NDArray[np.uint64]
 _BoolArray = npt.NDArray[np.bool_]
-_WatchArray = npt.NDArray[np.int32]
+_IntervalArray = npt.NDArray[np.int32]
 
 
 class _Requests(NamedTuple):
@@ -36,7 +36,7 @@ class _Requests(NamedTuple):
     offsets: IntArray
     parents: IntArray
     classes: IntArray  # of each access, those that occur numbered from 0
-    watched: _BoolArray  # of each access
+    is_evidence: _BoolArray  # of each access
     input_tokens: IntArray
     block_tokens: int
     capacity: int
@@ -56,7 +56,7 @@ class _Cache(NamedTuple):
     children: npt.NDArray[np.int32]
     visited: IntArray  # clock of the last visit, 0 before the first
     classes: IntArray
-    watched: _BoolArray
+    at_risk: _BoolArray
     candidate: IntArray  # by clock
     bits: _BitArray  # by class: one for each clock with a candidate
     lowest: IntArray  # by class: no candidate is older
@@ -65,7 +65,7 @@ class _Cache(NamedTuple):
 class _Evidence(NamedTuple):
     """As in ``ReuseEstimator``."""
 
-    open_watches: _WatchArray  # [ring, classes]
+    open_intervals: _IntervalArray  # [ring, classes]
     hits: FloatArray  # [classes, buckets]
     reached: FloatArray  # [classes, buckets]
 
@@ -116,7 +116,7 @@ def _replay(
         trace.offsets,
         trace.parents,
         classes.astype(np.int64),
-        facts.watched,
+        facts.is_evidence,
         trace.input_tokens,
         trace.block_tokens,
         capacity,
@@ -128,13 +128,13 @@ def _replay(
         children=np.zeros(num_blocks, dtype=np.int32),
         visited=np.zeros(num_blocks, dtype=np.int64),
         classes=np.zeros(num_blocks, dtype=np.int64),
-        watched=np.zeros(num_blocks, dtype=np.bool_),
+        at_risk=np.zeros(num_blocks, dtype=np.bool_),
         candidate=np.zeros(num_requests + 1, dtype=np.int64),
         bits=np.zeros((num_classes, (num_requests >> 6) + 1), dtype=np.uint64),
         lowest=np.full(num_classes, num_requests + 1, dtype=np.int64),
     )
     evidence = _Evidence(
-        open_watches=np.zeros((min(MAX_AGE, num_requests + 1), num_classes), dtype=np.int32),
+        open_intervals=np.zeros((min(MAX_AGE, num_requests + 1), num_classes), dtype=np.int32),
         hits=np.zeros((num_classes, NUM_AGE_BUCKETS)),
         reached=np.zeros((num_classes, NUM_AGE_BUCKETS)),
     )
@@ -143,7 +143,7 @@ def _replay(
     order = _ordered(evidence, levels)
     clock = 1
     while clock <= num_requests:
-        _count_reached(clock, evidence.open_watches, evidence.reached, ages.bucket_starts)
+        _count_reached(clock, evidence.open_intervals, evidence.reached, ages.bucket_starts)
         if clock % REFRESH_INTERVAL == 0:
             evidence.hits[:] *= DECAY
             evidence.reached[:] *= DECAY
@@ -258,17 +258,17 @@ def _cheapest(
 
 @numba.njit(cache=True)
 def _count_reached(
-    clock: int, open_watches: _WatchArray, reached: FloatArray, bucket_starts: IntArray
+    clock: int, open_intervals: _IntervalArray, reached: FloatArray, bucket_starts: IntArray
 ) -> None:
-    """A request is admitted: open watches that get to a bucket with it are counted there."""
-    ring, num_classes = open_watches.shape
-    open_watches[clock % ring] = 0
+    """A request is admitted: open intervals that get to a bucket with it are counted there."""
+    ring, num_classes = open_intervals.shape
+    open_intervals[clock % ring] = 0
     for bucket in range(len(bucket_starts)):
         start = clock - bucket_starts[bucket]
         if start <= 0:
             break
         for row in range(num_classes):
-            reached[row, bucket] += open_watches[start % ring, row]
+            reached[row, bucket] += open_intervals[start % ring, row]
 
 
 @numba.njit(cache=True)
@@ -284,15 +284,15 @@ def _serve(
     log: IntArray,
 ) -> None:
     """Serves the requests of these clocks, of which the first is counted as admitted already."""
-    blocks, offsets, parents, access_classes, access_watched, input_tokens, block_tokens, capacity = requests
-    resident, children, visited, classes, watched, candidate, bits, lowest = cache
-    open_watches, hits, reached = evidence
+    blocks, offsets, parents, access_classes, is_evidence, input_tokens, block_tokens, capacity = requests
+    resident, children, visited, classes, at_risk, candidate, bits, lowest = cache
+    open_intervals, hits, reached = evidence
     retention, cells, rank = order
     bucket_starts, bucket_of_age = ages
-    ring, max_age = len(open_watches), len(bucket_of_age)
+    ring, max_age = len(open_intervals), len(bucket_of_age)
     for clock in range(first_clock, end_clock):
         if clock > first_clock:
-            _count_reached(clock, open_watches, reached, bucket_starts)
+            _count_reached(clock, open_intervals, reached, bucket_starts)
         first, length = offsets[clock - 1], offsets[clock] - offsets[clock - 1]
         hit = 0
         while hit < length and resident[blocks[first + hit]]:
@@ -310,16 +310,16 @@ def _serve(
                 counts[_USED] += 1
                 if position > 0:
                     children[blocks[first + position - 1]] += 1
-            if watched[block]:
+            if at_risk[block]:
                 age = clock - visited[block]
                 hits[classes[block], _age_bucket(bucket_of_age, age)] += 1.0
                 if age < max_age:
-                    open_watches[visited[block] % ring, classes[block]] -= 1
+                    open_intervals[visited[block] % ring, classes[block]] -= 1
             visited[block] = clock
             classes[block] = access_classes[first + position]
-            watched[block] = access_watched[first + position]
-            if watched[block]:
-                open_watches[clock % ring, classes[block]] += 1
+            at_risk[block] = is_evidence[first + position]
+            if at_risk[block]:
+                open_intervals[clock % ring, classes[block]] += 1
         if length > 0 and children[blocks[first + length - 1]] == 0:
             _set_candidate(blocks[first + length - 1], bits, lowest, candidate, classes, visited)
 

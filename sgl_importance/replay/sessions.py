@@ -41,7 +41,7 @@ class BlockFacts:
         spans: requests between the block's first visit and this one; int64 [accesses].
         visit_levels: the ``visit_level`` that follows; int64 [accesses].
         reuse_classes: the class that follows; int64 [accesses].
-        watched: whether the estimator learns from the block's next visit; bool [accesses]. Neighbours of one
+        is_evidence: whether the estimator learns from the block's next visit; bool [accesses]. Blocks of one
             class that were last visited together share one fate: like the tokens of one radix node they count
             once, so what is learnt depends neither on the block size nor on the length of prompts.
     """
@@ -52,7 +52,7 @@ class BlockFacts:
     spans: IntArray
     visit_levels: IntArray
     reuse_classes: IntArray
-    watched: npt.NDArray[np.bool_]
+    is_evidence: npt.NDArray[np.bool_]
 
 
 def block_facts(trace: Trace) -> BlockFacts:
@@ -82,8 +82,8 @@ def block_facts(trace: Trace) -> BlockFacts:
     pairs = block_types.astype(np.int64) * len(Transition) + transitions
     levels = visit_levels(accesses, spans)
     classes = pairs * NUM_VISIT_LEVELS + levels
-    watched = _ends_of_runs(trace, classes, previous)
-    return BlockFacts(block_types, transitions, accesses, spans, levels, classes, watched)
+    is_evidence = _ends_of_runs(trace, classes, previous)
+    return BlockFacts(block_types, transitions, accesses, spans, levels, classes, is_evidence)
 
 
 def visit_levels(accesses: IntArray, spans: IntArray) -> IntArray:

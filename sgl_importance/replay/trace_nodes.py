@@ -33,7 +33,7 @@ class TraceNodes:
         self._tracker = ReuseTracker(self.policy.reuse, page_size=trace.block_tokens)
         self._trace = trace
         self._facts = facts if facts is not None else block_facts(trace)
-        self._is_evidence = np.ones_like(self._facts.watched) if whole_nodes else self._facts.watched
+        self._is_evidence = np.ones_like(self._facts.is_evidence) if whole_nodes else self._facts.is_evidence
         self._nodes: dict[int, NodeMetadata] = {}
 
     def __getitem__(self, block: int) -> NodeMetadata:

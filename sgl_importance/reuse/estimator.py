@@ -1,8 +1,8 @@
 """Will this node be asked for again, and how soon? A life table per class of nodes, learnt online.
 
-Every visit of a node starts a *watch*, which ends with the next visit. Of each class we count, per age
-bucket, the watches that reached the bucket and those that ended in it: the hazard of a bucket is a Beta
-posterior mean. Watches still open count where they got to (they are censored, not lost), so an eviction
+Every visit of a node begins an *at-risk interval*, which ends with the next visit. Of each class we count,
+per age bucket, the intervals that reached the bucket and those that ended in it: the hazard of a bucket is a
+Beta posterior mean. Open intervals count where they got to (they are censored, not lost), so an eviction
 takes nothing from what is learnt, and what is learnt does not depend on the size of the cache.
 """
 
@@ -29,23 +29,23 @@ DECAY = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
 """Of the evidence at each of these computations."""
 
 
-def _no_watches() -> npt.NDArray[np.int32]:
-    """Open watches by start, a ring, and class; memory that nothing is written to is not taken."""
+def _no_intervals() -> npt.NDArray[np.int32]:
+    """Open intervals by start, a ring, and class; memory that nothing is written to is not taken."""
     return np.zeros((MAX_AGE, NUM_CLASSES), dtype=np.int32)
 
 
 class ReuseEstimator:
     """Reuse of nodes by class and age, learnt online. The clock counts admitted requests.
 
-    Each method that ends a watch needs only the class under which it began and its start: no record of
-    single watches is kept, whatever their number.
+    Each method that ends an interval needs only the class under which it began and its start: no record of
+    single intervals is kept, whatever their number.
     """
 
     def __init__(self) -> None:
         self.clock = 0
         self.version = 0
         """Grows whenever the index changes."""
-        self._open = _no_watches()
+        self._open = _no_intervals()
         self._hits = np.zeros((NUM_CLASSES, NUM_AGE_BUCKETS))
         self._reached = np.zeros((NUM_AGE_BUCKETS, NUM_CLASSES))  # as the ring: requests add rows
         self._index: list[list[float]] = []
@@ -67,44 +67,44 @@ class ReuseEstimator:
         return self.clock
 
     def began(self, reuse_class: int) -> None:
-        """A node of this class was visited or made now: a watch begins."""
+        """A node of this class was visited or made now: an interval begins."""
         self._open[self.clock % MAX_AGE, reuse_class] += 1
 
     def resumed(self, reuse_class: int, start: int) -> None:
-        """A watch that began at clock ``start`` goes on twice: its node was cut in two."""
+        """An interval that began at clock ``start`` goes on twice: its node was cut in two."""
         if self.clock - start < MAX_AGE:
             self._open[start % MAX_AGE, reuse_class] += 1
 
     def hit(self, reuse_class: int, start: int) -> None:
-        """A watch that began at clock ``start`` ends with a visit."""
+        """An interval that began at clock ``start`` ends with a visit."""
         self._hits[reuse_class, age_bucket(self.clock - start)] += 1.0
         self.forgotten(reuse_class, start)
 
     def forgotten(self, reuse_class: int, start: int) -> None:
-        """A watch ends without an outcome: the next visit could not be recognised any more."""
+        """An interval is censored: the next visit could not be recognised any more."""
         if self.clock - start < MAX_AGE:
             self._open[start % MAX_AGE, reuse_class] -= 1
 
     def reclassified(self, old_class: int, new_class: int, start: int) -> None:
-        """More became known of a node: its watch goes on in another class."""
+        """More became known of a node: its interval goes on in another class."""
         self.forgotten(old_class, start)
         self.resumed(new_class, start)
 
     def forget_open(self) -> None:
-        """Every open watch ends without an outcome."""
-        self._open = _no_watches()
+        """Every open interval is censored."""
+        self._open = _no_intervals()
 
-    def open_watches(self) -> npt.NDArray[np.int32]:
-        """Watches without an outcome yet by start, a ring, and class; int32 [MAX_AGE, NUM_CLASSES]."""
+    def open_intervals(self) -> npt.NDArray[np.int32]:
+        """Intervals without an outcome yet by start, a ring, and class; int32 [MAX_AGE, NUM_CLASSES]."""
         return self._open
 
     def counts(self) -> tuple[FloatArray, FloatArray]:
-        """Copies of what ``hazards`` takes; watches still open are no part of it."""
+        """Copies of what ``hazards`` takes; open intervals are no part of it."""
         return self._hits.copy(), self._reached.T.copy()
 
     def restore(self, hits: FloatArray, reached: FloatArray, clock: int) -> None:
-        """Goes on where an earlier estimator ended; ``resumed`` gives it the watches that were open."""
-        assert not self._open.any(), "restore an estimator that watches nothing"
+        """Goes on where an earlier estimator ended; ``resumed`` gives it the intervals that were open."""
+        assert not self._open.any(), "restore an estimator without open intervals"
         self._hits[:], self._reached[:] = hits, reached.T
         self.clock = clock
         self.refresh()
@@ -136,7 +136,7 @@ class ReuseEstimator:
         return self._index[reuse_class]
 
     def probability(self, reuse_class: int, age: int) -> float:
-        """P(a node of this class and age is visited again before its watch is given up)."""
+        """P(a node of this class and age is visited again before its interval is given up)."""
         if self._probabilities is None:
             survival = np.cumprod((1.0 - self._hazards)[:, ::-1], axis=1)[:, ::-1]
             self._probabilities = (1.0 - survival).tolist()

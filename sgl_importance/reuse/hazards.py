@@ -42,16 +42,16 @@ class Priors(NamedTuple):
     Attributes:
         hazard: of every bucket. Buckets widen with age, so without evidence nodes of one level are ranked as
             under LRU.
-        hazard_strength: watches that it is worth for all classes together, per bucket.
+        hazard_strength: intervals that it is worth for all classes together, per bucket.
         level_ratios: a counted visit level's hazard relative to that of all nodes; float64
             [NUM_COUNTED_LEVELS].
         ratio_strength: expected hits that this is worth, and "this class is like all others of its level".
-        class_strength: watches that a class's proportional hazard is worth, per bucket.
+        class_strength: intervals that a class's proportional hazard is worth, per bucket.
         gap_hazards: P(visit in a bucket) of a node that was visited eight times, with the middle of a
             division of GAP_STARTS as its mean gap (the middles quadruple); float64 [divisions, buckets]. A
             Poisson process whose rate is known from no more than these visits (gamma posterior): one that
             stays away is believed to visit less and less often.
-        gap_strength: watches that it is worth, per bucket.
+        gap_strength: intervals that it is worth, per bucket.
     """
 
     hazard: float
@@ -80,9 +80,9 @@ def hazards(hits: FloatArray, reached: FloatArray, levels: IntArray) -> FloatArr
     """Posterior mean hazards.
 
     Args:
-        hits: watches that ended with a visit, by class and age bucket; float64 [classes, buckets]. A row of
+        hits: intervals that ended with a visit, by class and age bucket; float64 [classes, buckets]. A row of
             zeros is a class without evidence.
-        reached: watches that got as far as the bucket; float64 [classes, buckets].
+        reached: intervals that got as far as the bucket; float64 [classes, buckets].
         levels: visit level of each class; int64 [classes].
 
     Returns:

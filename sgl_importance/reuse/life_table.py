@@ -10,7 +10,7 @@ IntArray = npt.NDArray[np.int64]
 
 BUCKETS_PER_OCTAVE = 3
 MAX_AGE = 2**15
-"""Admitted requests after which a watch is given up."""
+"""Admitted requests after which an at-risk interval is given up."""
 
 
 def _bucket_starts() -> IntArray:

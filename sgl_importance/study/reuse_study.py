@@ -128,9 +128,9 @@ def study_reuse(trace: Trace, horizon: int, *, progress: bool = True) -> ReuseFi
             f"lower --horizon to {trace.num_requests // 4}"
         )
     facts = block_facts(trace)
-    watched = np.flatnonzero(facts.watched)
-    requests = np.repeat(np.arange(trace.num_requests), np.diff(trace.offsets))[watched]
-    outcomes = _reused_within(trace, horizon)[watched]
+    evidence = np.flatnonzero(facts.is_evidence)
+    requests = np.repeat(np.arange(trace.num_requests), np.diff(trace.offsets))[evidence]
+    outcomes = _reused_within(trace, horizon)[evidence]
     scored = (requests >= trace.num_requests // 2) & (requests < trace.num_requests - horizon)
     classes = {
         ONE_CLASS: np.zeros_like(facts.reuse_classes),
@@ -139,10 +139,10 @@ def study_reuse(trace: Trace, horizon: int, *, progress: bool = True) -> ReuseFi
     }
     predicted = {CONSTANT: _running_rate(requests, outcomes, horizon)}
     for name in track(classes, description="predicting", disable=not progress):
-        predicted[name] = _predict(trace, facts, classes[name], horizon)[watched]
+        predicted[name] = _predict(trace, facts, classes[name], horizon)[evidence]
     arms = []
     for name, values in predicted.items():
-        used = len(np.unique(classes[name][watched][scored])) if name in classes else 1
+        used = len(np.unique(classes[name][evidence][scored])) if name in classes else 1
         errors = _calibration_error(values[scored], outcomes[scored])
         arms.append(Arm(name, used, float(((values - outcomes)[scored] ** 2).mean()), errors))
     gain = (predicted[ONE_CLASS] - outcomes) ** 2 - (predicted[CLASSES] - outcomes) ** 2
@@ -155,7 +155,7 @@ def study_reuse(trace: Trace, horizon: int, *, progress: bool = True) -> ReuseFi
         base_rate=float(outcomes[scored].mean()),
         arms=tuple(arms),
         gain=bootstrap(per_request[trace.num_requests // 2 :], _ratio_of_sums),
-        by_pair=_by_pair(facts, watched[scored], predicted[CLASSES][scored], outcomes[scored]),
+        by_pair=_by_pair(facts, evidence[scored], predicted[CLASSES][scored], outcomes[scored]),
     )
 
 
@@ -182,10 +182,10 @@ def _ratio_of_sums(parts: FloatArray) -> float:
 
 
 def _predict(trace: Trace, facts: BlockFacts, classes: IntArray, horizon: int) -> FloatArray:
-    """P(reuse within the horizon) at each watched access, from what was known then; float64 [accesses]."""
+    """P(reuse within the horizon) where a block is evidence, from what was known then; float64 [accesses]."""
     reuse = ReuseEstimator()
     predictions = np.zeros(trace.num_accesses)
-    watches: dict[int, tuple[int, int]] = {}
+    intervals: dict[int, tuple[int, int]] = {}
     cached: dict[int, float] = {}
     version = -1
     for request in range(trace.num_requests):
@@ -195,12 +195,12 @@ def _predict(trace: Trace, facts: BlockFacts, classes: IntArray, horizon: int) -
             cached.clear()
         for access in range(int(trace.offsets[request]), int(trace.offsets[request + 1])):
             block = int(trace.blocks[access])
-            watch = watches.pop(block, None)
-            if watch is not None:
-                reuse.hit(*watch)
-            if facts.watched[access]:
+            interval = intervals.pop(block, None)
+            if interval is not None:
+                reuse.hit(*interval)
+            if facts.is_evidence[access]:
                 reuse_class = int(classes[access])
-                watches[block] = (reuse_class, clock)
+                intervals[block] = (reuse_class, clock)
                 reuse.began(reuse_class)
                 if reuse_class not in cached:
                     cached[reuse_class] = reuse.probability_within(reuse_class, 1, horizon)

@@ -113,7 +113,7 @@ def test_a_spoiled_identity_is_unknown(tmp_path: Path, count: int) -> None:
 
 
 def prefix(number: int, parent: PrefixRecord | None) -> PrefixRecord:
-    return record([number] * PAGE, after=parent, last_access=number, accesses=number, watched_as=number % 5)
+    return record([number] * PAGE, after=parent, last_access=number, accesses=number, at_risk_as=number % 5)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def by_digest(ledger: Ledger) -> dict:
 
 def test_a_row_comes_back_as_it_was(tmp_path: Path):
     first = record([1, 2, 3, 4, 5, 6, 7, 8], last_access=7, accesses=5, span=6)
-    second = record([9, 10, 11, 12], after=first, last_access=6, watched_as=None)
+    second = record([9, 10, 11, 12], after=first, last_access=6, at_risk_as=None)
     ledger = open_ledger(tmp_path / "ledger.sqlite")
     assert ledger.write([first, second], clock=9, requests=9, namespaces=[NAMESPACE]) == 9
     ledger.close()
@@ -37,7 +37,7 @@ def test_a_row_comes_back_as_it_was(tmp_path: Path):
         "queries",
         "accesses",
         "span",
-        "watched_as",
+        "at_risk_as",
         "last_access",
         "used",
     ):
@@ -45,7 +45,7 @@ def test_a_row_comes_back_as_it_was(tmp_path: Path):
     assert list(back.token_ids) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert back.digests(PAGE) == first.digests(PAGE)
     np.testing.assert_array_equal(back.vectors, first.vectors)
-    assert by_digest(again)[second.digest].watched_as is None
+    assert by_digest(again)[second.digest].at_risk_as is None
     assert again.namespaces() == {ROOT: NAMESPACE}
     assert [each.last_access for each in again.prefixes()] == [7, 6]
     assert [each.digest for each in again.prefixes(max_pages=2)] == [first.digest]

@@ -11,10 +11,10 @@ from sgl_importance.reuse.reuse_class import BlockType
 PAGE = 4
 
 
-def node_with_pasts(*pasts: tuple[int, int], tokens: int) -> NodeMetadata:
+def node_with_pasts(*prior_segments: tuple[int, int], tokens: int) -> NodeMetadata:
     """Each past: pages, and visits before the return."""
     node = NodeMetadata(tokens=tokens, depth=0, page_size=PAGE, clock=100)
-    for pages, accesses in pasts:
+    for pages, accesses in prior_segments:
         shared = BlockType.SHARED_PREFIX if accesses > 5 else BlockType.USER
         node.recall(pages * PAGE, accesses=accesses, span=10 * accesses, block_type=shared)
     return node
@@ -45,16 +45,18 @@ def test_a_suffix_that_many_texts_follow_stays_shared() -> None:
 
 
 @given(
-    pasts=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 50)), max_size=4),
+    prior_segments=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 50)), max_size=4),
     new_pages=st.integers(1, 3),
     own_visits=st.integers(0, 3),
     data=st.data(),
 )
-def test_every_page_keeps_its_visits_through_any_cuts(pasts, new_pages: int, own_visits: int, data) -> None:
-    pages = sum(length for length, _ in pasts) + new_pages
-    node = node_with_pasts(*pasts, tokens=pages * PAGE)
+def test_every_page_keeps_its_visits_through_any_cuts(
+    prior_segments, new_pages: int, own_visits: int, data
+) -> None:
+    pages = sum(length for length, _ in prior_segments) + new_pages
+    node = node_with_pasts(*prior_segments, tokens=pages * PAGE)
     node.accesses += own_visits
-    expected = [accesses for length, accesses in pasts for _ in range(length)] + [0] * new_pages
+    expected = [accesses for length, accesses in prior_segments for _ in range(length)] + [0] * new_pages
     first = 0
     for cut in sorted(data.draw(st.sets(st.integers(1, pages - 1)))) if pages > 1 else []:
         prefix = node.split((cut - first) * PAGE, PAGE)

@@ -16,7 +16,7 @@ from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.reuse.reuse_class import BlockType, Transition
 
 PAGE = 16
-Watches = Counter[tuple[int, int | None]]
+Intervals = Counter[tuple[int, int | None]]
 
 
 class Told:
@@ -35,10 +35,12 @@ class Told:
         self.tracker.created(node, told.pop("transition", Transition.COLD), **told)
         return node
 
-    def watches(self) -> Watches:
+    def intervals(self) -> Intervals:
         """Open at-risk intervals by (start, class)."""
-        watches = self.reuse.open_watches()[: self.reuse.clock + 1]  # the ring is long
-        return Counter({(int(start), int(k)): int(watches[start, k]) for start, k in np.argwhere(watches)})
+        intervals = self.reuse.open_intervals()[: self.reuse.clock + 1]  # the ring is long
+        return Counter(
+            {(int(start), int(k)): int(intervals[start, k]) for start, k in np.argwhere(intervals)}
+        )
 
 
 def pages_of(name: int, pages: int) -> list[bytes]:
@@ -109,7 +111,7 @@ def test_facts_that_are_told_replace_those_of_the_tree(is_evidence: bool):
     told.reuse.tick()
     told.tracker.accessed(node, Transition.BRANCH, facts._replace(accesses=9, span=900))
     assert (node.block_type, node.accesses, node.span) == (BlockType.PARTIAL, 9, 900)
-    assert told.watches() == (Counter({(2, node.reuse_class): 1}) if is_evidence else Counter())
+    assert told.intervals() == (Counter({(2, node.reuse_class): 1}) if is_evidence else Counter())
     assert told.reuse.counts()[0].sum() == is_evidence
 
 
@@ -130,7 +132,7 @@ def test_an_evicted_node_that_is_asked_for_again_was_at_risk_all_the_time():
     assert (ghost.resolved, tokens) == (True, 2 * PAGE)
     assert (again.accesses, again.span) == (2, 13)
     assert parent.continuations == 0, "what comes back is no new continuation"
-    assert told.watches() == {(14, again.reuse_class): 1}
+    assert told.intervals() == {(14, again.reuse_class): 1}
     assert told.reuse.counts()[0].sum() == 2
 
 
@@ -143,15 +145,15 @@ def test_what_a_pre_warm_brings_back_is_at_risk_as_it_was():
     told.tracker.created(first, None, pages=pages_of(0, 1))
     told.tracker.created(rest, None, pages=pages_of(0, 2)[1:])
     for part in (first, rest):
-        assert (part.watched_as, part.last_access, part.accesses) == (node.watched_as, 1, 0)
-    assert told.watches() == {(1, node.watched_as): 2}
+        assert (part.at_risk_as, part.last_access, part.accesses) == (node.at_risk_as, 1, 0)
+    assert told.intervals() == {(1, node.at_risk_as): 2}
     assert told.reuse.counts()[0].sum() == 0
 
 
 def test_a_node_that_nobody_asked_for_and_nobody_knew_is_not_at_risk():
     told = Told(ghost_pages=8)
-    assert told.created(transition=None).watched_as is None
-    assert not told.watches()
+    assert told.created(transition=None).at_risk_as is None
+    assert not told.intervals()
 
 
 _EVENTS = ("create", "access", "split", "holds", "continued", "evict", "return", "restore")
@@ -196,7 +198,7 @@ def test_every_node_and_ghost_is_at_risk_once_in_its_class(events: list[tuple[st
         ghosts = {id(ghost): ghost for ghost, _ in told.tracker.ghosts._pages.values() if not ghost.resolved}
         at_risk = [node for node, _ in alive] + list(ghosts.values())
         expected = Counter(
-            (each.last_access, each.watched_as) for each in at_risk if each.watched_as is not None
+            (each.last_access, each.at_risk_as) for each in at_risk if each.at_risk_as is not None
         )
-        assert told.watches() == expected
-        assert all(node.watched_as in (None, node.reuse_class) for node, _ in alive)
+        assert told.intervals() == expected
+        assert all(node.at_risk_as in (None, node.reuse_class) for node, _ in alive)

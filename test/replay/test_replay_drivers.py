@@ -16,7 +16,7 @@ from sgl_importance.replay.trace_nodes import TraceNodes
 
 from support.workloads.replay_traces import build_trace, tree_traces
 
-KNOWN = ("block_type", "transition", "accesses", "span", "reuse_class", "watched_as", "last_access", "depth")
+KNOWN = ("block_type", "transition", "accesses", "span", "reuse_class", "at_risk_as", "last_access", "depth")
 
 
 def known_of(node: NodeMetadata) -> dict[str, object]:

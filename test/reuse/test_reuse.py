@@ -1,4 +1,4 @@
-"""The life table and its index, against brute force over single watches."""
+"""The life table and its index, against brute force over single intervals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_bucket_holds_its_age(age: int):
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=REFRESH_INTERVAL - 1))
 def test_counts_are_those_of_single_watches(requests: list[list[int]]):
-    """Each request visits some of five nodes; a watch runs from one visit of a node to its next."""
+    """Each request visits some of five nodes; an interval runs from one visit of a node to its next."""
     reuse = ReuseEstimator()
     hits, reached = np.zeros(NUM_AGE_BUCKETS), np.zeros(NUM_AGE_BUCKETS)
     start: dict[int, int] = {}
@@ -128,7 +128,7 @@ def test_a_class_without_evidence_follows_the_others_of_its_visit_level():
     assert reuse.index(unseen[0], 1) > reuse.index(unseen[1], 1)
 
 
-def test_a_watch_without_outcome_is_censored_not_counted_as_a_miss():
+def test_a_interval_without_outcome_is_censored_not_counted_as_a_miss():
     def probability(*, forget: bool) -> float:
         reuse = ReuseEstimator()
         for _ in range(40):
@@ -164,14 +164,14 @@ def test_evidence_moves_its_own_class_most_and_ages_away():
     assert reuse.counts()[0].sum() == pytest.approx(taught / 2, rel=0.01)
 
 
-def test_the_longest_watch_is_given_up():
+def test_the_longest_interval_is_given_up():
     reuse = ReuseEstimator()
     reuse.began(_CLASS)
     for _ in range(MAX_AGE):
         reuse.tick()
-    assert reuse.open_watches().sum() == 0
+    assert reuse.open_intervals().sum() == 0
     reuse.hit(_CLASS, 0)
-    assert (reuse.open_watches() >= 0).all()
+    assert (reuse.open_intervals() >= 0).all()
 
 
 @settings(max_examples=30, deadline=None)

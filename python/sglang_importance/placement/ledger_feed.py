@@ -105,10 +105,10 @@ class LedgerFeed:
         records = list(ledger.prefixes(max_pages=self._tree.ghosts.capacity_pages))
         records.reverse()  # last used, and of these the topmost, is forgotten last
         for record in records:
-            if record.watched_as is not None:
-                reuse.resumed(record.watched_as, record.last_access)
+            if record.at_risk_as is not None:
+                reuse.resumed(record.at_risk_as, record.last_access)
             ghost = GhostNode(
-                watched_as=record.watched_as,
+                at_risk_as=record.at_risk_as,
                 last_access=record.last_access,
                 accesses=record.accesses,
                 span=record.span,
@@ -185,18 +185,18 @@ class LedgerFeed:
             accesses=metadata.accesses,
             span=metadata.span,
             block_type=metadata.block_type,
-            watched_as=metadata.watched_as,
+            at_risk_as=metadata.at_risk_as,
             last_access=metadata.last_access,
             used=now,
             in_storage=metadata.in_storage,
         )
 
-    def _worth(self, watched_as: int | None, age: int, tokens: int, depth: int) -> float:
+    def _worth(self, at_risk_as: int | None, age: int, tokens: int, depth: int) -> float:
         # On the writer's thread: a reader of the index sees the whole of the old or of the new one.
-        if watched_as is None:
+        if at_risk_as is None:
             return 0.0
         seconds = self._policy.cost.recompute_seconds(tokens, depth)
-        return self._policy.reuse.index(watched_as, age) * seconds / tokens
+        return self._policy.reuse.index(at_risk_as, age) * seconds / tokens
 
 
 def model_digest(weights: Weights, page_size: int) -> bytes:

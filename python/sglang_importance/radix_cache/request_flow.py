@@ -102,9 +102,9 @@ class RequestFlow:
             self._state.faults.beside(FaultPlace.RECORDING, self._recorder.admitted, req, query.serial)
         for node in hits:
             metadata = tree.metadata(node)
-            if metadata.doomed:
+            if metadata.would_evict:
                 counters.observed_lost_tokens += metadata.tokens
-                metadata.doomed = False
+                metadata.would_evict = False
             if metadata.is_prewarmed:
                 counters.prewarmed_hit_tokens += metadata.tokens
                 metadata.is_prewarmed = False

@@ -225,7 +225,7 @@ class StockOrder(EvictionOrder):
     def end(self) -> None:
         for node in self._ours.values():
             if node in self._state.tree.core.evictable_device_leaves:
-                self._state.tree.metadata(node).doomed = True
+                self._state.tree.metadata(node).would_evict = True
         self._ours = {}
         self._is_walking = False
 

@@ -31,7 +31,7 @@ def record(
     last_access: int = 0,
     accesses: int = 0,
     span: int = 0,
-    watched_as: int | None = 0,
+    at_risk_as: int | None = 0,
 ) -> PrefixRecord:
     parent = after.digest if after else root
     return PrefixRecord(
@@ -46,7 +46,7 @@ def record(
         accesses=accesses,
         span=span,
         block_type=BlockType.USER,
-        watched_as=watched_as,
+        at_risk_as=at_risk_as,
         last_access=last_access,
         used=1e9 + last_access,
         in_storage=False,
