@@ -11,6 +11,8 @@ from sglang_importance.upstream.server_options import attach_options
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.engine import Engine
 
+__all__ = ["importance_engine"]
+
 
 def importance_engine(**arguments: Any) -> Engine:
     """Starts an engine whose KV cache follows importance.

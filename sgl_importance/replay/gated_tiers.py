@@ -50,7 +50,7 @@ class StorageOffer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gating:
-    """How copies are decided.
+    """The rule by which copies to lower tiers are decided.
 
     Attributes:
         tiers: which tiers are gated; the others are open.

@@ -121,7 +121,7 @@ class FlashInferEmission(DecodeEmission):
         )
 
 
-class EmittingDecodeWrapper(BatchDecodeWithPagedKVCacheWrapper):  # type: ignore[misc]
+class EmittingDecodeWrapper(BatchDecodeWithPagedKVCacheWrapper):  # type: ignore[misc]  # of no type here
     """FlashInfer's decode wrapper over our attention variant, called as upstream's backend calls stock's.
 
     Attributes:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LOG_SUMS_BYTES = 1 << 29
-"""Of one pass: 4 layers x 32 heads x 16 requests x 32 queries of 32k tokens at page size 16."""
+"""Limit on the log-sums of a pass: 4 layers, 32 heads, 16 requests, 32 queries of 32k tokens, pages of 16."""
 
 
 class _Step:

@@ -37,8 +37,10 @@ def check_generate(app: FastAPI) -> None:
 
 
 async def refuse_unusable(request: Request) -> None:
-    """Raises:
-    HTTPException: 400, a hint cannot be followed, or the model does not have a token; names the field.
+    """A dependency of the route.
+
+    Raises:
+        HTTPException: 400, a hint cannot be followed, or the model does not have a token; names the field.
     """
     manager = tokenizer_manager()
     if importance_options(manager.server_args) is None:
