@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +14,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def lint(config: Path) -> tuple[int, str]:
-    run = CliRunner().invoke(lint_imports_command, ["--config", str(config), "--no-cache"])
+    # Its set-up of logging would silence every logger that this process has made.
+    with patch("importlinter.cli._configure_logging"):
+        run = CliRunner().invoke(lint_imports_command, ["--config", str(config), "--no-cache"])
     return run.exit_code, run.output
 
 

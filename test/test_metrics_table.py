@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -28,3 +29,9 @@ def test_pages_and_dashboard_name_series_that_there_are(page: Path):
     for name, more in re.findall(rf"({PREFIX}\w*)([*{{.]?)", page.read_text()):
         begun = more and name.endswith("_")  # sglang:kv_importance_shadow_*, {offered,refused}_tokens_total
         assert name in known or (begun and any(each.startswith(name) for each in known)), name
+
+
+def test_every_series_is_on_the_dashboard():
+    panels = json.loads((ROOT / "monitoring" / "grafana.json").read_text())["panels"]
+    queries = "\n".join(target["expr"] for panel in panels for target in panel.get("targets", ()))
+    assert not [metric.name for metric in METRICS if f"{metric.exported_name}{{" not in queries]

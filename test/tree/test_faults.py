@@ -135,7 +135,7 @@ def test_requests_are_counted_once_each_though_learning_has_ended(
     state = driver.component.state
     assert not state.faults.is_learning
     assert state.policy.clock == number - 1, "the clock of learning stands still"
-    assert state.counters.admitted_requests == len(prompts)
+    assert state.counters.requests == len(prompts)
     assert state.counters.prompt_tokens == sum(map(len, prompts))
 
 
