@@ -101,9 +101,10 @@ def test_after_a_fault_in_learning_or_ranking(
     before = breakable.counted()
     breakable.break_(target, call)
     breakable.check_answers(exchanges)
-    breakable.wait_until_checked(target)
     fallback = breakable.said()["fallback"]
-    assert (fallback["error"], fallback["evicts_by"]) == (f"Planned: {target}", "lru")
+    assert fallback is not None, f"{target} was not called {call} times"
+    assert (fallback["error"], fallback["evicts_by"]) == (f"Planned: {target}", "lru"), breakable.server.log()
+    breakable.wait_until_checked(target)
     assert breakable.counted() == {
         "faults_total": before["faults_total"] + 1,
         "fallback": 1,

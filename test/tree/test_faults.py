@@ -10,6 +10,7 @@ import pytest
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
 from sgl_importance.metrics_table import FaultPlace
+from sglang_importance.operations.job import Document, Job
 from sglang_importance.operations.runner import Desk
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.request_flow import RequestFlow
@@ -146,6 +147,31 @@ def test_an_answer_whose_time_cannot_be_noted_is_an_answer() -> None:
     faults = driver.component.state.faults
     assert faults.counts[FaultPlace.METRICS] == 1
     assert faults.is_learning
+
+
+def _unsaid(cache: object, arguments: Document) -> Job:
+    """Yields once, and then has an answer that no JSON says."""
+    yield
+    return {"answer": object()}
+
+
+@pytest.mark.parametrize(
+    "operation", [lambda *_: 1 // 0, lambda *_: {"answer": object()}, _unsaid], ids=["raises", "odd", "late"]
+)
+def test_what_an_operation_raises_is_its_answer_and_counted_when_that_is_published(operation) -> None:
+    driver = TreeDriver()
+    counts = driver.component.state.faults.counts
+    published = []
+    desk = Desk(
+        driver.cache,
+        {"broken": operation},
+        on_slice=lambda *_: published.append(counts[FaultPlace.OPERATION]),
+    )
+    reply = desk.begin("broken", {})
+    if reply.job is not None:
+        reply = desk.resume(reply.job)
+    assert reply.status == 500
+    assert published[-1] == counts[FaultPlace.OPERATION] == 1
 
 
 def test_the_fault_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:

@@ -63,15 +63,14 @@ class Desk:
         try:
             self._refuse_without_learning(operation)
             answer = self.operations[operation](self.cache, arguments)
-        except Exception as error:
-            self._account(operation, start, is_over=True)
-            return self._failed(error)
-        if isinstance(answer, dict):
+            if not isinstance(answer, dict):
+                self._serial += 1
+                return self._run_slice(self._serial, operation, answer)
             reply = Reply(document=json.dumps(answer))
-            self._account(operation, start, is_over=True)
-            return reply
-        self._serial += 1
-        return self._run_slice(self._serial, operation, answer)
+        except Exception as error:
+            reply = self._failed(error)
+        self._account(operation, start, is_over=True)
+        return reply
 
     def resume(self, job: int) -> Reply:
         """Runs the next slice of a job that a reply named."""
@@ -83,17 +82,17 @@ class Desk:
 
     def _run_slice(self, serial: int, operation: str, job: Job) -> Reply:
         start = time.perf_counter()
+        reply = None
         try:
             self._refuse_without_learning(operation)
             document = run_slice(job)
+            if document is not None:
+                reply = Reply(document=json.dumps(document))
         except Exception as error:
-            self._account(operation, start, is_over=True)
-            return self._failed(error)
-        if document is not None:
-            reply = Reply(document=json.dumps(document))
-            self._account(operation, start, is_over=True)
+            reply = self._failed(error)
+        self._account(operation, start, is_over=reply is not None)
+        if reply is not None:
             return reply
-        self._account(operation, start, is_over=False)
         self._jobs[serial] = operation, job
         while len(self._jobs) > MAX_JOBS:
             self._jobs.popitem(last=False)
