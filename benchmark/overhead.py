@@ -24,9 +24,11 @@ import typer
 from results import print_rows, write_results
 from rich.progress import track
 
+from sgl_importance.metrics_table import PREFIX
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
+from sgl_importance.study.statistics import median_of
 from sglang_importance.cpu.attention import ExtendComputesCachedRows
 from sglang_importance.cpu.shim import apply_needed
 
@@ -84,13 +86,6 @@ def seconds(server: ServerProcess, prompts: list[tuple[list[int], int]]) -> floa
     return time.perf_counter() - start
 
 
-def interval(values: list[float], resamples: int = 2000) -> tuple[float, float]:
-    """Bootstrap interval of the median, 95 %."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(resamples))
-    return medians[int(0.025 * resamples)], medians[int(0.975 * resamples)]
-
-
 def parts_of_a_step() -> list[dict[str, Any]]:
     """What an emitting pass adds to the attention of all layers."""
     torch.set_num_threads(1)
@@ -107,9 +102,8 @@ def parts_of_a_step() -> list[dict[str, Any]]:
 
 
 def fold_part(server: ServerProcess) -> dict[str, Any]:
-    prefix = "sglang:kv_importance_"
-    seconds_spent = server.metric(f"{prefix}fold_seconds_total")
-    return {"part": "fold", "added_microseconds": 1e6 * seconds_spent / server.metric(f"{prefix}folds_total")}
+    seconds_spent = server.metric(f"{PREFIX}fold_seconds_total")
+    return {"part": "fold", "added_microseconds": 1e6 * seconds_spent / server.metric(f"{PREFIX}folds_total")}
 
 
 def eviction_part(leaves: int = 10_000) -> dict[str, Any]:
@@ -144,15 +138,15 @@ def main(
                         times[arm].append(took)
             for arm, values in times.items():
                 ratios = [ours / stock for ours, stock in zip(values, times["stock"], strict=True)]
-                low, high = interval(ratios)
+                ratio = median_of(ratios)
                 rows.append(
                     {
                         "workload": workload,
                         "arm": arm,
                         "seconds": statistics.median(values),
-                        "ratio_to_stock": statistics.median(ratios),
-                        "low": low,
-                        "high": high,
+                        "ratio_to_stock": ratio.value,
+                        "low": ratio.low,
+                        "high": ratio.high,
                     }
                 )
         parts = [*parts_of_a_step(), fold_part(servers["importance"]), eviction_part()]

@@ -23,6 +23,7 @@ from rich.progress import track
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
+from sgl_importance.study.statistics import median_of
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 from support.servers import ServerFailed, ServerProcess
@@ -118,17 +119,12 @@ def restart(store: Path, copy: Path, number: int, arm: str, answers: list[list[i
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Medians, and the interval that holds the median ratio in 95 % of 10,000 bootstraps."""
-    import numpy as np
-
-    rng = np.random.default_rng(0)
+    """Medians, that of the ratios with its bootstrap interval."""
     table = []
     for asked in ("first request", "first of a prefix", "unknown prompt"):
         for arm in ARMS:
             chosen = [row for row in rows if row["asked"] == asked and row["arm"] == arm]
-            ratios = np.array([row["ratio"] for row in chosen])
-            draws = np.median(rng.choice(ratios, (10_000, len(ratios))), axis=1)
-            low, high = np.percentile(draws, [2.5, 97.5])
+            ratio = median_of([row["ratio"] for row in chosen])
             table.append(
                 {
                     "asked": asked,
@@ -137,9 +133,9 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     "cached_tokens": statistics.median(row["cached_tokens"] for row in chosen),
                     "first_ms": statistics.median(row["first_ms"] for row in chosen),
                     "warm_ms": statistics.median(row["warm_ms"] for row in chosen),
-                    "ratio": float(np.median(ratios)),
-                    "low": float(low),
-                    "high": float(high),
+                    "ratio": ratio.value,
+                    "low": ratio.low,
+                    "high": ratio.high,
                 }
             )
     return table

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import psutil
 
+from sgl_importance.metrics_table import PREFIX
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tasks import make_document
 
@@ -162,13 +163,12 @@ def _at_rest(server: ServerProcess, requests: int) -> dict[str, Any]:
     for tier in ("device", "host"):
         listed = sum(node["tokens"] for node in nodes if tier in node["tiers"])
         assert tiers[tier]["used_tokens"] == listed, (tier, tiers[tier], listed)
-    prefix = "sglang:kv_importance_"
     counted = {
-        "admitted": server.metric(f"{prefix}requests_total"),
-        "evicted_device_tokens": server.metric(f"{prefix}evicted_tokens_total", tier="device"),
+        "admitted": server.metric(f"{PREFIX}requests_total"),
+        "evicted_device_tokens": server.metric(f"{PREFIX}evicted_tokens_total", tier="device"),
         "evicted_by_upstream": server.metric("sglang:evicted_tokens_total"),
         "hit_tokens": {
-            tier: server.metric(f"{prefix}hit_tokens_total", tier=tier) for tier in ("device", "host")
+            tier: server.metric(f"{PREFIX}hit_tokens_total", tier=tier) for tier in ("device", "host")
         },
     }
     # Requests that left before their prefill are never admitted; sglang's own checks of health are.

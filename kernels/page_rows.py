@@ -1,4 +1,4 @@
-"""What producers add page scores to: one row per request slot."""
+"""Rows that producers add page scores to, one per request slot."""
 
 from __future__ import annotations
 

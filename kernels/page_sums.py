@@ -37,7 +37,7 @@ class PageSums(Protocol):
 
 
 class EagerPageSums:
-    """In torch, on any device."""
+    """``PageSums`` in torch, on any device."""
 
     def __init__(
         self, *, num_q: int, num_pages: int, page_size: int, body_start: int, device: torch.device | str

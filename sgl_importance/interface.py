@@ -16,6 +16,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["SCHEMA_VERSION", "BlockImportance", "Importance", "ImportanceSource", "PageVector", "SignalKind"]
+
 PageVector = npt.NDArray[np.float32]
 
 SCHEMA_VERSION = 1

@@ -1,4 +1,4 @@
-"""What the operator chose: one frozen record, carried from the launcher into every scheduler."""
+"""The operator's options: one frozen record, carried from the launcher into every scheduler."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ImportanceOptions:
 
     @property
     def ledger_directory(self) -> str:
-        """Where what is learnt is kept between starts; empty where it is not."""
+        """The directory that keeps what is learnt between starts; empty where nothing is kept."""
         if self.is_stock or self.ledger == "off":
             return ""
         return self.store if self.ledger == "auto" else self.ledger
@@ -96,12 +96,12 @@ class ImportanceOptions:
 
 
 LARGEST = 2**62
-"""Of any number: nobody means a larger one, and arithmetic goes on with it."""
+"""Largest number that an option takes: nobody means a larger one, and arithmetic works with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one option means and which values it takes; the flags and the checks are derived from it.
+    """Meaning and values of one option; its flag and its checks are derived from this.
 
     Attributes:
         help: what ``--help`` says, without unit and default.
@@ -126,7 +126,7 @@ class Setting:
     cost: str = ""
 
     def problem(self, value: object) -> str | None:
-        """Why ``value`` cannot be used, as the rest of a sentence that starts with the option's name."""
+        """The problem with ``value``, to go on with behind the option's name; None where there is none."""
         if self.choices:
             return (
                 None if value in self.choices else f"must be one of {', '.join(self.choices)}, not {value!r}"

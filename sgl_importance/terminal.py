@@ -1,4 +1,4 @@
-"""What all commands do alike at the terminal: errors of one line, files to be written, progress on stderr."""
+"""Shared behaviour of all commands at the terminal: errors of one line, output files, progress on stderr."""
 
 from __future__ import annotations
 

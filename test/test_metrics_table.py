@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from sgl_importance.metrics_table import METRICS
+from sgl_importance.metrics_table import METRICS, PREFIX
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("monitoring/*"))
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
@@ -14,3 +20,11 @@ def test_names_are_unique_and_carry_their_unit(metric):
     assert ("seconds" in metric.name) == ("seconds" in metric.help), "base units only"
     assert metric.help[0].isupper() or metric.help.startswith("observe:")
     assert not metric.help.endswith(".")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_and_dashboard_name_series_that_there_are(page: Path):
+    known = {metric.exported_name for metric in METRICS}
+    for name, more in re.findall(rf"({PREFIX}\w*)([*{{.]?)", page.read_text()):
+        begun = more and name.endswith("_")  # sglang:kv_importance_shadow_*, {offered,refused}_tokens_total
+        assert name in known or (begun and any(each.startswith(name) for each in known)), name

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -201,33 +200,3 @@ def document_of(request: WorkloadRequest) -> int:
 def prefix_pages(tokens: Sequence[int], page_tokens: int) -> list[tuple[int, ...]]:
     """The prefixes that end at whole pages: a name for each page and all before it."""
     return [tuple(tokens[:end]) for end in range(page_tokens, len(tokens) + 1, page_tokens)]
-
-
-def _pages(request: WorkloadRequest, page_tokens: int) -> set[int]:
-    return {hash(prefix) for prefix in prefix_pages(request.token_ids(), page_tokens)}
-
-
-def distinct_tokens(requests: Sequence[WorkloadRequest], page_tokens: int) -> int:
-    """Prompt tokens that a cache of any size would hold in the end, in whole pages."""
-    return page_tokens * len(set[int]().union(*(_pages(request, page_tokens) for request in requests)))
-
-
-def live_tokens(requests: Sequence[WorkloadRequest], page_tokens: int) -> float:
-    """Distinct prompt tokens of the sessions that asked before and will ask again, mean over time."""
-    last = {request.session: place for place, request in enumerate(requests)}
-    latest: dict[str, set[int]] = {}
-    holders: dict[int, int] = {}
-    sizes = []
-    for place, request in enumerate(requests):
-        for page in latest.pop(request.session, set()):
-            holders[page] -= 1
-            if not holders[page]:
-                del holders[page]
-        if last[request.session] > place:
-            pages = latest[request.session] = _pages(request, page_tokens)
-            for page in pages:
-                holders[page] = holders.get(page, 0) + 1
-        sizes.append(len(holders) * page_tokens)
-    # The ends of the list look like starts and ends of sessions.
-    middle = sizes[len(sizes) // 3 : max(len(sizes) // 3 + 1, math.ceil(len(sizes) * 2 / 3))]
-    return sum(middle) / len(middle)

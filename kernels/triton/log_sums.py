@@ -113,7 +113,7 @@ class DecodeLogSums(LogSums):
         return int(self._table.shape[1])
 
     def aux(self, layer: int) -> torch.Tensor:
-        """What ``score_mod`` is handed for a layer, float32 [any, num_heads, max_pages + 2]."""
+        """The tensor that ``score_mod`` is handed for a layer, float32 [any, num_heads, max_pages + 2]."""
         return self.storage[layer]
 
     def observe(self, rows: torch.Tensor) -> None:

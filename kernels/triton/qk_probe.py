@@ -161,7 +161,7 @@ def refusal(
     num_heads: int,
     num_kv_heads: int,
 ) -> str | None:
-    """Why the probe cannot score such a layer, as the rest of a sentence; None where it can.
+    """The reason why the probe cannot score such a layer, to end a sentence with; None where it can.
 
     ``value_head_dim`` tells multi-head latent attention, whose queries meet a compressed key that is also the
     value: there the query that a backend sees may or may not be absorbed, so a score would be a guess.

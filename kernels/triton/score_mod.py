@@ -19,8 +19,6 @@ import triton.language as tl
 
 from sgl_importance_kernels.triton.tiles import log_sum
 
-TILE_ALIGNMENT = 32  # Upstream's _MIN_BLOCK_KV.
-
 
 @triton.jit
 def _emit(qk, q_pos, kv_pos, q_idx, head, mask, Aux0, stride_t, stride_h, aux_len, PAGE_SIZE: tl.constexpr):

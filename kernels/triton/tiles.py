@@ -1,4 +1,4 @@
-"""What the kernels share: soft cap, log-sums over the last axis, and which pages are in the body."""
+"""Functions that the kernels share: soft cap, log-sums over the last axis, the pages of the body."""
 
 from __future__ import annotations
 

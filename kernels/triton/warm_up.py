@@ -20,7 +20,7 @@ BODY = {"sink_tokens": 4, "local_tokens": 16}
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What kernels are specialised to.
+    """The facts that kernels are specialised to.
 
     Attributes:
         key_dtype: of the KV cache; that of the queries where None.

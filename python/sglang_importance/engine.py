@@ -9,10 +9,12 @@ from sgl_importance.options import SETTINGS, ImportanceOptions, keyword
 from sglang_importance.upstream.server_options import attach_options
 
 if TYPE_CHECKING:
-    import sglang
+    from sglang.srt.entrypoints.engine import Engine
+
+__all__ = ["importance_engine"]
 
 
-def importance_engine(**arguments: Any) -> sglang.Engine:
+def importance_engine(**arguments: Any) -> Engine:
     """Starts an engine whose KV cache follows importance.
 
     Like ``sglang.Engine``, it spawns processes: call it below ``if __name__ == "__main__":``.
@@ -39,7 +41,8 @@ def importance_engine(**arguments: Any) -> sglang.Engine:
     prepare_launch(args, options, serves_http=False)
     server_args = ServerArgs(**vars(args))
     attach_options(server_args, options)
-    return sglang.Engine(server_args=server_args)
+    engine: Engine = sglang.Engine(server_args=server_args)
+    return engine
 
 
 def take_options(arguments: dict[str, Any]) -> ImportanceOptions:

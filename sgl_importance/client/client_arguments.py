@@ -1,4 +1,4 @@
-"""What every command that talks to a server takes: the server, a prompt, the form of the answer."""
+"""Arguments of every command that talks to a server: the server, a prompt, the form of the answer."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ from sgl_importance.client.server_client import Server, ServerError
 from sgl_importance.interface import SCHEMA_VERSION, Importance, SignalKind
 from sgl_importance.nodes.digests import DIGEST_BYTES
 
+__all__ = ["RemoteSource"]
+
 BATCH_KEYS = 4096  # what the server answers at once
 DEFAULT_MAX_PAGES = 2**16
 

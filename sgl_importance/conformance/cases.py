@@ -53,7 +53,7 @@ class ProducerCase:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a query saw of its context, per page of the sequence from page 0 on, float32.
+    """One query's scores of its context, per page of the sequence from page 0 on, float32.
 
     Attributes:
         body_mass: sums to at most 1; the accumulator normalises it, and folds nothing where it is all 0.

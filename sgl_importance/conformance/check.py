@@ -45,7 +45,7 @@ AccumulatorFactory = Callable[[ConsumerCase], Accumulator]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one case went.
+    """The outcome of one case.
 
     Attributes:
         case: its name.

@@ -41,7 +41,7 @@ def consumer(target: Target) -> None:
 
 
 def _made(target: str) -> Callable[..., Any]:
-    """What the factory that ``target`` names returns."""
+    """Calls the factory that ``target`` names; its result."""
     module, _, name = target.partition(":")
     if not module or not name:
         fail(f"{target} names no factory: give MODULE:FACTORY")

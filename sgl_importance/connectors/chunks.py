@@ -17,7 +17,7 @@ MAX_REPRIEVES = 8
 
 @dataclass(slots=True)
 class Chunk:
-    """What is known of one chunk.
+    """The importance of one chunk.
 
     Attributes:
         pages: chained digests of its whole pages.
@@ -117,7 +117,7 @@ class ChunkRanking:
         return sum(page.cross_body_mass for page in known if page and page.queries >= MIN_QUERIES)
 
     def victims(self, oldest: Sequence[int], count: int) -> list[int]:
-        """Which of the least recently used chunks to evict: least worth first, then least recently used.
+        """The chunks to evict of the least recently used ones: least worth first, then least recently used.
 
         A chunk is worth at least what the chunks behind it are: without it they are never found.
 

@@ -18,6 +18,8 @@ from typing import Any
 from sgl_importance.connectors.chunks import WINDOW, ChunkDirectory, ChunkRanking
 from sgl_importance.interface import ImportanceSource
 
+__all__ = ["POLICY_NAME", "LMCacheMissing", "register", "watch_tokens"]
+
 POLICY_NAME = "IMPORTANCE"
 _POLICIES = "lmcache.v1.storage_backend.cache_policy"
 

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from sgl_importance.nodes.digests import chain_digests
+from sgl_importance.nodes.digests import DIGEST_BYTES, chain_digests
 from sgl_importance.reuse.reuse_class import NUM_CLASSES, BlockType
 
-DIGEST_BYTES = 16
 VECTOR_WIDTH = 8
 COLUMNS = (
     *("digest", "parent", "depth", "tokens", "queries", "accesses", "span", "block_type"),

@@ -1,4 +1,4 @@
-"""What every replayed policy answers: which evictable block goes next.
+"""The interface of replayed policies, which choose the evictable block that goes next.
 
 The cache tells the policy everything that happens to its blocks; the policy keeps its own order and names a
 victim when asked. A policy never looks at the tree: a block with children in the cache, or on the path of
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
+
+__all__ = ["EvictionPolicy"]
 
 
 class EvictionPolicy(ABC):

@@ -1,4 +1,4 @@
-"""What least hit density learns: expected hits per block and unit of time, by class and age."""
+"""The estimator of least hit density: expected hits per block and unit of time, by class and age."""
 
 from __future__ import annotations
 

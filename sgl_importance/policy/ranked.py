@@ -7,6 +7,8 @@ from typing import Generic, TypeVar
 
 from sgl_importance.policy.base import EvictionPolicy
 
+__all__ = ["RankedBlocks", "RankedPolicy"]
+
 Rank = float | tuple[float, ...]
 RankT = TypeVar("RankT", bound=Rank)
 _COMPACT_SLACK = 64

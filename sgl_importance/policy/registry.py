@@ -1,4 +1,4 @@
-"""Where ``sgl_importance.replay.policy_registry`` was once: imports that our pages showed go on working."""
+"""The former place of ``sgl_importance.replay.policy_registry``, kept so that documented imports work."""
 
 from __future__ import annotations
 

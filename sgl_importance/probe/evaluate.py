@@ -33,7 +33,7 @@ class EvalRow:
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """Which prompts to ask. Prompt k of a cell has seed `seed + k`: the same plan, the same prompts."""
+    """The prompts to ask. Prompt k of a cell has seed `seed + k`: the same plan, the same prompts."""
 
     tasks: Sequence[str]
     lengths: Sequence[int]

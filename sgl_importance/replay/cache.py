@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.replay.trace import NO_PARENT, Trace
 
+__all__ = ["ReplayCounts", "replay_objects", "replay_tree"]
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayCounts:
-    """What one replay counted.
+    """Counts of one replay.
 
     Attributes:
         hit_blocks: blocks that were in the cache when asked for.

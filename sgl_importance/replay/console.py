@@ -1,4 +1,4 @@
-"""What the replay command says and does at the terminal: its lists, reading, running, tables."""
+"""The replay command at the terminal: its lists, reading, running, tables."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from sgl_importance.replay.trace import IntArray, Trace
 
 @dataclass(frozen=True, slots=True)
 class LruCurve:
-    """What LRU hits by capacity; index 0 is no cache, the last index holds every block of the trace.
+    """Hits of LRU by capacity; index 0 is no cache, the last index holds every block of the trace.
 
     Attributes:
         hit_blocks: int64 [unique blocks + 1].

@@ -30,7 +30,7 @@ _WatchArray = npt.NDArray[np.int32]
 
 
 class _Requests(NamedTuple):
-    """What is replayed."""
+    """The trace that is replayed, as arrays."""
 
     blocks: IntArray
     offsets: IntArray
@@ -94,7 +94,7 @@ def replay_importance(trace: Trace, capacity: int, facts: BlockFacts | None = No
 
 
 def evictions(trace: Trace, capacity: int, facts: BlockFacts | None = None) -> IntArray:
-    """What ``replay_importance`` evicts, in order.
+    """The blocks that ``replay_importance`` evicts, in order.
 
     Returns:
         Clock, block, reuse class and age in requests; int64 [evictions, 4].

@@ -50,11 +50,10 @@ class StorageOffer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gating:
-    """How copies are decided.
+    """The rule by which copies to lower tiers are decided.
 
     Attributes:
         tiers: which tiers are gated; the others are open.
-        second_chance: whether a block without host copy is offered once more when the device evicts it.
         shares: of ``RANDOM``, the share that passes, by tier.
     """
 
@@ -62,7 +61,6 @@ class Gating:
     settings: GateSettings = field(default_factory=GateSettings)
     tiers: frozenset[Tier] = frozenset((Tier.HOST, Tier.STORAGE))
     storage_offer: StorageOffer = StorageOffer.COPIED
-    second_chance: bool = False
     shares: tuple[tuple[Tier, float], ...] = ()
     seed: int = 0
 
@@ -215,11 +213,8 @@ class GatedReplay(TieredReplay):
         lower = self.tiers[level + 1]
         if lower.resident[block]:
             return
-        if level == 0:
-            offered = not self.setup.writes_through or self.gating.second_chance
-        else:
-            offered = not self.setup.writes_through or self.gating.storage_offer is StorageOffer.EVICTED
-        if not offered:
+        offers_again = level > 0 and self.gating.storage_offer is StorageOffer.EVICTED
+        if self.setup.writes_through and not offers_again:
             return
         chain = self._chain(level, block)
         # What lies behind a block in any lower tier could not be reached without it.

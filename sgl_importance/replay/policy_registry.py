@@ -8,6 +8,8 @@ from typing import cast
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.replay.trace import Trace
 
+__all__ = ["POLICY_NAMES", "UnknownPolicyError", "create_policy", "load_policy"]
+
 OPTIMUM = "belady"
 IMPORTANCE = "importance"
 TRACE_FOLLOWERS = frozenset({OPTIMUM, IMPORTANCE})

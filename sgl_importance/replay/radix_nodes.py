@@ -50,10 +50,6 @@ class RadixTree:
         self._root = RadixNode(None, [])
         self._nodes: dict[int, RadixNode] = {}
 
-    @property
-    def num_nodes(self) -> int:
-        return len(self._nodes)
-
     def match(self, path: Sequence[int]) -> tuple[RadixNode, int]:
         """Uses the longest prefix of the path; returns its last node, split off if need be, and length."""
         node, matched = self._root, 0

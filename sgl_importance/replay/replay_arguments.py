@@ -1,4 +1,4 @@
-"""What every command that replays traces takes: how they are read, on what machine, where results go."""
+"""Arguments of every command that replays traces: how they are read, on what machine, where results go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace's structure says of its blocks: which requests are turns of a session, and what is shared.
+"""Sessions and shared blocks of a trace, read off its structure.
 
 The server reads the same facts off its radix tree and its ghosts (``sgl_importance.nodes``); here they are
 read off the whole trace, each from nothing but what came before it. They do not depend on the cache.

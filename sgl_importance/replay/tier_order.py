@@ -36,7 +36,7 @@ class TierOrder(EvictionPolicy):
         self._below = below
 
     def node(self, block: int) -> NodeMetadata:
-        """What is known of a block in the cache."""
+        """The metadata of a block in the cache."""
         return self.nodes[block]
 
     def insert(self, block: int) -> None:

@@ -55,7 +55,7 @@ class TierSize:
 
 @dataclass(frozen=True, slots=True)
 class TieredSetup:
-    """What is replayed.
+    """The tiers and costs of a tiered replay.
 
     Attributes:
         sizes: from the fastest tier on; the first is the device.
@@ -92,7 +92,7 @@ class TieredSetup:
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """What one tier did.
+    """Counts of one tier.
 
     Attributes:
         hit_blocks: blocks that were found here first.
@@ -112,7 +112,7 @@ class TierCounts:
 
 @dataclass(frozen=True, slots=True)
 class TieredCounts:
-    """What a tiered replay counted.
+    """Counts of a tiered replay.
 
     Attributes:
         recomputed_tokens: prompt tokens that no tier had.

@@ -1,4 +1,4 @@
-"""What is replayed: requests as paths of blocks in one radix tree."""
+"""Traces: requests as paths of blocks in one radix tree."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+__all__ = ["NO_PARENT", "IntArray", "Trace", "TraceBuilder"]
 
 IntArray = npt.NDArray[np.int64]
 NO_PARENT = -1

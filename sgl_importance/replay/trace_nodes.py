@@ -1,4 +1,4 @@
-"""What the policy knows of the blocks or nodes of a trace: their facts are read off the trace's past."""
+"""Facts of a trace's blocks or nodes by which the policy ranks them, read off the trace's past."""
 
 from __future__ import annotations
 

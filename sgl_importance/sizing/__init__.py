@@ -1,1 +1,1 @@
-"""How much memory a workload needs."""
+"""Finds the amount of memory that a workload needs."""

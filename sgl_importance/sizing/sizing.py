@@ -1,4 +1,4 @@
-"""How large should device, host and storage be? The cheapest sizes for recorded traffic.
+"""Finds the cheapest sizes of device, host and storage for recorded traffic.
 
 Tiers are inclusive, as HiCache's are under its write-through policies: what the device holds, the host holds
 too. So a cache of the size of a tier hits what that tier and the faster ones hit together, and one curve of
@@ -31,7 +31,7 @@ class SizingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a recording holds.
+    """Facts of a recording that sizes are found for.
 
     Attributes:
         prompt_tokens: of all requests.
@@ -46,7 +46,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What memory and time cost, in one currency.
+    """Prices of memory and time, in one currency.
 
     Attributes:
         gb_month: of each tier.
@@ -59,7 +59,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """How fast missing KV comes back.
+    """Speeds at which missing KV comes back.
 
     Attributes:
         bytes_per_token: KV bytes of one token over all layers.
@@ -157,7 +157,7 @@ class Sizes:
 def evaluate(
     curve: HitCurve, tokens: dict[Tier, float], traffic: Traffic, hardware: Hardware, prices: Prices
 ) -> Sizes:
-    """What one combination of sizes costs and does."""
+    """The cost of one combination of sizes, and its hits."""
     shares: dict[Tier, float] = {}
     reached = 0.0
     largest = 0.0

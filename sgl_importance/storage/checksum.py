@@ -20,7 +20,7 @@ def crc32c(data: bytes | NDArray[np.uint8]) -> int:
 
 
 def checksum_problem() -> str | None:
-    """Why this machine cannot check pages at the speed of its disk; None where it can.
+    """The reason why this machine cannot check pages at the speed of its disk; None where it can.
 
     The C library picks SSE 4.2 or the ARMv8 CRC instructions at run time and has portable code for other
     processors. The package's Python fallback is a thousand times slower than either.

@@ -1,4 +1,4 @@
-"""What a page of KV cache depends on beside its tokens."""
+"""Everything but its tokens that a page of KV cache depends on."""
 
 from __future__ import annotations
 

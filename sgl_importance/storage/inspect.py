@@ -1,4 +1,4 @@
-"""What a store's directory holds, whether it is intact, and what may go."""
+"""Inspects a store's directory: its contents, whether they are intact, and what may go."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelPages:
 
 @dataclass(slots=True)
 class Verification:
-    """What a check of every page found."""
+    """The findings of a check of every page."""
 
     pages: int = 0
     bytes: int = 0
@@ -50,7 +50,7 @@ class Verification:
 
 @dataclass(slots=True)
 class Collected:
-    """What ``collect`` deleted."""
+    """Counts of what ``collect`` deleted."""
 
     unfinished: int = 0
     quarantined: int = 0
@@ -60,8 +60,10 @@ class Collected:
 
 
 def files_of(directory: Path) -> list[StoredFile]:
-    """Raises:
-    NoStore: there is no store in ``directory``.
+    """The files of a store's pages.
+
+    Raises:
+        NoStore: there is no store in ``directory``.
     """
     if not (directory / "pages").is_dir():
         raise NoStore(f"{directory} holds no store: name what --kv-importance-store named")

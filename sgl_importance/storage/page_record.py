@@ -39,7 +39,7 @@ HEADER_BYTES = _FIELDS.size + _CRC.size
 
 
 class MissReason(StrEnum):
-    """Why a page was not served from storage."""
+    """The reason why a page was not served from storage."""
 
     ABSENT = "absent"
     TRUNCATED = "truncated"
@@ -90,8 +90,10 @@ def encode_header(*, page: bytes, identity: bytes, depth: int, body: NDArray[np.
 
 
 def decode_header(raw: bytes) -> Header:
-    """Raises:
-    PageDamaged: ``raw`` is no intact header of this version.
+    """Reads the header of a record.
+
+    Raises:
+        PageDamaged: ``raw`` is no intact header of this version.
     """
     if len(raw) < HEADER_BYTES:
         raise PageDamaged(MissReason.TRUNCATED)

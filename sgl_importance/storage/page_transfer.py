@@ -70,7 +70,7 @@ class PageTransfer:
     # ---- reading ----
 
     def count_present(self, identity: bytes, keys: Sequence[str]) -> int:
-        """How many of the first ``keys`` are there, without a gap; 0 where the answer takes too long."""
+        """Number of the first ``keys`` that are there, without a gap; 0 where the answer takes too long."""
         answer: queue.SimpleQueue[int | PageMiss] = queue.SimpleQueue()
 
         def look() -> None:

@@ -1,4 +1,4 @@
-"""What a transfer needs of a place that holds pages."""
+"""The interface of a place that holds pages, as a transfer uses it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WRITE_REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """How many threads may use a place at once, by what they do."""
+    """Number of threads that may use a place at once, by what they do."""
 
     look: int
     read: int
@@ -51,7 +51,7 @@ class Pages(Protocol):
         ...
 
     def count_present(self, identity: bytes, keys: Sequence[str]) -> int:
-        """How many of the first ``keys`` are there, without a gap; they may still be damaged."""
+        """Number of the first ``keys`` that are there, without a gap; they may still be damaged."""
         ...
 
     def read_run(self, identity: bytes, keys: Sequence[str], stage: Callable[[], Page]) -> Iterator[Page]:

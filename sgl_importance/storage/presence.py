@@ -1,4 +1,4 @@
-"""Which processes use a directory, and which of them ended without leaving it."""
+"""The processes that use a directory, and those of them that ended without leaving it."""
 
 from __future__ import annotations
 

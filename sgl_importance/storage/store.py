@@ -207,8 +207,10 @@ def _bound(quarantine: Path) -> None:
 
 
 def check_writable(directory: Path) -> None:
-    """Raises:
-    OSError: ``directory`` cannot be made, or nothing can be written into it.
+    """Makes the directory of a store and tries whether files can be written into it.
+
+    Raises:
+        OSError: it cannot be made, or nothing can be written into it.
     """
     (directory / "pages").mkdir(parents=True, exist_ok=True)
     probe = directory / f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"

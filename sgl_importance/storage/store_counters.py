@@ -1,4 +1,4 @@
-"""What happened to the pages of a store, counted by reason; any thread may count."""
+"""Counters of a store's pages, by reason; any thread may count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well the scores of earlier queries anticipate what a later query looks at."""
+"""Measures how well the scores of earlier queries anticipate what a later query looks at."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Vector = Callable[[Query], Scores]
 
 @dataclass(slots=True)
 class Setting:
-    """What one setting achieves for each query; by request id, so that settings can be paired.
+    """The result of one setting for each query; by request id, so that settings can be paired.
 
     Attributes:
         recall: share of the query's top pages among the top pages of the queries before it.
@@ -59,7 +59,7 @@ def merged(scores: Floats, factor: int, *, largest: bool = False) -> Floats:
 
 
 def histories(predictors: Floats, half_life: float) -> Floats:
-    """What the queries before each query left behind, the latest weighing most.
+    """Sums over the queries before each query, the latest weighing most.
 
     Args:
         predictors: float64 [queries, pages].

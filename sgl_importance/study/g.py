@@ -79,7 +79,7 @@ def _rows(replayed: Replayed) -> list[dict[str, Any]]:
 
 
 def server_notes(recordings: Sequence[Recording]) -> list[str]:
-    """What servers that ran our policy found in their caches, with g and without, request by request."""
+    """Compares the hits of servers that ran our policy with g and without, request by request."""
     arms = [recording for recording in recordings if recording.header.options["policy"] == "importance"]
     notes = []
     for recording in arms:

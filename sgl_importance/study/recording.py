@@ -55,7 +55,7 @@ class Query:
         (self.prefill if step.phase == "prefill" else self.decode).append(step)
 
     def body(self) -> Scores:
-        """What the query saw of each page: its folds by their weights; sums to 1 where anything was seen."""
+        """Share of the query's attention on each page: its folds by their weights; sums to 1 if any."""
         return self._seen("body")
 
     def peak(self) -> Scores:

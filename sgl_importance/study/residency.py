@@ -1,4 +1,4 @@
-"""Which pages of a context to keep in fast memory, when each decode step asks for its top-k pages.
+"""Policies for the pages of a context in fast memory, when each decode step asks for its top-k pages.
 
 A step's pages are looked up first; what is missing is brought in, then the residents of lowest priority go.
 Every policy may also pass a page through without keeping it, so that the furthest-next-use order (Belady

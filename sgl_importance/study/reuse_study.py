@@ -27,7 +27,7 @@ CALIBRATION_BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """How well one way to predict did.
+    """The score of one way to predict.
 
     Attributes:
         name: what the prediction may depend on.
@@ -55,7 +55,7 @@ class ClassCalibration:
 
 @dataclass(frozen=True, slots=True)
 class ReuseFinding:
-    """What was found on one trace.
+    """The findings on one trace.
 
     Attributes:
         horizon: requests within which a reuse counts.

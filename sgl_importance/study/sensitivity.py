@@ -1,4 +1,4 @@
-"""What the settings of the signal change: how well earlier queries' scores find a later query's pages."""
+"""Measures how the signal's settings change the pages that earlier queries' scores find for a later one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIGNAL_OPTIONS = ("source", "interval", "window", "sink_tokens", "local_tokens",
 
 
 def _own_settings(contexts: Contexts) -> Iterator[Setting]:
-    """What can be computed from the base recording alone."""
+    """The settings that can be computed from the base recording alone."""
     for half_life in HALF_LIVES:
         yield contexts.measure("half-life, queries", f"{half_life:g}", half_life=half_life)
     yield contexts.measure("quantity", "peak", Query.peak)
@@ -46,7 +46,7 @@ def _own_settings(contexts: Contexts) -> Iterator[Setting]:
 
 
 def _other_settings(contexts: Contexts, recording: Recording) -> Iterator[Setting]:
-    """What a recording of the same requests with another setting would have left behind."""
+    """Derives what a recording of the same requests with another setting would have left behind."""
     difference = _difference(recording, contexts.recording)
     if difference is None:
         return
@@ -74,7 +74,7 @@ def _other_settings(contexts: Contexts, recording: Recording) -> Iterator[Settin
 
 
 def interval_rows(queries: Sequence[Query]) -> list[dict[str, Any]]:
-    """How much of a long answer's page ranking is left when fewer of its decode steps emit."""
+    """The share of a long answer's page ranking that is left when fewer of its decode steps emit."""
     long = [query for query in queries if len(query.decode) >= LONG_ANSWER_STEPS]
     if not long:
         return []
@@ -123,7 +123,7 @@ def _row(setting: Setting, queries: int, estimate: Estimate, change: Estimate | 
 
 
 def _difference(recording: Recording, base: Recording) -> tuple[str, str] | None:
-    """In which single setting a recording differs from the first one."""
+    """The single setting in which a recording differs from the first one."""
     options, others = base.header.options, recording.header.options
     differing = [
         (name.replace("_", " "), str(others[name]))

@@ -50,6 +50,11 @@ def mean_of(values: Sequence[float], *, seed: int = 0) -> Estimate:
     return bootstrap([[value] for value in values], lambda table: float(table[:, 0].mean()), seed=seed)
 
 
+def median_of(values: Sequence[float], *, seed: int = 0) -> Estimate:
+    """Median with its bootstrap interval over single values."""
+    return bootstrap([[value] for value in values], lambda table: float(np.median(table)), seed=seed)
+
+
 def ratio_of(parts: Sequence[tuple[float, float]], *, seed: int = 0) -> Estimate:
     """Ratio of sums over (numerator, denominator) units, with its bootstrap interval."""
     return bootstrap(parts, lambda table: float(table[:, 0].sum() / max(table[:, 1].sum(), 1e-12)), seed=seed)

@@ -1,4 +1,4 @@
-"""What a study found: printed, and kept as JSON beside its figure."""
+"""The findings of a study: printed, and kept as JSON beside its figure."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _shown(value: object) -> str:
 
 
 def verdict_of(value: Estimate, *, positive: str, negative: str, undecided: str) -> str:
-    """Which of three sentences the interval of a difference supports."""
+    """The one of three sentences that the interval of a difference supports."""
     if value.low > 0:
         return positive
     return negative if value.high < 0 else undecided

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from sgl_importance.nodes.digests import DIGEST_BYTES
 from sgl_importance.trace.framing import FrameReader
 from sgl_importance.trace.records import (
     FORMAT_VERSION,
@@ -21,7 +22,6 @@ from sgl_importance.trace.records import (
     decode,
 )
 from sgl_importance.trace.segments import segment_files
-from sgl_importance.trace.writer import DIGEST_BYTES
 
 
 class TraceError(Exception):

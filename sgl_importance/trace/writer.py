@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from sgl_importance.background.batch_worker import BatchWorker
-from sgl_importance.nodes.digests import chain_digests, root_digest
+from sgl_importance.nodes.digests import DIGEST_BYTES
 from sgl_importance.trace.framing import frame
 from sgl_importance.trace.records import (
     Dropped,
@@ -24,24 +23,11 @@ from sgl_importance.trace.records import (
     encode,
 )
 from sgl_importance.trace.segments import SegmentStore
+from sgl_importance.trace.token_sequence import TokenSequence
 
 QUEUE_BYTES = 64 << 20
 _RECORD_BYTES = 512  # of a record without its arrays, as Python objects
-DIGEST_BYTES = 16
 NO_PAGES: Vector = np.zeros(0, dtype=np.uint32)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSequence:
-    """Tokens whose whole pages a record names; hashed by the writer, off the scheduler's thread.
-
-    Attributes:
-        namespace: what keeps equal tokens apart: extra key and salt, as for ``root_digest``.
-        tokens: of the sequence; must not change afterwards.
-    """
-
-    namespace: tuple[str | None, ...]
-    tokens: Sequence[int]
 
 
 class _PageNumbers:
@@ -134,8 +120,7 @@ class TraceWriter:
             self._start_segment()
         if sequence is not None:
             assert isinstance(record, RequestAdmitted | RequestFinished)
-            digests = chain_digests(root_digest(*sequence.namespace), sequence.tokens, self._header.page_size)
-            runs, new = self._pages.runs(digests)
+            runs, new = self._pages.runs(sequence.digests(self._header.page_size))
             if new is not None:
                 self._append(new)
             record = msgspec.structs.replace(record, pages=runs)

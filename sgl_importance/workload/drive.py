@@ -15,7 +15,7 @@ from sgl_importance.workload.workload_request import WorkloadRequest
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request.
+    """The outcome of one request.
 
     Attributes:
         text: the answer, without the spaces around it.

@@ -26,7 +26,7 @@ COPY_START = 8  # tokens of the repeated block that say where to go on
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a workload looks like; lengths in tokens of the embedded model.
+    """The shape of a workload; lengths in tokens of the embedded model.
 
     Attributes:
         sessions: conversations, agents or documents, most popular first.

@@ -44,7 +44,8 @@ from sgl_importance.trace.records import (
     RequestFinished,
 )
 from sgl_importance.trace.segments import segment_files
-from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
+from sgl_importance.trace.token_sequence import TokenSequence
+from sgl_importance.trace.writer import NO_PAGES, TraceWriter
 from sgl_importance.workload.workload_request import WorkloadError, read_requests
 from sglang_importance.launch.preflight import checkpoint_problems
 from sglang_importance.storage.install import mount

@@ -45,9 +45,10 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "prewarm": ("--text", "a", *NOBODY),
     "snapshot": NOBODY,
     "observe": NOBODY,
+    "doctor": NOBODY,
 }
 # Commands that are tried elsewhere, with the reason.
-ELSEWHERE = {"doctor": "looks at the machine, and takes no value", "kernels build": "compiles for minutes"}
+ELSEWHERE = {"kernels build": "compiles for minutes"}
 # Numbers of these decide how much is made: a large one is meant, and takes as long as it takes.
 AMOUNTS = {
     "--count",

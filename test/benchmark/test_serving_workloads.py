@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,10 @@ from benchmark.serving.rows import Rows
 from benchmark.serving.workloads import (
     ONE_OFF,
     Workload,
-    distinct_tokens,
     document_of,
-    live_tokens,
     load_parameters,
     make_workload,
+    prefix_pages,
 )
 from sgl_importance.options import SETTINGS, ImportanceOptions, flag
 from sgl_importance.workload.workload_request import WorkloadRequest
@@ -31,6 +32,36 @@ from sgl_importance.workload.workload_request import WorkloadRequest
 PARAMETERS = load_parameters()
 PAGE = PARAMETERS["page_tokens"]
 NAMES = list(PARAMETERS["workloads"])
+
+
+def _pages(request: WorkloadRequest, page_tokens: int) -> set[int]:
+    return {hash(prefix) for prefix in prefix_pages(request.token_ids(), page_tokens)}
+
+
+def distinct_tokens(requests: Sequence[WorkloadRequest], page_tokens: int) -> int:
+    """Prompt tokens that a cache of any size would hold in the end, in whole pages."""
+    return page_tokens * len(set[int]().union(*(_pages(request, page_tokens) for request in requests)))
+
+
+def live_tokens(requests: Sequence[WorkloadRequest], page_tokens: int) -> float:
+    """Distinct prompt tokens of the sessions that asked before and will ask again, mean over time."""
+    last = {request.session: place for place, request in enumerate(requests)}
+    latest: dict[str, set[int]] = {}
+    holders: dict[int, int] = {}
+    sizes = []
+    for place, request in enumerate(requests):
+        for page in latest.pop(request.session, set()):
+            holders[page] -= 1
+            if not holders[page]:
+                del holders[page]
+        if last[request.session] > place:
+            pages = latest[request.session] = _pages(request, page_tokens)
+            for page in pages:
+                holders[page] = holders.get(page, 0) + 1
+        sizes.append(len(holders) * page_tokens)
+    # The ends of the list look like starts and ends of sessions.
+    middle = sizes[len(sizes) // 3 : max(len(sizes) // 3 + 1, math.ceil(len(sizes) * 2 / 3))]
+    return sum(middle) / len(middle)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from sgl_importance.client import pin_commands, snapshot_command
 from sgl_importance.client.pin_commands import pin_app, pins_app, unpin_app
 from sgl_importance.client.snapshot_command import app as snapshot_app
+from sglang_importance.launch.doctor import app as doctor_app
 
 from support.servers import free_port
 
@@ -175,6 +176,11 @@ def test_a_server_that_is_not_there_is_said_in_one_line():
     assert line.startswith(f"error: no server at {url} (")
     assert line.endswith("start one, or give --url")
     assert "is no address" in failure(CliRunner().invoke(pins_app, ["--url", "nonsense"]))
+
+
+def test_the_doctor_says_of_another_server_that_it_is_not_ours(server: HTTPServer):
+    line = failure(run(doctor_app, server))
+    assert line.endswith("counts no faults: it is another server, or an older one of ours")
 
 
 @pytest.mark.parametrize(

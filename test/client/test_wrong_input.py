@@ -86,6 +86,8 @@ WRONG = [
     ("conformance consumer missing_module:factory", "install it, or start where it lies"),
     (f"snapshot {NOBODY}", "start one, or give --url"),
     (f"observe {NOBODY}", "start one, or give --url"),
+    (f"doctor {NOBODY}", "start one, or give --url"),
+    ("doctor --url nonsense", "is no address: give --url such as http://"),
     (f"prewarm {NOBODY}", "start one, or give --url"),
     (f"pins {NOBODY}", "start one, or give --url"),
     (f"unpin some {NOBODY}", "start one, or give --url"),

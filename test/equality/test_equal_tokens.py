@@ -8,13 +8,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sgl_importance.metrics_table import PREFIX
+
 from support.served import script_server
 from support.servers import ServerProcess
 from support.workloads.exchanges import TIER_FLAGS, Exchange, Replay, replay
 
 pytestmark = pytest.mark.server
 
-PREFIX = "sglang:kv_importance_"
 TIERS = ("device", "host", "storage")
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from sgl_importance.metrics_table import PREFIX
+
 from support.served import script_server
 from support.workloads.exchanges import TIER_FLAGS, Exchange, replay
 
 pytestmark = pytest.mark.server
 
-PREFIX = "sglang:kv_importance_"
 # Under the selective policy all that is on offer has come back before: it takes longer until some is refused.
 ASKED = {"write_through": 90, "write_through_selective": 160, "write_back": 90}
 

@@ -63,7 +63,7 @@ def test_requests_after_a_restart_teach_what_they_would_have_taught(tmp_path: Pa
     if warm:
         assert prewarm_from_ledger(restarted) == len(list(driver.all_nodes()))
         assert reuse_of(restarted).clock == 32
-        assert restarted.component.state.counters.admitted_requests == 0
+        assert restarted.component.state.counters.requests == 0
         np.testing.assert_allclose(reuse_of(restarted).counts(), reuse_of(driver).counts())
         np.testing.assert_array_equal(reuse_of(restarted).open_watches(), reuse_of(driver).open_watches())
         assert len(restarted.component.state.tree.ghosts) == 0
@@ -141,7 +141,7 @@ def test_a_prewarmed_page_that_nobody_asks_for_counts_for_nothing(tmp_path: Path
     prewarm(driver, list(range(33)))
     assert reuse_of(driver).clock == 0
     assert not reuse_of(driver).open_watches().any()
-    assert driver.component.state.counters.admitted_requests == 0
+    assert driver.component.state.counters.requests == 0
     driver.evict(10**6)
     assert not reuse_of(driver).open_watches().any()
     driver.cache.sanity_check()

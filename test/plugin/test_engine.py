@@ -34,6 +34,14 @@ def test_an_untested_mode_is_refused_before_anything_starts() -> None:
         importance_engine(model_path="dummy", tp_size=2)
 
 
+def test_a_port_that_no_engine_listens_on_is_not_looked_at(tmp_path: Path) -> None:
+    # sglang takes one beside an engine's arguments: it counts other ports from there.
+    with pytest.raises(LaunchRefused) as refused:
+        importance_engine(model_path=str(tmp_path), port=30000)
+    (line,) = refused.value.reasons
+    assert "has no config.json" in line
+
+
 def test_an_eviction_policy_is_refused() -> None:
     with pytest.raises(LaunchRefused, match="drop --radix-eviction-policy"):
         importance_engine(model_path="dummy", radix_eviction_policy="lru")

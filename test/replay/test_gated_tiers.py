@@ -21,7 +21,6 @@ gatings = st.builds(
     kind=st.sampled_from(GateKind),
     settings=st.sampled_from((GateSettings(), TIGHT)),
     storage_offer=st.sampled_from(StorageOffer),
-    second_chance=st.booleans(),
     shares=st.just(((Tier.HOST, 0.5), (Tier.STORAGE, 0.5))),
     seed=st.integers(0, 9),
 )

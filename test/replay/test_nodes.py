@@ -83,7 +83,7 @@ def test_mean_node_length_counts_the_nodes_of_an_endless_cache(trace: Trace) -> 
         path = trace.request(index).tolist()
         node, matched = tree.match(path)
         tree.release(tree.extend(node, path, matched))
-    assert mean_node_blocks(trace) == max(trace.num_blocks, 1) / max(tree.num_nodes, 1)
+    assert mean_node_blocks(trace) == max(trace.num_blocks, 1) / max(len(tree._nodes), 1)
 
 
 def _classes_of(trace: Trace, block_type: BlockType) -> set[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sglang.srt.managers.communicator import FanOutCommunicator
 
-from sglang_importance.http import scheduler_client
+from sglang_importance.http import scheduler_client, server_state
 from sglang_importance.http.scheduler_client import ask
 from sglang_importance.operations.job import Document
 from sglang_importance.operations.messages import COMMUNICATOR, KvImportanceReq, KvImportanceReqOutput
@@ -54,7 +54,7 @@ def count(_: object, arguments: Document) -> Generator[None, None, Document]:
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     scheduler = Scheduler()
     state = SimpleNamespace(tokenizer_manager=scheduler.manager)
-    monkeypatch.setattr(scheduler_client, "get_global_state", lambda: state)
+    monkeypatch.setattr(server_state, "get_global_state", lambda: state)
     monkeypatch.setattr(scheduler_client, "_places", asyncio.Semaphore(MAX_JOBS))
     return scheduler
 

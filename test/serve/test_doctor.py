@@ -8,7 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_importance.launch import doctor
-from sglang_importance.launch.doctor import Status
+from sglang_importance.launch.finding import Status
+from sglang_importance.launch.server_findings import server_findings
+
+from support.live_page import API_KEY
+from support.servers import ServerProcess
 
 
 def test_reports_every_subject_as_json():
@@ -83,3 +87,60 @@ def test_every_attention_backend_says_how_it_is_scored_and_that_no_gpu_has_run_i
         assert f"pending a GPU run: --kv-importance-source qk_probe or {backend}" in finding.detail
     assert scores["fa3"].detail.endswith("qk_probe")
     assert set(UNPROVEN) == {"qk_probe", "flashinfer", "triton"}
+
+
+# ---- a running server ----
+
+HEALTHY = {"policy": "importance", "clock": 1200, "faults": {"counts": {}, "fallback": None}}
+COUNTED = {**HEALTHY, "faults": {"counts": {"operation": 2, "report": 1}, "fallback": None}}
+FALLEN_BACK = {
+    **HEALTHY,
+    "faults": {
+        "counts": {"ranking": 1},
+        "fallback": {
+            "evicts_by": "lru",
+            "place": "ranking",
+            "error": "TypeError: list[int]",
+            "clock": 1200,
+            "time": 1_800_000_000.5,
+        },
+    },
+}
+
+
+def test_a_server_without_faults_is_well():
+    assert {finding.status for finding in server_findings(HEALTHY)} == {Status.OK}
+    *_, eviction = server_findings(HEALTHY | {"policy": "observe"})
+    assert eviction.detail == "by LRU, as stock does"
+
+
+def test_faults_are_counted_by_their_kind_and_to_be_reported():
+    findings = {finding.subject: finding for finding in server_findings(COUNTED)}
+    assert findings["faults: operation"].detail.startswith("2, ")
+    assert findings["faults: report"].detail.startswith("1, ")
+    assert "KV importance: fault in report" in findings["faults: report"].cure
+    assert {finding.status for finding in findings.values()} == {Status.OK, Status.NOTE}
+
+
+def test_a_server_that_has_fallen_back_is_a_problem_with_a_cure():
+    (problem,) = (each for each in server_findings(FALLEN_BACK) if each.status is Status.PROBLEM)
+    since = "since request 1,200 (2027-01-15 08:00:00 UTC)"
+    assert problem.detail == f"evicts by LRU until it is restarted, {since}: TypeError: list[int]"
+    assert problem.cure.startswith("restart it, and report the line 'KV importance: fault in ranking'")
+
+
+@pytest.mark.server
+def test_examines_a_running_server_instead_of_this_machine(server: ServerProcess):
+    asked = CliRunner().invoke(doctor.app, ["--url", server.base_url, "--api-key", API_KEY, "--json"])
+    found = {finding["subject"]: finding for finding in json.loads(asked.stdout)}
+    assert found.keys() == {"policy", "faults", "eviction"}
+    assert found["faults"]["detail"] == "none"
+    assert found["eviction"]["detail"] == "by the marginal loss"
+    assert asked.exit_code == 0
+
+
+def test_a_table_shows_what_an_error_says_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "examine_server", lambda *_: list(server_findings(FALLEN_BACK)))
+    shown = CliRunner().invoke(doctor.app, ["--url", "http://somewhere"])
+    assert "TypeError: list[int]" in " ".join(shown.stdout.split())
+    assert shown.exit_code == 1

@@ -18,7 +18,7 @@ from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
 from sgl_importance.hints.hints import BadHint, Hints
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.http import generate_route
+from sglang_importance.http import server_state
 from sglang_importance.http.generate_route import check_generate
 from sglang_importance.http.request_hints import _attach_native
 from sglang_importance.upstream.server_options import attach_options
@@ -39,9 +39,7 @@ def generate_client(monkeypatch: pytest.MonkeyPatch, policy: str) -> TestClient:
     arguments = SimpleNamespace()
     attach_options(arguments, ImportanceOptions(policy=policy))
     manager = SimpleNamespace(server_args=arguments, model_config=SimpleNamespace(vocab_size=VOCABULARY))
-    monkeypatch.setattr(
-        generate_route, "get_global_state", lambda: SimpleNamespace(tokenizer_manager=manager)
-    )
+    monkeypatch.setattr(server_state, "get_global_state", lambda: SimpleNamespace(tokenizer_manager=manager))
     return TestClient(app, raise_server_exceptions=False)
 
 

@@ -108,6 +108,62 @@ def test_search_finds_a_prefix(open_page, asked: ServerProcess):
     page.get_by_text("nothing in the cache begins like this").wait_for()
 
 
+# ---- faults of the server ----
+
+
+def report_faults(page: Any, faults: dict[str, Any]) -> None:
+    """From its next round on, the page gets trees with these ``faults``, as the server would report them."""
+
+    def answer(route: Any) -> None:
+        document = route.fetch().json() | {"faults": faults}
+        if faults["fallback"] is not None:
+            document |= {"nodes": [], "total": NOTHING, "more": NOTHING}
+        route.fulfill(json=document)
+
+    page.route("**/kv_importance/tree?*", answer)
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").click()
+
+
+NOTHING = {"nodes": 0, "tokens": 0}
+FALLBACK = {"evicts_by": "lru", "place": "ranking", "error": "KeyError: 7", "clock": 1200, "time": 1.8e9}
+
+
+def test_a_banner_says_that_faults_were_counted_and_goes_when_they_have_gone(open_page):
+    page = open_page()
+    shown(page)
+    banner = page.locator("#faults")
+    assert not banner.is_visible()
+    report_faults(page, {"counts": {"operation": 2, "report": 1}, "fallback": None})
+    banner.wait_for()
+    assert banner.inner_text().startswith(
+        "3 faults of this server caught and counted (operation 2, report 1). It serves and learns on."
+    )
+    assert page.locator(TREEITEM).count() > 0
+    page.unroute("**/kv_importance/tree?*")
+    report_faults(page, {"counts": {}, "fallback": None})
+    banner.wait_for(state="hidden")
+
+
+def test_a_banner_says_that_the_server_evicts_by_lru_and_the_cure(open_page, asked: ServerProcess):
+    page = open_page()
+    choose(page, reused_leaf(asked)["id"])
+    asked_for: list[str] = []
+    page.on("request", lambda request: asked_for.append(request.url))
+    report_faults(page, {"counts": {"ranking": 1}, "fallback": FALLBACK})
+    page.locator("#faults").wait_for()
+    text = page.locator("#faults").inner_text()
+    assert text.startswith(
+        "Since request 1,200 this server evicts by LRU, until it is restarted: KeyError: 7."
+    )
+    assert "Restart it, and report the line “KV importance: fault in ranking” of its log." in text
+    page.get_by_text("The tree is not followed any more.").wait_for()
+    page.get_by_text("Nothing is known of node").wait_for()
+    assert not any("/node/" in url for url in asked_for), "the server would refuse"
+    page.get_by_role("button", name="Table").click()
+    page.get_by_text("live, every").wait_for()
+
+
 # ---- how it looks, and who can use it ----
 
 

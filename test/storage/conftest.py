@@ -76,4 +76,5 @@ def bench(models: list[Path], references: list[list[list[int]]], disk: Disk) -> 
     flags = store_flags(disk.store)
     wait_for_memory()
     with ServerProcess(*flags, model=models[0], env=fault_env(disk.control)) as server:
+        server.expects_faults = True
         yield Bench(server, disk, references)

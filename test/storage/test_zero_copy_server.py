@@ -52,6 +52,7 @@ def zero_copy(
     )
     wait_for_memory()
     with ServerProcess(*flags, model=models[0], env=fault_env(disk.control)) as server:
+        server.expects_faults = True
         yield Bench(server, disk, references)
 
 

@@ -14,6 +14,7 @@ from sgl_importance.study.statistics import (
     chance_jaccard,
     jaccard,
     mean_of,
+    median_of,
     ratio_of,
     top_pages,
 )
@@ -52,6 +53,14 @@ def test_the_interval_of_a_mean_is_that_of_theory() -> None:
     assert estimate.value == pytest.approx(values.mean())
     assert estimate.low == pytest.approx(values.mean() - half, abs=0.05)
     assert estimate.high == pytest.approx(values.mean() + half, abs=0.05)
+
+
+def test_the_interval_of_a_median_is_that_of_order_statistics() -> None:
+    # Ranks 0.5 n -+ 0.98 sqrt(n) hold the median in 95 of 100 samples (binomial, normal approximation).
+    estimate = median_of(range(1, 402))
+    assert estimate.value == 201
+    assert estimate.low == pytest.approx(201 - 0.98 * 401**0.5, abs=2)
+    assert estimate.high == pytest.approx(201 + 0.98 * 401**0.5, abs=2)
 
 
 def test_a_ratio_divides_sums_not_means_of_ratios() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,7 +32,8 @@ STOP_SECONDS = 20.0
 SHUT_DOWN_SECONDS = 60.0
 REQUEST_SECONDS = 300.0
 ENDING_SECONDS = 2.0  # of a server that has dropped a connection
-FAULT = "KV importance: fault in"
+FAULT_SERIES = ("sglang:kv_importance_faults_total", "sglang:kv_importance_store_thread_faults_total")
+FAULT_LINES = re.compile(r"KV importance: fault in \w+|kv-importance-store: \w+ thread: .*")
 
 
 PORTS = range(20_000, 32_768)
@@ -87,7 +89,7 @@ class ServerProcess:
         api_key: key that the server demands, and that our own requests carry.
 
     Attributes:
-        expects_faults: set by a test that makes the server's own work fail.
+        expects_faults: set by a test that makes the server's own work fail; else ``stop`` demands none.
     """
 
     def __init__(
@@ -146,18 +148,17 @@ class ServerProcess:
         try:
             self.wait_ready()
         except BaseException:
-            self.stop()
+            self._end()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if kind is None:
-                self.assert_no_faults()
-        finally:
+        if kind is None:
             self.stop()
+        else:  # the test has failed already
+            self._end()
 
     def spawn(self) -> None:
         """Starts the process without waiting for it."""
@@ -207,13 +208,6 @@ class ServerProcess:
             code = self._process.wait(within)
             raise ServerFailed(f"the server ended with {code}\n{self.log_tail()}") from None
 
-    def assert_no_faults(self) -> None:
-        """That nothing of ours has failed in the server, which goes on serving when it does.
-
-        At the end of every server, unless its test expects faults or has failed already.
-        """
-        assert self.expects_faults or FAULT not in self.log(), f"a fault of ours\n{self.log()}"
-
     def shut_down(self) -> int:
         """Ends the server as an operator does, by SIGTERM to the launcher; its exit code."""
         os.kill(self.pid, signal.SIGTERM)
@@ -228,9 +222,32 @@ class ServerProcess:
         self.stop()
 
     def stop(self) -> None:
-        """Ends the server and every process that it started, without leave."""
+        """Ends the server and every process that it started, without leave.
+
+        Raises:
+            AssertionError: something of ours has failed in it, though it went on serving. A server that does
+                not answer any more has its log only to say so.
+        """
         if self._process is None:
             return
+        counted = self._counted_faults()
+        self._end()
+        if not self.expects_faults:
+            faults = [*counted, *FAULT_LINES.findall(self.log())]
+            assert not faults, "\n".join(["faults of ours:", *faults, self.log()])
+
+    def _counted_faults(self) -> list[str]:
+        """Every series of faults that is not 0; none where the server is dead, or exports none of ours."""
+        try:
+            series = self._series(STOP_SECONDS)
+        except (httpx.HTTPError, ServerFailed):
+            return []
+        return [
+            f"{name} {value:g}" for name, value in series.items() if value and name.startswith(FAULT_SERIES)
+        ]
+
+    def _end(self) -> None:
+        assert self._process is not None
         while members := [each for each in session_members(self.pid) if not _clears_up(each)]:
             for member in members:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -287,13 +304,13 @@ class ServerProcess:
         self._client.post("/flush_cache", params={"timeout": 30}).raise_for_status()
 
     def metrics(self) -> dict[str, float]:
-        """Every series that the server exports, by its name and labels as written.
+        """Every series that the server exports, by its name and labels as written."""
+        return self._series(REQUEST_SECONDS)
 
-        A scheduler counts a request behind its answer, so it is asked for something first: it replies when
-        that is done.
-        """
-        self.get("/server_info")
-        text = self._client.get("/metrics").raise_for_status().text
+    def _series(self, seconds: float) -> dict[str, float]:
+        # A scheduler counts a request behind its answer: it replies to this when that is done.
+        self._client.get("/server_info", timeout=seconds).raise_for_status()
+        text = self._client.get("/metrics", timeout=seconds).raise_for_status().text
         rows = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {series: float(value) for series, _, value in rows}
 

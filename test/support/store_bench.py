@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from sgl_importance.metrics_table import PREFIX, STORE
 from sgl_importance.storage.budget import scan
 from sgl_importance.storage.page_record import decode_header
 
@@ -29,7 +30,6 @@ FETCH_TIMEOUT_SECONDS = 0.5
 # A server takes less than 2 GB, and leaves 1 GiB free (faults/kv_store_fault).
 NEEDED_BYTES = 3 << 30
 MEMORY_SECONDS = 300.0
-STORE = "sglang:kv_importance_store_"
 REPORT = "SGL_IMPORTANCE_FAULT_REPORT"
 
 COMMON_FLAGS = ("--skip-tokenizer-init", "--max-total-tokens", "4096", "--page-size", str(PAGE_TOKENS))
@@ -68,7 +68,7 @@ def answer(server: ServerProcess, index: int) -> dict:
 def count(server: ServerProcess, name: str, **labels: str) -> float:
     """A counter of the store; 0 where nothing has been counted."""
     try:
-        return server.metric(f"{STORE}{name}_total", **labels)
+        return server.metric(f"{PREFIX}{STORE}{name}_total", **labels)
     except KeyError:
         return 0
 

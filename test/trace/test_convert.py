@@ -14,7 +14,8 @@ from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.cli import app
 from sgl_importance.trace.records import Record, RequestAdmitted, RequestFinished
-from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
+from sgl_importance.trace.token_sequence import TokenSequence
+from sgl_importance.trace.writer import NO_PAGES, TraceWriter
 
 from support.workloads.recordings import PAGE_SIZE, make_header
 

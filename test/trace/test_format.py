@@ -29,7 +29,8 @@ from sgl_importance.trace.records import (
     encode,
 )
 from sgl_importance.trace.segments import segment_files
-from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
+from sgl_importance.trace.token_sequence import TokenSequence
+from sgl_importance.trace.writer import NO_PAGES, TraceWriter
 
 from support.waiting import wait_until
 from support.workloads.recordings import PAGE_SIZE, make_header

@@ -10,51 +10,18 @@ import pytest
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
 from sgl_importance.metrics_table import FaultPlace
-from sglang_importance.observe.recorder import Recorder
-from sglang_importance.placement.backup_filter import BackupFilter
-from sglang_importance.placement.hint_follower import HintFollower
-from sglang_importance.placement.pinning import Pinning
+from sglang_importance.operations.runner import Desk
 from sglang_importance.radix_cache.component import ImportanceComponent
-from sglang_importance.radix_cache.node_events import NodeEvents
 from sglang_importance.radix_cache.request_flow import RequestFlow
-from sglang_importance.tree.eviction import MarginalLossOrder, RankedLeaves, StockOrder
 from sglang_importance.tree.faults import Faults, UpstreamError, upstream
-from sglang_importance.tree.folding import Folding
 
+from support.callbacks import LEARNING, OBSERVING, RECORDING, name_of
 from support.drivers.soak_history import Soak
 from support.drivers.tree_driver import TreeDriver
 from support.drivers.tree_requests import prompt, serve
 
 OPERATIONS = 300
 POOL = 768
-
-LEARNING: list[tuple[type, str, int]] = [
-    # Class, method, and the call that raises.
-    (RequestFlow, "inserting", 20),
-    (RequestFlow, "_admit", 9),
-    (RequestFlow, "inserted", 20),
-    (RequestFlow, "cached", 20),
-    (RequestFlow, "_learn", 9),
-    (Folding, "fold", 9),
-    (HintFollower, "admitted", 9),
-    (Pinning, "settle", 9),
-    (Pinning, "taken_in", 9),
-    (NodeEvents, "split", 2),
-    (NodeEvents, "removed", 2),
-    (NodeEvents, "transferred", 2),
-    (NodeEvents, "evicted", 2),
-    (RankedLeaves, "enter_device", 20),
-    (RankedLeaves, "_leave_device", 20),
-    (RankedLeaves, "_enter_host", 2),
-    (RankedLeaves, "_leave_host", 2),
-    (MarginalLossOrder, "begin", 2),
-    (MarginalLossOrder, "device_victim", 2),
-    (MarginalLossOrder, "host_victim", 1),
-    (MarginalLossOrder, "end", 2),
-    (BackupFilter, "_copies_to_host", 2),
-    (BackupFilter, "offer_again", 2),
-]
-OBSERVING = [(StockOrder, "begin", 2), (StockOrder, "chosen", 2), (StockOrder, "end", 2)]
 
 
 class Planned(Exception):
@@ -70,7 +37,7 @@ def break_call(patch: pytest.MonkeyPatch, owner: type, method: str, number: int)
         nonlocal calls
         calls += 1
         if calls == number:
-            raise Planned(f"{owner.__name__}.{method}")
+            raise Planned(name_of(owner, method))
         return original(self, *args, **kwargs)
 
     patch.setattr(owner, method, broken)
@@ -137,23 +104,48 @@ def test_a_fault_in_learning_or_ranking_leaves_a_server_that_evicts_by_lru(
     state = soak.driver.component.state
     assert calls() >= number
     assert state.faults.fallback is not None
-    assert state.faults.fallback.error == f"Planned: {owner.__name__}.{method}"
+    assert state.faults.fallback.error == f"Planned: {name_of(owner, method)}"
     assert sum(state.faults.counts.values()) == 1, "nothing of ours runs any more"
     assert victims
     assert soak.driver.checked_tokens > 500
 
 
-@pytest.mark.parametrize("method", ["event", "admitted", "folded", "finished"])
+@pytest.mark.parametrize(("owner", "method", "number"), RECORDING)
 def test_a_fault_of_the_recording_ends_nothing(
-    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    owner: type, method: str, number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    break_call(monkeypatch, Recorder, method, 9)
+    break_call(monkeypatch, owner, method, number)
     soak = Soak("importance", "write_through", seed=3, record_to=tmp_path)
     for _ in soak.run(200, check_every=25, idle_every=100):
         pass
     faults = soak.driver.component.state.faults
     assert faults.is_learning
     assert faults.counts[FaultPlace.RECORDING] == 1
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_requests_are_counted_once_each_though_learning_has_ended(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_call(monkeypatch, RequestFlow, "_admit", number)
+    driver = TreeDriver()
+    prompts = [prompt(0, 2), prompt(0, 3), prompt(500, 4), prompt(0, 2)]
+    for tokens in prompts:
+        serve(driver, tokens)
+    state = driver.component.state
+    assert not state.faults.is_learning
+    assert state.policy.clock == number - 1, "the clock of learning stands still"
+    assert state.counters.admitted_requests == len(prompts)
+    assert state.counters.prompt_tokens == sum(map(len, prompts))
+
+
+def test_an_answer_whose_time_cannot_be_noted_is_an_answer() -> None:
+    driver = TreeDriver()
+    desk = Desk(driver.cache, {"clock": lambda cache, _: {"clock": 0}}, on_slice=lambda *_: 1 // 0)
+    assert desk.begin("clock", {}).document == '{"clock": 0}'
+    faults = driver.component.state.faults
+    assert faults.counts[FaultPlace.METRICS] == 1
+    assert faults.is_learning
 
 
 def test_the_fault_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:

@@ -53,7 +53,7 @@ def test_chunked_prefill_folds_once_at_its_end(make_driver):
     assert driver.component.state.counters.folds == 0
     driver.prefill(request, body=pages(0, 0, 1, 1))
     assert driver.component.state.counters.folds == 1
-    assert driver.component.state.counters.admitted_requests == 1
+    assert driver.component.state.counters.requests == 1
     driver.finish(request)
     mass = np.concatenate([metadata.importance.body_mass() for _, metadata in path_of(driver, tokens)])
     assert mass == pytest.approx([0, 0, 0.5, 0.5])
@@ -109,7 +109,7 @@ def test_a_retracted_request_stays_one_query_and_one_access(make_driver):
     assert metadata.importance.queries == 1
     assert metadata.importance.weight(Origin.CROSS).max() <= 1.0
     assert metadata.accesses == 1
-    assert driver.component.state.counters.admitted_requests == 2
+    assert driver.component.state.counters.requests == 2
 
 
 def test_matches_of_waiting_requests_are_no_accesses(make_driver):

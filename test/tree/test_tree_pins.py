@@ -89,7 +89,7 @@ def test_a_pool_full_of_pins_still_serves(make_driver):
         pin(driver, tokens, str(serial))
         serve(driver, tokens[:-1])
     scan(driver, 4 * POOL)
-    assert driver.component.state.counters.admitted_requests == 4 + 4 * POOL // (4 * PAGE)
+    assert driver.component.state.counters.requests == 4 + 4 * POOL // (4 * PAGE)
     serve(driver, prompt(90_000, 40))
     assert resident(driver, prompt(90_000, 40)) == 40 * PAGE
 

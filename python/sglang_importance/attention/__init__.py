@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sgl_importance.options import ImportanceOptions
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.model_executor.model_runner import ModelRunner
 
+    CreateBackend = Callable[[ModelRunner], AttentionBackend]
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +29,12 @@ def install(options: ImportanceOptions) -> None:
     from sglang_importance.attention.score_sources import UNPROVEN
     from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 
-    @register_attention_backend("torch_native")
     def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
         if model_runner.is_draft_worker:
             return TorchNativeAttnBackend(model_runner)
         return EmittingTorchNativeBackend(model_runner, options)
+
+    register_attention_backend("torch_native")(create_torch_native_backend)
 
     if options.source in UNPROVEN:
         logger.warning(
@@ -53,7 +55,7 @@ def _attach_probe(options: ImportanceOptions) -> None:
             ATTENTION_BACKENDS[name] = _probed(ATTENTION_BACKENDS[name], options)
 
 
-def _probed(create: Callable[..., Any], options: ImportanceOptions) -> Callable[..., Any]:
+def _probed(create: CreateBackend, options: ImportanceOptions) -> CreateBackend:
     @wraps(create)
     def create_probed(model_runner: ModelRunner) -> AttentionBackend:
         # Triton decides while it is imported how kernels run: not before it is needed.
@@ -64,7 +66,7 @@ def _probed(create: Callable[..., Any], options: ImportanceOptions) -> Callable[
         if not model_runner.is_draft_worker:
             probe = QkProbe(backend, model_runner, options)
             ProbeEmission(probe, backend, model_runner, options)
-            backend.rows = probe.rows  # the cache looks for them there
+            backend.rows = probe.rows  # type: ignore[attr-defined]  # the cache looks for them there
         return backend
 
     return create_probed
@@ -99,8 +101,10 @@ def _flashinfer_backend(model_runner: ModelRunner, options: ImportanceOptions) -
 
 
 def _replaced(
-    create: Callable[..., Any], emitting: Callable[..., Any], options: ImportanceOptions
-) -> Callable[..., Any]:
+    create: CreateBackend,
+    emitting: Callable[[ModelRunner, ImportanceOptions], AttentionBackend],
+    options: ImportanceOptions,
+) -> CreateBackend:
     @wraps(create)
     def create_emitting(model_runner: ModelRunner) -> AttentionBackend:
         if model_runner.is_draft_worker:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_EMITTED_BYTES = 1 << 29
-"""Of the buffers that attention emits into. Requests that do not fit a step are observed in the next."""
+"""Limit on the buffers that attention emits into. Requests beyond it are observed in the next step."""
 
 
 class _Number(IntEnum):
@@ -78,11 +78,12 @@ class DecodeEmission(ABC):
         self._ever_ran: set[int] = set()
         self._clear_numbers()
         self._staged.send(self._numbers)
-        model_runner.forward = self._around(model_runner.forward)
+        wrapped = self._around(model_runner.forward)
+        model_runner.forward = wrapped  # type: ignore[method-assign]  # on this instance only
 
     @abstractmethod
     def admitted(self, observed: Sequence[ObservedQueries]) -> int:
-        """How many of the requests, from the first on, fit the buffers of one step."""
+        """The number of requests, from the first on, that fit the buffers of one step."""
 
     @abstractmethod
     def opened(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from flashinfer import BatchDecodeWithPagedKVCacheWrapper
-from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
+from sglang.srt.layers.attention.flashinfer_backend import DecodeMetadata, FlashInferAttnBackend
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.flashinfer import EmittingDecode
@@ -17,6 +17,7 @@ from sglang_importance.attention.decode_emission import MAX_EMITTED_BYTES, Decod
 from sglang_importance.attention.prefill_probe import QkProbe, attention_layers
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.sampling import ObservedQueries
+from sglang_importance.attention.source import request_table
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MASS_TOLERANCE = 2e-2
-"""How far half-precision logits move a query token's mass: the bound at logits of 40."""
+"""Bound on the error that half-precision logits of 40 leave in the mass of a query token."""
 CURE = "use --kv-importance-source qk_probe"
 
 
@@ -54,7 +55,7 @@ class FlashInferEmission(DecodeEmission):
             "sink_tokens": options.sink_tokens,
             "local_tokens": options.local_tokens,
         }
-        longest = model_runner.req_to_token_pool.req_to_token.shape[1]
+        longest = request_table(model_runner.req_to_token_pool).shape[1]
         bytes_per_token = logit_dtype.itemsize * len(self.layers) * probe.num_heads
         self.max_tokens = min(MAX_EMITTED_BYTES // bytes_per_token, max_batch * longest)
         if self.max_tokens < longest:
@@ -99,7 +100,8 @@ class FlashInferEmission(DecodeEmission):
         return self.step.logits[index or 0], self._nobody if index is None else self.batch_starts
 
     def log_sums(self, index: int, batch: int) -> torch.Tensor:
-        return self.step.log_sums[index, :batch]
+        log_sums: torch.Tensor = self.step.log_sums
+        return log_sums[index, :batch]
 
     def _launch(self, count: int, max_seq_len: int, gate: torch.Tensor) -> None:
         observed = ObservedLogits(
@@ -119,7 +121,7 @@ class FlashInferEmission(DecodeEmission):
         )
 
 
-class EmittingDecodeWrapper(BatchDecodeWithPagedKVCacheWrapper):  # type: ignore[misc]
+class EmittingDecodeWrapper(BatchDecodeWithPagedKVCacheWrapper):  # type: ignore[misc]  # of no type here
     """FlashInfer's decode wrapper over our attention variant, called as upstream's backend calls stock's.
 
     Attributes:
@@ -145,7 +147,7 @@ class EmittingDecodeWrapper(BatchDecodeWithPagedKVCacheWrapper):  # type: ignore
         assert not logits_soft_cap, logits_soft_cap
         logits, starts = self._emission.arguments(self.layer)
         sampled = {} if self.layer is None else {"lse": self._emission.log_sums(self.layer, q.shape[0])}
-        output = self.run(
+        output: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = self.run(
             q,
             paged_kv_cache,
             logits,
@@ -157,7 +159,7 @@ class EmittingDecodeWrapper(BatchDecodeWithPagedKVCacheWrapper):  # type: ignore
             return_lse=bool(sampled),
             **sampled,
         )
-        return output[0] if sampled else output
+        return output[0] if isinstance(output, tuple) else output
 
 
 class EmittingFlashInferBackend(FlashInferAttnBackend):
@@ -190,7 +192,7 @@ class EmittingFlashInferBackend(FlashInferAttnBackend):
             model_runner,
             options,
             num_kv_heads=num_kv_heads,
-            max_batch=model_runner.req_to_token_pool.req_to_token.shape[0],
+            max_batch=request_table(model_runner.req_to_token_pool).shape[0],
             logit_dtype=self._form.logit_dtype,
         )
         self.decode_wrappers = [self._wrapper()]
@@ -233,7 +235,7 @@ class EmittingFlashInferBackend(FlashInferAttnBackend):
             )
         ]
 
-    def forward_decode(
+    def forward_decode(  # type: ignore[override]  # the parameters of upstream's FlashInfer backend
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -242,6 +244,8 @@ class EmittingFlashInferBackend(FlashInferAttnBackend):
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
     ) -> torch.Tensor:
+        assert isinstance(self.forward_metadata, DecodeMetadata)
         (wrapper,) = self.forward_metadata.decode_wrappers
         wrapper.layer = self.emission.index_of(layer.layer_id)
-        return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
+        output: torch.Tensor = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
+        return output

@@ -1,4 +1,4 @@
-"""Which attention layers are sampled."""
+"""The attention layers of a model that page scores are taken from."""
 
 from __future__ import annotations
 

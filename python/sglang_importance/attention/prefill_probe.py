@@ -19,7 +19,7 @@ from sgl_importance_kernels.triton.paged_queries import PagedQueries
 from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer, refusal
 from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.sampling import ObservedQueries
-from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported
+from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported, request_table
 from sglang_importance.metrics.emission_time import EMISSION_TIME
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LOG_SUMS_BYTES = 1 << 29
-"""Of one pass: 4 layers x 32 heads x 16 requests x 32 queries of 32k tokens at page size 16."""
+"""Limit on the log-sums of a pass: 4 layers, 32 heads, 16 requests, 32 queries of 32k tokens, pages of 16."""
 
 
 class _Step:
@@ -68,12 +68,14 @@ class QkProbe:
         self.layers, self.rows, self.sampler = source.layers, source.rows, source.sampler
         self._index = {layer: index for index, layer in enumerate(self.layers)}
         self._pool = model_runner.token_to_kv_pool
-        self._table = model_runner.req_to_token_pool.req_to_token
+        self._table = request_table(model_runner.req_to_token_pool)
         self.num_heads = _query_heads(model_runner.model, self.layers)
         self._gate = torch.ones(1, dtype=torch.int32, device=model_runner.device)
         self._step: _Step | None = None
-        backend.init_forward_metadata = self._after_metadata(backend.init_forward_metadata)
-        backend.forward_extend = self._after_forward(backend.forward_extend)
+        after_metadata = self._after_metadata(backend.init_forward_metadata)
+        after_forward = self._after_forward(backend.forward_extend)
+        backend.init_forward_metadata = after_metadata  # type: ignore[method-assign]  # on this instance only
+        backend.forward_extend = after_forward  # type: ignore[method-assign]  # on this instance only
 
     def _after_metadata(self, upstream: Callable[..., None]) -> Callable[..., None]:
         @wraps(upstream)
@@ -183,7 +185,7 @@ class QkProbe:
 
 
 def key_scale(layer: RadixAttention, keys: torch.Tensor) -> float:
-    """What the layer's stored keys are to be multiplied by."""
+    """Factor on the stored keys of a layer: that of their quantization, 1 where they are not quantized."""
     return (getattr(layer, "k_scale_float", None) or 1.0) if keys.dtype in FLOAT8 else 1.0
 
 
@@ -215,7 +217,7 @@ def _query_heads(model: torch.nn.Module, layers: Iterable[int]) -> int:
 def _refuse_unsupported(model_runner: ModelRunner, options: ImportanceOptions) -> None:
     """Raises where the probe would score something else than what attention attends to."""
     refuse_unsupported(model_runner)
-    if options.trace and options.trace_detail == Detail.STEPS:
+    if options.trace and options.trace_detail == Detail.STEPS.value:
         raise ValueError("qk-probe keeps no scores of single steps: use --kv-importance-trace-detail folds")
     key_dtype = model_runner.token_to_kv_pool.dtype
     available = full_attention_layers(model_runner.model)

@@ -14,6 +14,7 @@ from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.qk_probe import probe_layer
 from sglang_importance.attention.log_sum_emission import LogSumEmission
 from sglang_importance.attention.prefill_probe import QkProbe, key_scale
+from sglang_importance.attention.source import request_table
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -42,7 +43,7 @@ class ProbeEmission(LogSumEmission):
         model_runner: ModelRunner,
         options: ImportanceOptions,
     ) -> None:
-        table = model_runner.req_to_token_pool.req_to_token
+        table = request_table(model_runner.req_to_token_pool)
         super().__init__(probe, model_runner, options, max_batch=table.shape[0], max_observed=MAX_OBSERVED)
         self._pool = model_runner.token_to_kv_pool
         self._table = table
@@ -52,7 +53,8 @@ class ProbeEmission(LogSumEmission):
             locations=table.view(-1),
             location_starts=self._location_starts,
         )
-        backend.forward_decode = self._behind(backend.forward_decode)
+        wrapped = self._behind(backend.forward_decode)
+        backend.forward_decode = wrapped  # type: ignore[method-assign]  # on this instance only
 
     def _allocated(self, num_heads: int, device: torch.device | str) -> LogSums:
         return LogSums(

@@ -1,8 +1,8 @@
-"""Which query tokens of a forward pass are observed: the same for every producer."""
+"""Chooses the query tokens of a forward pass that are observed, the same for every producer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,20 +58,21 @@ class StepSampler:
 
     def observed(self, forward_batch: ForwardBatch) -> Iterator[ObservedQueries]:
         """To be exhausted once per forward pass."""
-        if forward_batch.rids is None:  # Only upstream's own dummy batches carry no request ids.
+        rids = forward_batch.rids
+        if rids is None:  # Only upstream's own dummy batches carry no request ids.
             return
         if forward_batch.forward_mode == ForwardMode.EXTEND:
-            yield from self._extends(forward_batch)
+            yield from self._extends(forward_batch, rids)
         elif forward_batch.forward_mode == ForwardMode.DECODE:
-            yield from self._decodes(forward_batch)
+            yield from self._decodes(forward_batch, rids)
 
-    def _extends(self, forward_batch: ForwardBatch) -> Iterator[ObservedQueries]:
+    def _extends(self, forward_batch: ForwardBatch, rids: Sequence[str]) -> Iterator[ObservedQueries]:
         seq_lens = _on_host(forward_batch, "seq_lens")
         extend_lens = _on_host(forward_batch, "extend_seq_lens")
         end = 0
         # Padding follows the requests.
         slots = _on_host(forward_batch, "req_pool_indices")
-        for row, (rid, slot) in enumerate(zip(forward_batch.rids, slots, strict=False)):
+        for row, (rid, slot) in enumerate(zip(rids, slots, strict=False)):
             end += extend_lens[row]
             if slot == PADDING_SLOT or extend_lens[row] == 0:
                 continue
@@ -79,10 +80,10 @@ class StepSampler:
             num_q = min(self._options.window, extend_lens[row])
             yield ObservedQueries(slot, rid, Phase.PREFILL, slice(end - num_q, end), seq_lens[row])
 
-    def _decodes(self, forward_batch: ForwardBatch) -> Iterator[ObservedQueries]:
+    def _decodes(self, forward_batch: ForwardBatch, rids: Sequence[str]) -> Iterator[ObservedQueries]:
         """Counts a decode step of each request; those that are due."""
-        if forward_batch.rids != self._decoding:
-            self._decode_others(forward_batch)
+        if rids != self._decoding:
+            self._decode_others(forward_batch, list(rids))
         slots = self._decoding_slots
         is_due = (self._decode_steps[slots] % self._options.interval == 0) & (slots != PADDING_SLOT)
         self._decode_steps[slots] += 1
@@ -94,15 +95,14 @@ class StepSampler:
             rid, slot = self._decoding[row], int(slots[row])
             yield ObservedQueries(slot, rid, Phase.DECODE, slice(row, row + 1), seq_lens[row])
 
-    def _decode_others(self, forward_batch: ForwardBatch) -> None:
+    def _decode_others(self, forward_batch: ForwardBatch, rids: list[str]) -> None:
         """The batch has changed: looks up the slots of its requests.
 
         Upstream keeps them on the device only, and to read them there would wait for the step before: they
         are known from the requests' prefills.
         """
-        rids = list(forward_batch.rids)
-        slots = [self._slot_of.get(rid) for rid in rids]
-        if None in slots:
+        slots = [self._slot_of[rid] for rid in rids if rid in self._slot_of]
+        if len(slots) < len(rids):
             slots = _on_host(forward_batch, "req_pool_indices")[: len(rids)]
             for rid, slot in zip(rids, slots, strict=True):
                 if slot != PADDING_SLOT and self._rows.owner(slot) != rid:

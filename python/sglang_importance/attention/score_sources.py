@@ -1,4 +1,4 @@
-"""Which attention backends emit page scores, and what has run on which kind of device."""
+"""The attention backends that emit page scores; those that no GPU has run yet stand apart."""
 
 from __future__ import annotations
 

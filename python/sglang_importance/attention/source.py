@@ -1,4 +1,4 @@
-"""What every source of page scores starts with: refusals, sampled layers, rows, and whom to observe."""
+"""The common start of every source of page scores: refusals, sampled layers, rows, and whom to observe."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.attention.sampling import StepSampler
 
 if TYPE_CHECKING:
+    import torch
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -29,13 +31,21 @@ class ScoreSource:
 
 
 def refuse_unsupported(model_runner: ModelRunner) -> None:
-    """Raises:
-    ValueError: the keys in the pool are not what the model's queries are multiplied with.
+    """Refuses models whose queries are not multiplied with the keys in the pool.
+
+    Raises:
+        ValueError: encoder-decoder models, and multi-head latent attention.
     """
     if model_runner.model_config.is_encoder_decoder:
         raise ValueError(f"page scores of encoder-decoder models are not supported: {CURE}")
     if model_runner.use_mla_backend:
         raise ValueError(f"page scores of multi-head latent attention are not supported yet: {CURE}")
+
+
+def request_table(pool: ReqToTokenPool | None) -> torch.Tensor:
+    """Locations in the KV pool by request slot and position, int32 [num_slots, max_context_tokens]."""
+    assert pool is not None, "sglang makes the pools before the attention backend"
+    return pool.req_to_token
 
 
 def opened_source(model_runner: ModelRunner, options: ImportanceOptions) -> ScoreSource:
@@ -45,7 +55,7 @@ def opened_source(model_runner: ModelRunner, options: ImportanceOptions) -> Scor
         ValueError: the options name layers that cannot be sampled, or the rows would not fit.
     """
     layers = sampled_layers(full_attention_layers(model_runner.model), options.layers)
-    num_slots, max_context_tokens = model_runner.req_to_token_pool.req_to_token.shape
+    num_slots, max_context_tokens = request_table(model_runner.req_to_token_pool).shape
     rows = ScoreRows(
         page_size=model_runner.page_size or 1,
         num_slots=num_slots,

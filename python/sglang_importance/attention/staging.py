@@ -18,7 +18,7 @@ class Mark(Protocol):
 
 
 class Stream(Protocol):
-    """What staging needs of the stream that the forward pass runs on."""
+    """The part of a stream, on which the forward pass runs, that staging uses."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queues a copy."""

@@ -14,7 +14,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.eager import PageScoreAccumulator
 from sglang_importance.attention.sampling import ObservedQueries
-from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported
+from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported, request_table
 from sglang_importance.metrics.emission_time import EMISSION_TIME
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        output = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        output: torch.Tensor = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
         self.rows.attempt(self._observe, q, layer)
         return output
 
@@ -108,7 +108,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        output = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        output: torch.Tensor = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
         self.rows.attempt(self._observe, q, layer)
         return output
 
@@ -159,13 +159,14 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
                 device=self.device,
             )
             # Padded with location 0, upstream's own padding token; the scores mask it.
-            table = self.req_to_token_pool.req_to_token
+            table = request_table(self.req_to_token_pool)
             locations = table.new_zeros(scores.padded_len)
             locations[: observed.seq_len] = table[observed.slot, : observed.seq_len]
             for layer, kept in queries:
                 keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
                 scores.add_layer(kept[rows], keys, locations, scale=layer.scaling, logit_cap=layer.logit_cap)
-            return scores.sums()
+            sums: torch.Tensor = scores.sums()
+            return sums
 
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:

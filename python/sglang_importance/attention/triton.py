@@ -12,6 +12,7 @@ from sgl_importance_kernels.triton.log_sums import DecodeLogSums
 from sgl_importance_kernels.triton.score_mod import SCORE_MODS
 from sglang_importance.attention.log_sum_emission import LogSumEmission
 from sglang_importance.attention.prefill_probe import QkProbe
+from sglang_importance.attention.source import request_table
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -79,10 +80,10 @@ class EmittingTritonBackend(TritonAttnBackend):
         super().__init__(model_runner)
         probe = QkProbe(self, model_runner, options)
         self.rows = probe.rows
-        max_batch = model_runner.req_to_token_pool.req_to_token.shape[0]
+        max_batch = request_table(model_runner.req_to_token_pool).shape[0]
         self.emission = TritonEmission(probe, model_runner, options, max_batch=max_batch)
 
-    def forward_decode(
+    def forward_decode(  # type: ignore[override]  # the parameters of upstream's Triton backend
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -104,6 +105,7 @@ class EmittingTritonBackend(TritonAttnBackend):
             assert forward_batch.batch_size <= self.emission.max_batch, forward_batch.batch_size
             score_mod = self.emission.score_mod
             aux_tensors = (self.emission.log_sums.aux(index),)
-        return super().forward_decode(
+        output: torch.Tensor = super().forward_decode(
             q, k, v, layer, forward_batch, save_kv_cache, sinks, score_mod, aux_tensors
         )
+        return output

@@ -1,4 +1,4 @@
-"""What unmodified sglang lacks on a machine without an accelerator.
+"""Shims without which unmodified sglang does not serve on a machine without an accelerator.
 
 sglang calls ``activate`` through the ``sglang.srt.platforms`` entry point, inside the first ``import sglang``
 of every process, early enough to mend imports; ``install`` comes with our plugin, when sglang can be

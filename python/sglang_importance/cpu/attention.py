@@ -126,4 +126,5 @@ class ExtendComputesCachedRows(Shim):
             )
             return result
 
-        TorchNativeAttnBackend._run_sdpa_forward_extend = extend
+        # Replaces the method on the class.
+        TorchNativeAttnBackend._run_sdpa_forward_extend = extend  # type: ignore[assignment, method-assign]

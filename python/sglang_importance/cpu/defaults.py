@@ -36,7 +36,6 @@ class PoolTakesAllMemory(Shim):
         from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
         from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-        @register_resolution_hook("handle_gpu_memory_settings")
         def bound_pool(server_args: Any, resolve: Callable[[Any], None]) -> None:
             given = resolving_view(server_args)
             if given.max_total_tokens is None and given.mem_fraction_static is None:
@@ -45,3 +44,5 @@ class PoolTakesAllMemory(Shim):
                     "CPU: the KV pool holds %d tokens; --max-total-tokens changes that", DEFAULT_POOL_TOKENS
                 )
             resolve(server_args)
+
+        register_resolution_hook("handle_gpu_memory_settings")(bound_pool)

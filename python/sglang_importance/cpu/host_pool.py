@@ -127,7 +127,8 @@ class DirectTransfers(Shim):
         from sglang.srt.arg_groups.overrides import declare_resolution
         from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-        @register_resolution_hook("handle_hicache")
         def use_direct(server_args: Any, resolve: Callable[[Any], None]) -> None:
             declare_resolution(server_args, "sgl_importance.cpu", hicache_io_backend="direct")
             resolve(server_args)  # picks the layout that goes with it
+
+        register_resolution_hook("handle_hicache")(use_direct)

@@ -7,10 +7,11 @@ then FastAPI has also dropped what stands in an envelope of hints and does not b
 from __future__ import annotations
 
 from fastapi import Depends, FastAPI, HTTPException, Request
-from sglang.srt.entrypoints.http_server import get_global_state
+from fastapi.routing import APIRoute
 
 from sgl_importance.hints.hints import FIELD
 from sglang_importance.http.request_hints import read_native_hints
+from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.http.token_limits import check_stop_tokens, check_token_ids
 from sglang_importance.upstream.server_options import importance_options
 
@@ -23,8 +24,9 @@ def check_generate(app: FastAPI) -> None:
     Raises:
         ValueError: the app has no such route, or several.
     """
-    (route,) = (route for route in app.router.routes if getattr(route, "path", None) == PATH)
+    (route,) = (route for route in app.router.routes if isinstance(route, APIRoute) and route.path == PATH)
     app.router.routes.remove(route)
+    assert route.methods is not None, "only a WebSocket's route has none"
     app.add_api_route(
         PATH,
         route.endpoint,
@@ -35,10 +37,12 @@ def check_generate(app: FastAPI) -> None:
 
 
 async def refuse_unusable(request: Request) -> None:
-    """Raises:
-    HTTPException: 400, a hint cannot be followed, or the model does not have a token; names the field.
+    """A dependency of the route.
+
+    Raises:
+        HTTPException: 400, a hint cannot be followed, or the model does not have a token; names the field.
     """
-    manager = get_global_state().tokenizer_manager
+    manager = tokenizer_manager()
     if importance_options(manager.server_args) is None:
         return
     try:
@@ -57,9 +61,10 @@ async def refuse_unusable(request: Request) -> None:
 
 
 def _num_prompts(body: dict[str, object]) -> int | None:
-    """Of a batch; None where there is a single prompt, or none."""
+    """The number of prompts in a batch; None where there is a single prompt, or none."""
     text, ids = body.get("text"), body.get("input_ids")
     if isinstance(text, list):
         return len(text)
-    is_batch = text is None and isinstance(ids, list) and ids and isinstance(ids[0], list)
-    return len(ids) if is_batch else None  # type: ignore[arg-type]
+    if text is None and isinstance(ids, list) and ids and isinstance(ids[0], list):
+        return len(ids)
+    return None

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sgl_importance.nodes.digests import DIGEST_BYTES
 from sglang_importance.http.scheduler_client import ask, json_body, validated
+from sglang_importance.http.server_state import wants_key
 from sglang_importance.operations.page_importance import MAX_KEYS
 
 Digest = Annotated[str, StringConstraints(pattern=f"^[0-9a-fA-F]{{{2 * DIGEST_BYTES}}}$")]
@@ -24,7 +24,7 @@ class ImportanceBody(BaseModel):
     """Chained digests of pages, hexadecimal."""
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def post_importance(request: Request) -> dict[str, Any]:
     """What is known of each page.
 

@@ -7,7 +7,7 @@ dealt with where the body is still at hand and the answer is not yet sent. Reque
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from fastapi import Request
@@ -85,7 +85,7 @@ def _with_report(answer: Any, openai: OpenAIHints, choices: int) -> Any:
 
 
 async def _chunks_with_report(
-    chunks: AsyncIterator[Any], openai: OpenAIHints, choices: int
+    chunks: AsyncIterable[Any], openai: OpenAIHints, choices: int
 ) -> AsyncIterator[Any]:
     async for chunk in chunks:
         yield _chunk_with_report(chunk, openai, choices)
@@ -111,4 +111,4 @@ def _document_with_report(document: dict[str, Any], openai: OpenAIHints, choices
 
 
 HOOKS: dict[str, Hook] = {HANDLE_TARGET: (_around_handle_request, HookType.AROUND)}
-"""In the launcher: the OpenAI routes take hints and give reports."""
+"""Hooks in the launcher, through which the OpenAI routes take hints and give reports."""

@@ -1,4 +1,7 @@
-"""What our routes take, for ``/openapi.json``: they read it themselves, so FastAPI does not know."""
+"""Our routes' bodies, parameters and refusals for ``/openapi.json``.
+
+The routes read bodies and queries themselves, so FastAPI cannot see them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     403: {"description": "a page of another site asks a server that has no key"},
     503: {"description": "the scheduler could not take up the question: ask again"},
 }
-"""What every route may answer beside its document; `detail` is one line."""
+"""Refusals that every route may answer with; `detail` is one line."""
 
 
 def json_body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:

@@ -7,12 +7,11 @@ from typing import Any
 
 from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
-from sglang.srt.entrypoints.http_server import get_global_state
-from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sgl_importance.ledger.steady_time import steady_time
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.http.scheduler_client import ask, json_body, validated
+from sglang_importance.http.server_state import server_arguments, wants_key
 
 MAX_TTL_SECONDS = 10 * 366 * 86_400.0
 
@@ -33,7 +32,7 @@ class UnpinBody(BaseModel):
     """As the answer to ``pin`` named it."""
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def post_pin(request: Request) -> dict[str, Any]:
     """Pins a prefix, so that it is evicted last.
 
@@ -43,7 +42,7 @@ async def post_pin(request: Request) -> dict[str, Any]:
     """
     body = validated(PinBody, await json_body(request))
     tokens = await prompt_tokens(body, request)
-    page_size = get_global_state().tokenizer_manager.server_args.page_size
+    page_size = server_arguments().page_size
     if len(tokens) < page_size:
         problem = f"{len(tokens)} tokens are less than one page of {page_size}: there is nothing to pin"
         raise HTTPException(status_code=400, detail=f"{body.form}: {problem}")
@@ -61,13 +60,13 @@ async def post_pin(request: Request) -> dict[str, Any]:
     )
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def post_unpin(request: Request) -> dict[str, Any]:
     """Ends a pin, and answers its ``pin_id``; 404 where there is none."""
     return await ask("unpin", validated(UnpinBody, await json_body(request)).model_dump())
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def get_pins() -> dict[str, Any]:
     """Every pin, oldest first, and the budget by tier.
 

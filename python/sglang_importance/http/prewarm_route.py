@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
-from pydantic import Field, model_validator
-from sglang.srt.entrypoints.http_server import get_global_state
+from pydantic import Field
 from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
-from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sgl_importance.ledger.ledger import Ledger
 from sgl_importance.ledger.ledger_database import LedgerUnusable
@@ -27,6 +25,7 @@ from sglang_importance.http import openapi, prewarm_metrics
 from sglang_importance.http.prewarming import RESERVE, Job, Prewarmer, State, requests_under_way
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.http.scheduler_client import ask, json_body, validated
+from sglang_importance.http.server_state import tokenizer_manager, wants_key
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +43,13 @@ class PrewarmRequest(Prompt):
     max_seconds: float | None = Field(None, gt=0, le=MAX_SECONDS)
     """After which the job ends; without it, ``--kv-importance-prewarm-seconds``."""
 
-    @model_validator(mode="after")
-    def _exactly_one_form(self) -> PrewarmRequest:
+    def check_form(self) -> None:
         if self.has_prompt:
-            super()._exactly_one_form()
+            super().check_form()
         elif named := [
             name for name in ("tools", "cache_salt", "extra_key") if getattr(self, name) is not None
         ]:
             raise ValueError(f"{' and '.join(named)} without text, messages or input_ids")
-        return self
 
     @property
     def has_prompt(self) -> bool:
@@ -89,8 +86,10 @@ class Jobs:
         return job
 
     def find(self, job_id: str) -> Job:
-        """Raises:
-        HTTPException: 404, there is no such job.
+        """The job of an id.
+
+        Raises:
+            HTTPException: 404, there is no such job.
         """
         job = self._jobs.get(job_id)
         if job is None:
@@ -112,7 +111,7 @@ class Jobs:
             paths = [path] if path is not None else await self._plan(job, facts)
             if self._prewarmer is None:
                 self._prewarmer = Prewarmer(
-                    get_global_state().tokenizer_manager,
+                    tokenizer_manager(),
                     lambda: ask("prewarm_room", {}),
                     page_size=facts["page_size"],
                     min_step_tokens=STORAGE_STEP_TOKENS if facts["has_storage"] else COMPUTED_STEP_TOKENS,
@@ -164,7 +163,7 @@ def _jobs(request: Request) -> Jobs:
     return jobs
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def post_prewarm(request: Request) -> dict[str, Any]:
     """Starts to bring a prompt's prefix, or what the ledger values most, into the cache.
 
@@ -179,13 +178,13 @@ async def post_prewarm(request: Request) -> dict[str, Any]:
     return {"job_id": jobs.begin("prompt", chosen.max_seconds, path).job_id, "tokens": len(tokens)}
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def list_prewarm(request: Request) -> dict[str, Any]:
     """The pre-warms of this server, oldest first: ``jobs``. The one of the start has ``origin`` ``start``."""
     return {"jobs": _jobs(request).describe()}
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def get_prewarm(request: Request, job_id: str) -> dict[str, Any]:
     """How far a pre-warm is.
 
@@ -197,7 +196,7 @@ async def get_prewarm(request: Request, job_id: str) -> dict[str, Any]:
     return _jobs(request).find(job_id).describe()
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def delete_prewarm(request: Request, job_id: str) -> dict[str, Any]:
     """Cancels a pre-warm, and answers how far it got. What it brought in stays."""
     job = _jobs(request).find(job_id)
@@ -234,7 +233,7 @@ def install_prewarm(app: FastAPI, options: ImportanceOptions) -> None:
 
 
 async def _prewarm_unasked(jobs: Jobs, *, again: bool) -> None:
-    manager = get_global_state().tokenizer_manager
+    manager = tokenizer_manager()
     while manager.server_status is ServerStatus.Starting:
         await asyncio.sleep(0.1)
     job = jobs.begin("start")

@@ -31,7 +31,7 @@ STEP_SECONDS = 0.05
 MAX_STEP_TOKENS = 8192
 POLL_SECONDS = 0.01
 RESERVE = 0.1
-"""Of the device tier; left free by what nobody asked for, so that it never makes requests evict."""
+"""Share of the device tier that pre-warms nobody asked for leave free, so that they make no request evict."""
 
 
 class State(StrEnum):
@@ -183,7 +183,7 @@ class Prewarmer:
             position = stop
 
     def _next_stop(self, path: WarmPath, position: int) -> int:
-        """Where the next step ends: at the end of a node, unless the step would be too short or too long."""
+        """The token at which the next step ends: a node's end, unless the step were too short or too long."""
         shortest, longest = position + self._steps.minimum, position + self._steps.tokens
         end = next((end for end in path.ends if end >= shortest), path.ends[-1])
         if end - longest < self._steps.minimum:

@@ -6,13 +6,13 @@ generate: a prefix that is pinned or warmed must be, token for token, the one th
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
+from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.http.token_limits import unknown_token
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
@@ -43,7 +43,16 @@ class Prompt(BaseModel):
     """The same, for requests that carry one."""
 
     @model_validator(mode="after")
-    def _exactly_one_form(self) -> Prompt:
+    def _has_one_form(self) -> Self:
+        self.check_form()
+        return self
+
+    def check_form(self) -> None:
+        """Checks which of the fields are given together.
+
+        Raises:
+            ValueError: the prompt has no form or several, or tools without messages.
+        """
         given = [name for name in FORMS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -51,7 +60,6 @@ class Prompt(BaseModel):
             )
         if self.tools is not None and self.messages is None:
             raise ValueError("tools need messages")
-        return self
 
     @property
     def form(self) -> str:
@@ -74,7 +82,7 @@ async def prompt_tokens(prompt: Prompt, request: Request) -> list[int]:
     Raises:
         HTTPException: 400 where the prompt cannot be tokenized or does not fit the model; names the field.
     """
-    manager = get_global_state().tokenizer_manager
+    manager = tokenizer_manager()
     if prompt.messages is not None:
         tokens = await _chat_tokens(prompt, request)
     elif prompt.text is not None:
@@ -90,18 +98,20 @@ async def prompt_tokens(prompt: Prompt, request: Request) -> list[int]:
 
 
 async def _text_tokens(field: str, text: str) -> list[int]:
-    manager = get_global_state().tokenizer_manager
+    manager = tokenizer_manager()
     if manager.tokenizer is None:
         raise _refused(field, "the server runs with --skip-tokenizer-init: give input_ids instead")
     tokens, _ = await manager._tokenize_texts(text)
-    return list(tokens)
+    return list(tokens)  # type: ignore[arg-type]  # of one text, not of a batch
 
 
 async def _chat_tokens(prompt: Prompt, request: Request) -> list[int]:
     chat = request.app.state.openai_serving_chat
-    options = {} if prompt.tools is None else {"tools": prompt.tools}
+    given = {"messages": prompt.messages, "tools": prompt.tools}
     try:
-        chat_request = ChatCompletionRequest(messages=prompt.messages, **options)
+        chat_request = ChatCompletionRequest.model_validate(
+            {name: value for name, value in given.items() if value is not None}
+        )
     except ValidationError as error:
         # Each message is tried as each kind of message: the first complaint is about the likeliest.
         first = error.errors()[0]

@@ -1,4 +1,4 @@
-"""Where every request of a server or engine passes: its token ids, its hints, and what its answer reports.
+"""Checks and hints of every request to a server or engine, and the reports in its answer.
 
 sglang carries ``kv_hints`` of ``/generate`` and ``Engine.generate`` as an envelope and drops those of its
 OpenAI routes; ``http/openai_hints.py`` hands us the latter.
@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_importance.hints.block_places import locate_messages
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
@@ -24,7 +25,8 @@ from sglang_importance.upstream.server_options import importance_options
 
 if TYPE_CHECKING:
     from fastapi import Request
-    from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
+    from sglang.srt.managers.io_struct import EmbeddingReqInput
+    from sglang.srt.managers.kv_hints import KvHintsEnvelope
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 GENERATE_TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
@@ -81,9 +83,10 @@ def _around_generate_request(
     check_stop_tokens(obj.sampling_params, manager.model_config.vocab_size)
     if getattr(obj, "stream", False) and _num_samples(obj) > 1:
         generate = partial(_generate_and_forget, generate)
-    if openai is None and not getattr(obj, FIELD, None):
-        if hasattr(obj, FIELD):
-            obj.kv_hints = None  # sglang takes an empty object for none, but not beside a batch
+    if not isinstance(obj, GenerateReqInput):
+        return generate(manager, obj, request)
+    if openai is None and not obj.kv_hints:
+        obj.kv_hints = None  # sglang takes an empty object for none, but not beside a batch
         return generate(manager, obj, request)
     return _generate_with_hints(generate, manager, obj, request, openai)
 
@@ -118,7 +121,8 @@ async def _generate_with_hints(
     if openai is None:
         _attach_native(obj)
     else:
-        hints = openai.located(obj.input_ids if openai.num_messages else [])
+        prompt = obj.input_ids if openai.num_messages else []
+        hints = openai.located(prompt)  # type: ignore[arg-type]  # a chat request has one prompt, as token ids
         obj.kv_hints = hints.envelope(openai.value)
         if hints.prefetch:
             _generate_nothing(obj)
@@ -134,7 +138,9 @@ async def _generate_with_hints(
 def _attach_native(obj: GenerateReqInput) -> None:
     values = [_plain(value) for value in _as_list(obj.kv_hints)]
     hints = _read(values)
-    envelopes = [each.envelope(value) if value else None for each, value in zip(hints, values, strict=True)]
+    envelopes: list[dict[str, Any] | KvHintsEnvelope | None] = [
+        each.envelope(value) if value else None for each, value in zip(hints, values, strict=True)
+    ]
     obj.kv_hints = envelopes if isinstance(obj.kv_hints, list) else envelopes[0]
     if any(each.prefetch for each in hints):
         _generate_nothing(obj)
@@ -200,4 +206,4 @@ def _take_report(meta_info: dict[str, Any]) -> dict[str, Any] | None:
 
 
 HOOKS: dict[str, Hook] = {GENERATE_TARGET: (_around_generate_request, HookType.AROUND)}
-"""In the launcher: the tokenizer manager takes hints, and refuses tokens that the model does not have."""
+"""The hook in the launcher through which the tokenizer manager takes hints and refuses unknown tokens."""

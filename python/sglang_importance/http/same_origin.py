@@ -6,6 +6,7 @@ can be reached from a desk is then open to every page that is looked at there.
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException, Request
@@ -50,5 +51,5 @@ def _has_key() -> bool:
     state = get_global_state()
     if state is None:
         return False
-    arguments = state.tokenizer_manager.server_args
+    arguments: Any = state.tokenizer_manager.server_args
     return bool(arguments.api_key or arguments.admin_api_key)

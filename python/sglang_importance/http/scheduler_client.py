@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
 from pydantic import BaseModel, ValidationError
-from sglang.srt.entrypoints.http_server import get_global_state
 
+from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.operations.messages import COMMUNICATOR, KvImportanceReq, KvImportanceReqOutput
 from sglang_importance.operations.runner import MAX_JOBS
 
@@ -34,8 +34,10 @@ def validated(model: type[M], values: Any) -> M:
 
 
 async def json_body(request: Request) -> Any:
-    """Raises:
-    HTTPException: 415, it is sent as something else, as any web page may; 400, the body is not JSON.
+    """The body of a request.
+
+    Raises:
+        HTTPException: 415, it is sent as something else, as any web page may; 400, the body is not JSON.
     """
     sent_as = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if sent_as != "application/json":
@@ -74,9 +76,10 @@ async def ask(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _answer(operation: str, arguments: dict[str, Any]) -> KvImportanceReqOutput:
-    manager = get_global_state().tokenizer_manager
+    manager = tokenizer_manager()
     manager.auto_create_handle_loop()
     communicate = getattr(manager, f"{COMMUNICATOR}_communicator")
+    reply: KvImportanceReqOutput
     async with _places:
         (reply,) = await communicate(KvImportanceReq(operation=operation, arguments=json.dumps(arguments)))
         while reply.job is not None:

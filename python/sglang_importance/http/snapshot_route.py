@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
-from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_importance.http.scheduler_client import ask, validated
+from sglang_importance.http.server_state import wants_key
 from sglang_importance.operations.snapshot import DEFAULT_LIMIT, MAX_LIMIT
 
 
@@ -25,15 +25,16 @@ class SnapshotQuery(BaseModel):
     """Leaves out nodes with fewer tokens."""
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def get_kv_importance(request: Request) -> dict[str, Any]:
     """The radix tree with its importance: nodes by loss, largest first.
 
-    Answers ``policy``, ``page_size``, ``clock`` (admitted requests), ``tiers``, ``nodes`` and
-    ``next_cursor``, null on the last page; under ``observe`` also ``observe``, with a store also
-    ``store``. Each node has its place (``id``, ``parent``, ``depth_tokens``, ``tokens``, ``tiers``), what
-    attention gave it (``body_mass``, ``peak``, ``self_mass``, ``cross_mass``, ``queries``), and what the
-    policy makes of it (``accesses``, ``age``, ``p_reuse``, ``loss``, ``pinned``).
+    Answers ``policy``, ``page_size``, ``clock`` (admitted requests), ``tiers``, ``faults`` (``counts`` by
+    place, and the ``fallback`` to LRU or null), ``nodes`` and ``next_cursor``, null on the last page; under
+    ``observe`` also ``observe``, with a store also ``store``. Each node has its place (``id``, ``parent``,
+    ``depth_tokens``, ``tokens``, ``tiers``), what attention gave it (``body_mass``, ``peak``, ``self_mass``,
+    ``cross_mass``, ``queries``), and what the policy makes of it (``accesses``, ``age``, ``p_reuse``,
+    ``loss``, ``pinned``).
     """
     query = validated(SnapshotQuery, dict(request.query_params))
     return await ask("snapshot", query.model_dump())

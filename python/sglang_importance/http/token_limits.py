@@ -54,7 +54,7 @@ def check_stop_tokens(sampling_params: Any, vocabulary: int) -> None:
 
 
 def unknown_token(ids: Sequence[Any], vocabulary: int) -> str | None:
-    """What is wrong with the ids of a prompt, which has some; None where all are right, or are no numbers."""
+    """The problem with the ids of a prompt, not empty; None where all are right, or are no numbers."""
     if not isinstance(ids[0], int):
         return None
     try:

@@ -7,11 +7,10 @@ from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
-from sglang.srt.entrypoints.http_server import get_global_state
-from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.http.scheduler_client import ask, json_body, validated
+from sglang_importance.http.server_state import tokenizer_manager, wants_key
 from sglang_importance.operations.tree_view import DEFAULT_DEPTH, DEFAULT_LIMIT, MAX_LIMIT
 from sglang_importance.tree.event_log import CAPACITY
 
@@ -51,7 +50,7 @@ class EventsQuery(BaseModel):
     """Events at most; of more, the newest."""
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def get_tree(request: Request) -> dict[str, Any]:
     """The radix tree from its root: the largest nodes, and the size of what is left out.
 
@@ -65,7 +64,7 @@ async def get_tree(request: Request) -> dict[str, Any]:
     return document
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def get_node(request: Request) -> dict[str, Any]:
     """One node in full.
 
@@ -85,13 +84,13 @@ async def get_node(request: Request) -> dict[str, Any]:
     return document
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def get_node_prompt(request: Request) -> dict[str, Any]:
     """The prefix that ends with a node, as a body for ``pin`` and ``prewarm``."""
     return await ask("node_prompt", {"node": validated(NodePath, request.path_params).node_id})
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def post_find(request: Request) -> dict[str, Any]:
     """Where a prompt lies in the tree. Not a GET: prompts do not belong into access logs.
 
@@ -104,7 +103,7 @@ async def post_find(request: Request) -> dict[str, Any]:
     return await ask("find", {"tokens": tokens, "extra_key": extra_key, "cache_salt": cache_salt})
 
 
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@wants_key
 async def get_events(request: Request) -> dict[str, Any]:
     """The last moves of nodes and pins, oldest first.
 
@@ -116,7 +115,7 @@ async def get_events(request: Request) -> dict[str, Any]:
 
 
 def _decode(ids: list[int]) -> str:
-    tokenizer = get_global_state().tokenizer_manager.tokenizer
+    tokenizer = tokenizer_manager().tokenizer
     if tokenizer is None:  # --skip-tokenizer-init
         return " ".join(map(str, ids))
     return str(tokenizer.decode(ids, skip_special_tokens=False))

@@ -49,4 +49,4 @@ class OpenPage:
 def install_ui(app: FastAPI) -> None:
     """Puts the page in front of the application that is built when the first request comes."""
     build = app.build_middleware_stack
-    app.build_middleware_stack = lambda: OpenPage(build())  # type: ignore[method-assign]
+    app.build_middleware_stack = lambda: OpenPage(build())  # type: ignore[method-assign]  # on this app

@@ -10,8 +10,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,37 +18,23 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from sgl_importance.client.client_arguments import ApiKey, connected
+from sgl_importance.client.server_client import DEFAULT_URL, ServerError
 from sgl_importance.terminal import show
+from sglang_importance.launch.finding import Finding, Status
+from sglang_importance.launch.server_findings import server_findings
 
-app = typer.Typer(help="What would work on this machine, what not, and the cure.")
+app = typer.Typer(
+    help="What would work on this machine, or is wrong with a running server, and the cure.",
+    pretty_exceptions_enable=False,
+    subcommand_metavar="",
+)
 
 INSTALL = "run scripts/setup.sh"
 MIN_FREE_BYTES = 5 * 2**30
-
-
-class Status(StrEnum):
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        subject: what was looked at.
-        status: ``problem`` stops a server, ``note`` does not.
-        detail: what was found.
-        cure: what to do; empty where nothing is wrong.
-    """
-
-    subject: str
-    status: Status
-    detail: str
-    cure: str = ""
 
 
 def _installed(package: str) -> str | None:
@@ -200,7 +185,14 @@ def _subject(check: Callable[[], Iterator[Finding]]) -> str:
 
 
 def examine() -> list[Finding]:
-    """Runs every check; one that fails becomes a finding and stops no other."""
+    """Runs every check of this machine; one that fails becomes a finding and stops no other."""
+    with Console(stderr=True).status("importing sglang"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(io.StringIO()):
+            return _examine()
+
+
+def _examine() -> list[Finding]:
     findings = []
     for check in _CHECKS:
         try:
@@ -214,21 +206,35 @@ def examine() -> list[Finding]:
     return findings
 
 
+def examine_server(url: str, api_key: str | None) -> list[Finding]:
+    """What is right and wrong with a running server; one that is not there ends the command."""
+    with connected(url, api_key) as server:
+        document = server.get("", limit=1)
+        if "faults" not in document:
+            raise ServerError(f"{url} counts no faults: it is another server, or an older one of ours")
+        return list(server_findings(document))
+
+
 @app.callback(invoke_without_command=True)
 def doctor(
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", help=f"Examine a running server, such as {DEFAULT_URL}, instead of this machine."
+        ),
+    ] = None,
+    api_key: ApiKey = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
-    """Examines this machine. Exit code 1 where a server could not run."""
-    with Console(stderr=True).status("importing sglang"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with contextlib.redirect_stdout(io.StringIO()):
-            findings = examine()
+    """Examines this machine, or a running server. Exit code 1 where a problem was found."""
+    findings = examine() if url is None else examine_server(url, api_key)
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         table = Table("", "what", "found", "cure")
         marks = {Status.OK: "[green]ok", Status.NOTE: "[yellow]note", Status.PROBLEM: "[red]problem"}
         for finding in findings:
-            table.add_row(marks[finding.status], finding.subject, finding.detail, finding.cure)
+            said = (finding.subject, finding.detail, finding.cure)
+            table.add_row(marks[finding.status], *map(escape, said))
         show(table)
     sys.exit(any(finding.status is Status.PROBLEM for finding in findings))

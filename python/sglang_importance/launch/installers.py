@@ -117,7 +117,8 @@ def _message_handlers(scheduler: Scheduler) -> None:
 
 def _deferred_work(scheduler: Scheduler) -> None:
     deferred = _cache(scheduler).importance.deferred_work
-    scheduler.process_batch_result = deferred.around(scheduler.process_batch_result)
+    wrapped = deferred.around(scheduler.process_batch_result)
+    scheduler.process_batch_result = wrapped  # type: ignore[method-assign]  # on this instance
 
 
 def _cache(scheduler: Scheduler) -> ImportanceRadixCache:

@@ -1,4 +1,4 @@
-"""What of ours is live in a scheduler, looked up in the scheduler itself."""
+"""The parts of ours that are live in a scheduler, looked up in the scheduler itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
         "radix cache": isinstance(cache, ImportanceRadixCache),
         "Python tree core": isinstance(core, UnifiedTreeCore),
         "tree component": isinstance(component, ImportanceComponent),
-        "eviction order": isinstance(getattr(core, "evictable_device_leaves", None), WatchedLeaves)
+        "eviction order": isinstance(core, UnifiedTreeCore)
+        and isinstance(core.evictable_device_leaves, WatchedLeaves)
         and isinstance(core.evictable_host_leaves, WatchedLeaves),
         "attention scores": getattr(backend, "rows", None) is not None,
         "deferred work": isinstance(component, ImportanceComponent)

@@ -1,4 +1,4 @@
-"""Which modes of sglang have been tested under ``--kv-policy observe`` and ``importance``.
+"""The modes of sglang that are refused under ``--kv-policy observe`` and ``importance``, as not tested.
 
 Everything here runs twice: on what the operator typed, so that a refusal comes at once, and on what sglang
 made of it, because a model or a platform can switch a mode on. What only the loaded model tells is checked
@@ -176,7 +176,8 @@ def _attention_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     """A backend without a producer emits no scores: the policy would run on nothing."""
     base = getattr(args, "attention_backend", None)
     phases = ("prefill_attention_backend", "decode_attention_backend")
-    in_use = {getattr(args, phase, None) or base for phase in phases} - {None}
+    chosen = (getattr(args, phase, None) or base for phase in phases)
+    in_use: set[str] = {backend for backend in chosen if backend is not None}
     if options.source in UNPROVEN:
         yield from _unproven_refusals(args, options, in_use)
         return
@@ -206,7 +207,7 @@ def _unproven_refusals(args: Any, options: ImportanceOptions, in_use: set[str]) 
 
 
 def refusals(args: Any, options: ImportanceOptions) -> list[str]:
-    """Why ``args`` cannot run under ``options.policy``: one line per reason; empty where it can.
+    """One line for each reason why ``args`` cannot run under ``options.policy``; empty where they can.
 
     Args:
         args: sglang's arguments as typed or as resolved; a field that is absent counts as off.
@@ -245,15 +246,17 @@ def _stock_refusals(args: Any, options: ImportanceOptions) -> list[str]:
 
 
 def check_modes(args: Any, options: ImportanceOptions) -> None:
-    """Raises:
-    LaunchRefused: with one line for every mode that is on and not tested.
+    """Refuses a launch that ``refusals`` has lines on.
+
+    Raises:
+        LaunchRefused: with one line for every mode that is on and not tested.
     """
     if lines := refusals(args, options):
         raise LaunchRefused(lines)
 
 
 def model_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> list[str]:
-    """Why the loaded model cannot run under ``options.policy``: one line per reason; empty where it can."""
+    """One line for each reason why the loaded model cannot run under ``options.policy``."""
     config = ctx.model_config
     attention = config.attention_arch.name
     found = {

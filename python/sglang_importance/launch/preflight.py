@@ -1,4 +1,4 @@
-"""What would make a launch fail late, looked at before anything is loaded."""
+"""Looks, before anything is loaded, for what would make a launch fail late: the port, the checkpoint."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from sglang_importance.upstream.refusal import LaunchRefused
 def check_inputs(args: argparse.Namespace, *, serves_http: bool = True) -> None:
     """Checks the local checkpoint, and the port where a server will listen.
 
+    Args:
+        args: sglang's arguments as given; with host and port where a server will listen.
+        serves_http: whether one will, rather than an engine inside a program.
+
     Raises:
         LaunchRefused: the server could not start with them; one line for each problem.
     """
     problems = [*checkpoint_problems(args.model_path)]
-    if hasattr(args, "port"):  # an engine has none
+    if serves_http:
         problems += port_problems(args.host, args.port)
     if problems:
         raise LaunchRefused(problems)

@@ -70,4 +70,4 @@ HOOKS: dict[str, Hook] = {
     CONSTRUCTION_TARGET: (_around_construction, HookType.AROUND),
     REPORT_TARGET: (_after_get_init_info, HookType.AFTER),
 }
-"""Of every scheduler process; both pass through where sglang is stock."""
+"""Hooks of every scheduler process; both pass through where sglang is stock."""

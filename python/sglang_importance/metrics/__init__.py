@@ -1,1 +1,1 @@
-"""What a scheduler counts, and its series on the server's own /metrics."""
+"""A scheduler's counters, and their series on the server's own /metrics."""

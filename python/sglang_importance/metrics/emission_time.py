@@ -1,4 +1,4 @@
-"""What page scores cost the thread that launches forward passes."""
+"""The time that page scores cost the thread that launches forward passes."""
 
 from __future__ import annotations
 

@@ -9,48 +9,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sgl_importance.metrics_table import Process, of_process
+from sgl_importance.metrics_table import Kind, Process, of_process
 from sgl_importance.reuse.calibration import BUCKETS
 from sglang_importance.metrics.emission_time import EMISSION_TIME
 from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
 from sglang_importance.metrics.scheduler_counters import Counters
 
+FIELDS = {
+    metric.name: metric.name.removesuffix("_total")
+    for metric in of_process(Process.SCHEDULER)
+    if metric.kind is Kind.COUNTER
+}
+"""Where ``Counters`` keeps a series: once for all, not for each request."""
+
 
 def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
     """The value of every counter of the scheduler so far: by name, then by label value or values."""
     calibration = counters.calibration
-    return {
-        "requests_total": {(): counters.admitted_requests},
-        "prompt_tokens_total": {(): counters.prompt_tokens},
-        "hit_requests_total": counters.hit_requests,
-        "hit_tokens_total": counters.hit_tokens,
-        "prewarmed_hit_tokens_total": {(): counters.prewarmed_hit_tokens},
-        "evicted_nodes_total": counters.evicted_nodes,
-        "evicted_tokens_total": counters.evicted_tokens,
-        "demoted_tokens_total": counters.demoted_tokens,
-        "dropped_tokens_total": counters.dropped_tokens,
-        "loaded_back_nodes_total": {(): counters.loaded_back_nodes},
-        "loaded_back_tokens_total": {(): counters.loaded_back_tokens},
-        "offered_tokens_total": counters.offered_tokens,
-        "refused_tokens_total": counters.refused_tokens,
-        "written_tokens_total": counters.written_tokens,
-        "evicted_body_mass_total": {(): counters.evicted_body_mass},
-        "folds_total": {(): counters.folds},
-        "fold_seconds_total": {(): counters.fold_seconds},
+    values: dict[str, Mapping[Any, float]] = {
         "emissions_total": {(): EMISSION_TIME.passes},
         "emission_seconds_total": {(): EMISSION_TIME.seconds},
-        "operations_total": counters.operations,
-        "operation_seconds_total": counters.operation_seconds,
-        "faults_total": counters.faults,
         "reuse_predictions_total": dict(zip(BUCKETS, calibration.judged, strict=True)),
         "reuse_predicted_total": dict(zip(BUCKETS, calibration.predicted, strict=True)),
         "reuse_observed_total": dict(zip(BUCKETS, calibration.observed, strict=True)),
-        "observed_saved_tokens_total": {(): counters.observed_saved_tokens},
-        "observed_lost_tokens_total": {(): counters.observed_lost_tokens},
-        "observed_agreed_tokens_total": {(): counters.observed_agreed_tokens},
-        "shadow_prompt_tokens_total": {(): counters.shadow_prompt_tokens},
-        "shadow_hit_tokens_total": counters.shadow_hit_tokens,
     }
+    for name, field in FIELDS.items():
+        if name not in values:
+            count = getattr(counters, field)
+            values[name] = count if isinstance(count, dict) else {(): count}
+    return values
 
 
 class MetricsPublisher:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sgl_importance.metrics_table import OPERATIONS, FaultPlace
+from sgl_importance.metrics_table import OPERATIONS, SHADOWS, FaultPlace
 from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.ranking.write_gate import Refusal
 from sgl_importance.reuse.calibration import Calibration
@@ -27,36 +27,14 @@ def _zero_by_eviction() -> dict[tuple[Tier, EvictionReason], int]:
 class Counters:
     """Monotone counts since the cache was built.
 
+    A field has the name of its series in ``sgl_importance.metrics_table``, without ``_total``: what it counts
+    stands there. One with labels is a dict by label value, or by the tuple of several.
+
     Attributes:
-        admitted_requests: requests that entered the running batch, each counted once.
-        prompt_tokens: of these requests.
-        hit_requests: of these requests, those that found something on the tier.
-        prewarmed_hit_tokens: tokens that a pre-warm brought in, counted when they are first hit.
-        hit_tokens: prompt tokens found in the cache, by the tier that held them.
-        evicted_nodes: nodes evicted from each tier, by the reason.
-        evicted_tokens: tokens of those nodes.
-        demoted_tokens: of these, tokens that a lower tier holds, by the tier that they left.
-        dropped_tokens: the others.
-        evicted_body_mass: mean body mass of what the device evicted, summed over pages.
-        loaded_back_nodes: nodes copied from the host back to the device.
-        loaded_back_tokens: tokens of those nodes.
-        offered_tokens: tokens whose copy to a tier was offered to the gate, by tier.
-        refused_tokens: those of them that the gate refused, by the rule; offered again, they count again.
-        written_tokens: tokens copied into a tier from above.
-        folds: observations handed to the tree.
-        fold_seconds: scheduler time spent on folds.
-        operations: answers to the HTTP process, by operation.
-        operation_seconds: scheduler time spent on them.
-        faults: exceptions of ours that were caught, by place.
-        calibration: predictions of reuse and what became of them.
-        observed_saved_tokens: ``observe``: tokens that importance would have kept and stock recomputed.
-        observed_lost_tokens: ``observe``: tokens hit that importance would have evicted.
-        observed_agreed_tokens: ``observe``: evicted tokens that both would have evicted.
-        shadow_prompt_tokens: ``observe``: prompt tokens that the shadow caches were asked for.
-        shadow_hit_tokens: ``observe``: found there, by policy.
+        calibration: predictions of reuse and what became of them, which is three series.
     """
 
-    admitted_requests: int = 0
+    requests: int = 0
     prompt_tokens: int = 0
     hit_requests: dict[Tier, int] = field(default_factory=_zero_by_tier)
     prewarmed_hit_tokens: int = 0
@@ -83,10 +61,10 @@ class Counters:
     observed_lost_tokens: int = 0
     observed_agreed_tokens: int = 0
     shadow_prompt_tokens: int = 0
-    shadow_hit_tokens: dict[str, int] = field(default_factory=lambda: {"lru": 0, "importance": 0})
+    shadow_hit_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SHADOWS, 0))
 
     def admitted(self, req: Req) -> None:
-        self.admitted_requests += 1
+        self.requests += 1
         self.prompt_tokens += len(req.origin_input_ids)
         self._hit(Tier.DEVICE, req.cached_tokens_device)
         self._hit(Tier.HOST, req.cached_tokens_host)

@@ -1,1 +1,1 @@
-"""What is told of a scheduler without changing it: recordings, and the shadow caches of observe."""
+"""Observation of a scheduler that changes nothing in it: recordings, and the shadow caches of observe."""

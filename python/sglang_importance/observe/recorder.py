@@ -29,7 +29,9 @@ from sgl_importance.trace.records import (
     Step,
     TreeEvent,
 )
-from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
+from sgl_importance.trace.writer import NO_PAGES, TraceWriter
+from sglang_importance.observe.request_tokens import prompt_and_output_of, prompt_of
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +69,7 @@ class Recorder:
         device_tokens: int,
         cost: CostModel,
     ) -> None:
-        self.wants_steps = options.trace_detail == Detail.STEPS
+        self.wants_steps = options.trace_detail == Detail.STEPS.value
         self._start = time.perf_counter()
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._next_number = 0
@@ -116,11 +118,14 @@ class Recorder:
             },
             pages=NO_PAGES,
         )
-        self._writer.put(record, _sequence(req, req.origin_input_ids))
+        self._writer.put(record, prompt_of(req))
 
     def finished(self, req: Req, clock: int) -> None:
         """The request ended, or was retracted."""
-        reason = req.finished_reason.to_json()["type"] if req.finished() else "retracted"
+        reason = "retracted"
+        if req.finished():
+            assert req.finished_reason is not None
+            reason = req.finished_reason.to_json()["type"]
         record = RequestFinished(
             request=self._number(req.rid),
             clock=clock,
@@ -129,7 +134,7 @@ class Recorder:
             output_tokens=len(req.output_ids),
             pages=NO_PAGES,
         )
-        self._writer.put(record, _sequence(req, req.origin_input_ids + req.output_ids))
+        self._writer.put(record, prompt_and_output_of(req))
         if req.finished():
             self._numbers.pop(req.rid, None)
 
@@ -203,7 +208,7 @@ class Recorder:
             node=node.id,
             parent=node.parent.id,
             depth_pages=depth_tokens // page_size,
-            num_pages=len(node.key) // page_size,
+            num_pages=len(key_of(node)) // page_size,
             digest=digest,
         )
         self._writer.put(record)
@@ -211,7 +216,3 @@ class Recorder:
     def reset(self, clock: int) -> None:
         """The tree was emptied at once."""
         self._writer.put(TreeEvent(EventKind.RESET, Tier.DEVICE, clock, None, 0, 0, 0, 0, b""))
-
-
-def _sequence(req: Req, tokens: Sequence[int]) -> TokenSequence:
-    return TokenSequence((req.extra_key, req.cache_salt), tokens)

@@ -7,11 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.background.batch_worker import BatchWorker
-from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
-from sgl_importance.trace.writer import TokenSequence
+from sgl_importance.trace.token_sequence import TokenSequence
 from sglang_importance.metrics.scheduler_counters import Counters
+from sglang_importance.observe.request_tokens import prompt_and_output_of, prompt_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -24,7 +24,7 @@ _Event = tuple[str, TokenSequence | None, bool]
 
 
 class Shadowing:
-    """What the scheduler's thread tells the shadow caches: two events for each request. Never waits.
+    """Hands the shadow caches two events for each request, from the scheduler's thread; never waits.
 
     Args:
         pair: the caches; nobody else may touch them.
@@ -49,12 +49,12 @@ class Shadowing:
     def admitted(self, req: Req) -> None:
         if not req.rid.startswith(HEALTH_CHECK_PREFIX):
             self._server_hit_tokens += req.cached_tokens_device
-            self._offer((req.rid, _sequence(req, req.origin_input_ids), False))
+            self._offer((req.rid, prompt_of(req), False))
 
     def finished(self, req: Req) -> None:
         """The request ended; one that was only retracted goes on for the shadows."""
         if req.finished() and not req.rid.startswith(HEALTH_CHECK_PREFIX):
-            self._offer((req.rid, _sequence(req, req.origin_input_ids + req.output_ids), True))
+            self._offer((req.rid, prompt_and_output_of(req), True))
 
     def reset(self) -> None:
         self._offer(("", None, False))
@@ -71,7 +71,7 @@ class Shadowing:
         counters.shadow_hit_tokens["importance"] = compared.importance_hit_tokens
 
     def document(self) -> dict[str, Any]:
-        """What has been compared so far; see ``docs/operating.md``."""
+        """The comparison so far; see ``docs/operating.md``."""
         with self._lock:
             pair, compared = self._pair, self._pair.comparison
             return {
@@ -117,14 +117,9 @@ class Shadowing:
             with self._lock:
                 self._pair.reset()
             return
-        page_size = self._pair.page_size
-        pages = chain_digests(root_digest(*sequence.namespace), sequence.tokens, page_size)
+        pages = sequence.digests(self._pair.page_size)
         with self._lock:
             if is_end:
                 self._pair.finish(request, pages, len(sequence.tokens))
             else:
                 self._pair.admit(request, pages, len(sequence.tokens))
-
-
-def _sequence(req: Req, tokens: Any) -> TokenSequence:
-    return TokenSequence((req.extra_key, req.cache_salt), tokens)

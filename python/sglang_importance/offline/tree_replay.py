@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParam
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.study.recording import Query, Recording
 from sgl_importance.trace.records import Fold
@@ -48,7 +49,7 @@ class RecordedRows:
 
 @dataclass
 class _Request:
-    """What the cache reads of a request."""
+    """The part of a request that the cache reads."""
 
     rid: str
     origin_input_ids: array[int]
@@ -169,7 +170,7 @@ class TreeReplay:
         tail = row[request.kv.cache_protected_len : held]
         if len(tail):
             self._cache.token_to_kv_pool_allocator.free(tail.to(torch.int64).clone())
-        self._cache.unpin(request)
+        self._cache.unpin(request)  # type: ignore[arg-type]  # all of a request that the cache reads
         self._cache.on_release(request, inserted=True)
         return cached
 
@@ -199,7 +200,7 @@ def hit_tokens(replay: TreeReplay) -> list[int]:
 
 
 def fidelity(recording: Recording) -> str:
-    """How far a replay with stock's order, at the recording server's capacity, finds what the server found.
+    """Compares a replay with stock's order, at the recording server's capacity, with what the server found.
 
     They agree to the token where that server ran under ``observe``, one request at a time, on one tier.
     """
@@ -213,9 +214,7 @@ def fidelity(recording: Recording) -> str:
     )
 
 
-def recorded_cost(recording: Recording) -> Any:
+def recorded_cost(recording: Recording) -> CostModel:
     """The cost model of the recording server."""
-    from sgl_importance.ranking.cost_model import CostModel
-
-    cost = dict(recording.header.cost)
-    return CostModel(**{**cost, "bytes_per_token": int(cost["bytes_per_token"])})
+    rates = dict(recording.header.cost)
+    return CostModel(bytes_per_token=int(rates.pop("bytes_per_token")), **rates)

@@ -1,1 +1,1 @@
-"""What the HTTP process asks of a scheduler, and the answers."""
+"""Operations that the HTTP process asks a scheduler for, and their answers."""

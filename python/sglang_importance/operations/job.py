@@ -1,4 +1,4 @@
-"""What an operation is: asked with arguments, it answers at once or slice by slice."""
+"""Operations: functions that answer arguments with a document, at once or slice by slice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RequestError(Exception):
 
 
 class NotFound(RequestError):
-    """What the caller named does not exist, or does not any more."""
+    """The caller named something that does not exist, or does not any more."""
 
     status = 404
 

@@ -26,6 +26,7 @@ from sglang_importance.operations import (
 )
 from sglang_importance.operations.job import Operation
 from sglang_importance.operations.runner import Desk
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -59,7 +60,7 @@ class KvImportanceReq(BaseReq, kw_only=True):
 
 
 class KvImportanceReqOutput(BaseReq, kw_only=True):
-    """One scheduler's answer; the fields of ``desk.Reply``."""
+    """One scheduler's answer; the fields of ``runner.Reply``."""
 
     document: str = ""
     error: str | None = None
@@ -79,6 +80,7 @@ def handle_messages(scheduler: Scheduler) -> None:
     """Adds our handlers to a scheduler's dispatcher."""
 
     cache = scheduler.tree_cache
+    assert isinstance(cache, ImportanceRadixCache), "sglang built another cache"
 
     def account(operation: str, seconds: float, is_over: bool) -> None:
         component = cache.importance

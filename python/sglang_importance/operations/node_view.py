@@ -13,6 +13,7 @@ from sglang_importance.operations.snapshot import describe_node
 from sglang_importance.operations.tree_view import find_node
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -44,14 +45,14 @@ def prompt(cache: ImportanceRadixCache, arguments: Document) -> Document:
     found = find_node(component, arguments["node"])
     ids: list[int] = []
     for part in component.state.tree.path(found):
-        ids.extend(part.key.raw_token_ids())
+        ids.extend(key_of(part).raw_token_ids())
     return {"input_ids": ids, **_namespace(found)}
 
 
 def _describe(component: ImportanceComponent, node: UnifiedTreeNode, p_reuse: float) -> dict[str, Any]:
     metadata = component.state.tree.metadata(node)
     digest = component.state.tree.end_digest(node)
-    ids = node.key.raw_token_ids()
+    ids = key_of(node).raw_token_ids()
     last_move = component.state.events.last_of(node.id)
     return {
         **describe_node(component, node, loss=component.leaves.loss(node), p_reuse=p_reuse),
@@ -73,7 +74,7 @@ def _describe(component: ImportanceComponent, node: UnifiedTreeNode, p_reuse: fl
 
 
 def _namespace(node: UnifiedTreeNode) -> dict[str, str | None]:
-    return {"extra_key": node.key.extra_key, "cache_salt": node.key.cache_salt}
+    return {"extra_key": key_of(node).extra_key, "cache_salt": key_of(node).cache_salt}
 
 
 def strip(importance: NodeImportance) -> dict[str, Any]:

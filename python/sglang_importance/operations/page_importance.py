@@ -1,4 +1,4 @@
-"""What another process asks of a scheduler about pages: ``get_importance`` over HTTP."""
+"""The operation behind ``get_importance`` over HTTP: the importance of pages by their digests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEYS_PER_SLICE = 256  # one to two milliseconds
 
 
 def importance(cache: ImportanceRadixCache, arguments: Document) -> Job:
-    """What is known of the pages ``keys`` (chained digests, hexadecimal), in order; None where unknown."""
+    """The importance of the pages ``keys`` (chained digests, hexadecimal), in order; None where unknown."""
     return _importance(cache.importance.state.tree, [bytes.fromhex(key) for key in arguments["keys"]])
 
 

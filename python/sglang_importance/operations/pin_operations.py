@@ -1,4 +1,4 @@
-"""What callers ask of a scheduler about pins."""
+"""The operations on pins: take one in, end one, list them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a prompt lies in the tree; looks, and changes nothing."""
+"""Finds the place of a prompt in the tree, and changes nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_importance.operations.job import Document, Job, Slices
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -24,15 +25,17 @@ def find(cache: ImportanceRadixCache, arguments: Document) -> Job:
     pause = Slices()
     path: list[dict[str, Any]] = []
     matched = 0
-    siblings = list(cache.tree_core.root_node.children.values())
+    siblings = list(cache.python_core.root_node.children.values())
     if any(namespace):
-        siblings = [node for node in siblings if (node.key.extra_key, node.key.cache_salt) == namespace]
+        siblings = [
+            node for node in siblings if (key_of(node).extra_key, key_of(node).cache_salt) == namespace
+        ]
     while siblings and matched < len(wanted):
         best: UnifiedTreeNode | None = None
         best_length = 0
         rest = wanted[matched:]
         for node in siblings:
-            length = common_prefix(rest, node.key.raw_token_ids())
+            length = common_prefix(rest, key_of(node).raw_token_ids())
             if length > best_length:
                 best, best_length = node, length
             if pause.is_due():
@@ -40,8 +43,8 @@ def find(cache: ImportanceRadixCache, arguments: Document) -> Job:
         if best is None:
             break
         matched += best_length
-        path.append({"id": best.id, "tokens": len(best.key), "matched_tokens": best_length})
-        if best_length < len(best.key):
+        path.append({"id": best.id, "tokens": len(key_of(best)), "matched_tokens": best_length})
+        if best_length < len(key_of(best)):
             break
         siblings = list(best.children.values())
     return {"tokens": len(wanted), "matched_tokens": matched, "path": path}

@@ -1,4 +1,4 @@
-"""What the HTTP process must know of a scheduler in order to plan a pre-warm and to keep out of its way."""
+"""Facts by which the HTTP process plans a pre-warm and keeps out of the scheduler's way."""
 
 from __future__ import annotations
 

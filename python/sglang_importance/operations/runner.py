@@ -117,7 +117,8 @@ class Desk:
 
     def _account(self, operation: str, start: float, *, is_over: bool) -> None:
         if self.on_slice is not None:
-            self.on_slice(operation, time.perf_counter() - start, is_over)
+            faults, seconds = self.cache.importance.state.faults, time.perf_counter() - start
+            faults.beside(FaultPlace.METRICS, self.on_slice, operation, seconds, is_over)
 
 
 def _refused(error: RequestError) -> Reply:

@@ -14,6 +14,7 @@ from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.storage.weights import WATCH
 from sglang_importance.tree.occupancy import Occupancy, occupancy
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -81,7 +82,7 @@ def snapshot(
     stored_tokens = 0
     for node in component.state.tree.nodes():
         nodes.append(node)
-        stored_tokens += len(node.key) if component.state.tree.metadata(node).in_storage else 0
+        stored_tokens += len(key_of(node)) if component.state.tree.metadata(node).in_storage else 0
         if pause.is_due():
             yield
 
@@ -97,7 +98,7 @@ def snapshot(
     keys: dict[_SortKey, UnifiedTreeNode] = {}
     for node in nodes:
         key = (component.leaves.loss(node), node.id)
-        if len(node.key) >= min_tokens and (after is None or key < after):
+        if len(key_of(node)) >= min_tokens and (after is None or key < after):
             keys[key] = node
         if pause.is_due():
             yield
@@ -155,7 +156,7 @@ def describe_node(
 
 
 def describe_cache(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str, Any]:
-    """What is true of the whole tree: policy, page size, clock, tiers, faults."""
+    """Facts of the whole tree: policy, page size, clock, tiers, faults."""
     component = cache.importance
     return {
         "policy": component.state.options.policy,

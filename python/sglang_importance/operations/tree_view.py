@@ -10,6 +10,7 @@ from sglang_importance.operations.job import Document, Job, NotFound, Slices
 from sglang_importance.operations.snapshot import describe_cache, describe_node
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -117,7 +118,7 @@ def tree_view(
 
 
 class _Sums:
-    """What each node holds together with all below it; the key None stands for the whole tree."""
+    """Sums over each node and all below it; the key None stands for the whole tree."""
 
     def __init__(self, component: ImportanceComponent) -> None:
         self._component = component
@@ -159,7 +160,7 @@ class _Sums:
         )
         row["subtree"] = {"nodes": self.nodes[node.id], "tokens": self.tokens[node.id]}
         row["more"] = _left_out(self, self.children[node.id], chosen)
-        row["leading_ids"] = list(node.key.raw_token_ids()[:LABEL_TOKENS])
+        row["leading_ids"] = list(key_of(node).raw_token_ids()[:LABEL_TOKENS])
         return row
 
 

@@ -25,6 +25,7 @@ from sgl_importance.tiers import Tier
 from sglang_importance.tree.faults import upstream
 from sglang_importance.tree.occupancy import capacity_tokens
 from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
@@ -35,7 +36,7 @@ MAX_WRITING_SHARE = 1 / 8
 
 
 class StorageTier(Protocol):
-    """What a filter needs of the cache that writes to storage; upstream's fields, and ours."""
+    """The part of a cache, upstream's and ours, that writes to storage."""
 
     enable_storage: bool
     ongoing_backup: dict[Any, tuple[Any, Any]]
@@ -87,8 +88,8 @@ class BackupFilter:
         self._host_tokens = host_tokens
         self._counts_hit: Callable[..., bool] = core._inc_hit_count_and_check
         self._evict_leaf: Callable[..., Any] = core.evict_device_leaf
-        core._inc_hit_count_and_check = self._offer_backup
-        core.evict_device_leaf = self._evict_device_leaf
+        core._inc_hit_count_and_check = self._offer_backup  # type: ignore[method-assign]  # on this instance
+        core.evict_device_leaf = self._evict_device_leaf  # type: ignore[method-assign]  # on this instance
 
     def reset(self) -> None:
         """The tiers are empty again."""
@@ -145,15 +146,15 @@ class BackupFilter:
     # ---- storage ----
 
     def worth_storing(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
-        """What to hand to the storage tier now that the node may be: ancestors first, or nothing."""
+        """The nodes to hand to the storage tier now that this one may be: ancestors first, or none."""
         if self.gate is None:
             return [node]
         chain = self._state.faults.learn(FaultPlace.RANKING, self._storage_chain, node, can_wait=True)
         return [node] if chain is None else chain
 
     def _storage_chain(self, node: UnifiedTreeNode, *, can_wait: bool) -> list[UnifiedTreeNode]:
-        """What has to be written for the node to be found in storage, root side first; empty where that is
-        not worth its bytes, or not possible."""
+        """The nodes to write for this one to be found in storage, root side first; empty where that is not
+        worth its bytes, or not possible."""
         tree = self._state.tree
         if not node.backuped or tree.metadata(node).in_storage:
             return []
@@ -180,9 +181,10 @@ class BackupFilter:
         if not self._storage.enable_storage:
             return False
         writing = sum(
-            len(self._core.node_by_id(node_id).key) for node_id, _ in self._storage.ongoing_backup.values()
+            len(key_of(self._core.node_by_id(node_id)))
+            for node_id, _ in self._storage.ongoing_backup.values()
         )
-        if writing + len(node.key) > MAX_WRITING_SHARE * self._host_tokens:
+        if writing + len(key_of(node)) > MAX_WRITING_SHARE * self._host_tokens:
             return False
         chain = self._storage_chain(node, can_wait=False)
         with upstream():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from sgl_importance.pins.pin_table import PinRefused
 from sgl_importance.pins.retained_pins import not_retained, pin_of, retained, superseded
 from sgl_importance.reuse.reuse_class import Transition
 from sgl_importance.signal.fold import QueryFolds
+from sgl_importance.tiers import Tier
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
@@ -60,9 +61,11 @@ class HintFollower:
         )
         setattr(req, HINTED_ATTRIBUTE, hinted)
         if hints.report:
-            report = partial(self._state.faults.beside, FaultPlace.REPORT, hinted.report)
-            setattr(req, REPORT_ATTRIBUTE, report)
+            setattr(req, REPORT_ATTRIBUTE, partial(self._report, hinted))
         return hinted.transition(transition)
+
+    def _report(self, hinted: HintedRequest, hit_tokens: Mapping[Tier, int]) -> dict[str, Any] | None:
+        return self._state.faults.beside(FaultPlace.REPORT, hinted.report, hit_tokens)
 
     def inserting(self, req: Req, query: QueryFolds, *, is_finished: bool) -> Insertion:
         """The request's tokens are about to enter the tree."""

@@ -37,4 +37,4 @@ def _after_get_cached_tokens_details(
 
 
 HOOKS: dict[str, Hook] = {DETAILS_TARGET: (_after_get_cached_tokens_details, HookType.AFTER)}
-"""In a scheduler process: finished requests carry the report that they asked for."""
+"""The hook in a scheduler through which finished requests carry the report that they asked for."""

@@ -27,6 +27,7 @@ from sglang_importance.placement.pinning import Pinning
 from sglang_importance.storage.weights import WATCH, Weights
 from sglang_importance.tree.annotated_tree import AnnotatedTree
 from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -177,7 +178,7 @@ class LedgerFeed:
             parent=self._tree.start_digest(node),
             depth=metadata.depth,
             tokens=metadata.tokens,
-            token_ids=node.key.raw_token_ids(),
+            token_ids=key_of(node).raw_token_ids(),
             page_digests=None,
             vectors=metadata.importance.page_vectors(),
             queries=metadata.importance.queries,
@@ -199,7 +200,7 @@ class LedgerFeed:
 
 
 def model_digest(weights: Weights, page_size: int) -> bytes:
-    """What the rows of a ledger depend on: token ids, digests and scores of one model."""
+    """Digest, 32 bytes, of what a ledger's rows depend on: the model and the size of its pages."""
     facts = f"{weights.fingerprint} {weights.config} {page_size}"
     return blake2b(facts.encode(), digest_size=32).digest()
 

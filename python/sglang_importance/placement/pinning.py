@@ -19,6 +19,7 @@ from sgl_importance.tiers import Tier
 from sglang_importance.tree.faults import upstream
 from sglang_importance.tree.occupancy import capacity_tokens
 from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -145,14 +146,14 @@ class Pinning:
         if not any(deserving):
             return
         covered = path[: len(path) - deserving[::-1].index(True)]
-        key = covered[-1].key
+        key = key_of(covered[-1])
         name = f"auto-{self._tree.end_digest(covered[-1]).hex()}"
         if self.table.get(name) is not None:
             return
         self.let_time_pass()
         tokens = array("q")
         for node in covered:
-            tokens.extend(node.key.raw_token_ids())
+            tokens.extend(key_of(node).raw_token_ids())
         self._add(Pin(name, tokens, key.extra_key, key.cache_salt, source=PinSource.AUTOMATIC))
 
     def settle(self) -> None:

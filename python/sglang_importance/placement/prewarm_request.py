@@ -1,4 +1,4 @@
-"""How a request that only warms the cache is told from one that somebody asked for."""
+"""Tells a request that only warms the cache from one that somebody asked for, by its id."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ MAX_GHOST_PAGES = 2**18  # about 70 MB of scheduler memory, also where a page is
 
 
 def emitted_rows(ctx: TreeCacheBuildContext) -> ScoreRows | None:
-    """Where the attention backend of the loaded model leaves page scores; None where it emits none."""
+    """The rows that the attention backend of the loaded model fills; None where it emits no scores."""
     rows: ScoreRows | None = getattr(ctx.tp_worker.model_runner.attn_backend, "rows", None)
     return rows
 
@@ -97,7 +97,8 @@ def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None
     """
     params.component_registry_override = {
         **(params.component_registry_override or {}),
-        ComponentType.FULL: partial(ImportanceComponent, state=state, **parts),
+        # sglang only calls what is registered, as it would call the class.
+        ComponentType.FULL: partial(ImportanceComponent, state=state, **parts),  # type: ignore[dict-item]
     }
 
 
@@ -106,7 +107,7 @@ def filter_backups(cache: ImportanceRadixCache) -> None:
     state = cache.importance.state
     backups = BackupFilter(
         state,
-        cache.tree_core,
+        cache.python_core,
         cache,
         host_tokens=capacity_tokens(cache).get(Tier.HOST, 0),
         gate=open_gate(cache, state),
@@ -124,16 +125,18 @@ def create_policy(options: ImportanceOptions, cost: CostModel) -> ImportancePoli
 def create_recorder(
     ctx: TreeCacheBuildContext, options: ImportanceOptions, policy: ImportancePolicy, rows: ScoreRows | None
 ) -> Recorder:
-    """
+    """The recorder that ``--kv-importance-trace`` asks for.
+
     Raises:
         LaunchRefused: the directory cannot be written.
     """
+    arguments: Any = ctx.server_args  # sglang puts its fields together at import
     try:
         return Recorder(
             Path(options.trace),
             options,
             page_size=ctx.params.page_size,
-            model=Path(ctx.server_args.model_path).name,
+            model=Path(arguments.model_path).name,
             layers=rows.layers if rows else (),
             device_tokens=ctx.params.token_to_kv_pool_allocator.size,
             cost=policy.cost,

@@ -6,7 +6,7 @@ decides alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+    from sglang.srt.mem_cache.hicache_storage import PoolTransfer
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
     from sglang.srt.mem_cache.unified_radix_cache import NodeId, UnifiedRadixCache
 
 
@@ -47,10 +48,12 @@ class ImportanceComponent(FullComponent):
     Args:
         state: of the tree; ``observe`` keeps upstream's victims.
         rows: where attention leaves its scores; None where nothing emits.
-        recorder: what is told of tree events; None records nothing.
+        recorder: told of tree events; None records nothing.
         shadowing: told of every request under ``observe``; None compares one eviction ahead only.
         publish: exports what was counted so far; called after each request. None exports nothing.
     """
+
+    tree_core: UnifiedTreeCore  # which sglang sets before it calls any method of a component
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class ImportanceComponent(FullComponent):
         shadowing: Shadowing | None = None,
         publish: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(cache, params)
+        super().__init__(cache, params)  # type: ignore[no-untyped-call]  # upstream's has no annotations
         self.state = state
         self.deferred_work = DeferredWork()
         self.leaves = RankedLeaves(state)
@@ -151,6 +154,8 @@ class ImportanceComponent(FullComponent):
             insert_params.prev_prefix_len,
             is_finished=is_finished,
         )
+        if not self._faults.is_learning:
+            self._faults.beside(FaultPlace.METRICS, self.requests.count, req)
         setattr(insert_params, INSERTION_ATTRIBUTE, insertion)
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
 
@@ -186,7 +191,7 @@ class ImportanceComponent(FullComponent):
     # ---- nodes ----
 
     def prefetched(self, rid: str) -> None:
-        """What the storage tier had of a request is in host memory."""
+        """The storage tier's part of a request is in host memory."""
         insertion = Insertion(None if is_prewarm(rid) else Transition.COLD)
         self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.prefetched, insertion)
 
@@ -200,7 +205,11 @@ class ImportanceComponent(FullComponent):
         self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.removed, node)
 
     def commit_hicache_transfer(
-        self, node: UnifiedTreeNode, phase: CacheTransferPhase, transfers: Sequence[Any] = (), **kwargs: Any
+        self,
+        node: UnifiedTreeNode,
+        phase: CacheTransferPhase,
+        transfers: list[PoolTransfer] = (),  # type: ignore[assignment]  # upstream's own default
+        **kwargs: Any,
     ) -> None:
         super().commit_hicache_transfer(node, phase, transfers, **kwargs)
         self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.transferred, node, phase, transfers)

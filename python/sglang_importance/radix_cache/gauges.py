@@ -1,4 +1,4 @@
-"""What a scheduler's cache holds right now, in O(1)."""
+"""Gauges of what a scheduler's cache holds right now, in O(1)."""
 
 from __future__ import annotations
 

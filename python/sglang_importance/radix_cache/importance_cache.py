@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.interface import Importance
@@ -13,7 +14,7 @@ from sgl_importance.metrics_table import FaultPlace
 from sglang_importance.radix_cache.component import ImportanceComponent
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.cache_controller import PrefetchOperation
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
@@ -25,6 +26,13 @@ class ImportanceRadixCache(UnifiedRadixCache):
         component = self.components[ComponentType.FULL]
         assert isinstance(component, ImportanceComponent)
         return component
+
+    @property
+    def python_core(self) -> UnifiedTreeCore:
+        """The tree; a registry with our component makes sglang build it in Python."""
+        core = self.tree_core
+        assert isinstance(core, UnifiedTreeCore)
+        return core
 
     def get_importance(self, key: bytes) -> Importance | None:
         """As ``sgl_importance.interface.ImportanceSource``: for connectors in the scheduler's process.
@@ -57,5 +65,5 @@ class ImportanceRadixCache(UnifiedRadixCache):
         self.importance.prefetched(operation.handle.rid)
 
     def sanity_check(self) -> None:
-        super().sanity_check()
+        super().sanity_check()  # type: ignore[no-untyped-call]  # upstream's has no annotations
         self.importance.check_integrity()

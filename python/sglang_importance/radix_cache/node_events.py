@@ -1,4 +1,4 @@
-"""What upstream does to nodes, brought to our facts, books and logs."""
+"""Brings what upstream does to nodes into our facts, books and logs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sglang_importance.tree.body_mass import BodyMassBook
 from sglang_importance.tree.eviction import EvictionOrder, RankedLeaves, tier_below_host
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -124,20 +125,20 @@ class NodeEvents:
         if not transfers:
             return
         if phase is CacheTransferPhase.BACKUP_HOST:
-            self._state.counters.written_tokens[Tier.HOST] += len(node.key)
+            self._state.counters.written_tokens[Tier.HOST] += len(key_of(node))
             self.record(EventKind.BACK_UP, Tier.HOST, node, self.backup_reason)
         elif phase is CacheTransferPhase.LOAD_BACK and transfers[0].device_indices is not None:
             for node_id in transfers[0].nodes_to_load or ():
                 loaded = self._state.tree.core.node_by_id(node_id)
                 self._state.tree.metadata(loaded).off_device = False
-                self._state.counters.loaded_back(len(loaded.key))
+                self._state.counters.loaded_back(len(key_of(loaded)))
                 self._body_mass.update(loaded)
                 self.record(EventKind.LOAD_BACK, Tier.DEVICE, loaded, "requested")
 
     def stored(self, node: UnifiedTreeNode) -> None:
         """The node's pages were handed to the storage tier."""
         self._state.tree.metadata(node).in_storage = True
-        self._state.counters.written_tokens[Tier.STORAGE] += len(node.key)
+        self._state.counters.written_tokens[Tier.STORAGE] += len(key_of(node))
         self._leaves.refresh(node)
         self.record(EventKind.BACK_UP, Tier.STORAGE, node, self.backup_reason)
 

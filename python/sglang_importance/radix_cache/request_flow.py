@@ -1,4 +1,4 @@
-"""What a request means for the nodes of its path, from its admission to its end."""
+"""Follows a request from its admission to its end, and tells the nodes of its path."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_radix_cache import NodeId
 
 QUERY_ATTRIBUTE = "importance_query"
+COUNTED_ATTRIBUTE = "importance_counted"
 
 
 class RequestFlow:
@@ -112,8 +113,18 @@ class RequestFlow:
         self._pins.admitted(hits)
         if self.backups is not None:
             self.backups.admitted()
-        counters.admitted(req)
+        self.count(req)
         return query
+
+    def count(self, req: Req) -> None:
+        """Counts an admitted request, its prompt and what it found, once.
+
+        Reads the request only, so it goes on when learning has ended: what LRU hits is seen then.
+        """
+        if getattr(req, COUNTED_ATTRIBUTE, False) or is_prewarm(req.rid):
+            return
+        setattr(req, COUNTED_ATTRIBUTE, True)
+        self._state.counters.admitted(req)
 
     def _hit_nodes(self, req: Req, cached_tokens: int) -> list[UnifiedTreeNode]:
         """Nodes that the request found in the cache, root side first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig, HiCacheStorageExtraInfo
@@ -22,12 +22,13 @@ from sglang_importance.storage.page_buffers import StagingPool, create_backend
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.storage.weights import WATCH, Weights
 from sglang_importance.storage.wrapped import Names, ValuePages, ZeroCopyPages
-from sglang_importance.upstream.refusal import LaunchRefused
-from sglang_importance.upstream.symbols import SUPPORTED_VERSIONS
+from sglang_importance.upstream.refusal import SUPPORTED_VERSIONS, LaunchRefused
 
 logger = logging.getLogger(__name__)
 
 KV_POOL = "kv"
+
+Result = TypeVar("Result")
 
 
 class VerifiedStorage(HiCacheStorage):
@@ -211,7 +212,7 @@ class VerifiedStorage(HiCacheStorage):
             layout=pool.layout,
             page_size=self._page_size,
             page_bytes=self._page_bytes,
-            layers=pool.layer_num,
+            layers=pool.layer_num,  # type: ignore[attr-defined]  # of each kind of pool, not of their base
             heads=getattr(pool, "head_num", 0),
             head_dim=getattr(pool, "head_dim", 0),
             # Upstream stores what all ranks hold alike from rank 0 only.
@@ -224,7 +225,8 @@ class VerifiedStorage(HiCacheStorage):
             sglang=SUPPORTED_VERSIONS[-1],
         )
 
-    def _published(self, result: Any) -> Any:
+    def _published(self, result: Result) -> Result:
+        """Passes a result on, and publishes what was counted on the way to it."""
         if self._presence.is_due():
             self._transfer.at_leisure(self._presence.look)
         if self._publisher is not None:

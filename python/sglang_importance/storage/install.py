@@ -45,8 +45,8 @@ _UNTESTED: dict[str, tuple[str, Callable[[Any], bool], str]] = {
 }
 
 
-def store_refusals(args: Any, options: ImportanceOptions) -> list[str]:
-    """Why ``args`` cannot run with a store: one line per reason; empty where they can."""
+def store_refusals(args: Any) -> list[str]:
+    """One line for each reason why ``args`` cannot run with a store; empty where they can."""
     lines = []
     for field, (mode, refuses, cure) in _UNTESTED.items():
         if refuses(getattr(args, field, None)):
@@ -65,7 +65,7 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
         LaunchRefused: the store cannot run here.
     """
     backend = getattr(args, "hicache_storage_backend", None)
-    lines = store_refusals(args, options)
+    lines = store_refusals(args)
     if problem := checksum_problem():
         lines.append(problem)
     directory = Path(options.store).expanduser().absolute()

@@ -9,7 +9,7 @@ DYNAMIC = "dynamic"
 
 
 class Interface(Enum):
-    """What upstream's controller calls on a backend (managers/cache_controller.py)."""
+    """The methods of a backend that upstream's controller calls (managers/cache_controller.py)."""
 
     VALUES = "get and set, with a tensor of any size"
     BLOCKS = "get and set, with a tensor of the host pool's page size"
@@ -33,7 +33,7 @@ UNUSABLE = {
 
 
 def interface_of(name: str, settings: dict[str, Any]) -> Interface:
-    """How ``name`` moves values; a dynamic backend says so itself, as upstream has it.
+    """The interface of the backend ``name``; a dynamic one says so itself, as upstream has it.
 
     Raises:
         ValueError: nothing is known about ``name``.

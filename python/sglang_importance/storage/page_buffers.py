@@ -60,7 +60,7 @@ class StagingPool:
 
     @property
     def record_bytes(self) -> int:
-        """Of a slot."""
+        """Size of a slot in bytes."""
         return 2 * self._half
 
     def put(self, slot: int, header: bytes, body: Page) -> None:
@@ -77,7 +77,8 @@ class StagingPool:
         split = self._half - HEADER_BYTES
         body[:split] = first[HEADER_BYTES : HEADER_BYTES + len(body)]
         body[split:] = second[: max(0, len(body) - split)]
-        return first[:HEADER_BYTES].tobytes()
+        header: bytes = first[:HEADER_BYTES].tobytes()
+        return header
 
     def record(self, slot: int) -> NDArray[np.uint8]:
         """A copy of a slot [record bytes]."""

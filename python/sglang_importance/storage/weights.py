@@ -1,4 +1,4 @@
-"""Which weights the pages of this process were computed with, and since when."""
+"""The weights that the pages of this process were computed with, told from others by a fingerprint."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ def _weight_version() -> object:
 
 
 def _nothing_is_cached(scheduler: Scheduler) -> bool:
-    tokens = scheduler.tree_cache.total_size()
+    cache: Any = scheduler.tree_cache  # of any class, and an object in sglang's annotations
+    tokens = cache.total_size()
     empty = not any(tokens) if isinstance(tokens, tuple) else not tokens
     # A request that waits holds no pages.
     return empty and scheduler.is_fully_idle(ignore_waiting=True)

@@ -214,7 +214,7 @@ def _taken(free: queue.SimpleQueue[int]) -> Iterator[int]:
 
 
 def _flags(answer: Any, count: int) -> list[bool]:
-    """What backends return for ``count`` records: a flag for each, for each half, or one for all.
+    """One flag for each of ``count`` records; backends give one for each, for each half, or one for all.
 
     Raises:
         OSError: another number of flags.

@@ -16,6 +16,7 @@ from sgl_importance.reuse.reuse_class import Transition
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.page_lookup import PageSource
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
@@ -77,7 +78,7 @@ class AnnotatedTree:
         assert node.parent is not None, "the root holds no tokens"
         parent = self.metadata(node.parent) if node.parent.parent is not None else None
         created = NodeMetadata(
-            tokens=len(node.key),
+            tokens=len(key_of(node)),
             depth=self._end_depth(node.parent),
             page_size=self.page_size,
             clock=self._policy.clock,
@@ -158,7 +159,7 @@ class AnnotatedTree:
         """``child`` was cut: its first tokens are ``new_parent`` now."""
         known = self.known(child)
         if known is not None:
-            setattr(new_parent, METADATA_ATTRIBUTE, self.tracker.split(known, len(new_parent.key)))
+            setattr(new_parent, METADATA_ATTRIBUTE, self.tracker.split(known, len(key_of(new_parent))))
             self.source.split(new_parent, child)
 
     def removed(
@@ -178,7 +179,9 @@ class AnnotatedTree:
     def page_digests(self, node: UnifiedTreeNode) -> list[bytes]:
         """Chained digests of the node's pages."""
         assert node.parent is not None
-        digests = chain_digests(self._end_digest(node.parent, node), node.key.raw_token_ids(), self.page_size)
+        digests = chain_digests(
+            self._end_digest(node.parent, node), key_of(node).raw_token_ids(), self.page_size
+        )
         self.metadata(node).digest = digests[-1]
         return digests
 
@@ -186,7 +189,7 @@ class AnnotatedTree:
         """Chained digests of the node's pages; nothing is hashed before the first is asked for."""
         assert node.parent is not None
         start = self._end_digest(node.parent, node)
-        yield from iterate_chain(start, node.key.raw_token_ids(), self.page_size)
+        yield from iterate_chain(start, key_of(node).raw_token_ids(), self.page_size)
 
     def end_digest(self, node: UnifiedTreeNode) -> bytes:
         """Chained digest of the node's last page: it names everything up to the node's end."""
@@ -200,7 +203,7 @@ class AnnotatedTree:
     def _end_digest(self, node: UnifiedTreeNode, below: UnifiedTreeNode) -> bytes:
         """Digest of everything up to the node's end, cached on it; the root's is ``below``'s namespace."""
         missing = []
-        digest = root_digest(below.key.extra_key, below.key.cache_salt)
+        digest = root_digest(key_of(below).extra_key, key_of(below).cache_salt)
         for step in reversed(self.path(node)):
             known = self.metadata(step).digest
             if known is not None:
@@ -208,7 +211,7 @@ class AnnotatedTree:
                 break
             missing.append(step)
         for step in reversed(missing):
-            digest = chain_digests(digest, step.key.raw_token_ids(), self.page_size)[-1]
+            digest = chain_digests(digest, key_of(step).raw_token_ids(), self.page_size)[-1]
             self.metadata(step).digest = digest
         return digest
 
@@ -218,7 +221,8 @@ class AnnotatedTree:
             known = self.known(node)
             if known is None:
                 continue
-            assert known.tokens == len(node.key), (node.id, known.tokens, len(node.key))
+            assert known.tokens == len(key_of(node)), (node.id, known.tokens, len(key_of(node)))
+            assert node.parent is not None
             assert known.depth == self._end_depth(node.parent), node.id
             assert known.importance.num_pages * self.page_size == known.tokens, node.id
         self.source.check_integrity()

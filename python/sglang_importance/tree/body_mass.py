@@ -1,4 +1,4 @@
-"""How much observed attention lies on the device, kept up with the tree instead of summed over it."""
+"""The sum of observed attention on the device, kept up with the tree instead of summed over it."""
 
 from __future__ import annotations
 

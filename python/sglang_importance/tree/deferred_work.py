@@ -19,7 +19,7 @@ class DeferredWork:
         self._is_processing = False
         self._work: list[Callable[[], None]] = []
         self.installed: Callable[..., None] | None = None
-        """What stands in for upstream's method."""
+        """The function that stands in for upstream's method."""
 
     def do(self, work: Callable[[], None]) -> None:
         """Does the work now, or behind the answers of the pass whose results are being processed."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sgl_importance.pins.pin import Pin, PinEnd
 from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import EventKind
+from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -21,7 +22,7 @@ CAPACITY = 4096
 
 
 class PinChange(StrEnum):
-    """What happens to pins; nothing moves."""
+    """The beginning or the end of a pin; nothing moves."""
 
     PIN = "pin"
     UNPIN = "unpin"
@@ -69,11 +70,11 @@ class EventLog:
 
     def record(self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, reason: str) -> None:
         """Notes what happened to a node, and why. In constant time: it is called within evictions."""
-        self._append(kind, tier, node.id, len(node.key), reason)
+        self._append(kind, tier, node.id, len(key_of(node)), reason)
 
     def prefetched(self, node: UnifiedTreeNode) -> None:
         """The storage tier brought a node into host memory that the tree did not know."""
-        self._append(EventKind.LOAD_BACK, Tier.HOST, node.id, len(node.key), "prefetched")
+        self._append(EventKind.LOAD_BACK, Tier.HOST, node.id, len(key_of(node)), "prefetched")
 
     def reset(self) -> None:
         """The tree was emptied at once."""
@@ -100,7 +101,7 @@ class EventLog:
         return list(enumerate(map(Event._make, reversed(newest)), self.total - wanted))
 
     def last_of(self, node_id: int) -> Event | None:
-        """What last happened to a node; None where that is forgotten."""
+        """The last event of a node; None where that is forgotten."""
         return next((Event._make(each) for each in reversed(self._events) if each[2] == node_id), None)
 
     def _append(

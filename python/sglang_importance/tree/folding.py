@@ -1,4 +1,4 @@
-"""What the attention of a request said, handed to the nodes of its path."""
+"""Hands the page scores of a request to the nodes of its path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Folding:
     Args:
         state: whose nodes they are folded into.
         rows: where attention leaves scores; None where nothing emits.
-        recorder: what is told of each fold; None records nothing.
+        recorder: told of each fold; None records nothing.
     """
 
     state: TreeState
@@ -75,7 +75,7 @@ class Folding:
         return self.state.counters.folds > before
 
     def _take_observations(self, req: Req, slot: int | None, *, is_finished: bool) -> list[Observation]:
-        """What the request's rows hold, prefill before decode; empties them."""
+        """Takes the observations out of the request's rows, prefill before decode."""
         rows = self.rows
         if rows is None or slot is None:
             return []

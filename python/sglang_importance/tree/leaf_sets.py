@@ -26,7 +26,7 @@ class WatchedLeaves(set[UnifiedTreeNode]):
         super().add(node)
         self._entered(node)
 
-    def discard(self, node: UnifiedTreeNode) -> None:
+    def discard(self, node: UnifiedTreeNode) -> None:  # type: ignore[override]  # it holds nothing else
         if node in self:
             super().discard(node)
             self._left(node)

@@ -32,30 +32,30 @@ ACCELERATOR = NominalHardware(flops_per_second=4e14, host_bytes_per_second=4e10,
 
 def active_parameters(text_config: Any, *, num_layers: int, head_dim: int) -> int:
     """Parameters that one token passes, without the embedding; experts count as often as they are active."""
-    hidden = text_config.hidden_size
-    heads = text_config.num_attention_heads
-    kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
+    hidden: int = text_config.hidden_size
+    heads: int = text_config.num_attention_heads
+    kv_heads: int = getattr(text_config, "num_key_value_heads", None) or heads
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    experts = getattr(text_config, "num_experts_per_tok", None) or 1
-    intermediate = getattr(text_config, "moe_intermediate_size", None) or getattr(
-        text_config, "intermediate_size", 4 * hidden
-    )
+    experts: int = getattr(text_config, "num_experts_per_tok", None) or 1
+    dense: int = getattr(text_config, "intermediate_size", 4 * hidden)
+    intermediate: int = getattr(text_config, "moe_intermediate_size", None) or dense
     return num_layers * (attention + 3 * hidden * intermediate * experts)
 
 
 def cost_model(model_config: ModelConfig, allocator: BaseTokenToKVPoolAllocator) -> CostModel:
     """The cost model of this server, frozen at start."""
     hardware = CPU if str(allocator.device).startswith("cpu") else ACCELERATOR
-    num_layers = model_config.num_hidden_layers
+    num_layers, head_dim = model_config.num_hidden_layers, model_config.head_dim
+    num_heads = model_config.num_attention_heads
+    assert num_heads is not None, "launch/modes.py refuses models without attention"
+    assert head_dim is not None
     sizes = allocator.get_kvcache().get_kv_size_bytes()
     pool_bytes = sum(sizes) if isinstance(sizes, tuple) else sizes
     return CostModel.from_model(
-        parameters=active_parameters(
-            model_config.hf_text_config, num_layers=num_layers, head_dim=model_config.head_dim
-        ),
+        parameters=active_parameters(model_config.hf_text_config, num_layers=num_layers, head_dim=head_dim),
         num_layers=num_layers,
-        num_heads=model_config.num_attention_heads,
-        head_dim=model_config.head_dim,
+        num_heads=num_heads,
+        head_dim=head_dim,
         bytes_per_token=max(1, round(pool_bytes / allocator.size)),
         flops_per_second=hardware.flops_per_second,
         host_bytes_per_second=hardware.host_bytes_per_second,

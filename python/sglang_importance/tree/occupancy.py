@@ -1,8 +1,8 @@
-"""How much each tier of a cache holds, and how much it can hold, in tokens."""
+"""The size of each tier of a cache and the part of it in use, in tokens."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sgl_importance.tiers import Tier
 
@@ -21,9 +21,17 @@ class Occupancy(NamedTuple):
         return self.total - self.used
 
 
+class _Pool(Protocol):
+    """The sizes, in tokens, that sglang's device and host pools tell."""
+
+    size: int
+
+    def available_size(self) -> int: ...
+
+
 def occupancy(cache: UnifiedRadixCache) -> dict[Tier, Occupancy]:
     """The tiers that sglang sized, device first; storage knows no size."""
-    pools = {Tier.DEVICE: cache.token_to_kv_pool_allocator}
+    pools: dict[Tier, _Pool] = {Tier.DEVICE: cache.token_to_kv_pool_allocator}
     if cache.cache_controller is not None:
         pools[Tier.HOST] = cache.cache_controller.mem_pool_host
     found = {}

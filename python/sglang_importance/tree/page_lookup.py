@@ -1,4 +1,4 @@
-"""What is known of a page, by its chained digest: our side of the ``ImportanceSource`` protocol."""
+"""Looks up the importance of a page by its chained digest, as the ``ImportanceSource`` protocol has it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLICE_PAGES = 512  # digests that take about half a millisecond
 
 
 class HashedTree(Protocol):
-    """What a look-up needs of the tree; see ``AnnotatedTree``."""
+    """The part of ``AnnotatedTree`` that a look-up uses."""
 
     page_size: int
 

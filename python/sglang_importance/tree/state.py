@@ -1,4 +1,4 @@
-"""What everything that follows one radix tree shares."""
+"""The state that everything that follows one radix tree shares."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TreeState:
     def create(
         cls, options: ImportanceOptions, policy: ImportancePolicy, *, page_size: int, ghost_pages: int
     ) -> TreeState:
-        """Of a tree that is still to be built.
+        """The state of a tree that is still to be built.
 
         Args:
             page_size: tokens per page.

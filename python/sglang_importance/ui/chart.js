@@ -54,7 +54,9 @@ export class Chart {
     const width = this.element.clientWidth;
     if (!width) return;
     if (!this.document.nodes.length) {
-      refill(this.element, el("p", { class: "empty" }, "Nothing is cached yet. Send the server a request."));
+      const why = this.document.faults.fallback ? "The tree is not followed any more."
+        : "Nothing is cached yet. Send the server a request.";
+      refill(this.element, el("p", { class: "empty" }, why));
       return;
     }
     const plan = layOut(this.document);

@@ -4,7 +4,8 @@ import { Refused, api } from "./api.js";
 import { Chart } from "./chart.js";
 import { $, count, el, oneLine, plural, refill } from "./dom.js";
 import { Moves } from "./events.js";
-import { showGone, showNode } from "./node.js";
+import { showFaults } from "./faults.js";
+import { showGone, showNode, showUnknown } from "./node.js";
 import { Poll } from "./poll.js";
 import { showTable } from "./table.js";
 import { showLegend, showTiers } from "./tiers.js";
@@ -38,6 +39,7 @@ async function round() {
 async function loadNode() {
   const id = state.selected;
   if (id === null) return;
+  if (state.tree?.faults.fallback) return showUnknown($("node"), id);
   try {
     const node = await api.node(id);
     if (id !== state.selected) return;
@@ -52,6 +54,7 @@ async function loadNode() {
 
 function draw() {
   if (!state.tree) return;
+  showFaults($("faults"), state.tree.faults);
   showTiers($("tiers"), state.tree);
   const isTable = !$("table").hidden;
   if (isTable) showTable($("table"), state.tree, { selected: state.selected, onSelect: select, onZoom: zoom });

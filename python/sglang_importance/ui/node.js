@@ -41,6 +41,11 @@ export function showGone(element, id) {
     `Node ${id} is no longer in the tree. The moves beside this may say why.`));
 }
 
+/** After a fault has ended learning. */
+export function showUnknown(element, id) {
+  refill(element, el("p", { class: "hint" }, `Nothing is known of node ${id} any more.`));
+}
+
 /** Pages as cells, warmer where later requests looked more; under it the text of the cell pointed at. */
 function strip(node) {
   const { cross_mass: cross, self_mass: own, peak, pages_per_cell: pages } = node.strip;

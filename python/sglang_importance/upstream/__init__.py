@@ -1,1 +1,1 @@
-"""How we hold on to sglang: its symbols, its hooks, and launches that must stop."""
+"""Our hold on sglang: the symbols we count on, the hooks we install, and launches that must stop."""

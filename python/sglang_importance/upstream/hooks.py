@@ -15,7 +15,7 @@ from sglang_importance.upstream.refusal import WITHOUT_POLICY, LaunchRefused, cu
 __all__ = ["Hook", "HookType", "dead_hooks", "declare", "install_hooks", "is_applied"]
 
 Hook = tuple[Callable[..., Any], HookType]
-"""What is called, and whether after or around upstream's function."""
+"""A function of ours, and whether it runs after or around upstream's."""
 
 PACKAGE = "sglang_importance"
 

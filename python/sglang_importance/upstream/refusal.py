@@ -16,7 +16,7 @@ SCHEDULER_REFUSED_EXIT_CODE = 78
 
 
 def cure(otherwise: str = WITHOUT_POLICY) -> str:
-    """What to do where sglang is not as we expect it; ``otherwise``: how to go on with it as it is."""
+    """The cure where sglang is not as we expect it; ``otherwise``: how to go on with it as it is."""
     return f"install sglang=={SUPPORTED_VERSIONS[-1]} or {otherwise}"
 
 

@@ -70,6 +70,7 @@ SYMBOLS: dict[str, str | None] = {
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager.gracefully_exit": None,
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager.server_status": None,
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager": None,
+    f"{_SRT}.managers.multi_tokenizer_mixin.MultiTokenizerRouter": None,
     f"{_SRT}.observability.req_time_stats.APIServerReqTimeStats.first_token_time": None,
     f"{_SRT}.entrypoints.http_server.app": None,
     f"{_SRT}.entrypoints.http_server.get_global_state": "",
@@ -210,6 +211,7 @@ SYMBOLS: dict[str, str | None] = {
         "split_forward_count"
     ),
     f"{_SRT}.model_executor.model_runner.ModelRunnerOutput.can_run_graph": None,
+    f"{_SRT}.layers.attention.flashinfer_backend.DecodeMetadata.decode_wrappers": None,
     f"{_FLASHINFER}.__init__": (
         "self, model_runner, skip_prefill, kv_indptr_buf, kv_last_page_len_buf, init_new_workspace"
     ),
@@ -229,7 +231,7 @@ SYMBOLS: dict[str, str | None] = {
 
 
 def version_problem() -> str | None:
-    """Why the installed version of sglang is not supported; None where it is."""
+    """One line on an installed version of sglang that is not supported; None where it is."""
     try:
         found = metadata.version("sglang")
     except metadata.PackageNotFoundError:
@@ -245,8 +247,10 @@ def symbol_problems(symbols: Mapping[str, str | None] = SYMBOLS) -> list[str]:
 
 
 def check_sglang() -> None:
-    """Raises:
-    LaunchRefused: the installed sglang is not the one that we were written against.
+    """Compares the installed sglang with the one that we were written against.
+
+    Raises:
+        LaunchRefused: it is another, or a symbol of it is not as we expect it.
     """
     version = version_problem()
     if problems := [version] if version else symbol_problems():
@@ -283,10 +287,10 @@ def _resolve(path: str) -> Any:
 
 def parameters(function: Any) -> str:
     """Parameter names as in a signature: ``"self, node, *, target"``."""
-    names = []
+    prefixes: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    names: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and not any(name.startswith("*") for name in names):
             names.append("*")
-        prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        names.append(prefix + parameter.name)
+        names.append(prefixes.get(parameter.kind, "") + parameter.name)
     return ", ".join(names)

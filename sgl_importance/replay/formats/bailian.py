@@ -8,34 +8,21 @@ changes nothing where the ids stand for prefixes already. With ``--object-level`
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from msgspec import Struct
-
-from sgl_importance.replay.formats.jsonl import (
-    BlockId,
-    Count,
-    Request,
-    Seconds,
-    add_in_order,
-    block_count_error,
-    holds_records,
-    iterate_records,
-)
-from sgl_importance.replay.formats.line_reader import BadRecord, OnBadRecord, ReadOptions
-from sgl_importance.replay.trace import NO_PARENT, Trace, TraceBuilder
+from sgl_importance.replay.formats.block_ids import BlockRecord, read_blocks
+from sgl_importance.replay.formats.jsonl import holds_records
+from sgl_importance.replay.formats.line_reader import OnBadRecord, ReadOptions
+from sgl_importance.replay.trace import NO_PARENT, Trace
 
 NAME = "bailian"
 BLOCK_TOKENS = 16
 
 
-class _Record(Struct):
+class _Record(BlockRecord):
     chat_id: int | str
-    timestamp: Seconds
-    input_length: Count
-    output_length: Count
-    hash_ids: list[BlockId]
 
 
 class _PrefixIds:
@@ -59,25 +46,12 @@ def matches(path: Path) -> bool:
 
 def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
     """See ``TraceReader``; timestamps are seconds."""
-    block_tokens = options.block_tokens or BLOCK_TOKENS
-    builder = TraceBuilder(path.stem, block_tokens, prefix_tree=not options.object_level)
-    prefixes = _PrefixIds()
-
-    def requests() -> Iterator[Request]:
-        for line, record in iterate_records(path, _Record, on_bad_record):
-            cause = block_count_error(len(record.hash_ids), record.input_length, block_tokens)
-            if cause is not None:
-                on_bad_record(BadRecord(path, line, cause))
-                continue
-            blocks = record.hash_ids
-            yield Request(
-                path,
-                line,
-                record.timestamp,
-                array("q", blocks) if options.object_level else prefixes.chain(blocks),
-                record.input_length,
-                record.output_length,
-            )
-
-    add_in_order(builder, requests(), on_bad_record)
-    return builder.build()
+    return read_blocks(
+        path,
+        _Record,
+        on_bad_record,
+        block_tokens=options.block_tokens or BLOCK_TOKENS,
+        prefix_tree=not options.object_level,
+        name_blocks=partial(array, "q") if options.object_level else _PrefixIds().chain,
+        ticks_per_second=1,
+    )

@@ -1,4 +1,4 @@
-"""Which reader a trace needs: named by the user, or found by looking into the file."""
+"""Chooses the reader of a trace: named by the user, or found by looking into the file."""
 
 from __future__ import annotations
 

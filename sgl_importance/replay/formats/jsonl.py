@@ -87,7 +87,7 @@ def add_in_order(builder: TraceBuilder, requests: Iterable[Request], on_bad_reco
 
 
 def block_count_error(blocks: int, input_tokens: int, block_tokens: int) -> str | None:
-    """Why this many blocks cannot be the prompt; None if they can, with or without a block begun."""
+    """The reason why so many blocks cannot be the prompt; None if they can, with or without a block begun."""
     whole, begun = input_tokens // block_tokens, -(-input_tokens // block_tokens)
     if blocks in (whole, begun):
         return None

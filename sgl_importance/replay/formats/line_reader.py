@@ -1,4 +1,4 @@
-"""What every trace reader offers, and how it reports records that it cannot use."""
+"""The interface of trace readers, and their report on records that they cannot use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def refuse_bad_record(record: BadRecord) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What the command line says about reading.
+    """Options of the command line about reading.
 
     Attributes:
         tokenizer: name or folder of a Hugging Face tokenizer for traces of text; None takes UTF-8 bytes.

@@ -7,36 +7,19 @@ as a block; hits in it count the tokens that it holds.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from msgspec import Struct
-
-from sgl_importance.replay.formats.jsonl import (
-    BlockId,
-    Count,
-    Request,
-    Seconds,
-    add_in_order,
-    block_count_error,
-    holds_records,
-    iterate_records,
-)
-from sgl_importance.replay.formats.line_reader import BadRecord, OnBadRecord, ReadOptions
-from sgl_importance.replay.trace import Trace, TraceBuilder
+from sgl_importance.replay.formats.block_ids import BlockRecord, read_blocks
+from sgl_importance.replay.formats.jsonl import holds_records
+from sgl_importance.replay.formats.line_reader import OnBadRecord, ReadOptions
+from sgl_importance.replay.trace import Trace
 
 NAME = "mooncake"
 BLOCK_TOKENS = 512
 
 
-class _Record(Struct):
-    timestamp: Seconds
-    input_length: Count
-    output_length: Count
-    hash_ids: list[BlockId]
-
-
-class _Detected(_Record, forbid_unknown_fields=True):
+class _Detected(BlockRecord, forbid_unknown_fields=True):
     """Bailian records hold the same fields and more."""
 
 
@@ -46,23 +29,12 @@ def matches(path: Path) -> bool:
 
 def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
     """See ``TraceReader``; timestamps are milliseconds."""
-    block_tokens = options.block_tokens or BLOCK_TOKENS
-    builder = TraceBuilder(path.stem, block_tokens, prefix_tree=not options.object_level)
-
-    def requests() -> Iterator[Request]:
-        for line, record in iterate_records(path, _Record, on_bad_record):
-            cause = block_count_error(len(record.hash_ids), record.input_length, block_tokens)
-            if cause is not None:
-                on_bad_record(BadRecord(path, line, cause))
-                continue
-            yield Request(
-                path,
-                line,
-                record.timestamp / 1000,
-                array("q", record.hash_ids),
-                record.input_length,
-                record.output_length,
-            )
-
-    add_in_order(builder, requests(), on_bad_record)
-    return builder.build()
+    return read_blocks(
+        path,
+        BlockRecord,
+        on_bad_record,
+        block_tokens=options.block_tokens or BLOCK_TOKENS,
+        prefix_tree=not options.object_level,
+        name_blocks=partial(array, "q"),
+        ticks_per_second=1000,
+    )

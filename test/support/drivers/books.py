@@ -45,7 +45,7 @@ def check_books(driver: HostedDriver, live: list[Request]) -> None:
         assert data.off_device == node.evicted, (node.id, "whether the device holds it")
 
     counters = component.state.counters
-    assert counters.admitted_requests == component.state.policy.clock
+    assert counters.requests == component.state.policy.clock
     assert counters.evicted_from(Tier.DEVICE) == driver.evicted, "evicted device tokens"
     assert counters.hit_tokens[Tier.DEVICE] == driver.hits["device"]
     assert counters.hit_tokens[Tier.HOST] == driver.hits["host"]

@@ -19,7 +19,8 @@ from sgl_importance.trace.records import (
     RequestFinished,
     Step,
 )
-from sgl_importance.trace.writer import NO_PAGES, TokenSequence, TraceWriter
+from sgl_importance.trace.token_sequence import TokenSequence
+from sgl_importance.trace.writer import NO_PAGES, TraceWriter
 
 PAGE_SIZE = 4
 COST = {

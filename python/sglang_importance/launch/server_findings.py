@@ -1,0 +1,46 @@
+"""What `sgl-importance doctor --url` finds in a running server. Never imports sglang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from sglang_importance.launch.finding import Finding, Status
+
+
+def server_findings(document: dict[str, Any]) -> Iterator[Finding]:
+    """
+    Args:
+        document: of ``GET /kv_importance``.
+    """
+    yield Finding("policy", Status.OK, f"{document['policy']}, learnt from {document['clock']:,} requests")
+    yield from _faults(document["faults"]["counts"])
+    yield _eviction(document["policy"], document["faults"]["fallback"])
+
+
+def _faults(counts: dict[str, int]) -> Iterator[Finding]:
+    if not counts:
+        yield Finding("faults", Status.OK, "none")
+    for place, count in counts.items():
+        yield Finding(
+            f"faults: {place}", Status.NOTE, f"{count:,}, caught and counted", f"report {_log_line(place)}"
+        )
+
+
+def _eviction(policy: str, fallback: dict[str, Any] | None) -> Finding:
+    if fallback is None:
+        order = "the marginal loss" if policy == "importance" else "LRU, as stock does"
+        return Finding("eviction", Status.OK, f"by {order}")
+    when = datetime.fromtimestamp(fallback["time"], UTC)
+    return Finding(
+        "eviction",
+        Status.PROBLEM,
+        f"evicts by LRU until it is restarted, since request {fallback['clock']:,} "
+        f"({when:%Y-%m-%d %H:%M:%S} UTC): {fallback['error']}",
+        f"restart it, and report {_log_line(fallback['place'])}",
+    )
+
+
+def _log_line(place: str) -> str:
+    return f"the line 'KV importance: fault in {place}' of its log, and what is below it"

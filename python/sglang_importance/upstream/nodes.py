@@ -1,0 +1,15 @@
+"""Facts of sglang's tree nodes that its annotations leave open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+
+def key_of(node: UnifiedTreeNode) -> RadixKey:
+    """The token ids of a node, with their namespace; of no tokens for the root."""
+    assert node.key is not None, "sglang gives a node its key when it makes it"
+    return node.key
