@@ -7,8 +7,8 @@ The table is scripts/mutations.toml: which line, how it is broken, what a user w
 tests that should notice. A whole run writes benchmark/results/mutations.json, from which docs/status.md is
 rendered. It ends with 1 where a broken line goes unnoticed.
 
-Tools that make mutations (mutmut, cosmic-ray) break every line by fixed operators; they take neither a line's
-broken twin nor tests for each line, and run for days on a tree of this size.
+Tools that make mutations (mutmut, cosmic-ray) break every line by fixed operators: they take neither a
+line's broken twin nor the tests of each line.
 """
 
 from __future__ import annotations
