@@ -1,6 +1,6 @@
 """Breaks lines that matter, one at a time, in a copy of the tree, and names the test that noticed.
 
-    python scripts/mutations.py --jobs 2                     # every row of the table, a quarter of an hour
+    python scripts/mutations.py --jobs 2                       # every row of the table, a quarter of an hour
     python scripts/mutations.py --only fold-halving,own-mass   # some of them; writes no results
 
 The table is scripts/mutations.toml: which line, how it is broken, what a user would suffer from it, and the
