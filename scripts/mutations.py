@@ -1,14 +1,14 @@
 """Breaks lines that matter, one at a time, in a copy of the tree, and names the test that noticed.
 
-    python scripts/mutations.py --jobs 2                   # every row of the table, a quarter of an hour
-    python scripts/mutations.py --only ledger-clock,fold   # some of them; writes no results
+    python scripts/mutations.py --jobs 2                       # every row of the table, a quarter of an hour
+    python scripts/mutations.py --only fold-halving,own-mass   # some of them; writes no results
 
 The table is scripts/mutations.toml: which line, how it is broken, what a user would suffer from it, and the
 tests that should notice. A whole run writes benchmark/results/mutations.json, from which docs/status.md is
 rendered. It ends with 1 where a broken line goes unnoticed.
 
-Tools that make mutations (mutmut, cosmic-ray) break every line by fixed operators; they take neither a line's
-broken twin nor tests for each line, and run for days on a tree of this size.
+Tools that make mutations (mutmut, cosmic-ray) break every line by fixed operators: they take neither a
+line's broken twin nor the tests of each line.
 """
 
 from __future__ import annotations

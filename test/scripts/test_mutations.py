@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +107,22 @@ def test_an_unknown_name_is_refused_with_the_choice() -> None:
     assert chosen([ADDED, HARMLESS], "empty") == [HARMLESS]
     with pytest.raises(BadTable, match="there is no mutation add: choose from sum, empty"):
         chosen([ADDED, HARMLESS], "sum, add")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_written"), [([], True), (["--only", "empty"], False)], ids=["whole table", "some rows"]
+)
+def test_a_line_that_nobody_missed_ends_the_run_with_its_name(
+    words: list[str], is_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survived = {"mutation": "empty", "outcome": "survived", "noticed_by": None}
+    monkeypatch.setattr(mutations, "read_table", lambda: [HARMLESS])
+    monkeypatch.setattr(mutations, "run", lambda root, table, *, jobs: [survived])
+    out = tmp_path / "mutations.json"
+    monkeypatch.setattr(sys, "argv", ["mutations.py", "--out", str(out), *words])
+    with pytest.raises(SystemExit) as ended:
+        mutations.main()
+    assert ended.value.code == "error: no test noticed empty: write one"
+    assert out.exists() == is_written
+    if is_written:
+        assert json.loads(out.read_text())["rows"] == [survived]
