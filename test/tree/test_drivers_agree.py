@@ -101,9 +101,8 @@ def check_agreement(drawn: Drawn, capacity: int) -> Counter[str]:
 
     trace = builder.build()
     facts = block_facts(trace)
-    facts = replace(
-        facts, is_evidence=np.ones_like(facts.is_evidence)
-    )  # every page is a node and counts as one
+    # Every page is a node and counts as one.
+    facts = replace(facts, is_evidence=np.ones_like(facts.is_evidence))
     nodes = NotingReplay(capacity, trace, whole_nodes=True)
     blocks = NotingReplay(capacity, trace, facts=facts)
     tiers = NotingTiers(trace, capacity, facts=facts)
