@@ -25,8 +25,8 @@ class BatchWorker(Generic[T]):
 
     Args:
         name: of the thread.
-        work: called on the thread with the items that wait, in their order, and the number refused since its
-            last call; where nothing came within ``idle_seconds`` without items, and so once more at the end.
+        work: called on the thread with the items that wait, in their order, and the number refused since the
+            last call. It is called without items, too: after ``idle_seconds``, and once at the end.
         max_bytes: of all items that wait.
         last_words: logged, with its traceback, for the exception that ends the thread.
         batch_items: the most that one call of ``work`` gets.

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from sgl_importance.background import daemon_pool
 from sgl_importance.storage import page_transfer as transfer_module
-from sgl_importance.storage import workers
 from sgl_importance.storage.cli import app
 from sgl_importance.storage.page_record import HEADER_BYTES
 from sgl_importance.storage.page_transfer import PageTransfer
@@ -235,10 +235,10 @@ def test_a_disk_that_hangs_takes_a_bounded_number_of_threads_and_comes_back(
         time.sleep(0.02)
     lanes = pages.lanes(PAGE_BYTES)
     usual = lanes.look + lanes.read + lanes.write
-    assert threads() <= usual + 3 * workers.MOST_GIVEN_UP
+    assert threads() <= usual + 3 * daemon_pool.MOST_GIVEN_UP
     values = counters.values()
     for what in ("look", "read", "write"):
-        assert 1 <= values["replaced_threads", what] <= workers.MOST_GIVEN_UP, what
+        assert 1 <= values["replaced_threads", what] <= daemon_pool.MOST_GIVEN_UP, what
     assert sum("hung for" in record.message for record in caplog.records) == 3
     pages.go_on.set()
     wait_until(lambda: threads() == usual)

@@ -48,7 +48,7 @@ WITH_STORAGE: list[Callback] = [
     (BackupFilter, "_storage_chain", 2),
     (NodeEvents, "prefetched", 2),
 ]
-"""The same where there is a storage tier; the first wants an empty one, the last one that holds something."""
+"""The same where there is a storage tier; the last wants one that holds something."""
 ON_FLUSH: list[Callback] = [(ImportanceComponent, "_watch_tree", 1)]
 """The same when the cache is flushed."""
 OBSERVING: list[Callback] = [(StockOrder, "begin", 2), (StockOrder, "chosen", 2), (StockOrder, "end", 2)]

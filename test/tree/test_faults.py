@@ -174,6 +174,15 @@ def test_what_an_operation_raises_is_its_answer_and_counted_when_that_is_publish
     assert published[-1] == counts[FaultPlace.OPERATION] == 1
 
 
+def test_nodes_that_nobody_took_in_do_not_outlive_a_flush() -> None:
+    driver = TreeDriver()
+    serve(driver, prompt(0, 4))
+    (node,) = driver.component.state.tree.nodes()
+    driver.component.leaves._strangers.append(node)
+    driver.cache.reset()
+    assert driver.component.leaves.take_strangers() == []
+
+
 def test_the_fault_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     faults = Faults(dict.fromkeys(FaultPlace, 0), lambda: 7)
     let_go = []
