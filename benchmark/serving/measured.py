@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmark.serving.arms import ARMS, PUBLISHED, STOCK
 from benchmark.serving.rows import Row
+from sgl_importance.study.statistics import median_of
 
-RESAMPLES = 4000
 MISSING = "-"
 
 
-def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
-    """Median and its 95 % percentile interval."""
-    rng = random.Random(seed)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    return statistics.median(values), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
+def bootstrap(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median and the ends of its 95 % interval."""
+    estimate = median_of(values)
+    return estimate.value, estimate.low, estimate.high
 
 
 def paired_ratios(
