@@ -8,17 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sgl_importance.replay.console import (
-    check_traces,
-    parse_numbers,
-    parse_policies,
-    read_traces,
-    run_with_progress,
-    write_rows,
-)
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.gated_tiers import Gating, StorageOffer
-from sgl_importance.replay.plot import plot_rows
 from sgl_importance.replay.policy_registry import OPTIMUM
 from sgl_importance.replay.replay_arguments import (
     BYTES_PER_TOKEN,
@@ -35,9 +26,18 @@ from sgl_importance.replay.replay_arguments import (
     Tokenizer,
     check_results,
 )
-from sgl_importance.replay.replay_report import results_table
 from sgl_importance.replay.replay_runner import Job, ReplayMode, run_job
-from sgl_importance.replay.tier_report import TieredJob, run_tiered_job, tiered_table
+from sgl_importance.replay.report.console import (
+    check_traces,
+    parse_numbers,
+    parse_policies,
+    read_traces,
+    run_with_progress,
+    write_rows,
+)
+from sgl_importance.replay.report.plot import plot_rows
+from sgl_importance.replay.report.replay_report import results_table
+from sgl_importance.replay.report.tier_report import TieredJob, run_tiered_job, tiered_table
 from sgl_importance.replay.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
 from sgl_importance.terminal import fail, show, some_path

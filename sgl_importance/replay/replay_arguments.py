@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sgl_importance.replay.formats.detect import READERS
-from sgl_importance.replay.plot import PlotError, check_plot
+from sgl_importance.replay.report.plot import PlotError, check_plot
 from sgl_importance.terminal import check_outputs, fail
 
 HARDWARE = "Hardware"

@@ -14,9 +14,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sgl_importance.replay.console import parse_policies, read_traces, run_with_progress
 from sgl_importance.replay.formats.line_reader import ReadOptions
-from sgl_importance.replay.plot import plot_rows
 from sgl_importance.replay.policy_registry import OPTIMUM
 from sgl_importance.replay.replay_arguments import (
     BYTES_PER_TOKEN,
@@ -34,6 +32,8 @@ from sgl_importance.replay.replay_arguments import (
     check_results,
 )
 from sgl_importance.replay.replay_runner import Job, run_job
+from sgl_importance.replay.report.console import parse_policies, read_traces, run_with_progress
+from sgl_importance.replay.report.plot import plot_rows
 from sgl_importance.replay.trace import Trace
 from sgl_importance.sizing.sizing import (
     GB,

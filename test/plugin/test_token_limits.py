@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_importance.http.token_limits import (
+from sglang_importance.http.requests.token_limits import (
     UnknownToken,
     check_stop_tokens,
     check_token_ids,

@@ -19,8 +19,8 @@ from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sgl_importance.hints.hints import BadHint, Hints
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.http import server_state
-from sglang_importance.http.generate_route import check_generate
-from sglang_importance.http.request_hints import _attach_native
+from sglang_importance.http.requests.generate_route import check_generate
+from sglang_importance.http.requests.request_hints import _attach_native
 from sglang_importance.upstream.server_options import attach_options
 
 VOCABULARY = 1000

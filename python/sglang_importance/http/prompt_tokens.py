@@ -12,8 +12,8 @@ from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
+from sglang_importance.http.requests.token_limits import unknown_token
 from sglang_importance.http.server_state import tokenizer_manager
-from sglang_importance.http.token_limits import unknown_token
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 

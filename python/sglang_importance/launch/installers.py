@@ -37,8 +37,8 @@ def _routes(options: ImportanceOptions) -> None:
     server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if server is None:
         return
-    from sglang_importance.http.generate_route import check_generate
-    from sglang_importance.http.openai_hints import HOOKS
+    from sglang_importance.http.requests.generate_route import check_generate
+    from sglang_importance.http.requests.openai_hints import HOOKS
     from sglang_importance.http.routes import install_routes
 
     install_routes(server.app, options)
@@ -47,7 +47,7 @@ def _routes(options: ImportanceOptions) -> None:
 
 
 def _hints(_: object) -> None:
-    from sglang_importance.http.request_hints import HOOKS
+    from sglang_importance.http.requests.request_hints import HOOKS
 
     install_hooks(HOOKS)
 

@@ -17,8 +17,8 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, Comple
 from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
 
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
-from sglang_importance.http.request_hints import STATE_ATTRIBUTE, OpenAIHints
-from sglang_importance.http.token_limits import UnknownToken, check_token_ids
+from sglang_importance.http.requests.request_hints import STATE_ATTRIBUTE, OpenAIHints
+from sglang_importance.http.requests.token_limits import UnknownToken, check_token_ids
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.hooks import Hook, HookType
 from sglang_importance.upstream.server_options import importance_options

@@ -1,7 +1,7 @@
 """Checks and hints of every request to a server or engine, and the reports in its answer.
 
 sglang carries ``kv_hints`` of ``/generate`` and ``Engine.generate`` as an envelope and drops those of its
-OpenAI routes; ``http/openai_hints.py`` hands us the latter.
+OpenAI routes; ``http/requests/openai_hints.py`` hands us the latter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_importance.hints.block_places import locate_messages
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
-from sglang_importance.http.token_limits import check_stop_tokens, check_token_ids
+from sglang_importance.http.requests.token_limits import check_stop_tokens, check_token_ids
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.hooks import Hook, HookType
 from sglang_importance.upstream.server_options import importance_options

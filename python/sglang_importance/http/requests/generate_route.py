@@ -10,9 +10,9 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.routing import APIRoute
 
 from sgl_importance.hints.hints import FIELD
-from sglang_importance.http.request_hints import read_native_hints
+from sglang_importance.http.requests.request_hints import read_native_hints
+from sglang_importance.http.requests.token_limits import check_stop_tokens, check_token_ids
 from sglang_importance.http.server_state import tokenizer_manager
-from sglang_importance.http.token_limits import check_stop_tokens, check_token_ids
 from sglang_importance.upstream.server_options import importance_options
 
 PATH = "/generate"

@@ -1,0 +1,1 @@
+"""Replays at the terminal: reading, progress, tables and pictures."""
