@@ -172,8 +172,7 @@ def test_servers_of_two_models_side_by_side_on_one_directory(probe_model: Path, 
             wait_until(lambda: pins(first) == {held: True} and pins(other) == {of_other: True})
             wait_until(lambda: pins(second) == {held: True, of_second: True})
             assert rows(store) == {held, of_second, of_other}
-            assert first._process is not None
-            first._process.kill()
+            first.kill_launcher()
             for server, right in ((second, expected), (other, theirs)):
                 server.flush_cache()
                 assert answers(server)[0] == right
