@@ -1,4 +1,4 @@
-"""The standard signal between attention and memory: what every producer says about KV pages.
+"""The standard signal between attention and memory: page scores of KV, as every producer gives them.
 
 A *page* is ``page_size`` consecutive tokens of a sequence, the server's own page size. For one query token,
 *mass* is the attention probability on the page (mean over query heads and sampled layers), *peak* the largest
@@ -27,7 +27,7 @@ _SUM_TOLERANCE = 1e-3  # Of a mean of sums of probabilities in float32, half-pre
 
 
 class SignalKind(StrEnum):
-    """How scores relate to the definition."""
+    """Relation of scores to the definition."""
 
     EXACT = "exact"
     """The definition, up to rounding."""
@@ -37,7 +37,7 @@ class SignalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockImportance:
-    """What the attention of some query tokens said about the first pages of a sequence.
+    """Page scores of some query tokens over the first pages of a sequence.
 
     Arrays are float32 [num_pages], page 0 first; the last page may hold fewer than ``page_size`` tokens.
 
@@ -82,7 +82,7 @@ class BlockImportance:
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """What is known of one page that is or was in the cache.
+    """Importance of one page that is or was in the cache.
 
     Attributes:
         body_mass: mean body mass that queries gave the page, in [0, 1].
@@ -91,7 +91,7 @@ class Importance:
             move a ranking.
         cross_peak: as ``peak``, of the same queries.
         queries: distinct queries other than the creator that looked at the page's node.
-        weight: decayed number of queries behind the means; 0 means that nobody looked yet.
+        weight: decayed number of queries behind the means; 0 before the first query.
         kind: whether the numbers are the definition's or stand in for them.
     """
 
@@ -106,10 +106,10 @@ class Importance:
 
 @runtime_checkable
 class ImportanceSource(Protocol):
-    """Anything that can be asked about a page."""
+    """A source of the importance of pages."""
 
     def get_importance(self, key: bytes) -> Importance | None:
-        """What is known of one page.
+        """Importance of one page.
 
         Does not modify the source, takes no lock and no device transfer: safe on the scheduler thread.
 

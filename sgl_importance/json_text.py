@@ -1,4 +1,4 @@
-"""JSON that somebody else has written: a value, or one line that says what is wrong with it."""
+"""Untrusted JSON: a value, or one line that says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ValueT = TypeVar("ValueT")
 
 
 class BadJson(ValueError):
-    """It cannot be read; the message is one line."""
+    """The JSON cannot be read; the message is one line."""
 
 
 def read_json(text: str | bytes) -> Any:
@@ -24,7 +24,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def decode_json(decode: Callable[[Any], ValueT], text: str | bytes) -> ValueT:
-    """What ``decode`` makes of a text: ``json.loads``, or a decoder of msgspec's.
+    """The value of a text by ``decode``: ``json.loads``, or a decoder of msgspec's.
 
     Raises:
         BadJson: as ``read_json``, or it is no value of the decoder's type.

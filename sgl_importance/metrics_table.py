@@ -23,15 +23,15 @@ OPERATIONS = (
     *("importance", "pin", "pins", "unpin", "prewarm_facts", "prewarm_room"),
     *("snapshot", "tree", "node", "node_prompt", "find", "events"),
 )
-"""What the HTTP process asks of a scheduler."""
+"""Operations that the HTTP process asks a scheduler for."""
 SOURCES = (*(tier.value for tier in Tier), "computed")
-"""Where a pre-warm got tokens from."""
+"""Sources of a pre-warm's tokens."""
 PREWARM_ENDS = ("done", "cancelled", "failed")
 SHADOWS = ("lru", "importance")
 
 
 class FaultPlace(StrEnum):
-    """Where an exception of ours was caught in a scheduler."""
+    """Place in a scheduler where an exception of ours was caught."""
 
     ADMISSION = "admission"
     """Taking in that a request was admitted, or is about to enter the tree."""
@@ -56,7 +56,7 @@ class Kind(StrEnum):
 
 
 class Process(StrEnum):
-    """Who publishes a series."""
+    """Process that publishes a series."""
 
     SCHEDULER = "scheduler"
     HTTP = "http"
@@ -70,7 +70,7 @@ class Metric:
 
     Attributes:
         name: without ``PREFIX``.
-        help: one line for who reads it.
+        help: one line, as Prometheus shows it.
         labels: values of each label; empty where only the code that counts knows them all.
     """
 

@@ -1,4 +1,4 @@
-"""Where KV can lie, fastest first."""
+"""Memory tiers of KV, fastest first."""
 
 from __future__ import annotations
 

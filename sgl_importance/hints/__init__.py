@@ -1,1 +1,1 @@
-"""What a request may say of its own KV."""
+"""Hints: a request's statements about its own KV."""

@@ -1,4 +1,4 @@
-"""Which tokens of a prompt hold what, and what that makes of a node."""
+"""Places of typed blocks in a prompt, and the block type of a node that follows from them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PromptBlocks:
         return bool(self._pieces)
 
     def of(self, start: int, end: int) -> BlockType | None:
-        """What most of the tokens in [start, end) hold; None where most have no type."""
+        """Block type of most tokens in [start, end); None where most have no type."""
         counts: dict[BlockType | None, int] = {None: end - start}
         index = max(0, bisect_right(self._starts, start) - 1)
         for first, last, block_type in self._pieces[index:]:

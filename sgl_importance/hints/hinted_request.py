@@ -1,4 +1,4 @@
-"""One request with hints: what they do to the nodes of its path, and what it is told at its end."""
+"""One request with hints: their effect on the nodes of its path, and its report."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class HintedRequest:
 
     @property
     def drops(self) -> bool:
-        """Whether what the request brings is to be given up first."""
+        """Whether the KV that the request brings is to be evicted first."""
         return self.hints.drop_after_use and not self._observe
 
     @property
@@ -66,7 +66,7 @@ class HintedRequest:
         return self.hints.retain is not None and not self._observe
 
     def transition(self, observed: Transition) -> Transition:
-        """How the request relates to what was known: a tool's answer is told by hints alone."""
+        """The request's transition; only a hint can tell a tool's answer."""
         new = self._blocks.of(self._cached_tokens, self._prompt_tokens)
         answers_a_tool = self.hints.transition == "tool_call" or new is BlockType.TOOL_OUTPUT
         is_tool_call = answers_a_tool and observed is Transition.NEXT_TURN
@@ -77,11 +77,11 @@ class HintedRequest:
         return Transition.TOOL_CALL if is_tool_call else observed
 
     def created(self, node: NodeMetadata) -> None:
-        """The request brought the node; ghosts have said by now whether others had asked for it before."""
+        """The request brought the node, whose earlier visits have been restored from ghosts."""
         node.expendable = self.drops and not node.accesses
 
     def label(self, path: Sequence[NodeMetadata], tracker: ReuseTracker) -> None:
-        """Tells the tracker what the nodes of the request's path hold."""
+        """Sets the block types of the nodes of the request's path."""
         if not self.hints.block_types:
             return
         tokens = 0
@@ -90,7 +90,7 @@ class HintedRequest:
             if block_type is None:
                 continue
             tokens += node.tokens
-            # Who else departed from a node was seen; whose words it holds was only said.
+            # A shared prefix was observed; any other block type was only hinted.
             if block_type is not BlockType.USER or node.continuations < 2:
                 tracker.holds(node, block_type)
         self.outcome["block_types"] = {"applied": tokens > 0, "tokens": tokens}
@@ -113,7 +113,7 @@ class HintedRequest:
                 node.expendable = False
 
     def report(self, hit_tokens: Mapping[Tier, int]) -> dict[str, Any]:
-        """What a request that asked for it is told.
+        """The report of a request that asked for one.
 
         Args:
             hit_tokens: prompt tokens found, by the tier that held them.

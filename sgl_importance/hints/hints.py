@@ -1,4 +1,4 @@
-"""What a request may say about its own KV, and how that travels inside sglang's ``kv_hints`` envelope.
+"""Hints of a request about its own KV, and their form inside sglang's ``kv_hints`` envelope.
 
 A client writes a plain object; sglang carries an envelope of versioned actions (its
 ``srt/managers/kv_hints.py``). Both forms are accepted and mean the same. An envelope may hold actions of
@@ -49,7 +49,7 @@ class BadHint(ValueError):
 
 
 class Action(Protocol):
-    """Anybody's action in an envelope; sglang's ``KvHintAction`` is one."""
+    """An action of any consumer in an envelope; sglang's ``KvHintAction`` is one."""
 
     @property
     def action_type(self) -> str: ...
@@ -102,7 +102,7 @@ def _as_range(value: object) -> object:
 
 
 class Block(_Model):
-    """What a part of the prompt holds. Without ``messages`` and ``tokens``: what is new to the cache.
+    """Block type of a part of the prompt. Without ``messages`` and ``tokens``: of the part new to the cache.
 
     Attributes:
         type: ``system`` and ``shared_prefix`` are one type, so are ``user`` and ``document``.
@@ -129,17 +129,17 @@ class Block(_Model):
 
 
 class Hints(_Model):
-    """All hints of one request. None of them changes what the request is answered.
+    """All hints of one request. None of them changes the tokens of the answer.
 
     Attributes:
         retain: keep the prompt's KV for a while.
-        drop_after_use: nobody will ask for the request's own KV again: evict it first, copy it nowhere. A
+        drop_after_use: the request's own KV will not be asked for again: evict it first, copy it nowhere. A
             prefix that it shares with other requests keeps its worth.
-        prefetch: generate nothing, only bring the prompt's KV to the device: what host or storage hold is
+        prefetch: generate nothing, only bring the prompt's KV to the device: pages in host or storage are
             loaded, the rest is computed.
-        block_types: what parts of the prompt hold; where parts overlap the later one counts.
+        block_types: of parts of the prompt; where parts overlap the later one counts.
         transition: ``tool_call``: the request goes on with the answer of a tool.
-        report: answer what was found where, and what had been known and was lost, in
+        report: answer the tokens found, by tier, and those that had been known and were lost, in
             ``usage.kv_importance`` (OpenAI) or ``meta_info.kv_importance`` (``/generate``).
     """
 
@@ -227,7 +227,7 @@ class Hints(_Model):
         """The envelope around ``actions``.
 
         Args:
-            original: what the client sent and ``parse`` has read; of an envelope, the head and the actions
+            original: the client's value that ``parse`` has read; of an envelope, the head and the actions
                 of others are kept.
         """
         head: Mapping[str, Any] = {"protocol_version": PROTOCOL_VERSION, "message_id": uuid4().hex}
@@ -268,7 +268,7 @@ def _read_envelope(value: Mapping[str, Any]) -> _Envelope:
 
 
 def _in_terms_of_json(problem: Mapping[str, Any]) -> str:
-    """What pydantic found, without the names of our classes and of Python's types."""
+    """A message of pydantic's without the names of our classes and of Python's types."""
     if problem["type"] == "model_type":
         return "must be an object"
     text: str = problem["msg"]

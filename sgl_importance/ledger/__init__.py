@@ -1,1 +1,1 @@
-"""What was learnt and pinned, kept in a file over restarts."""
+"""The ledger: facts of prefixes, reuse evidence and pins, kept in a file over restarts."""

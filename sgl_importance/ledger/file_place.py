@@ -18,7 +18,7 @@ class FilePlace:
         self._opened = _identity(path)
 
     def is_held(self) -> bool:
-        """Whether who opens the path now gets that file; waits for the disk."""
+        """Whether opening the path now gives that file; waits for the disk."""
         return self._opened is not None and _identity(self._path) == self._opened
 
 

@@ -1,8 +1,8 @@
-"""The ledger: what a server learnt about prefixes and their reuse, and its pins, from one start to the next.
+"""The ledger: facts of prefixes, reuse evidence and pins, from one start of a server to the next.
 
 One SQLite file for any number of models, keyed by model identity. A row is a run of pages behind its parent
 row, named by its chained digest, so rows of servers that cut their trees elsewhere still agree. Several
-servers may write one file: a row is what its last writer knew, counts of reuse are added up.
+servers may write one file: a row holds the facts of its last writer, counts of reuse are added up.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 LEDGER_FILE = "ledger.sqlite"
 MODEL_HALF_LIFE_SECONDS = 30 * 86400.0
-"""After which rows of a model that nobody serves are worth half."""
+"""Seconds after which rows of a model that no server loads are worth half."""
 SLACK = 0.1
-"""Of the budget; freed at once, so that not every batch has to look for what is worth least."""
+"""Part of the budget that is freed at once, so that not every batch has to rank the rows."""
 _ROW_BYTES = 200  # of a row without its blobs, with its part of the indices
 _PLACE_UNFIT = (
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN),
@@ -59,7 +59,7 @@ class Ledger:
 
     Args:
         path: of the file.
-        model: digest of what the pages were computed with.
+        model: digest of the model and page size that the pages were computed with.
         page_size: tokens per page.
         keep_token_ids: False keeps only digests: pages are recognised when they come back, but nothing can
             be computed ahead of requests.
@@ -90,18 +90,18 @@ class Ledger:
                 if attempt or not is_damage(error):
                     self.close()
                     raise LedgerUnusable(f"{self.path}: {error}") from error
-                # The check at the opening does not look into every corner.
+                # The check at the opening does not find every damage.
                 logger.warning(
                     "KV importance ledger: %s is damaged (%s); %s", self.path, error, self.give_up()
                 )
 
     def close(self) -> None:
-        """The last to close a file also takes what is in its log into it."""
+        """Closes the file; the last connection also writes its log back into it."""
         self._connection.close()
         self._lock.release()
 
     def give_up(self) -> str:
-        """Closes a file that turned out to be damaged and sets it aside; says what became of it."""
+        """Closes a damaged file and sets it aside; returns one line on what was done."""
         self._connection.close()
         try:
             if not self._lock.is_alone():
@@ -113,10 +113,10 @@ class Ledger:
             self._lock.release()
 
     def take_place(self) -> bool:
-        """Has its file at its path again, after that was removed, moved away or replaced.
+        """Puts the file back at its path, after it was removed, moved away or replaced.
 
-        A missing file is made anew, with everything that was in it. One that is there by now is used as it
-        is: another server's, or what somebody has put there.
+        A missing file is made anew, with everything that was in it. A file that is there by now (another
+        server's, or a restored copy) is used as it is.
 
         Returns:
             False where another server is about to make it: ask again.
@@ -125,14 +125,14 @@ class Ledger:
             LedgerUnusable: the directory or the file cannot be written.
             sqlite3.Error: there is no room for it just now.
         """
-        self._lock.release()  # or we would stand in our own way
+        self._lock.release()  # ``copy_to_place`` needs the lock for itself
         try:
             if not copy_to_place(self._connection, self.path):
                 return False
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _PLACE_UNFIT:
                 raise
-            # What is open cannot be read: a network file system has forgotten it, say. The new file is empty.
+            # The open file cannot be read, as after a network file system lost it. The new file is empty.
             logger.warning("KV importance ledger: nothing can be copied to %s (%s)", self.path, error)
         former, place = self._connection, self.place
         try:
@@ -155,7 +155,7 @@ class Ledger:
         evidence: ReuseEvidence | None = None,
         namespaces: Iterable[tuple[str | None, ...]] = (),
     ) -> int:
-        """Keeps what is known of prefixes, in one transaction: all of it or nothing.
+        """Writes records of prefixes, in one transaction: all of them or none.
 
         Args:
             records: of different digests.
@@ -221,7 +221,7 @@ class Ledger:
         return int(clock)
 
     def evidence(self) -> ReuseEvidence | None:
-        """What was learnt about reuse; None where nothing was, or it cannot be read."""
+        """Reuse evidence; None where there is none, or it cannot be read."""
         (data,) = self._connection.execute(
             "SELECT evidence FROM models WHERE id = ?", (self._model,)
         ).fetchone()
@@ -272,7 +272,7 @@ class Ledger:
         return int(size or 0) + self.pins.num_bytes
 
     def forget(self, budget_bytes: int, worth: Worth) -> int:
-        """Brings the rows under their budget; those of least worth go first, and none before what follows it.
+        """Brings the rows under their budget; those of least worth go first, none before its continuations.
 
         Args:
             budget_bytes: most bytes of all rows.
@@ -308,7 +308,7 @@ class Ledger:
         return len(deleted)
 
     def _least_worth(self, worth: Worth) -> Iterator[tuple[int, int]]:
-        """(row, bytes), least worth first: a prefix is worth at least what follows it."""
+        """(row, bytes), least worth first: a prefix is worth at least as much as any continuation."""
         clocks = {
             model: (clock, used)
             for model, clock, used in self._connection.execute("SELECT id, clock, used FROM models")
@@ -341,5 +341,5 @@ class Ledger:
 
 
 def _let_others_run() -> None:
-    """Gives the interpreter lock away: the scheduler's thread would wait for it for 5 ms."""
+    """Releases the interpreter lock, for which the scheduler's thread would otherwise wait 5 ms."""
     time.sleep(0)

@@ -90,7 +90,7 @@ class _Unreadable(Exception):
 
 
 class FileLock:
-    """Says that a file is in use, to the other processes that look after it.
+    """Lock that shows other processes of ours that a file is in use.
 
     Args:
         path: of the file that is in use; the lock is on one beside it.
@@ -182,7 +182,7 @@ def copy_to_place(source: sqlite3.Connection, path: Path) -> bool:
         if not path.exists():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             try:
-                # One transaction of SQLite's: whoever is killed in it leaves an empty file.
+                # One transaction of SQLite's: a process that is killed in it leaves an empty file.
                 with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as copy:
                     source.backup(copy)
             except BaseException:
@@ -202,7 +202,7 @@ def is_damage(error: sqlite3.DatabaseError) -> bool:
     """
     if not isinstance(error, sqlite3.OperationalError):
         return True
-    # Text that is no text comes without a code.
+    # An error in decoding text comes without a code.
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     return code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT)
 
@@ -242,7 +242,7 @@ def _check_kind(path: Path) -> None:
 def _connect(path: Path) -> sqlite3.Connection:
     if path.exists() and path.stat().st_size:
         _check(path)
-    # It holds what users wrote: for nobody else to read. SQLite gives its log the same permissions.
+    # It holds users' prompts: readable by its owner only. SQLite gives its log the same permissions.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     # Transactions are begun where they belong, not by the module.
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
@@ -261,7 +261,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _create_schema(connection: sqlite3.Connection) -> None:
     if connection.execute("PRAGMA user_version").fetchone()[0] >= SCHEMA_VERSION:
-        return  # without the write lock, which a busy server may hold longer than anybody waits
+        return  # without the write lock, which a busy server may hold for longer than our time limit
     connection.execute("BEGIN IMMEDIATE")
     try:
         while (version := connection.execute("PRAGMA user_version").fetchone()[0]) < SCHEMA_VERSION:

@@ -1,4 +1,4 @@
-"""Writes the ledger beside a running server: the scheduler only hands over what it knows of a path."""
+"""Writes the ledger beside a running server: the scheduler only hands over records of a path."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ BATCH_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 """Longest time until an idle writer finds out that its file was taken away."""
 RETRY_SECONDS = 30.0
-"""After a full disk, say. What comes in between is not written; it comes again with the next visit."""
+"""Pause after a failed write, as on a full disk. Visits meanwhile are lost; the next visits repeat them."""
 ANSWER_SECONDS = 0.05
-"""Longest time that who asks for the surviving pins is held up by a disk that hangs."""
+"""Time limit of ``surviving_pins`` on a disk that hangs."""
 _VISIT_BYTES = 256
 # Another server holds the write lock; the batch waits for its turn.
 _PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -39,7 +39,7 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What one finished request leaves for the ledger.
+    """The ledger's input from one finished request.
 
     Attributes:
         records: the nodes of its path.
@@ -57,18 +57,18 @@ class Visit:
 class LedgerWriter:
     """Takes visits on the scheduler's thread and writes them on its own. Never blocks, never raises there.
 
-    Memory is bounded: what does not fit the queue is dropped and counted. Where the disk is full or cannot be
-    written, one warning is logged and serving goes on. A file that is removed, moved away or replaced is made
-    again, with what was in it.
+    Memory is bounded: visits that do not fit the queue are dropped and counted. Where the disk is full or
+    cannot be written, one warning is logged and serving goes on. A file that is removed, moved away or
+    replaced is made again, with its contents.
 
     Args:
-        ledger: whose only user this becomes.
+        ledger: must have no other user from now on.
         budget_bytes: of the ledger's file.
         worth: ranks its rows; called on the writer's thread.
         clock: of the server now.
         evidence: that the server starts with.
         pins: that the ledger holds and the server too.
-        queue_bytes: bound of what waits to be written.
+        queue_bytes: bound of the visits that wait to be written.
     """
 
     def __init__(
@@ -121,14 +121,15 @@ class LedgerWriter:
         return self._worker.offer(visit, num_bytes)
 
     def keep_pins(self, pins: Iterable[Pin], clock: int) -> None:
-        """Says which pins, oldest first, the file shall hold. What cannot be written now is written later."""
+        """Sets the pins, oldest first, that the file shall hold; a failed write is tried again later."""
         self._pins = {pin.pin_id: pin for pin in pins}
         self.put(Visit((), clock, None, None))
 
     def surviving_pins(self) -> frozenset[str]:
         """Names of the pins that a server which started now would find; none where the disk hangs.
 
-        The writer finds out within ``LOOK_SECONDS`` that its file is gone; this looks at once. Of one thread.
+        The writer notices within ``LOOK_SECONDS`` that its file is gone; this method looks at once. Call it
+        from one thread only.
         """
         if self._look is not None:
             try:
@@ -153,7 +154,7 @@ class LedgerWriter:
         return survivors
 
     def close(self) -> None:
-        """Writes what waits and closes the ledger."""
+        """Writes the waiting visits and closes the ledger."""
         self._worker.close()
 
     # ---- the writer's thread ----
@@ -182,7 +183,7 @@ class LedgerWriter:
         try:
             if not self._ledger.take_place():
                 return False
-            # A copied file goes on where it stood; one that somebody else began learns what it lacks.
+            # A copied file is complete; a file that another server began gets the evidence and pins it lacks.
             self._clock = min(self._clock, self._ledger.clock)
             if self._ledger.evidence() is None:
                 self._evidence = ReuseEvidence.nothing()

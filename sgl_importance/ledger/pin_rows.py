@@ -1,4 +1,4 @@
-"""Pins in the ledger's file: what callers asked for outlives the server.
+"""Pins in the ledger's file, where requested pins outlive the server.
 
 A row is written when its pin is made and deleted when it ends, so servers that share a file never overwrite
 each other's.
@@ -62,7 +62,7 @@ class PinRows:
     def write(
         self, added: Iterable[Pin], ended: Collection[str], *, now: float, budget_bytes: int
     ) -> set[str]:
-        """Makes the file agree with the server, in one transaction; also forgets what has expired in it.
+        """Makes the file agree with the server, in one transaction; also deletes expired pins.
 
         Args:
             added: pins that are not in the file, oldest first.

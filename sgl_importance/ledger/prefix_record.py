@@ -1,4 +1,4 @@
-"""One row of the ledger: a run of pages behind a known prefix, and what was learnt of it."""
+"""One row of the ledger: a run of pages behind a known prefix, and its facts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PrefixRecord:
         queries: distinct queries that looked at it.
         accesses: admitted requests that found it.
         span: admitted requests between its first visit and its last.
-        block_type: what it holds.
+        block_type: the kind of text that it holds.
         at_risk_as: class of the at-risk interval that was open; None where none was.
         last_access: clock of its last visit, in admitted requests.
         used: time of its last visit, in seconds since 1970.
@@ -73,7 +73,7 @@ class PrefixRecord:
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes in memory while it waits to be written."""
+        """Approximate bytes in memory while it waits to be written."""
         return 512 + 8 * self.tokens + self.vectors.nbytes
 
     def digests(self, page_size: int) -> list[bytes]:
@@ -88,7 +88,7 @@ def encode_row(record: PrefixRecord, *, page_size: int, clock: int, keep_token_i
     """Values of ``COLUMNS`` and their checksum.
 
     Args:
-        record: what to keep.
+        record: the prefix to write.
         page_size: tokens per page.
         clock: the ledger's clock at the record's last visit.
         keep_token_ids: False keeps only the digests of the pages.
@@ -110,7 +110,7 @@ def decode_row(row: Sequence[Any], *, page_size: int) -> PrefixRecord:
     """The record that ``encode_row`` kept; its ``last_access`` is the ledger's clock.
 
     Raises:
-        RowDamaged: it is not what was written.
+        RowDamaged: its values or checksum are not those written.
     """
     *values, checksum = row
     try:

@@ -1,4 +1,4 @@
-"""What a reuse estimator learnt, in a form that outlives it."""
+"""The evidence of a reuse estimator, in a form that outlives it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sgl_importance.reuse.reuse_class import NUM_CLASSES
 
 @dataclass(frozen=True, slots=True)
 class ReuseEvidence:
-    """What was counted, to outlive the estimator. Counts are linear, so those of several estimators add up.
+    """Counts of a reuse estimator. They are linear, so those of several estimators add up.
 
     Attributes:
         hits: as in ``hazards``, float64 [NUM_CLASSES, NUM_AGE_BUCKETS].
@@ -28,7 +28,7 @@ class ReuseEvidence:
 
     @classmethod
     def of(cls, estimator: ReuseEstimator) -> ReuseEvidence:
-        """What the estimator has counted so far."""
+        """The estimator's counts so far."""
         return cls(*estimator.counts(), estimator.clock // REFRESH_INTERVAL)
 
     @classmethod
@@ -38,7 +38,7 @@ class ReuseEvidence:
         return cls(none, none, 0)
 
     def since(self, earlier: ReuseEvidence) -> ReuseEvidence:
-        """What was counted after ``earlier`` by the same estimator."""
+        """Counts that the same estimator added after ``earlier``."""
         refreshes = self.refreshes - earlier.refreshes
         assert refreshes >= 0
         kept = DECAY**refreshes
@@ -50,7 +50,7 @@ class ReuseEvidence:
         )
 
     def followed_by(self, later: ReuseEvidence) -> ReuseEvidence:
-        """This and what was counted after it."""
+        """These counts and later ones of the same estimator."""
         kept = DECAY**later.refreshes
         return ReuseEvidence(
             kept * self.hits + later.hits,
@@ -66,7 +66,7 @@ class ReuseEvidence:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ReuseEvidence | None:
-        """What ``to_bytes`` wrote; None where it is damaged or counted in other classes."""
+        """Counts that ``to_bytes`` wrote; None where they are damaged or of other classes."""
         try:
             raw = zlib.decompress(data)
             refreshes, *shape = np.frombuffer(raw, dtype="<i8", count=3).tolist()

@@ -1,1 +1,1 @@
-"""What is known of a radix-tree node, while it lives and as a ghost; page digests, which name prefixes."""
+"""Facts of a radix-tree node, while it lives and as a ghost; page digests, which name prefixes."""

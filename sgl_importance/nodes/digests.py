@@ -11,7 +11,7 @@ DIGEST_BYTES = 16
 
 
 def root_digest(*namespace: str | None) -> bytes:
-    """Where a chain starts: requests of different salts or adapters never share a page."""
+    """Digest that a chain starts with: requests of different salts or adapters never share a page."""
     return xxh3_128_digest(repr(namespace).encode())
 
 

@@ -1,7 +1,7 @@
-"""Ghosts: what is remembered of pages that left every tier we can see.
+"""Ghosts: facts of pages that left every tier.
 
-A ghost gives a page that comes back its importance, and tells the reuse estimator the truth: that an
-evicted node was asked for after all, or that nobody ever came.
+A ghost gives a page that comes back its importance, and lets the reuse estimator count a visit to an evicted
+node. A ghost that is forgotten ends the node's at-risk interval without a visit.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from sgl_importance.tiers import Tier
 
 class EvictionReason(StrEnum):
     LEAST_LOSS = "least_loss"
-    """Room was needed and nothing else would have been missed less."""
+    """Room was needed, and this node had the least loss."""
     DROPPED_AFTER_USE = "dropped_after_use"
-    """As ``LEAST_LOSS``; the request that brought it had called it expendable."""
+    """As ``LEAST_LOSS``, of a node that its request had marked as expendable."""
     STOCK_ORDER = "stock_order"
     """``observe`` only: sglang chose it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """How a node was lost.
+    """Eviction of a node from its last tier.
 
     Attributes:
         tier: where its last copy was.
         clock: when, in admitted requests.
-        loss: what it was expected to cost, in seconds per KV byte freed and admitted request.
+        loss: its expected marginal loss, in seconds per KV byte freed and admitted request.
     """
 
     tier: Tier
@@ -49,7 +49,7 @@ class GhostNode:
     """The removed node that ghost pages belonged to.
 
     Attributes:
-        vectors: what was known of its pages, float64 [num_pages, 8].
+        vectors: ``NodeImportance.page_vectors`` of its pages, float64 [num_pages, 8].
         kept_by_importance: ``observe`` only: stock evicted the node, importance would have kept it.
         eviction: how it was lost; None where that is not known.
         prediction: of its next visit, where the last one was sampled.
@@ -91,7 +91,7 @@ class GhostTable:
         self._pages.clear()
 
     def get_importance(self, key: bytes) -> Importance | None:
-        """What is remembered of a page; the table stays as it is."""
+        """Importance of a page's ghost; the table stays as it is."""
         remembered = self._pages.get(key)
         if remembered is None:
             return None
@@ -123,7 +123,7 @@ class GhostTable:
         self.restore(digests, ghost)
 
     def restore(self, digests: Sequence[bytes], ghost: GhostNode) -> None:
-        """Keeps the pages of a node that was removed earlier; what comes last is forgotten last."""
+        """Keeps the pages of a node that was removed earlier; the latest call is forgotten last."""
         assert len(digests) == len(ghost.vectors)
         for page, digest in enumerate(digests):
             self._pages[digest] = (ghost, page)
@@ -135,7 +135,7 @@ class GhostTable:
                 self._on_expire(expired)
 
     def revive(self, digests: Iterable[bytes], node: NodeMetadata) -> list[tuple[GhostNode, int]]:
-        """Gives the pages of a new node what their ghosts kept, up to the first page without one.
+        """Restores the importance of a new node's pages from their ghosts, up to the first page without one.
 
         Leaves are evicted before their parents and the oldest ghosts go first, so behind a page without a
         ghost there is none either; a prompt that was never seen costs one look-up.

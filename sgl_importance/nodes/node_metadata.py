@@ -1,4 +1,4 @@
-"""What the policy knows of one radix-tree node. Knows nothing of the tree that it hangs on."""
+"""Facts of one radix-tree node, by which policies rank it; independent of the tree itself."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NOT_PINNED: Mapping[Tier, float] = MappingProxyType({})
 
 
 class PriorSegment(NamedTuple):
-    """What was known of some tokens of a node before the node was made anew.
+    """Facts of a node's first tokens from before an eviction, after which the node was made anew.
 
     Attributes:
         end: where they end, in tokens from the node's start; they begin where the segment before them ends.
         accesses: visits until then, its return included.
         span: admitted requests between its first visit and its return.
-        block_type: what it held.
+        block_type: of the tokens at that time.
     """
 
     end: int
@@ -40,9 +40,9 @@ class NodeMetadata:
     Attributes:
         tokens: tokens that the node holds.
         depth: tokens between the root and the node.
-        importance: what attention said about its pages.
-        block_type: what it holds.
-        transition: how the last request that visited it got there.
+        importance: accumulated attention of its pages.
+        block_type: the kind of text that it holds.
+        transition: of the last request that visited it.
         continuations: different texts that followed it.
         is_tip: whether an earlier request's path ended at its end.
         at_risk_as: class of its at-risk interval, which began at ``last_access``; None where there is none.
@@ -51,16 +51,16 @@ class NodeMetadata:
         span: admitted requests between its first visit and its last, evictions in between included.
         off_device: whether only lower tiers hold it.
         evicted_from: the last tier that gave its copy up; None where none did.
-        is_prewarmed: whether a pre-warm brought it, and nobody has asked for it since.
+        is_prewarmed: whether a pre-warm brought it, and no request has asked for it since.
         prediction: of its next visit, where the last one was sampled.
         in_storage: whether a copy was handed to the storage tier.
-        prior_segments: what ghosts knew of its first tokens. A prefix that many asked for comes back in one
-            node with a suffix that is new; when they part, the suffix keeps only what is its own.
-        expendable: whether the request that brought it said that nobody will ask for it again.
+        prior_segments: facts of its first tokens, from ghosts. A prefix that many asked for comes back in one
+            node with a new suffix; a split leaves the suffix only its own facts.
+        expendable: whether the request that brought it hinted that it will not be asked for again.
         owed_to_storage: whether a descendant is in storage already, so that the node must follow.
         would_evict: ``observe`` only: importance would have evicted the node, stock kept it.
         pin_octaves: log2 of the soft pin's bias, by the tiers where the whole node is pinned.
-        digest: chained hash of the tokens up to the node's end; None until somebody asks.
+        digest: chained hash of the tokens up to the node's end; None until it is first needed.
     """
 
     __slots__ = (
@@ -172,7 +172,7 @@ def _split_prior_segments(
 
 
 def transition_after(last_hit: NodeMetadata | None) -> Transition:
-    """How a request relates to what was known: told by the last node that it found.
+    """The transition of a request, from the last node that it found.
 
     Args:
         last_hit: the deepest node of the request's path that was in the cache before it; None if none was.
@@ -184,5 +184,5 @@ def transition_after(last_hit: NodeMetadata | None) -> Transition:
     if last_hit.is_tip or last_hit.block_type is BlockType.GENERATED:
         return Transition.NEXT_TURN
     if last_hit.block_type is BlockType.SHARED_PREFIX:
-        return Transition.NEW_SESSION  # a shared prefix that came back: who followed it before is forgotten
+        return Transition.NEW_SESSION  # a shared prefix that came back: its continuations are forgotten
     return Transition.BRANCH

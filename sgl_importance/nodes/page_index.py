@@ -1,4 +1,4 @@
-"""Where a page is, by its chained digest."""
+"""Index of pages by chained digest."""
 
 from __future__ import annotations
 

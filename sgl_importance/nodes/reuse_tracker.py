@@ -1,8 +1,8 @@
-"""What happens to the nodes of a prefix tree, as the estimator of reuse must hear it, whoever drives it.
+"""The one adapter between a prefix tree and the reuse estimator: visits, splits, evictions, returns.
 
 A node is *at risk* of its next visit from its making or last visit on, in the class that it had then
 (``NodeMetadata.at_risk_as``). A visit ends that interval and begins the next. A ghost carries it on after an
-eviction until somebody asks again, or until the ghost is forgotten, which says nothing of reuse. The
+eviction until the next request for it, or until the ghost is forgotten, which is no evidence. The
 server's tree, the shadow caches and the replays of traces all drive a ``ReuseTracker``; docs/policy.md lists
 where they differ.
 """
@@ -19,10 +19,10 @@ from sgl_importance.reuse.reuse_class import BlockType, Transition, transition_o
 
 
 class Facts(NamedTuple):
-    """What is known of a node at a visit to a driver that has read a whole trace up to there.
+    """Facts of a node at a visit, from a driver that has read the whole trace up to there.
 
     Attributes:
-        block_type: what the node holds.
+        block_type: of the node.
         accesses: earlier requests that asked for it.
         span: admitted requests between its first visit and this one.
         is_evidence: whether its next visit is evidence for its class.
@@ -37,8 +37,8 @@ class Facts(NamedTuple):
 class ReuseTracker:
     """Keeps the facts from which a node's reuse is predicted, and tells the estimator of visits.
 
-    Where a driver tells no ``Facts``, they are read off the tree as it stands: accesses are hits, a node that
-    two texts followed is a shared prefix, and what a request added behind its prompt is generated.
+    Without ``Facts`` from the driver they are read off the tree as it stands: accesses are hits, a node that
+    two texts followed is a shared prefix, and text behind a request's prompt is generated.
 
     Args:
         reuse: learns from every visit; its clock counts admitted requests.
@@ -66,11 +66,11 @@ class ReuseTracker:
 
         Args:
             node: its metadata, just made.
-            transition: how the request that brought it got there; None where no request asked for it (a
-                pre-warm): then it is at risk as it was when it left.
+            transition: of the request that brought it; None where no request asked for it (a pre-warm): then
+                it is at risk as it was when it left.
             parent: the node that it continues; None below the root.
             pages: chained digests of its pages, read as far as there are ghosts.
-            facts: None where the tree says them.
+            facts: None reads them off the tree.
 
         Returns:
             Each ghost that came back in it, with the number of its tokens.
@@ -93,12 +93,12 @@ class ReuseTracker:
         """An admitted request found the node in the cache.
 
         Args:
-            transition: how the request got there.
-            facts: None where the tree says them.
+            transition: of the request.
+            facts: None reads them off the tree.
         """
         if node.at_risk_as is not None:
             self._reuse.hit(node.at_risk_as, node.last_access)
-        node.expendable = False  # somebody did ask for it again
+        node.expendable = False  # it was asked for again after all
         node.accesses += 1
         node.span += self._reuse.clock - node.last_access
         self._visited(node, transition, facts)
@@ -138,20 +138,20 @@ class ReuseTracker:
     # ---- what a node holds ----
 
     def holds(self, node: NodeMetadata, block_type: BlockType) -> None:
-        """It became known what the node holds."""
+        """The node's block type became known."""
         if node.block_type is block_type:
             return
         node.block_type = block_type
         self._reclassify(node)
 
     def _continued(self, node: NodeMetadata) -> None:
-        """A text followed the node that was not known to follow it."""
+        """A new continuation follows the node."""
         node.continuations += 1
         if node.continuations >= 2:
             self.holds(node, BlockType.SHARED_PREFIX)
 
     def _reclassify(self, node: NodeMetadata) -> None:
-        """The node goes on being at risk, in the class that it has by now."""
+        """The node's at-risk interval goes on in its present class."""
         if node.at_risk_as is not None and node.at_risk_as != node.reuse_class:
             self._reuse.reclassified(node.at_risk_as, node.reuse_class, node.last_access)
             node.at_risk_as = node.reuse_class
@@ -189,14 +189,14 @@ class ReuseTracker:
         self.ghosts.remember(pages, node, kept_by_importance=kept_by_importance, eviction=eviction)
 
     def _asked_again(self, node: NodeMetadata, ghost: GhostNode, tokens: int) -> None:
-        """A request made a node anew whose next ``tokens`` tokens had been evicted in this ghost's node."""
+        """A request recomputed the next ``tokens`` tokens of a node, which this ghost's node had held."""
         span = ghost.span + self._reuse.clock - ghost.last_access
         node.recall(tokens, accesses=ghost.accesses + 1, span=span, block_type=ghost.block_type)
         if not ghost.resolved and ghost.at_risk_as is not None:
             self._reuse.hit(ghost.at_risk_as, ghost.last_access)
 
     def _restored(self, node: NodeMetadata, ghost: GhostNode, tokens: int) -> None:
-        """An evicted node is back though nobody asked for it."""
+        """An evicted node is back without a request for it."""
         node.recall(tokens, accesses=ghost.accesses, span=ghost.span, block_type=ghost.block_type)
         if ghost.at_risk_as is None:
             return
@@ -209,6 +209,6 @@ class ReuseTracker:
             node.at_risk_as, node.last_access = ghost.at_risk_as, ghost.last_access
 
     def _forgotten(self, ghost: GhostNode) -> None:
-        """The node will not be recognised any more."""
+        """The node's ghost is forgotten: a return would not be recognised."""
         if ghost.at_risk_as is not None:
             self._reuse.forgotten(ghost.at_risk_as, ghost.last_access)

@@ -1,4 +1,4 @@
-"""One soft pin: a prefix that somebody wants kept, and how strongly it is kept by now."""
+"""One soft pin: a prefix to be kept, and the strength with which it is kept by now."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from enum import IntEnum, StrEnum
 
 from sgl_importance.tiers import Tier
 
-# Losses span less: the retention index 2 ** 68 (from a page that every request asks for to a class that ten
-# million watches have given up), the seconds per token 2 ** 30 (from one, on a very slow machine, to the
-# least that counts). A pinned page with a copy on the host must outlast any page without.
+# Losses span less: the retention index 2 ** 68 (from a page that every request asks for to a class of
+# which ten million intervals ended without a visit), the seconds per token 2 ** 30 (from one, on a very slow
+# machine, to the least that counts). A pinned page with a copy on the host must outlast any page without.
 PIN_OCTAVES = 128.0
 # Admitted requests without a use after which a pin without a lifetime has half its octaves left; it ends
 # after eight half-lives. Long against a scan of ten times the pool, short against a forgotten pin.
@@ -18,15 +18,15 @@ HALF_LIFE_REQUESTS = 65_536
 
 
 class PinSource(IntEnum):
-    """Who asked for a pin; smaller is served first.
+    """Source of a pin; smaller is served first.
 
-    Requests choose their own salts, so what their hints ask for must not divide the shares that the operator
-    has given away.
+    Requests choose their own salts, so hinted pins must not divide the shares that the operator has
+    assigned to requested pins.
     """
 
     REQUESTED = 0  # by the operator's route
     HINTED = 1  # by a hint of an ordinary request
-    AUTOMATIC = 2  # by nobody
+    AUTOMATIC = 2  # by ``deserves_pin``
 
 
 class PinEnd(StrEnum):
@@ -34,7 +34,7 @@ class PinEnd(StrEnum):
 
     UNPINNED = "unpinned"
     EXPIRED = "expired"  # its lifetime is over
-    UNUSED = "unused"  # without a lifetime, and nobody asked for it
+    UNUSED = "unused"  # without a lifetime, and no request used it
     SUPERSEDED = "superseded"  # by a hint for the same text or more of it, for no shorter
     MADE_ROOM = "made_room"  # automatic, unused longest when one more came
     FLUSHED = "flushed"  # automatic, and the cache was emptied
@@ -42,7 +42,7 @@ class PinEnd(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """One prefix that somebody wants kept.
+    """One prefix to be kept.
 
     Attributes:
         pin_id: its name, the same on every rank.
@@ -50,7 +50,7 @@ class Pin:
         extra_key: namespace of its requests, beside the salt.
         cache_salt: namespace of its requests, and the tenant whose budget it spends.
         expires_at: Unix time at which it ends; None where only disuse ends it.
-        source: who asked for it.
+        source: operator, hint or automatic.
         last_used: clock of the last admitted request that found one of its pages in the cache.
         digests: chained digest of each page.
         octaves: log2 of its present bias.
@@ -74,6 +74,6 @@ class Pin:
 
 
 def decayed_octaves(idle_requests: int) -> float:
-    """log2 of the bias of a pin that was not used for so many admitted requests; falls in steps to 0."""
+    """log2 of the bias of a pin after so many admitted requests without a use; falls in steps to 0."""
     octaves = PIN_OCTAVES * 0.5 ** (idle_requests // HALF_LIFE_REQUESTS)
     return octaves if octaves >= 1 else 0.0

@@ -1,4 +1,4 @@
-"""Who of those that hold pins gets how much of a tier."""
+"""Division of a tier's pin budget among the tenants that hold pins."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sgl_importance.tiers import Tier
 def divide(tier: Tier, pages: int, pins: Sequence[Pin]) -> None:
     """Sets each pin's ``granted`` pages of a tier.
 
-    The budget is divided equally among the tenants (cache salts) that hold requested pins; what one leaves is
-    not lent to another, so nobody's pins can cost anybody else's a page. Hinted pins have no claim on it:
-    their tenants divide what requested ones leave, and those of automatic pins what is left then. Within a
-    share the oldest pins come first, each from its first page
-    on, so a later pin never weakens an earlier one of its tenant. Pages in common are paid for once.
+    The budget is divided equally among the tenants (cache salts) that hold requested pins; an unused
+    part of a share is not lent to another, so no tenant's pins can cost another tenant a page. Hinted pins
+    have no claim on it: their tenants divide the pages that requested ones leave, those of automatic pins
+    the rest. Within a share the oldest pins come first, each from its first page on, so a later pin never
+    weakens an earlier one of its tenant. Pages in common are paid for once.
 
     Args:
         tier: the tier whose pages are divided.
@@ -36,7 +36,7 @@ def divide(tier: Tier, pages: int, pins: Sequence[Pin]) -> None:
 
 
 def _spend(tier: Tier, share: int, pins: Iterable[Pin], held: set[bytes]) -> int:
-    """Grants the pins of one tenant up to ``share`` pages that are not ``held`` yet; how many it took."""
+    """Grants the pins of one tenant up to ``share`` pages that are not ``held`` yet; returns their number."""
     spent = 0
     for pin in pins:
         # Chains with a page in common have everything before it in common too.

@@ -39,7 +39,7 @@ class _Page:
 
 
 class PinTable:
-    """Which pages are pinned on which tier, and how strongly. Decides; knows nothing of the tree.
+    """The pins of every page and tier, and their strength; independent of the tree.
 
     Every change returns the pins whose pages may have another bias than before, among them those that ended.
 
@@ -61,7 +61,7 @@ class PinTable:
         self._next_decay: float = inf
         self._next_expiry: float = inf
         self.on_ended: Callable[[Pin, PinEnd], None] = lambda pin, why: None
-        """Told of every pin that ends."""
+        """Called with every pin that ends."""
         self.version = 0
         """Grows whenever budgets are divided anew."""
 
@@ -140,12 +140,12 @@ class PinTable:
         return [self._drop(pin_id, why), *self._settle()]
 
     def remove_automatic(self) -> list[Pin]:
-        """Ends every automatic pin: what they were learnt from is gone."""
+        """Ends every automatic pin: the attention that they were chosen by is forgotten."""
         names = [pin.pin_id for pin in self._pins.values() if pin.source is PinSource.AUTOMATIC]
         return [self._drop(name, PinEnd.FLUSHED) for name in names] + self._settle()
 
     def used(self, digest: bytes, clock: int) -> list[Pin]:
-        """An admitted request found the page in the cache: the pins that want it are fresh again."""
+        """An admitted request found the page in the cache: the decay of its pins starts anew."""
         changed = []
         for pin in self.holders(digest):
             pin.last_used = max(pin.last_used, clock)
@@ -173,7 +173,7 @@ class PinTable:
         changed = [self._drop(name, PinEnd.EXPIRED) for name in ended]
         for pin in list(self._pins.values()):
             if pin.expires_at is not None:
-                continue  # its caller has said how long it counts in full
+                continue  # a pin with a lifetime does not decay
             octaves = decayed_octaves(self._clock - pin.last_used)
             if octaves != pin.octaves:
                 pin.octaves = octaves
@@ -193,13 +193,13 @@ class PinTable:
     # ---- across a restart ----
 
     def requested(self) -> list[Pin]:
-        """The pins that outlive a server, oldest first: others are learnt anew, or hinted again."""
+        """The pins that outlive a server, oldest first; automatic and hinted ones come anew."""
         return [pin for pin in self._pins.values() if pin.source is PinSource.REQUESTED]
 
     def restore(self, pins: Iterable[Pin]) -> list[Pin]:
-        """Takes in what ``requested`` gave before a restart, as fresh; call ``advance`` first.
+        """Takes in the pins that ``requested`` gave before a restart, as just used; call ``advance`` first.
 
-        Left out are pins that have ended, that are held already, or for which there is no room any more.
+        Left out are pins that have ended, are held already, or have no room any more.
         """
         changed: list[Pin] = []
         for pin in pins:
@@ -209,13 +209,13 @@ class PinTable:
                     changed += self._take_in(pin)
         return changed + self._settle()
 
-    # ---- who gets how much ----
+    # ---- division of the budgets ----
 
     def _budget_pages(self, tier: Tier) -> int:
         return int(self._capacity_pages[tier] * self.share)
 
     def _settle(self) -> list[Pin]:
-        """Divides the budgets anew; the pins that got more or less than before."""
+        """Divides the budgets anew; returns the pins that got more or less than before."""
         self.version += 1
         before = {pin.pin_id: pin.granted for pin in self._pins.values()}
         for pin in self._pins.values():
@@ -229,7 +229,7 @@ class PinTable:
         return [pin for pin in self._pins.values() if pin.granted != before[pin.pin_id]]
 
     def _decays_at(self, pin: Pin) -> int:
-        # Counted from its last use, which may be later by now: then there is nothing to do but look again.
+        # A use meanwhile makes the true clock a later one: then ``advance`` changes nothing and asks again.
         steps = (self._clock - pin.last_used) // HALF_LIFE_REQUESTS + 1
         return pin.last_used + steps * HALF_LIFE_REQUESTS
 

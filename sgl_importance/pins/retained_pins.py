@@ -1,4 +1,4 @@
-"""Pins that requests ask for by a hint, and what they are told of them."""
+"""Pins that requests ask for by a hint, and their part of a request's report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def superseded(pins: Iterable[Pin], pin: Pin) -> list[str]:
 
 
 def retained(pin: Pin, page_size: int) -> dict[str, Any]:
-    """What a request is told whose prompt was pinned."""
+    """Report of a request whose prompt was pinned."""
     tokens = pin.granted[Tier.DEVICE] * page_size
     if not tokens:
         return not_retained("the budget of pins on the device is spent (--kv-importance-pin-budget)")
@@ -68,5 +68,5 @@ def retained(pin: Pin, page_size: int) -> dict[str, Any]:
 
 
 def not_retained(reason: str) -> dict[str, Any]:
-    """What a request is told whose prompt was not pinned."""
+    """Report of a request whose prompt was not pinned."""
     return {"applied": False, "reason": reason}

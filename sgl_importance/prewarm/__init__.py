@@ -1,1 +1,1 @@
-"""Which prefixes to bring in before anyone asks."""
+"""Pre-warm plans: the prefixes to bring in before a request asks for them."""

@@ -1,4 +1,4 @@
-"""A pre-warm plan made of what the ledger knows."""
+"""A pre-warm plan from the ledger's records."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class WarmPath:
     Attributes:
         namespace: extra key and cache salt of their requests.
         token_ids: of the whole path, int64.
-        start: tokens that are there already, or come with an earlier path.
+        start: tokens that are on the device already, or come with an earlier path.
         ends: tokens up to the end of each node behind ``start``, ascending; the last is the whole path.
-            Brought in one after the other, nodes are the nodes that they were.
+            Brought in one after the other, the nodes are cut as they were.
     """
 
     namespace: tuple[str | None, ...]
@@ -35,7 +35,7 @@ class WarmPath:
 
     @classmethod
     def of_prompt(cls, namespace: tuple[str | None, ...], token_ids: Sequence[int]) -> WarmPath:
-        """A prompt of which nothing is known."""
+        """A path of a prompt that is not in the ledger."""
         return cls(namespace, array("q", token_ids), 0, (len(token_ids),))
 
 
@@ -49,7 +49,7 @@ def plan_from_ledger(
     max_tokens: int,
     max_seconds: float,
 ) -> list[WarmPath]:
-    """What is worth most of everything that the ledger knows and the device does not hold.
+    """Paths of highest value among the ledger's prefixes that the device does not hold.
 
     Args:
         ledger: keeps token ids; of the model that is served.
@@ -93,7 +93,7 @@ def plan_from_ledger(
     warm = []
     for path in paths:
         root, token_ids = _tokens_to(path.nodes[-1], records)
-        if root in namespaces:  # else what is present reaches further up than what the ledger still knows
+        if root in namespaces:  # else the ledger has forgotten the beginning of the path
             nodes = (records[digest] for digest in path.nodes)
             ends = tuple(min(node.depth + node.tokens, path.stop) for node in nodes)
             warm.append(WarmPath(namespaces[root], token_ids[: path.stop], path.start, ends))

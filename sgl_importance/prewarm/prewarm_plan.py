@@ -1,8 +1,8 @@
-"""Which prefixes to bring in before anyone asks: the plan, not the doing.
+"""The plan of a pre-warm: which prefixes to bring in, and in which order.
 
-Each prefix saves ``reuse rate x seconds to restore x g`` per admitted request, and takes its KV bytes: the
-loss of ``policy.importance``, had it been evicted. A prefix is useful only whole, so what precedes it comes
-first.
+Each prefix saves ``reuse rate x seconds to restore x g`` per admitted request, and takes its KV bytes: its
+marginal loss (``ranking.marginal_loss``), had it been evicted. A prefix is useful only whole, so the
+tokens before it come first.
 The order that saves most at every point on the way is Horn's (Single-machine job sequencing with treelike
 precedence ordering and linear delay penalties, SIAM J. Appl. Math. 23, 1972): the densest prefix follows its
 parent at once, and both count as one.
@@ -25,8 +25,8 @@ class Candidate:
         depth: tokens in front.
         tokens: tokens of the pages.
         rate: reuses per admitted request that keeping them can earn.
-        saved_seconds: what each reuse saves: seconds to restore, times g.
-        restore_seconds: what it takes to bring them in.
+        saved_seconds: seconds that each reuse saves: seconds to restore, times g.
+        restore_seconds: seconds to bring them in.
     """
 
     digest: bytes
@@ -48,7 +48,7 @@ class PlannedPath:
 
     Attributes:
         nodes: digests of the candidates on the path that the plan has not brought in before; consecutive.
-        start: tokens in front of them, which are there already or come from an earlier path.
+        start: tokens in front of them, which are on the device already or come from an earlier path.
         stop: tokens of the whole path; may end inside the last node, at a page.
         value: seconds that it saves per admitted request.
     """
@@ -78,7 +78,7 @@ def plan(
         page_size: tokens per page; a node that does not fit whole is cut at a page.
 
     Returns:
-        Paths, such that each starts where an earlier one, or what is present, ends.
+        Paths, each of which starts at the end of an earlier one, or of the present pages.
     """
     assert max_tokens >= 0
     paths: list[PlannedPath] = []
@@ -105,9 +105,9 @@ def plan(
 
 
 def _reachable(candidates: Collection[Candidate], present: Collection[bytes]) -> list[Candidate]:
-    """Candidates that are missing and whose parents are there or reachable; parents before children.
+    """Candidates that are missing and whose parents are present or reachable; parents before children.
 
-    A prefix is reused at least as often as what follows it.
+    A prefix is reused at least as often as its continuations.
     """
     known = set(present)
     reachable: list[Candidate] = []

@@ -1,1 +1,1 @@
-"""What the server loses by giving a node up: its eviction order, and which copies are worth their bytes."""
+"""Marginal loss of evicting a node, the eviction order that follows, and the admission of copies."""

@@ -1,4 +1,4 @@
-"""What it costs to bring KV back: by computing it again, or by copying it up from a lower tier."""
+"""The cost model: seconds to restore KV by recomputation or by a copy from a lower tier."""
 
 from __future__ import annotations
 

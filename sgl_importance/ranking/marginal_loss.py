@@ -1,4 +1,4 @@
-"""Marginal loss: what the server loses by giving a node up.
+"""Marginal loss: seconds per byte and request that the server loses by evicting a node.
 
 loss(node) = reuse rate x [restore(from where it would be) - restore(from where it is)] x g / bytes freed
 
@@ -21,7 +21,7 @@ from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.signal.node_importance import NodeImportance, Origin
 from sgl_importance.tiers import Tier
 
-MIN_DISTINCT_QUERIES = 2  # one later query may be the same user repeating himself
+MIN_DISTINCT_QUERIES = 2  # one later query may be the same user again
 SHRINKAGE_QUERIES = 4.0  # weight, in queries, of the belief that a node is as important as any other
 MAX_FACTOR = 2.0
 # A loss of exactly 0 would make nodes incomparable: as if restoring cost a nanosecond per token.
@@ -47,12 +47,12 @@ def importance_factor(importance: NodeImportance) -> float:
 class ImportancePolicy:
     """Ranks the evictable nodes of every tier by marginal loss. Decides; never moves anything.
 
-    What happens to nodes goes to a ``ReuseTracker``, which keeps the facts that are ranked here.
+    A ``ReuseTracker`` follows the nodes' lives and keeps the facts that are ranked here.
 
     The clock counts admitted requests: the same requests lead to the same evictions on every rank.
 
     Args:
-        cost: what restoring costs.
+        cost: the cost model of restoring.
         use_importance: False fixes g at 1, the control arm.
     """
 
@@ -65,7 +65,7 @@ class ImportancePolicy:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the nodes, keeps what was learnt about reuse."""
+        """Forgets the nodes, keeps the estimate of reuse."""
         self.reuse.forget_open()
         self._orders = {tier: VictimOrder(self.reuse) for tier in Tier}
 
@@ -78,7 +78,7 @@ class ImportancePolicy:
         """One more request was admitted; returns its serial number."""
         return self.reuse.tick()
 
-    # ---- which nodes may be evicted, and which is next ----
+    # ---- the eviction order ----
 
     def enter(self, tier: Tier, node_id: int, node: NodeMetadata, *, below: Tier | None) -> None:
         """The node became evictable on a tier, or its facts changed while it was.
@@ -110,15 +110,15 @@ class ImportancePolicy:
 
     @staticmethod
     def bias(tier: Tier, node: NodeMetadata) -> float:
-        """What a soft pin multiplies the node's loss by; 1 where it is not pinned on the tier."""
+        """Factor of soft pins on the node's loss; 1 where it is not pinned on the tier."""
         bias: float = 2.0 ** node.pin_octaves.get(tier, 0.0)
         return bias
 
     def value(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
-        """What a certain reuse would lose: seconds to restore per KV byte freed, times g and pin.
+        """Loss if reuse were certain: seconds to restore per KV byte freed, times g and pin.
 
         Tokens deep in a prompt count like its first ones, although attending makes them dearer: a leaf is
-        only the first of its chain to go, so its own price says little about what goes with it.
+        only the first of its chain to go, so its own price says little about the loss of the chain.
         """
         if node.expendable and tier not in node.pin_octaves:
             return EXPENDABLE_VALUE
@@ -126,7 +126,7 @@ class ImportancePolicy:
         return seconds * self.factor(node) * self.bias(tier, node) / self.cost.bytes_per_token
 
     def reuse_probability(self, node: NodeMetadata) -> float:
-        """P(the node is asked for again while its class is watched)."""
+        """P(the node is asked for again before its at-risk interval is given up)."""
         return self.reuse.probability(node.reuse_class, self.clock - node.last_access)
 
     def loss(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:

@@ -1,4 +1,4 @@
-"""The eviction order: which node loses least, found without looking at every node.
+"""The eviction order: the node of least loss, found without looking at every node.
 
 Loss is index(class, age bucket) x value, and a node's class and value change only when something happens to
 it. Nodes are therefore kept in cells of (class, quantised log value, age bucket), oldest first: nodes of a

@@ -1,12 +1,12 @@
-"""Which copies to a lower tier are worth their bytes.
+"""Admission of copies to the lower tiers (the gate): which of them are worth their bytes.
 
 A copy is written if all of three hold:
 
 - *payback*: P(it is asked for while it stays) is large enough. How long it stays follows from Little's law,
-  capacity / write rate, so a tier that is written faster asks for more; nor is it counted on for longer than
-  requests have been watched.
+  capacity / write rate, so a tier that is written faster asks for more. The stay is never taken for longer
+  than the clock has run.
 - *displacement*: where the tier is full, losing the copy costs at least as much, per byte and admitted
-  request, as losing what the tier has given up of late. That threshold is smoothed over victims, fades where
+  request, as losing the tier's recent victims. That threshold is smoothed over victims, fades where
   nothing is given up any more, and is not crossed back and forth by single victims.
 - *budget*: the tier's bucket, refilled by each admitted request, still holds bytes.
 
@@ -29,7 +29,7 @@ from sgl_importance.reuse.life_table import BUCKET_STARTS, MAX_AGE, age_bucket
 from sgl_importance.tiers import Tier
 
 HALF_LIFE = 256
-"""Admitted requests after which a tier's write rate has forgotten half of what it saw."""
+"""Admitted requests after which a byte written counts half in a tier's write rate."""
 VICTIM_SHARE = 1 / 64
 """Weight of one victim in the threshold, for a victim of the tier's 1/1024; larger ones weigh more."""
 MIN_RESIDENCE = 1
@@ -49,14 +49,14 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GateSettings:
-    """How much a copy must promise.
+    """Thresholds of the admission of copies.
 
     Attributes:
         host_payback: least P(asked for while the copy stays) on the host: bytes read per byte written.
         storage_payback: the same in storage: ten bytes may be written for one that is read.
         early_payback: the same, where the copy can still be made when its source is evicted, unless
-            ``storage_payback`` asks for more. What is as likely to come back as not is stored at once, so
-            that it outlives the server.
+            ``storage_payback`` asks for more. A copy that is as likely as not to be asked for is stored at
+            once, so that it outlives the server.
         displacement: least loss of a copy, as a share of what recent victims of a full tier lost. Below 1,
             since at 1 all traces lose hits under write_back (docs/placement.md).
     """
@@ -68,10 +68,10 @@ class GateSettings:
 
 
 class TierPressure:
-    """How fast one tier is written, and what it gives up for that.
+    """Write rate of one tier, and the loss of its recent victims.
 
     Args:
-        capacity_bytes: what the tier holds; None where it is not known or without bound.
+        capacity_bytes: size of the tier; None where it is not known or without bound.
     """
 
     def __init__(self, capacity_bytes: int | None) -> None:
@@ -118,7 +118,7 @@ class WriteGate:
     Args:
         policy: its estimate and clock.
         capacities: bytes of each tier that is gated; None where not known.
-        settings: how much a copy must promise.
+        settings: thresholds.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class WriteGate:
         self._paybacks: dict[tuple[int, int, int], float] = {}
         self._paybacks_of = -1
         self.refusal = Refusal.BUDGET
-        """Why the last refused chain was."""
+        """Reason of the last refusal."""
         self.tiers: dict[Tier, TierPressure] = {}
         self.reset()
 
@@ -162,7 +162,7 @@ class WriteGate:
             self.tiers[tier].gave_up(self._bytes(node), loss)
 
     def admits(self, tier: Tier, chain: Sequence[NodeMetadata], *, can_wait: bool = False) -> bool:
-        """Whether to copy a whole chain to the tier; what is admitted counts as written.
+        """Whether to copy a whole chain to the tier; an admitted chain counts as written.
 
         Args:
             tier: where the copies would lie.
@@ -193,8 +193,8 @@ class WriteGate:
     def payback(self, tier: Tier, node: NodeMetadata) -> float:
         """P(the node is asked for while a copy that is made now stays in the tier), raised by its pins.
 
-        No copy is made for what might happen later than anything was watched so far: at ages without evidence
-        the estimate is all prior, which over a tier that is never full adds up to near certainty.
+        No copy is made for a reuse at an age that no interval can have reached yet: without evidence the
+        estimate is all prior, which over a tier that is never full adds up to near certainty.
         """
         reuse = self.policy.reuse
         stays = min(self.tiers[tier].residence, reuse.clock)

@@ -36,9 +36,9 @@ def replay_tree(trace: Trace, policy: EvictionPolicy) -> ReplayCounts:
     runs. When it ends, blocks are evicted until the cache is within its capacity again. A block is evictable
     as long as no child of it is in the cache (leaf-only eviction, as in RadixAttention).
 
-    The blocks of the request that just ended are candidates like all others, so a policy may give up at once
-    what will not be used again, and a request longer than the cache keeps what fits. Were they not, no policy
-    could protect the cache from a long prompt, and furthest-next-use would not be the optimum.
+    The blocks of the request that just ended are candidates like all others, so a policy may at once give up
+    blocks that will not be used again, and a request longer than the cache keeps as many as fit. Were they
+    not, no policy could protect the cache from a long prompt, and furthest-next-use would not be the optimum.
     """
     assert trace.parents is not None, "independent objects have no prefix tree: use replay_objects"
     parents = trace.parents.tolist()

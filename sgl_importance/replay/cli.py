@@ -44,7 +44,7 @@ from sgl_importance.terminal import fail, show, some_path
 from sgl_importance.tiers import Tier
 
 app = typer.Typer(
-    help="Replay traces: how often each eviction policy would hit, and how far that is from the optimum.",
+    help="Replay traces: the hit rate of each eviction policy, and its distance from the optimum.",
     pretty_exceptions_enable=False,
     subcommand_metavar="",
 )
@@ -118,7 +118,7 @@ def replay_command(
     prefill_tokens_per_second: PrefillTokensPerSecond = PREFILL_TOKENS_PER_SECOND,
     bytes_per_token: BytesPerToken = BYTES_PER_TOKEN,
 ) -> None:
-    """Replay traces: how often each eviction policy would hit, and how far that is from the optimum."""
+    """Replay traces: the hit rate of each eviction policy, and its distance from the optimum."""
     check_traces(traces)
     names = parse_policies(policies)
     blocks = parse_numbers("--capacity-blocks", capacity_blocks, int)

@@ -4,8 +4,8 @@ Blocks last visited by the same request lie on one path, and of a path at most o
 there is at most one candidate per request, ages are counted in requests, and the oldest candidate of a
 class and age bucket is the first set bit of a range: no heap, and memory linear in blocks and requests.
 
-What is compiled here serves the requests between two computations of the retention index, which is the
-server's own (``sgl_importance.reuse.hazards``). That is called in between and not from within, since numba's
+The compiled code serves the requests between two computations of the retention index, which is the
+server's own (``sgl_importance.reuse.hazards``). The index is computed outside of it, since numba's
 cache of a function does not notice when a function of another module changes.
 """
 

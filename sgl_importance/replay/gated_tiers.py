@@ -1,8 +1,8 @@
-"""Tiers whose copies pass a gate: the server's own, or one of its control arms.
+"""Tiers with admission of copies (the gate): the server's own, or one of its control arms.
 
 The write policy says when a copy is offered, the gate whether it is made: under ``write_through`` at every
 request that asks for a block, under ``write_through_selective`` from the second request on, under
-``write_back`` when the tier above evicts it. What a gate lets pass is prefix-closed: a block is offered with
+``write_back`` when the tier above evicts it. Admitted copies are prefix-closed: a block is offered with
 all its ancestors that have no copy, and refused with them.
 """
 
@@ -29,10 +29,10 @@ PAIR_SHARE = 1e-6  # attention's share of prefill per token of context, of an 8B
 
 
 class GateKind(StrEnum):
-    """Who decides about copies."""
+    """The decider about copies."""
 
     OPEN = "open"
-    """Nobody: everything that is offered is copied."""
+    """None: every block that is offered is copied."""
     LOSS = "loss"
     """``WriteGate``, the server's."""
     RANDOM = "random"
@@ -40,7 +40,7 @@ class GateKind(StrEnum):
 
 
 class StorageOffer(StrEnum):
-    """When a block is offered to the storage tier."""
+    """Moment at which a block is offered to the storage tier."""
 
     COPIED = "copied"
     """When the host got its copy, as sglang does."""
@@ -75,7 +75,7 @@ class OpenGate:
 
 
 class RandomGate:
-    """One toss per node and visit, so that a block is not offered until the coin falls its way."""
+    """One toss per node and visit, so that all offers within a visit are decided alike."""
 
     def __init__(self, shares: dict[Tier, float], seed: int) -> None:
         self._shares = shares
@@ -167,8 +167,8 @@ class GatedReplay(TieredReplay):
                         missing = self._copy_down(level, index, path, missing)
 
     def _ends_node(self, path: Sequence[int], position: int) -> bool:
-        """Whether the next block's facts differ. Like the tokens of a radix node, neighbours of one class are
-        offered together."""
+        """Whether the next block's facts differ. Like the tokens of a radix node, adjacent blocks of one
+        class are offered together."""
         if position + 1 == len(path):
             return True
         return self.nodes[path[position]].reuse_class != self.nodes[path[position + 1]].reuse_class
@@ -217,7 +217,7 @@ class GatedReplay(TieredReplay):
         if self.setup.writes_through and not offers_again:
             return
         chain = self._chain(level, block)
-        # What lies behind a block in any lower tier could not be reached without it.
+        # Copies of its descendants in any lower tier could not be reached without one of the block.
         reached_through = any(tier.has_children(block) for tier in self.tiers[level + 1 :])
         if not reached_through and not self._admits(level + 1, chain):
             return

@@ -21,13 +21,13 @@ UNIFORM_COST = CostModel(
 
 
 class ImportanceReplayPolicy(TierOrder):
-    """One tier, whose cache says which block, or node, a request visits next.
+    """The policy over one tier, driven by a replay cache of blocks or nodes.
 
     Args:
         capacity: blocks that the cache can hold.
-        trace: what is replayed; only its past is used at any moment.
+        trace: the trace that is replayed; only its past is used at any moment.
         facts: ``block_facts(trace)``, where the caller has them.
-        cost: what restoring costs.
+        cost: the cost model of restoring.
         whole_nodes: whether the cache evicts whole nodes, each of which then counts as evidence once.
     """
 
@@ -43,7 +43,7 @@ class ImportanceReplayPolicy(TierOrder):
         nodes = TraceNodes(trace, cost, facts=facts, whole_nodes=whole_nodes)
         super().__init__(capacity, Tier.DEVICE, nodes)
         self._trace = trace
-        # The cache names a node by its last block. As on the server, what returns is known by its beginning.
+        # The cache names a node by its last block; as on the server, a return is recognised by the first.
         self._first_blocks: dict[int, int] = {}
         self._candidates: set[int] = set()
         self._start = 0

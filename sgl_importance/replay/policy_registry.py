@@ -50,12 +50,12 @@ def load_policy(name: str) -> type[EvictionPolicy]:
 
 
 def create_policy(name: str, capacity: int, trace: Trace, *, whole_nodes: bool = False) -> EvictionPolicy:
-    """A policy in its initial state, told what it may know of the trace: only the optimum sees the future.
+    """A policy in its initial state; only the optimum is given the future of the trace.
 
     Args:
         name: one of POLICY_NAMES.
         capacity: blocks, or nodes, that the cache can hold.
-        trace: what is replayed.
+        trace: the trace that is replayed.
         whole_nodes: whether the policy will rank radix nodes instead of blocks.
 
     Raises:

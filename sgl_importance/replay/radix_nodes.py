@@ -1,7 +1,7 @@
 """A prefix cache of radix nodes that are evicted whole, as in the server's tree.
 
 A node is a run of blocks without a branch. A request that leaves a node in its middle, or ends there, splits
-it; what a request adds becomes one new node; splits are never undone. Evicting a leaf frees all its blocks,
+it; added blocks become one new node; splits are never undone. Evicting a leaf frees all its blocks,
 where ``replay_tree`` would give up a long unshared tail block by block.
 """
 
@@ -33,7 +33,7 @@ class RadixNode:
 
 
 class RadixTree:
-    """Nodes in the cache, and what the policy is told of them.
+    """Nodes in the cache, and the calls to the policy that follow from their events.
 
     A policy of blocks knows a node by its tip: the node is inserted, accessed and evicted once, whatever its
     length. When a node is split, the lower part keeps the tip and with it the history; the upper part is new
@@ -81,7 +81,7 @@ class RadixTree:
         return upper
 
     def extend(self, node: RadixNode, path: Sequence[int], matched: int) -> RadixNode:
-        """Adds what the path has beyond the node as one leaf, if anything; returns the path's last node."""
+        """Adds the rest of the path beyond the node as one leaf, if any; returns the path's last node."""
         if matched == len(path):
             return node
         leaf = RadixNode(node, list(path[matched:]))
@@ -149,7 +149,7 @@ def replay_nodes(trace: Trace, policy: EvictionPolicy, capacity: int) -> ReplayC
 
 
 def mean_node_blocks(trace: Trace) -> float:
-    """Blocks per node of the tree that holds the whole trace: what turns a capacity into a number of nodes.
+    """Blocks per node of the tree that holds the whole trace: converts a capacity into a number of nodes.
 
     A node ends where a request ends or where the tree branches. 1 for an empty trace.
     """

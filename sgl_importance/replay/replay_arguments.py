@@ -1,4 +1,4 @@
-"""Arguments of every command that replays traces: how they are read, on what machine, where results go."""
+"""Arguments of every command that replays traces: formats, processes, hardware, result files."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class TierOrder(EvictionPolicy):
     Args:
         capacity: blocks that the tier can hold.
         tier: which tier.
-        nodes: facts about the blocks; whoever drives the tiers tells them of each visit.
+        nodes: facts about the blocks; the driver of the tiers reports each visit to them.
         below: the tier that keeps a copy of a block when this one gives it up; None if none does.
     """
 

@@ -1,9 +1,9 @@
 """Device, host and storage as one prefix cache: hits and bytes by tier, recomputed tokens, estimated TTFT.
 
 A request finds each block of its prefix in the fastest tier that has it, up to the first block that no tier
-has; from there on everything is computed. What was found below the device is loaded up, through every tier
-in between, and everything ends up on the device. Each tier evicts leaf-only among its own blocks, once the
-request has ended.
+has; from there on everything is computed. Blocks found below the device are loaded up, through every tier
+in between, so all blocks of the request end up on the device. Each tier evicts leaf-only
+among its own blocks, once the request has ended.
 
 How blocks come to the lower tiers is the write policy, as in sglang's ``--hicache-write-policy``:
     ``write_through``: every block of a request is copied to the lower tiers that lack it; evicting drops.
@@ -116,8 +116,8 @@ class TieredCounts:
 
     Attributes:
         recomputed_tokens: prompt tokens that no tier had.
-        ttft_seconds: estimated time to first token of each request, without queueing: what was found below
-            the device is loaded, tier after tier, then the rest is computed; float64 [requests].
+        ttft_seconds: estimated time to first token of each request, without queueing: blocks found below
+            the device are loaded, tier after tier, then the rest is computed; float64 [requests].
     """
 
     tiers: tuple[TierCounts, ...]
@@ -126,7 +126,7 @@ class TieredCounts:
 
 
 class TierCache:
-    """Blocks of one tier. A block may be here without its parent, which a faster tier then holds."""
+    """Blocks of one tier. A block may be in it without its parent, which a faster tier then holds."""
 
     def __init__(self, size: TierSize, trace: Trace, policy: EvictionPolicy) -> None:
         assert trace.parents is not None

@@ -20,7 +20,7 @@ class Trace:
     """Requests in order of arrival; block ids are dense, so arrays indexed by them describe the blocks.
 
     Attributes:
-        name: what tables and figures call it.
+        name: in tables and figures.
         block_tokens: tokens of a whole block.
         blocks: blocks of all requests, one after the other, root side first; int64 [accesses], values in
             [0, unique blocks), numbered in order of first appearance.
@@ -81,7 +81,7 @@ class TraceBuilder:
     """Collects requests whose blocks have arbitrary hashable names, and numbers the blocks.
 
     Args:
-        name: what tables and figures call the trace.
+        name: of the trace, in tables and figures.
         block_tokens: tokens of a whole block.
         prefix_tree: whether a block stands for itself and everything before it.
     """

@@ -20,8 +20,8 @@ class TraceNodes:
     that. A trace holds no attention, so g is 1.
 
     Args:
-        trace: what is replayed; only its past is used at any moment.
-        cost: what restoring costs.
+        trace: the trace that is replayed; only its past is used at any moment.
+        cost: the cost model of restoring.
         facts: ``block_facts(trace)``, where the caller has them.
         whole_nodes: whether a node is a run of blocks, which then counts as evidence once.
     """
@@ -37,7 +37,7 @@ class TraceNodes:
         self._nodes: dict[int, NodeMetadata] = {}
 
     def __getitem__(self, block: int) -> NodeMetadata:
-        """The node that is known by the block; somebody has asked for it."""
+        """The node that is known by the block, which a request has asked for."""
         return self._nodes[block]
 
     def begin_request(self) -> None:
@@ -48,7 +48,7 @@ class TraceNodes:
         """The running request asks for a node.
 
         Args:
-            block: what the node is known by.
+            block: first block of the node, which names it.
             access: number of the block access in the trace.
             position: blocks in front of it.
         """
@@ -74,9 +74,9 @@ class TraceNodes:
         """A node was cut in two, by a request that visits the upper part next.
 
         Args:
-            block: what it was known by.
+            block: name of the node so far.
             upper: first block of its first part, which ``position`` blocks precede.
-            lower: what the other part is known by from now on.
+            lower: name of the other part from now on.
         """
         whole = self._nodes[lower] = self._nodes[block]
         part = self._nodes[upper] = self._create(position)

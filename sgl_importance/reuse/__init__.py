@@ -1,1 +1,1 @@
-"""Will a node be asked for again, and how soon: learnt online, by class and age."""
+"""Prediction of reuse: whether and how soon a node is asked for again, learnt online by class and age."""

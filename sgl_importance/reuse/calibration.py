@@ -1,4 +1,4 @@
-"""Does what is predicted to be asked for again come back? Sampled visits, compared with what followed.
+"""Calibration of the reuse predictions: sampled visits, compared with what followed.
 
 A forecaster is calibrated if, of the visits given probability p, a share p is followed by another within the
 horizon (Dawid, "The well-calibrated Bayesian", JASA 1982). The sums per bucket are those of a reliability
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 HORIZON = 256
 """Admitted requests within which a visit has to be followed by another."""
-SAMPLED_EVERY = 7  # coprime to the powers of two that paths and page counts like
+SAMPLED_EVERY = 7  # coprime to powers of two, which paths and page counts often are
 MAX_PENDING = 4096
 NUM_BUCKETS = 10
 BUCKETS = tuple(f"{(index + 1) / NUM_BUCKETS:.1f}" for index in range(NUM_BUCKETS))
@@ -21,7 +21,7 @@ BUCKETS = tuple(f"{(index + 1) / NUM_BUCKETS:.1f}" for index in range(NUM_BUCKET
 
 @dataclass(slots=True, eq=False)
 class Prediction:
-    """What was predicted at one visit of one node; it goes with the node into its ghost.
+    """The prediction made at one visit of one node; it goes with the node into its ghost.
 
     Attributes:
         deadline: clock at which it is judged, in admitted requests.
@@ -62,7 +62,7 @@ class Calibration:
         return prediction
 
     def advance(self, clock: int) -> None:
-        """Judges what is due; what happens at ``clock`` is too late for it."""
+        """Judges predictions that are due; a visit at ``clock`` is too late for them."""
         while self._pending and self._pending[0].deadline < clock:
             prediction = self._pending.popleft()
             bucket = min(int(prediction.probability * NUM_BUCKETS), NUM_BUCKETS - 1)

@@ -1,9 +1,9 @@
-"""Will this node be asked for again, and how soon? A life table per class of nodes, learnt online.
+"""The reuse estimator: a life table per class of nodes, learnt online.
 
 Every visit of a node begins an *at-risk interval*, which ends with the next visit. Of each class we count,
 per age bucket, the intervals that reached the bucket and those that ended in it: the hazard of a bucket is a
-Beta posterior mean. Open intervals count where they got to (they are censored, not lost), so an eviction
-takes nothing from what is learnt, and what is learnt does not depend on the size of the cache.
+Beta posterior mean. Open intervals count up to their present age (they are censored, not lost), so an
+eviction loses no evidence, and the estimate does not depend on the size of the cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DECAY = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
 
 
 def _no_intervals() -> npt.NDArray[np.int32]:
-    """Open intervals by start, a ring, and class; memory that nothing is written to is not taken."""
+    """Open intervals by start, a ring, and class; the system gives it no memory until it is written to."""
     return np.zeros((MAX_AGE, NUM_CLASSES), dtype=np.int32)
 
 
@@ -50,13 +50,13 @@ class ReuseEstimator:
         self._reached = np.zeros((NUM_AGE_BUCKETS, NUM_CLASSES))  # as the ring: requests add rows
         self._index: list[list[float]] = []
         self._hazards: FloatArray = np.empty(0)
-        self._probabilities: list[list[float]] | None = None  # computed when somebody asks
+        self._probabilities: list[list[float]] | None = None  # computed on demand
         self.refresh()
 
     def tick(self) -> int:
         """One more request is admitted; returns the new clock."""
         self.clock += 1
-        self._open[self.clock % MAX_AGE] = 0  # whatever began there is older than we look
+        self._open[self.clock % MAX_AGE] = 0  # intervals that began there have passed MAX_AGE
         reachable = int(np.searchsorted(BUCKET_STARTS, self.clock))
         starts = (self.clock - BUCKET_STARTS[:reachable]) % MAX_AGE
         self._reached[:reachable] += self._open.take(starts, axis=0)
@@ -86,7 +86,7 @@ class ReuseEstimator:
             self._open[start % MAX_AGE, reuse_class] -= 1
 
     def reclassified(self, old_class: int, new_class: int, start: int) -> None:
-        """More became known of a node: its interval goes on in another class."""
+        """The node's class changed: its interval goes on in the new one."""
         self.forgotten(old_class, start)
         self.resumed(new_class, start)
 
@@ -99,7 +99,7 @@ class ReuseEstimator:
         return self._open
 
     def counts(self) -> tuple[FloatArray, FloatArray]:
-        """Copies of what ``hazards`` takes; open intervals are no part of it."""
+        """Copies of the ``hits`` and ``reached`` that ``hazards`` takes; without open intervals."""
         return self._hits.copy(), self._reached.T.copy()
 
     def restore(self, hits: FloatArray, reached: FloatArray, clock: int) -> None:
@@ -110,7 +110,7 @@ class ReuseEstimator:
         self.refresh()
 
     def refresh(self) -> None:
-        """Computes hazards and index from what was counted so far."""
+        """Computes hazards and index from the evidence so far."""
         from sgl_importance.reuse.hazards import hazards, retention_index  # imports numba
 
         # A row for each class with evidence, then one for each level's classes without.

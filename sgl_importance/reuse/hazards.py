@@ -1,4 +1,4 @@
-"""Hazards by class and age out of what was counted, and what keeping a node of that age can earn. Compiled.
+"""Hazards by class and age from the evidence, and the retention index that follows. Compiled.
 
 Classes share data: a class's hazard starts as the hazard of all nodes times a ratio (proportional hazards,
 Cox 1972), and leaves that prior as its own evidence grows. The ratio is the class's own hits to those
@@ -7,7 +7,7 @@ there is evidence. Where the gap between visits is known, the prior is the rate 
 before anything is learnt a node visited more often goes later, as under LFU, and one visited earlier goes
 sooner, as under LRU; evidence moves first the levels, then the classes.
 
-What to keep is ranked by the *retention index*: the most reuses per admitted request that keeping the node
+Nodes are ranked by the *retention index*: the most reuses per admitted request that keeping the node
 can earn, over all times at which one could give it up. It is Gittins' index (1979) of the stopping problem
 "hold this node until its next visit, or give up": hit density (LHD, Beckmann, Chen, Cidon, NSDI 2018) with
 the best horizon instead of an endless one. A node that is never visited within 100 requests and often
@@ -35,23 +35,23 @@ def _gap_hazards() -> FloatArray:
 
 
 class Priors(NamedTuple):
-    """What is believed before there is evidence.
+    """Priors of the hazard estimate.
 
-    An argument of what is compiled: numba would freeze globals into its cache.
+    Handed to compiled functions as an argument: numba would freeze globals into its cache.
 
     Attributes:
         hazard: of every bucket. Buckets widen with age, so without evidence nodes of one level are ranked as
             under LRU.
-        hazard_strength: intervals that it is worth for all classes together, per bucket.
+        hazard_strength: intervals that ``hazard`` is worth for all classes together, per bucket.
         level_ratios: a counted visit level's hazard relative to that of all nodes; float64
             [NUM_COUNTED_LEVELS].
-        ratio_strength: expected hits that this is worth, and "this class is like all others of its level".
+        ratio_strength: expected hits that ``level_ratios`` are worth, and "a class equals its level".
         class_strength: intervals that a class's proportional hazard is worth, per bucket.
         gap_hazards: P(visit in a bucket) of a node that was visited eight times, with the middle of a
             division of GAP_STARTS as its mean gap (the middles quadruple); float64 [divisions, buckets]. A
             Poisson process whose rate is known from no more than these visits (gamma posterior): one that
             stays away is believed to visit less and less often.
-        gap_strength: intervals that it is worth, per bucket.
+        gap_strength: intervals that ``gap_hazards`` are worth, per bucket.
     """
 
     hazard: float

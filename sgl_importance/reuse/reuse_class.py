@@ -1,5 +1,5 @@
-"""Classes of nodes whose reuse is predicted alike: by what a node holds, how its last visitor got there, and
-how well known it is."""
+"""Classes of nodes whose reuse is predicted alike: by block type, transition
+and visit level."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enum import IntEnum
 
 
 class BlockType(IntEnum):
-    """What a node holds."""
+    """The kind of text that a node holds."""
 
     USER = 0
     """Prompt text of one session: a user's words or a document."""
     SHARED_PREFIX = 1
-    """Prompt text from which several continuations departed."""
+    """Prompt text that several continuations followed."""
     TOOL_OUTPUT = 2
     """Prompt text that a tool produced. Only hints say so."""
     GENERATED = 3
@@ -24,14 +24,14 @@ class BlockType(IntEnum):
 
 
 class Transition(IntEnum):
-    """How the last request that visited a node related to what was known before it."""
+    """The relation of a node's last visitor to the text that was in the tree before it."""
 
     COLD = 0
     """Nothing of the prompt was known."""
     NEW_SESSION = 1
-    """It departed where others had departed before: a new session on a shared prefix."""
+    """It left the known text where others had left it before: a new session on a shared prefix."""
     BRANCH = 2
-    """It departed inside what one session had brought: an edit, a retry, or the second user of a prefix."""
+    """It left the known text inside that of one session: an edit, a retry, or a prefix's second user."""
     NEXT_TURN = 3
     """It went on where an earlier request had ended."""
     TOOL_CALL = 4
@@ -42,16 +42,16 @@ VISIT_STARTS = (1, 2, 4, 8)
 """First number of visits of each level but the lowest; the last of them is divided further."""
 GAP_STARTS = (4, 16, 64, 256, 1024)
 """First mean number of requests between visits of each division of the last level, but the lowest. Eight
-visits tell how often a node is asked for; how many more there were says little."""
+visits give the rate of a node; further ones add little."""
 NUM_VISIT_LEVELS = len(VISIT_STARTS) + 1 + len(GAP_STARTS)
 NUM_COUNTED_LEVELS = len(VISIT_STARTS)
 """Levels below this one count visits; the others are told apart by the gaps between them."""
-NUM_TRANSITIONS = len(Transition)  # asking an enumeration for it takes longer than the rest of a class number
+NUM_TRANSITIONS = len(Transition)  # len() of an enumeration takes longer than the rest of ``reuse_class``
 NUM_CLASSES = len(BlockType) * NUM_TRANSITIONS * NUM_VISIT_LEVELS
 
 
 def visit_level(accesses: int, span: int) -> int:
-    """How well known a node is, in [0, NUM_VISIT_LEVELS).
+    """Level of a node by number and spacing of its visits, in [0, NUM_VISIT_LEVELS).
 
     Args:
         accesses: admitted requests that found it in the cache, or would have found it.
@@ -65,8 +65,8 @@ def reuse_class(block_type: BlockType, transition: Transition, level: int) -> in
     """Number of the class whose history predicts a node, in [0, NUM_CLASSES).
 
     Args:
-        block_type: what the node holds.
-        transition: how the last request got to it.
+        block_type: of the node.
+        transition: of the last request that visited it.
         level: its ``visit_level``.
     """
     return (block_type * NUM_TRANSITIONS + transition) * NUM_VISIT_LEVELS + level

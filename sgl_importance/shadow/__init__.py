@@ -1,1 +1,1 @@
-"""What another eviction policy would have hit on live traffic: prefix caches without any KV in them."""
+"""Shadow caches: hits that another eviction policy would have had on live traffic, without any KV."""

@@ -1,4 +1,4 @@
-"""Two policies on the same requests: tokens saved and lost, and how sure that is."""
+"""Two policies on the same requests: tokens saved and lost, with a confidence interval."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Comparison:
     _open: tuple[int, int, int] = (0, 0, 0)
 
     def add(self, prompt_tokens: int, lru_hits: int, importance_hits: int) -> None:
-        """One more request, with what each policy found of its prompt."""
+        """Adds one request, with the tokens that each policy found of its prompt."""
         difference = importance_hits - lru_hits
         self.requests += 1
         self.prompt_tokens += prompt_tokens
@@ -77,7 +77,7 @@ class Comparison:
 
     @property
     def agreed_tokens(self) -> int:
-        """Found by both."""
+        """Tokens found by both."""
         return self.lru_hit_tokens - self.lost_tokens
 
 
@@ -104,7 +104,7 @@ def gain_interval(batches: list[tuple[int, int]]) -> tuple[float, float] | None:
 
 
 class Verdict(StrEnum):
-    """What the interval says."""
+    """Verdict that follows from the interval."""
 
     TOO_EARLY = "too early to say"
     SAVES = "importance saves tokens here"

@@ -1,7 +1,7 @@
-"""A prefix cache without KV: it is told of requests, and knows what a server with its policy would hit.
+"""A prefix cache without KV, which computes the hits that a server with its policy would have.
 
 It allocates, locks, splits and evicts as the server's radix cache does on its device tier: whole nodes, only
-leaves, never what a running request uses. Where running requests alone fill the pool, a server retracts;
+leaves, never nodes of a running request. Where running requests alone fill the pool, a server retracts;
 a shadow lets the pool overflow until they end.
 """
 
@@ -15,7 +15,7 @@ from itertools import takewhile
 from sgl_importance.shadow.shadow_node import ShadowNode
 from sgl_importance.shadow.shadow_ranking import Ranking
 
-MAX_RUNNING = 1 << 14  # requests whose end is never told make room for others
+MAX_RUNNING = 1 << 14  # beyond it the oldest, whose ends were never reported, are dropped
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class ShadowCache:
     Args:
         capacity: pages of the pool.
         page_size: tokens per page.
-        ranking: who is evicted.
+        ranking: the eviction order.
         spare_pages: pages that must be free beyond what a request needs, for each running request: sglang
             frees one (``mem_cache/allocation.py``) before a prefill and before each decode step.
 
@@ -149,7 +149,7 @@ class ShadowCache:
         return upper
 
     def _insert(self, pages: list[bytes], serial: int) -> ShadowNode:
-        """Adds what is not known as one leaf; returns the last node of the path."""
+        """Adds the unknown rest of the path as one leaf; returns the path's last node."""
         node, matched = self._walk(pages)
         if matched == len(pages):
             return node

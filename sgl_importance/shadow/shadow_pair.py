@@ -9,7 +9,7 @@ from sgl_importance.shadow.shadow_ranking import ImportanceRanking, LruRanking
 
 
 class ShadowPair:
-    """Two shadow caches and what became of their hits.
+    """Two shadow caches and the comparison of their hits.
 
     Args:
         capacity: pages of the device tier.
@@ -27,14 +27,14 @@ class ShadowPair:
         self.reset()
 
     def reset(self) -> None:
-        """Empties both caches, as a flush does; counts go on, what was learnt about reuse does not."""
+        """Empties both caches, as a flush does; counts go on, the estimate of reuse is forgotten."""
         ranking = ImportanceRanking(self._cost, self.page_size, self._ghost_pages)
         spare = int(self.page_size > 1)
         self.lru = ShadowCache(self.capacity, self.page_size, LruRanking(), spare_pages=spare)
         self.importance = ShadowCache(self.capacity, self.page_size, ranking, spare_pages=spare)
 
     def admit(self, request: str, pages: list[bytes], tokens: int) -> tuple[int, int]:
-        """A request starts; what LRU and importance find of its prompt, in tokens."""
+        """A request starts; returns the tokens of its prompt that LRU and importance find."""
         lru = self.lru.admit(request, pages, tokens)
         importance = self.importance.admit(request, pages, tokens)
         self.comparison.add(tokens, lru, importance)

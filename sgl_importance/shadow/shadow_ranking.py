@@ -18,7 +18,7 @@ _COMPACT_SLACK = 64
 
 
 class Ranking(ABC):
-    """Told what happens to nodes; names the victim when asked."""
+    """Eviction order of a shadow cache, kept up by the events of its nodes."""
 
     def admitted(self, hits: Sequence[ShadowNode]) -> int:
         """A request was admitted and found these nodes, root side first; returns its serial number."""

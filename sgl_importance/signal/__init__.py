@@ -1,1 +1,1 @@
-"""What attention said of pages, accumulated on nodes."""
+"""Page scores of attention, accumulated on nodes."""

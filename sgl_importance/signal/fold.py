@@ -1,4 +1,4 @@
-"""Folding: one query's page scores, handed to the nodes of its path."""
+"""Folding: one query's page scores, accumulated on the nodes of its path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sgl_importance.signal.node_importance import FloatArray, NodeImportance
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a query saw of its context, normalised.
+    """One query's page scores over its context, normalised.
 
     Attributes:
         body: body mass per page of the sequence, float64 [num_pages], sums to 1.
@@ -40,7 +40,7 @@ class Observation:
 
 @dataclass(slots=True)
 class QueryFolds:
-    """One query: how much of its weight is still to be folded, and how it related to the cache.
+    """One query: the part of its weight that is still to be folded, and its relation to the cache.
 
     A query weighs 1 however long it decodes. Its folds (prefill end, each retraction) take half of what is
     left, and the finish takes the rest, so that no order of events counts a query twice.
@@ -75,7 +75,7 @@ def fold(
 
     Args:
         path: nodes from below the root down.
-        observation: what the query saw.
+        observation: the query's page scores.
         query: serial number of the query.
         weight: share of the query that the observation stands for, in (0, 1].
         first: whether it is the first observation of the query.

@@ -1,4 +1,4 @@
-"""What attention said about one node: body mass and peak per page, self and cross kept apart."""
+"""Accumulated attention of one node: body mass and peak per page, self and cross kept apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class Origin(IntEnum):
-    """Whose query looked at the page: the one that created it, or a later one."""
+    """Origin of attention on a page: the query that created the page (self), or a later one (cross)."""
 
     SELF = 0
     CROSS = 1
@@ -29,7 +29,7 @@ class _Row(IntEnum):
 class NodeImportance:
     """Exponentially weighted body mass and peak of one node's pages.
 
-    The half-life counts queries that visited the node: a node that nobody visits does not decay, because
+    The half-life counts queries that visited the node: a node without visits does not decay, because
     ageing is the hazard's job. Sums and weights decay together, so a mean needs no bias correction and a
     split, which slices the arrays, preserves every sum.
 
@@ -65,7 +65,7 @@ class NodeImportance:
         first: bool,
         decay: float,
     ) -> None:
-        """Adds what one query saw.
+        """Adds the page scores of one query.
 
         Args:
             query: serial number of the query.
@@ -73,8 +73,8 @@ class NodeImportance:
             peak: largest probability per page, float [num_pages].
             uniform: body mass that each page would have if attention were uniform in this context.
             weight: share of the query that this fold stands for, in (0, 1].
-            first: whether this is the query's first fold: only that one counts the query and ages what
-                earlier queries left, so that the parts of one query do not age each other.
+            first: whether this is the query's first fold: only that one counts the query and decays the sums
+                of earlier queries, so that the parts of one query do not age each other.
             decay: factor on everything known before the query, 0.5 ** (1 / half_life_queries).
         """
         assert body.shape == peak.shape == (self.num_pages,), (body.shape, peak.shape, self.num_pages)
@@ -106,16 +106,16 @@ class NodeImportance:
         return prefix
 
     def page_vectors(self) -> FloatArray:
-        """Everything known of each page, float64 [num_pages, 8]: what a ghost keeps."""
+        """All sums and weights of each page, float64 [num_pages, 8]: the part that a ghost keeps."""
         vectors: FloatArray = self._pages.reshape(-1, self.num_pages).T.copy()
         return vectors
 
     def page_importance(self, page: int) -> Importance:
-        """What is known of one page, in the form that consumers share."""
+        """Importance of one page, in the form that consumers share."""
         return importance_of(self._pages[:, :, page].reshape(-1), self.queries)
 
     def restore_pages(self, start: int, vectors: FloatArray, queries: int) -> None:
-        """Gives pages from ``start`` on what their ghosts kept; the creator of such pages is unknown."""
+        """Restores the vectors of ghosts to pages from ``start`` on; the creator of such pages is unknown."""
         assert start <= self.inherited_pages, "ghosts come back in order"
         stop = start + len(vectors)
         self.inherited_pages = max(self.inherited_pages, stop)

@@ -1,4 +1,4 @@
-"""`sgl-importance size`: how much device, host and storage memory recorded traffic is worth."""
+"""`sgl-importance size`: sizes of device, host and storage memory for recorded traffic."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Finds the cheapest sizes of device, host and storage for recorded traffic.
 
-Tiers are inclusive, as HiCache's are under its write-through policies: what the device holds, the host holds
-too. So a cache of the size of a tier hits what that tier and the faster ones hit together, and one curve of
-hit rate by capacity prices all combinations. A tier that would not be worth its price gets size 0.
+Tiers are inclusive, as HiCache's are under its write-through policies: the host also holds all that the
+device holds. So a cache of the size of a tier has the hits of that tier and the faster ones together, and
+one curve of hit rate by capacity prices all combinations. A tier that is not worth its price gets size 0.
 
 A prompt token is free on the device, is copied from host or storage, or is computed again; a copy that is
 slower than computing would not be awaited. Memory is priced per GB and month, time per hour of prefill.
@@ -26,7 +26,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class SizingError(ValueError):
-    """No sizes do what was asked; the message names the cure."""
+    """No sizes reach the target; the message names the cure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class HitCurve:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A combination of tiers, and what it does with the traffic.
+    """A combination of tiers, and its hits and costs on the traffic.
 
     Attributes:
         tokens: size of each tier; 0 leaves it out.

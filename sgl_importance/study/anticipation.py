@@ -1,4 +1,4 @@
-"""Measures how well the scores of earlier queries anticipate what a later query looks at."""
+"""Measures how well the scores of earlier queries anticipate the top pages of a later one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def recall(history: Floats, target: Floats) -> float:
 
 
 class Contexts:
-    """Shared contexts of the base recording; what is to be found is always what its queries looked at."""
+    """Shared contexts of the base recording; recall is always of its own queries' top pages."""
 
     def __init__(self, recording: Recording, min_queries: int, answers: Mapping[str, int]) -> None:
         self._answers = answers
@@ -109,7 +109,7 @@ class Contexts:
         Args:
             name: of the setting.
             value: of the setting.
-            predictor: what a query leaves behind for later ones, one number per page of the base recording.
+            predictor: one query's scores as later ones see them, one number per page of the base recording.
             half_life: in queries; that of the recording where None.
             factor: pages that are looked at as one.
         """

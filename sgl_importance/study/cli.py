@@ -1,4 +1,4 @@
-"""`sgl-importance study`: what recordings say about importance."""
+"""`sgl-importance study`: tests of claims about importance on recordings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_study(
     with_figure: bool,
     study: Callable[[Sequence[Recording], Path | None], Finding],
 ) -> None:
-    """Loads the recordings, runs one study, prints and writes what it found."""
+    """Loads the recordings, runs one study, prints and writes its finding."""
     if not out.is_dir():
         fail(f"no directory {out}: create it or give --out")
     console = Console()
@@ -87,7 +87,7 @@ def sensitivity_command(
         ),
     ] = None,
 ) -> None:
-    """What the settings of the signal change: half-life, window, page size, layers, interval, quantity."""
+    """The effect of the signal's settings: half-life, window, page size, layers, interval, quantity."""
     try:
         requests = read_requests(workload) if workload else []
     except WorkloadError as error:

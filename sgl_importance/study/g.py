@@ -1,4 +1,4 @@
-"""G: what the importance factor adds to eviction, against g = 1 and against g given to the wrong nodes."""
+"""G: gain of the importance factor in eviction, over g = 1 and over g given to the wrong nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sgl_importance.study.study_report import SMALL_MODEL, Finding, draw, verdic
 
 FRACTIONS = (0.05, 0.1, 0.2, 0.4)
 ARMS = ("lru", "ours", "g1", "shuffled")
-BLOCKS = 20  # neighbouring requests hit what the one before left: resampled together
+BLOCKS = 20  # consecutive requests depend on each other: resampled together
 CLAIM = "importance in the eviction order raises the prefix hit rate over the same policy with g = 1"
 
 

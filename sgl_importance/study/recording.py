@@ -1,4 +1,4 @@
-"""A recording as the studies want it: one object per query, with everything that it saw."""
+"""A recording as the studies read it: one object per query, with all of its page scores."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def load_recording(directory: Path) -> Recording:
                 else:
                     known.add_step(record)
     for query in queries.values():
-        # The step behind the last token, which overlap scheduling runs, is nobody's question.
+        # The step behind the last token, which overlap scheduling runs, is no part of the answer.
         end = query.input_tokens + query.output_tokens
         query.decode = [step for step in query.decode if step.seq_len < end or not query.output_tokens]
     found = [query for query in queries.values() if not query.rid.startswith(HEALTH_CHECK_PREFIX)]

@@ -1,6 +1,6 @@
 """Policies for the pages of a context in fast memory, when each decode step asks for its top-k pages.
 
-A step's pages are looked up first; what is missing is brought in, then the residents of lowest priority go.
+A step's pages are looked up first; missing ones are brought in, then the residents of lowest priority go.
 Every policy may also pass a page through without keeping it, so that the furthest-next-use order (Belady
 1966) is the optimum. Scores that rank at step t come from steps before t.
 """

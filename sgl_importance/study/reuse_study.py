@@ -1,4 +1,4 @@
-"""Are the reuse predictions right? Brier score and calibration of the estimator on a trace, without a cache.
+"""Accuracy of the reuse predictions: Brier score and calibration on a trace, without a cache.
 
 Predictions are prequential (Dawid 1984): each is made before its outcome is known, by an estimator that has
 seen the requests up to then, so every outcome is held out. The first half of the trace only teaches.
@@ -30,7 +30,7 @@ class Arm:
     """The score of one way to predict.
 
     Attributes:
-        name: what the prediction may depend on.
+        name: of the facts that the prediction may depend on.
         classes: classes that occur.
         brier: mean squared error of the predicted probability.
         calibration_error: mean absolute difference of predicted and observed rate over bins of equal count.
@@ -182,7 +182,7 @@ def _ratio_of_sums(parts: FloatArray) -> float:
 
 
 def _predict(trace: Trace, facts: BlockFacts, classes: IntArray, horizon: int) -> FloatArray:
-    """P(reuse within the horizon) where a block is evidence, from what was known then; float64 [accesses]."""
+    """P(reuse within the horizon) where a block is evidence, from its past only; float64 [accesses]."""
     reuse = ReuseEstimator()
     predictions = np.zeros(trace.num_accesses)
     intervals: dict[int, tuple[int, int]] = {}

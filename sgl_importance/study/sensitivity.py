@@ -46,7 +46,7 @@ def _own_settings(contexts: Contexts) -> Iterator[Setting]:
 
 
 def _other_settings(contexts: Contexts, recording: Recording) -> Iterator[Setting]:
-    """Derives what a recording of the same requests with another setting would have left behind."""
+    """Recall with the scores of a recording of the same requests under another setting."""
     difference = _difference(recording, contexts.recording)
     if difference is None:
         return

@@ -33,11 +33,11 @@ class Finding:
     """One answer.
 
     Attributes:
-        study: which question.
-        claim: what would have to hold.
+        study: name of the question.
+        claim: the statement that is tested.
         value: the number that decides, with its interval.
-        verdict: what follows.
-        notes: what the reader must know to read it rightly.
+        verdict: conclusion from the interval.
+        notes: remarks without which the value would be misread.
         rows: the numbers behind it, all with the same keys.
     """
 

@@ -1,4 +1,4 @@
-"""The requests of a recording, as a load: who arrived when, asking for what."""
+"""The requests of a recording as a load: arrival time, prompt pages and lengths of each."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def mooncake_rows(requests: Iterable[Arrival]) -> Iterator[dict[str, object]]:
     """Rows of the format of Mooncake's published traces (github.com/kvcache-ai/Mooncake, FAST 2025).
 
     ``hash_ids`` are dense and stand for a page and everything before it. A last page that is filled in part
-    gets an id of its own, as the format wants: a radix cache keeps whole pages, so nobody hits it. Mooncake's
+    gets an id of its own, as the format wants: a radix cache keeps whole pages, so none hits it. Mooncake's
     own blocks have 512 tokens, these have the server's page size.
     """
     ids: dict[object, int] = {}

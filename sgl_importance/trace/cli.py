@@ -23,7 +23,7 @@ Directory = Annotated[Path, typer.Argument(parser=some_path, help="What --kv-imp
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """What a recording holds, as plain values.
+    """The contents of a recording in numbers, as plain values.
 
     Raises:
         TraceError: there is no recording.
@@ -64,7 +64,7 @@ def info_command(
     directory: Directory,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a recording holds."""
+    """Print what a recording holds."""
     try:
         facts = describe(directory)
     except TraceError as error:

@@ -1,4 +1,4 @@
-"""Frames of a segment file: length, checksum, payload. What a crash cuts off is noticed and left out."""
+"""Frames of a segment file: length, checksum, payload. A frame that a crash cut off is left out."""
 
 from __future__ import annotations
 

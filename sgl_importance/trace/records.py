@@ -1,4 +1,4 @@
-"""What a recording consists of. Version 1; every segment file repeats the header and the field names."""
+"""The record types of a recording. Version 1; every segment file repeats the header and the field names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Vector = npt.NDArray[Any]
 
 
 class Detail(StrEnum):
-    """How much is recorded."""
+    """Level of detail of a recording."""
 
     FOLDS = "folds"
     """Requests, tree events and one page vector per fold."""
@@ -128,7 +128,7 @@ class RequestFinished(_Record, frozen=True):
 
 
 class Fold(_Record, frozen=True):
-    """What one phase of a request saw, as handed to the nodes of its path.
+    """Page scores of one phase of a request, as folded into the nodes of its path.
 
     Attributes:
         query: serial of the query.
@@ -172,7 +172,7 @@ class TreeEvent(_Record, frozen=True):
     """Something happened to a node of the radix tree.
 
     Attributes:
-        kind: what happened. A split names the new parent, whose pages were cut off its child's; a removal
+        kind: of event. A split names the new parent, whose pages were cut off its child's; a removal
             means that no tier holds the node any more; an insert of a known node, which only lower tiers
             held, that it was computed again.
         tier: tier that it happened on; where several could be meant, the upper one.

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from sgl_importance.trace.framing import MAGIC
 
-SEGMENTS_PER_BUDGET = 8  # what is lost when the budget is spent: an eighth of the recording
+SEGMENTS_PER_BUDGET = 8  # one segment is deleted when the budget is spent: an eighth of the recording
 _PREFIX, _SUFFIX = "segment-", ".sgltrace"
 
 
@@ -20,7 +20,7 @@ def segment_number(file: Path) -> int:
     """The number in a segment file's name.
 
     Raises:
-        ValueError: somebody else named the file.
+        ValueError: it is no name that a ``SegmentStore`` gives.
     """
     return int(file.name.removeprefix(_PREFIX).removesuffix(_SUFFIX))
 
@@ -67,7 +67,7 @@ class SegmentStore:
         self._written += len(frames)
 
     def flush(self) -> None:
-        """Hands what was written to the operating system: it survives the process from here on."""
+        """Hands the written frames to the operating system: from here on they survive the process."""
         if self._file is not None:
             self._file.flush()
 

@@ -1,4 +1,4 @@
-"""The tokens of a request, on their way from the scheduler's thread to one that hashes them."""
+"""The tokens of a request, handed from the scheduler's thread to the thread that hashes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TokenSequence:
     """Tokens whose whole pages are to be named.
 
     Attributes:
-        namespace: what keeps equal tokens apart: extra key and salt, as for ``root_digest``.
+        namespace: extra key and salt, which keep equal tokens apart, as for ``root_digest``.
         tokens: of the sequence; must not change afterwards.
     """
 

@@ -54,14 +54,14 @@ class _PageNumbers:
 class TraceWriter:
     """Takes records on the scheduler's thread and writes them on its own. Never blocks, never raises there.
 
-    Memory is bounded: what does not fit the queue is dropped, counted, and the gap is recorded. After an
-    error of the disk nothing more is written, and the error is logged once.
+    Memory is bounded: records that do not fit the queue are dropped and counted, and the gap is recorded.
+    After an error of the disk nothing more is written, and the error is logged once.
 
     Args:
         directory: of the recording; made where it is missing.
         header: its ``segment`` is filled in for each segment.
         max_bytes: budget on disk; the oldest segments are deleted beyond it.
-        queue_bytes: bound of what waits to be written.
+        queue_bytes: bound of the records that wait to be written.
 
     Raises:
         OSError: the directory cannot be written.
@@ -103,7 +103,7 @@ class TraceWriter:
         return self._worker.offer((record, sequence), num_bytes)
 
     def close(self) -> None:
-        """Writes what waits and closes the segment."""
+        """Writes the waiting records and closes the segment."""
         self._worker.close()
 
     # ---- the writer's thread ----

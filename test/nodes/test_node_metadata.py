@@ -11,7 +11,7 @@ from sgl_importance.reuse.reuse_class import BlockType
 PAGE = 4
 
 
-def node_with_pasts(*prior_segments: tuple[int, int], tokens: int) -> NodeMetadata:
+def node_with_prior_segments(*prior_segments: tuple[int, int], tokens: int) -> NodeMetadata:
     """Each past: pages, and visits before the return."""
     node = NodeMetadata(tokens=tokens, depth=0, page_size=PAGE, clock=100)
     for pages, accesses in prior_segments:
@@ -21,7 +21,7 @@ def node_with_pasts(*prior_segments: tuple[int, int], tokens: int) -> NodeMetada
 
 
 def test_a_new_suffix_of_a_popular_prefix_is_not_popular() -> None:
-    node = node_with_pasts((2, 30), tokens=3 * PAGE)
+    node = node_with_prior_segments((2, 30), tokens=3 * PAGE)
     node.accesses += 1  # one visit of the whole since its return
     prefix = node.split(2 * PAGE, PAGE)
     assert (prefix.accesses, prefix.block_type) == (31, BlockType.SHARED_PREFIX)
@@ -29,7 +29,7 @@ def test_a_new_suffix_of_a_popular_prefix_is_not_popular() -> None:
 
 
 def test_each_part_keeps_its_own_past() -> None:
-    node = node_with_pasts((2, 30), (2, 3), tokens=5 * PAGE)
+    node = node_with_prior_segments((2, 30), (2, 3), tokens=5 * PAGE)
     first = node.split(PAGE, PAGE)
     second = node.split(PAGE, PAGE)
     assert [part.accesses for part in (first, second, node)] == [30, 30, 3]
@@ -38,7 +38,7 @@ def test_each_part_keeps_its_own_past() -> None:
 
 
 def test_a_suffix_that_many_texts_follow_stays_shared() -> None:
-    node = node_with_pasts((1, 30), tokens=2 * PAGE)
+    node = node_with_prior_segments((1, 30), tokens=2 * PAGE)
     node.continuations = 2
     node.split(PAGE, PAGE)
     assert node.block_type is BlockType.SHARED_PREFIX
@@ -54,7 +54,7 @@ def test_every_page_keeps_its_visits_through_any_cuts(
     prior_segments, new_pages: int, own_visits: int, data
 ) -> None:
     pages = sum(length for length, _ in prior_segments) + new_pages
-    node = node_with_pasts(*prior_segments, tokens=pages * PAGE)
+    node = node_with_prior_segments(*prior_segments, tokens=pages * PAGE)
     node.accesses += own_visits
     expected = [accesses for length, accesses in prior_segments for _ in range(length)] + [0] * new_pages
     first = 0

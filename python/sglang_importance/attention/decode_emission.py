@@ -1,4 +1,4 @@
-"""Decode attention that emits: whom a step observes, and what follows the step."""
+"""Decode attention that emits: the choice of a step's observed requests, and the reduction behind it."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class _Number(IntEnum):
 class DecodeEmission(ABC):
     """Observes decode steps of an attention backend whose kernels emit.
 
-    The kernels run in every decode step, captured in a CUDA graph or not, and read from the device whom to
-    observe: one graph serves all steps. ``model_runner.forward`` is wrapped: before a pass the observed
-    requests are named, after it the reduction is launched behind it on the same stream and outside the graph,
-    so a step that observes nobody launches nothing.
+    The kernels run in every decode step, captured in a CUDA graph or not, and read the observed
+    requests from the device: one graph serves all steps. ``model_runner.forward`` is wrapped: before a pass
+    the observed requests are named, after it the reduction is launched behind it on the same stream and
+    outside the graph, so a step that observes no request launches nothing.
 
     Args:
         model_runner: its ``forward`` is wrapped on this instance.
@@ -71,7 +71,7 @@ class DecodeEmission(ABC):
         # Rows whose starts stay aligned: Triton compiles for the alignment of what it is called with.
         self._staged = StagedNumbers((len(_Number), -(-max_batch // 4) * 4), model_runner.device)
         self._numbers = torch.zeros_like(self._staged.device_values, device="cpu")
-        self._names_somebody = False
+        self._was_observing = False
         self._next_row = 0
         self._observed: list[ObservedQueries] = []
         self._ran: set[int] = set()
@@ -91,7 +91,7 @@ class DecodeEmission(ABC):
 
     @abstractmethod
     def reduce(self, observed: Sequence[ObservedQueries]) -> None:
-        """Adds what the pass emitted for the observed requests to their rows, asynchronously."""
+        """Adds the scores that the pass emitted for the observed requests to their rows, asynchronously."""
 
     def index_of(self, layer_id: int) -> int | None:
         """Index of a layer among the sampled ones, to be asked whenever it runs; None where not sampled."""
@@ -158,12 +158,12 @@ class DecodeEmission(ABC):
         self._next_row = wanted[count].rows.start if count < len(wanted) else 0
         observed = wanted[:count]
         self._ran.clear()
-        if observed or self._names_somebody:
+        if observed or self._was_observing:
             self._name(observed)
         return observed
 
     def _in_turn(self, wanted: list[ObservedQueries]) -> list[ObservedQueries]:
-        """Begins where the buffers of the last step were full: nobody waits for ever."""
+        """Begins with the first request that the last step had no room for, so that each gets its turn."""
         return sorted(wanted, key=lambda queries: (queries.rows.start < self._next_row, queries.rows.start))
 
     def _name(self, observed: list[ObservedQueries]) -> None:
@@ -182,7 +182,7 @@ class DecodeEmission(ABC):
             start += queries.seq_len
         self._staged.send(self._numbers)
         self.opened()
-        self._names_somebody = bool(observed)
+        self._was_observing = bool(observed)
 
     def _clear_numbers(self) -> None:
         self._numbers[_Number.ORDER] = -1

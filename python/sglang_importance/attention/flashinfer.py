@@ -77,7 +77,7 @@ class FlashInferEmission(DecodeEmission):
         mebibytes = self.step.num_bytes / 2**20
         logger.info("Logits of decode steps: %d tokens at once, %.1f MiB", self.max_tokens, mebibytes)
         int32 = {"dtype": torch.int32, "device": model_runner.device}
-        self._nobody = torch.full((max_batch,), -1, **int32)
+        self._no_starts = torch.full((max_batch,), -1, **int32)
         self._open_gate = torch.ones(1, **int32)
         self._launch(1, 1, torch.zeros(1, **int32))  # Compiles the reduction: no step waits for a compiler.
 
@@ -97,7 +97,7 @@ class FlashInferEmission(DecodeEmission):
 
     def arguments(self, index: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and starts that the kernels of a layer are handed: of no request where it is not sampled."""
-        return self.step.logits[index or 0], self._nobody if index is None else self.batch_starts
+        return self.step.logits[index or 0], self._no_starts if index is None else self.batch_starts
 
     def log_sums(self, index: int, batch: int) -> torch.Tensor:
         log_sums: torch.Tensor = self.step.log_sums
@@ -166,8 +166,8 @@ class EmittingFlashInferBackend(FlashInferAttnBackend):
     """Upstream's outputs and page scores of the sampled layers and steps.
 
     Every layer decodes through our variant of FlashInfer's kernels, so one plan serves all, eager or captured
-    in a CUDA graph; layers that are not sampled are handed starts that observe nobody. The last tokens of a
-    prefill are observed by the qk-probe.
+    in a CUDA graph; layers that are not sampled are handed starts that observe no request. The last tokens
+    of a prefill are observed by the qk-probe.
 
     Raises:
         ValueError: model, KV cache, kernels or CUDA graphs do not fit; the message names the cure.

@@ -15,7 +15,7 @@ def full_attention_layers(model: torch.nn.Module) -> list[int]:
     """Indices of the causal self-attention layers that see the whole sequence, ascending.
 
     Sliding-window layers forget, cross-attention looks at another sequence and bidirectional attention is
-    not causal: none of them says which pages of the prefix matter.
+    not causal: none of them shows which pages of the prefix matter.
     """
     return sorted(
         {

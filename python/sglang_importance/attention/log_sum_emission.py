@@ -75,7 +75,7 @@ class LogSumEmission(DecodeEmission):
         self._launch(len(observed), max(queries.seq_len for queries in observed), self._open_gate)
 
     def batch(self, count: int, max_seq_len: int) -> PagedQueries:
-        """The first ``count`` observed requests; where their keys lie is for who reads keys to add."""
+        """The first ``count`` observed requests, without the places of their keys."""
         return PagedQueries(
             locations=self.slots(count),
             location_starts=self._no_starts[:count],

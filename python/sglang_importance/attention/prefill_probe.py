@@ -215,7 +215,7 @@ def _query_heads(model: torch.nn.Module, layers: Iterable[int]) -> int:
 
 
 def _refuse_unsupported(model_runner: ModelRunner, options: ImportanceOptions) -> None:
-    """Raises where the probe would score something else than what attention attends to."""
+    """Raises where the probe's scores would not be those of the backend's attention."""
     refuse_unsupported(model_runner)
     if options.trace and options.trace_detail == Detail.STEPS.value:
         raise ValueError("qk-probe keeps no scores of single steps: use --kv-importance-trace-detail folds")

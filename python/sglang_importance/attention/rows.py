@@ -25,7 +25,7 @@ MAX_ROW_BYTES = 1 << 30
 
 
 class Phase(StrEnum):
-    """Which queries a row holds; apart, because a prefill is folded after the next decode step has run."""
+    """Phase of a row's queries; apart, because a prefill is folded after the next decode step has run."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -78,12 +78,12 @@ class ScoreRows:
     """Static accumulators, one row per request slot and phase, allocated once.
 
     A slot outlives its request, so a row names its owner: scores of another owner zero it first, and a
-    reader that says whose row it wants gets no other. Not safe across threads: the scheduler thread
-    both launches the forward pass and consumes. Under tensor parallelism ``over_ranks`` turns what is
-    consumed into the scores of all ranks; all ranks consume the same rows in the same order.
+    reader that names an owner gets no other's row. Not safe across threads: the scheduler thread
+    both launches the forward pass and consumes. Under tensor parallelism ``over_ranks`` turns consumed
+    rows into the scores of all ranks; all ranks consume the same rows in the same order.
 
-    What fails on the way from attention to a row must end neither a forward pass nor serving: it closes the
-    rows, and who reads them next is told.
+    A failure on the way from attention to a row must end neither a forward pass nor serving: it closes the
+    rows, and their next reader gets ``ScoresFailed``.
 
     Args:
         page_size: tokens per page.
@@ -132,7 +132,7 @@ class ScoreRows:
         """Scores of all ranks out of this one's (None where nothing was accumulated), and whether any of them
         failed; raises ``ScoresFailed`` on every rank where one did."""
         self.on_step: StepListener | None = None
-        """Told of the scores of each single pass, which are then computed at once; None where nobody asks."""
+        """Takes the scores of each single pass, which are then computed at once; None without a listener."""
         logger.info(
             "Page scores: %d slots x %d pages of %d tokens, %.1f MiB",
             num_slots,
@@ -145,11 +145,11 @@ class ScoreRows:
 
     @property
     def is_open(self) -> bool:
-        """Whether scores are taken; after a failure, or once nobody reads them, they are not."""
+        """Whether scores are taken: not after a failure, nor after ``close``."""
         return not self._is_closed and self._failure is None
 
     def attempt(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Does work on scores, where they are taken; what it raises is told to who reads them next."""
+        """Does work on scores, where they are taken; the next reader gets ``ScoresFailed`` if it raises."""
         if self.is_open:
             try:
                 work(*args, **kwargs)
@@ -157,7 +157,7 @@ class ScoreRows:
                 self._failure = error
 
     def close(self) -> None:
-        """Nobody reads the rows any more."""
+        """Ends the taking of scores: the rows are not read any more."""
         self._is_closed = True
         self._deferred.clear()
 
@@ -296,7 +296,7 @@ class ScoreRows:
         self._query_tokens[phase][slot] = 0
 
     def check_integrity(self) -> None:
-        """Asserts that rows are zero outside what they claim to hold and that every mass adds up."""
+        """Asserts that rows are zero outside the pages that they claim and that every mass adds up."""
         for slot in list(self._deferred):
             self._compute_deferred(slot)
         for phase, slot in product(Phase, range(self.num_slots)):

@@ -41,7 +41,7 @@ class ObservedQueries:
 
 
 class StepSampler:
-    """Opens the rows of requests that extend, counts decode steps, and picks what a pass observes.
+    """Opens the rows of requests that extend, counts decode steps, and picks the observed query tokens.
 
     Observed are the last ``window`` tokens of every extend and, per request, its first decode step and every
     ``interval``-th after it.

@@ -1,4 +1,4 @@
-"""The common start of every source of page scores: refusals, sampled layers, rows, and whom to observe."""
+"""The common start of every source of page scores: refusals, sampled layers, rows, sampler."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ KEY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(slots=True)
 class _Pass:
-    """One forward pass that observes somebody.
+    """One forward pass that observes requests.
 
     Attributes:
         observed: the query tokens that it observes.
@@ -170,7 +170,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
 
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:
-    """Raises where the keys in the pool are not what the model's queries are multiplied with."""
+    """Raises where the model's queries are not multiplied with the keys in the pool."""
     refuse_unsupported(model_runner)
     dtype = model_runner.token_to_kv_pool.dtype
     if dtype not in KEY_DTYPES:

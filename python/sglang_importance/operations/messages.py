@@ -1,4 +1,4 @@
-"""Messages between the HTTP process and the schedulers, and what a scheduler does on each.
+"""Messages between the HTTP process and the schedulers, and a scheduler's handlers of them.
 
 sglang's control plane fans a message out to every scheduler and collects one answer from each. Both
 processes must know the types (``hook_custom_types``); the tokenizer manager makes a communicator for each

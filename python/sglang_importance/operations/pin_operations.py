@@ -50,7 +50,7 @@ def unpin(cache: ImportanceRadixCache, arguments: Document) -> Document:
 
 
 def pins(cache: ImportanceRadixCache, arguments: Document) -> Job:
-    """Every pin, oldest first, and what the budget is spent on; takes no arguments."""
+    """Every pin, oldest first, and the use of the budget; takes no arguments."""
     return _describe(_pinning(cache))
 
 

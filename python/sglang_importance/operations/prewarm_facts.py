@@ -11,7 +11,7 @@ from sglang_importance.tree.occupancy import occupancy
 
 
 def room(cache: ImportanceRadixCache, _: Document) -> Document:
-    """Tokens of the device tier: all, and those that nothing occupies."""
+    """Tokens of the device tier: all, and the free ones."""
     device = occupancy(cache)[Tier.DEVICE]
     return {"total_tokens": device.total, "free_tokens": device.free}
 

@@ -16,7 +16,7 @@ def describe_event(event: Event) -> dict[str, Any]:
 
 
 def events(cache: ImportanceRadixCache, arguments: Document) -> Document:
-    """``since`` and ``limit``: what happened from a serial number on."""
+    """``since`` and ``limit``: the events from a serial number on."""
     component = cache.importance
     if component.state.faults.is_learning:
         component.pins.let_time_pass()  # a pin whose lifetime is over ends even where no request comes

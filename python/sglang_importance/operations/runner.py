@@ -1,4 +1,4 @@
-"""Runs what the HTTP process asks of a scheduler, a slice at a time, between the scheduler's steps."""
+"""Runs the operations that the HTTP process asks for, a slice at a time, between the scheduler's steps."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Reply(NamedTuple):
 
 @dataclass
 class Desk:
-    """Answers the operations of one scheduler. What an operation raises is its caller's answer, never more.
+    """Answers the operations of one scheduler. An exception of an operation becomes its caller's answer.
 
     The caller drives its job by asking again, so the scheduler steps between the slices, and a caller that
     goes away leaves nothing running.
 
     Args:
-        cache: what operations act on.
-        operations: what can be asked for, by name.
+        cache: that operations act on.
+        operations: by name.
         without_learning: those that still have an answer once a fault has ended learning.
-        on_slice: told of the operation, the seconds that the scheduler was held, and whether it is over.
+        on_slice: called with the operation, the seconds that the scheduler was held, and whether it is over.
     """
 
     cache: ImportanceRadixCache

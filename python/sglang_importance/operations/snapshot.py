@@ -1,4 +1,4 @@
-"""A page of the tree, as JSON: what an operator sees of importance, reuse and loss."""
+"""A page of the tree's nodes as JSON, with importance, reuse and loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The radix tree from its root, as JSON: the largest nodes one by one, what is left out by its size."""
+"""The radix tree from its root, as JSON: the largest nodes one by one, the rest by its size."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def tree_view(
 ) -> Job:
     """Nodes parents first, siblings in the tree's order.
 
-    A generator, as ``snapshot.snapshot`` is. The tree may change between its slices: what leaves or is cut
-    meanwhile is left out.
+    A generator, as ``snapshot.snapshot`` is. The tree may change between its slices: nodes that leave or are
+    cut meanwhile are left out.
 
     Args:
         cache: the cache to describe.

@@ -1,1 +1,1 @@
-"""Pins, ledger and pre-warm on the server: what `sgl_importance` decides about them is carried out here."""
+"""Pins, ledger and pre-warm on the server: the decisions of `sgl_importance` about them, carried out."""

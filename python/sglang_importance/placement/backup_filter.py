@@ -1,17 +1,18 @@
-"""Says which of the copies that upstream offers to make are made.
+"""Admission of the copies to lower tiers that upstream offers to make.
 
 Upstream's write policy says when a copy is offered:
 
 - ``write_through``: when a request's insert walks over a node that has no host copy;
 - ``write_through_selective``: the same, from the second admitted request on that found the node (upstream's
   own count reaches two at the end of the first);
-- ``write_back``: when the device evicts the node; what is refused is dropped.
+- ``write_back``: when the device evicts the node; a refused node is dropped.
 
-Under ``importance`` no copy is made of what nobody will ask for again. Where a gate is open it decides about
-all others. Upstream backs a node up together with its ancestors that have no copy, so one answer stands for
-the chain. What goes to storage is offered with every ancestor that is not there yet: a storage hit stops at
-the first missing page. It is offered when the host got its copy and whenever a request that used it ends,
-where only what is likely to come back is written, and once more when the host is about to evict it.
+Under ``importance`` no copy is made of expendable nodes. Where a gate (``ranking.write_gate``) is open it
+decides about all others. Upstream backs a node up together with its ancestors that have no copy, so one
+answer stands for the chain. A copy to storage is offered with every ancestor that has none: a storage hit
+stops at the first missing page. It is offered when the host got its copy and whenever a request that used it
+ends (then only nodes that are likely to come back are written), and once more when the host is about to
+evict it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class BackupFilter:
 
     Args:
         core: of the tree.
-        storage: where nodes of the host are written to.
+        storage: takes nodes of the host.
         host_tokens: size of the host tier; 0 where there is none.
         gate: decides about copies; None makes all that are offered.
     """
@@ -129,8 +130,8 @@ class BackupFilter:
         return self._evict_leaf(node_id, is_write_back)
 
     def _drops(self, node: UnifiedTreeNode) -> bool:
-        """Whether a node that the device gives up is not worth its copy on the host."""
-        # What lower tiers hold of its descendants could not be reached without it.
+        """Whether a node that the device evicts is dropped without a copy on the host."""
+        # Copies of its descendants in lower tiers could not be reached without it.
         if node.backuped or node.children:
             return False
         if self._is_expendable(node):
@@ -173,7 +174,7 @@ class BackupFilter:
     def stores_first(self, node: UnifiedTreeNode) -> bool:
         """The host is about to evict the node: whether it is written to storage instead, which locks it.
 
-        What is being written stays a small share of the host, so that eviction never starves.
+        The nodes being written stay a small share of the host, so that eviction never starves.
         """
         if self.gate is None:
             return False
@@ -192,7 +193,7 @@ class BackupFilter:
         return bool(chain)
 
     def offer_again(self, path: Sequence[UnifiedTreeNode]) -> None:
-        """A request that used the path has ended: what was refused so far has been asked for since."""
+        """A request that used the path has ended: offers the nodes that were refused before once more."""
         if self.gate is None or not self._storage.enable_storage:
             return
         for node in path:

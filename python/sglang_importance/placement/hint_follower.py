@@ -37,7 +37,7 @@ class HintFollower:
     """Follows the hints of each request from its admission to its end; under ``observe`` they move nothing.
 
     Args:
-        state: its nodes are labelled, its ghosts tell what was lost.
+        state: its nodes are labelled, its ghosts give the lost pages.
         pins: hold what requests retain.
     """
 
@@ -48,7 +48,7 @@ class HintFollower:
         self._pins = pins
 
     def admitted(self, req: Req, cached_tokens: int, transition: Transition) -> Transition:
-        """Reads the hints of a request; returns how it relates to what was known."""
+        """Reads the hints of a request; returns its transition."""
         hints = _hints_of(getattr(req, "kv_hints", None))
         if hints is None:
             return transition

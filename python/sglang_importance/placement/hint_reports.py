@@ -1,4 +1,4 @@
-"""Reports of what the cache knew of a request, on their way from a scheduler to the HTTP process."""
+"""Reports on requests with hints, carried from a scheduler to the HTTP process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between a scheduler and its ledger: what was known at the last stop comes back, what is learnt goes out."""
+"""Connects a scheduler with its ledger: restores ghosts, evidence and pins at start, and writes new ones."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 
 
 class LedgerFeed:
-    """Tells the ledger of every finished request, and the tree's ghosts and the policy of what it kept.
+    """Hands every finished request to the ledger, and the ledger's rows to the tree's ghosts and the policy.
 
     Args:
         ledger: of the model in memory.
         tree: whose ghosts are fed.
         policy: whose clock and reuse counts go on where the ledger's stand.
-        weights: that the ledger was opened for; while others are in memory, nothing is written.
+        weights: that the ledger was opened for; while others are loaded, nothing is written.
         budget_bytes: of the ledger.
         pins: take in those of the ledger; None where pins move nothing.
 
@@ -86,13 +86,13 @@ class LedgerFeed:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Writes what waits. A scheduler that is killed loses the last half second."""
+        """Writes the waiting visits. A scheduler that is killed loses the last half second."""
         atexit.unregister(self.close)
         self._writer.put(Visit((), self._policy.clock, None, ReuseEvidence.of(self._policy.reuse)))
         self._writer.close()
 
     def abandon(self) -> None:
-        """Learning has failed: what is known by now may be wrong, and is not written any more."""
+        """Learning has failed: facts may be wrong by now, and are not written any more."""
         atexit.unregister(self.close)
         self._writer.close()
 
@@ -200,7 +200,7 @@ class LedgerFeed:
 
 
 def model_digest(weights: Weights, page_size: int) -> bytes:
-    """Digest, 32 bytes, of what a ledger's rows depend on: the model and the size of its pages."""
+    """Digest, 32 bytes, of model and page size, on which a ledger's rows depend."""
     facts = f"{weights.fingerprint} {weights.config} {page_size}"
     return blake2b(facts.encode(), digest_size=32).digest()
 

@@ -51,7 +51,7 @@ class Pinning:
 
     Args:
         state: whose tree is followed.
-        cache: where pinned text is looked for, and cut out of longer nodes.
+        cache: in which pinned text is matched, and cut out of longer nodes.
         refresh: ranks a node again.
         now: Unix time at which pins expire, without jumps. Read in each scheduler by itself: with more than
             one rank (no such mode is allowed yet) it has to come from rank 0 with the requests.
@@ -81,7 +81,7 @@ class Pinning:
         self._granted: dict[Tier, int] = {}
         self._granted_as_of = -1
 
-    # ---- what callers want ----
+    # ---- requests of callers ----
 
     def pin(self, pin: Pin) -> None:
         """Takes a pin in, for text in the cache and for text that is still to come.
@@ -113,7 +113,7 @@ class Pinning:
         return frozenset() if self.keeper is None else self.keeper.surviving_pins()
 
     def restore(self, pins: Sequence[Pin]) -> list[Pin]:
-        """Takes in what an earlier server held; those for which there is room."""
+        """Takes in the pins of an earlier server for which there is room."""
         self.let_time_pass()
         self._apply(self.table.restore(pins))
         restored = [pin for pin in pins if self.table.get(pin.pin_id) is pin]
@@ -121,7 +121,7 @@ class Pinning:
             self._state.events.pinned(pin, "restored")
         return restored
 
-    # ---- what happens to the tree ----
+    # ---- tree events ----
 
     def reset(self) -> None:
         """The tree was emptied. Pins that were asked for stay, and hold again when their text returns."""
@@ -139,7 +139,7 @@ class Pinning:
         self._unsettled.update((pin.pin_id, pin) for pin in changed)
 
     def folded(self, path: Sequence[UnifiedTreeNode]) -> None:
-        """Attention was folded into these nodes: pins what deserves it, where automatic pins are on."""
+        """Attention was folded into these nodes: pins those that deserve it, where automatic pins are on."""
         if self._state.options.auto_pins == "off":
             return
         deserving = [deserves_pin(self._tree.metadata(node).importance) for node in path]
@@ -157,14 +157,14 @@ class Pinning:
         self._add(Pin(name, tokens, key.extra_key, key.cache_salt, source=PinSource.AUTOMATIC))
 
     def settle(self) -> None:
-        """Carries out what tree events left to do; call it where the tree may be changed."""
+        """Does the work that tree events deferred; call it where the tree may be changed."""
         if self._unsettled:
             pins = list(self._unsettled.values())
             self._unsettled.clear()
             self._apply(pins)
 
     def taken_in(self, node: UnifiedTreeNode, metadata: NodeMetadata) -> None:
-        """Ranks a new node. In the midst of upstream's work: what needs a cut waits for ``settle``."""
+        """Ranks a new node. Called within upstream's insert: a cut waits for ``settle``."""
         if not len(self.table):
             return
         first = last = None
@@ -212,7 +212,7 @@ class Pinning:
         self._has_kept &= pin.source is not PinSource.REQUESTED
 
     def _keep(self) -> None:
-        """Tells the ledger which pins there are, where that has changed."""
+        """Hands the pins to the ledger, where they have changed."""
         if not self._has_kept and self.keeper is not None:
             self.keeper.keep_pins(self.table.requested())
             self._has_kept = True

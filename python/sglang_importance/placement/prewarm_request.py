@@ -1,4 +1,4 @@
-"""Tells a request that only warms the cache from one that somebody asked for, by its id."""
+"""Distinguishes requests that only warm the cache from clients' requests, by their ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the radix cache of a server, with everything that follows its tree."""
+"""Builds the radix cache of a server, with all parts that follow its tree."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
 
 
 def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None:
-    """Makes the cache that is built of ``params`` tell ``state`` and ``parts`` of its tree's events.
+    """Makes a cache built of ``params`` create our component, which follows the tree for ``state``.
 
     Args:
         parts: further arguments of ``ImportanceComponent``.
@@ -103,7 +103,7 @@ def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None
 
 
 def filter_backups(cache: ImportanceRadixCache) -> None:
-    """Asks ours ahead of every copy to a lower tier of a cache whose tiers are built."""
+    """Puts the backup filter ahead of every copy to a lower tier of a cache whose tiers are built."""
     state = cache.importance.state
     backups = BackupFilter(
         state,

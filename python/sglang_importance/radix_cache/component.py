@@ -1,7 +1,7 @@
-"""The tree component: upstream's own, which also tells ours of every event.
+"""The tree component: upstream's own, which also hands every event to our parts.
 
-What upstream does is never caught; what ours does runs under ``Faults``. Once that has failed, upstream
-decides alone.
+Exceptions of upstream's code are never caught; our code runs under ``Faults``. Once learning has failed,
+upstream decides alone.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class ImportanceComponent(FullComponent):
 
     Args:
         state: of the tree; ``observe`` keeps upstream's victims.
-        rows: where attention leaves its scores; None where nothing emits.
-        recorder: told of tree events; None records nothing.
-        shadowing: told of every request under ``observe``; None compares one eviction ahead only.
-        publish: exports what was counted so far; called after each request. None exports nothing.
+        rows: the score rows; None where no attention backend emits.
+        recorder: records tree events; None records nothing.
+        shadowing: follows every request under ``observe``; None compares one eviction ahead only.
+        publish: exports the counts so far; called after each request. None exports nothing.
     """
 
     tree_core: UnifiedTreeCore  # which sglang sets before it calls any method of a component
@@ -96,7 +96,7 @@ class ImportanceComponent(FullComponent):
 
     @property
     def ledger(self) -> LedgerFeed | None:
-        """Told of finished requests, to outlive the server."""
+        """Takes the finished requests, for the ledger's file."""
         return self.requests.ledger
 
     def attach_ledger(self, ledger: LedgerFeed) -> None:
@@ -111,7 +111,7 @@ class ImportanceComponent(FullComponent):
             self.node_events.backup_reason = "worth_its_bytes"
 
     def publish(self) -> None:
-        """Exports what was counted so far, where anything is exported."""
+        """Exports the counts so far, where a publisher is set."""
         if self._publish is not None:
             self._faults.beside(FaultPlace.METRICS, self._publish)
 
@@ -135,7 +135,7 @@ class ImportanceComponent(FullComponent):
         self.leaves.watch(self.tree_core)
 
     def observation(self) -> dict[str, Any] | None:
-        """``observe`` only: what importance would have done with the traffic so far."""
+        """``observe`` only: results that importance would have had on the traffic so far."""
         if self._shadowing is None:
             return None
         ahead = ("saved", "lost", "agreed")

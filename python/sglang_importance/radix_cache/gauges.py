@@ -1,4 +1,4 @@
-"""Gauges of what a scheduler's cache holds right now, in O(1)."""
+"""Gauges of the present contents of a scheduler's cache, in O(1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings what upstream does to nodes into our facts, books and logs."""
+"""Applies upstream's changes of nodes to our facts, books and logs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class NodeEvents:
-    """Told of everything that happens to a node but by requests.
+    """Handlers of all events of a node but visits by requests.
 
     Args:
-        order: says why a node is evicted.
-        recorder: what is told of each event; None records nothing.
+        order: the eviction order, which gives the reason of an eviction.
+        recorder: records each event; None records nothing.
 
     Attributes:
         on_cut: called with each node whose first tokens became a node of their own.
-        backup_reason: why a node got a copy in a lower tier.
+        backup_reason: reason of a node's copy in a lower tier.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class NodeEvents:
     def record_only(
         self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, *, rid: str | None = None
     ) -> None:
-        """For events that the log leaves out."""
+        """Records an event that the log leaves out."""
         if self._recorder is None:
             return
         tree = self._state.tree
@@ -89,8 +89,8 @@ class NodeEvents:
         return metadata
 
     def prefetched(self, insertion: Insertion) -> None:
-        """The storage tier brought what it had into host memory."""
-        for node in self._leaves.take_strangers():
+        """The storage tier brought its part of a request into host memory."""
+        for node in self._leaves.take_unknown_host_leaves():
             metadata = self._state.tree.take_in(node, insertion)
             self._pins.taken_in(node, metadata)
             metadata.in_storage = True

@@ -1,4 +1,4 @@
-"""Follows a request from its admission to its end, and tells the nodes of its path."""
+"""Follows a request from its admission to its end, and updates the nodes of its path."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ COUNTED_ATTRIBUTE = "importance_counted"
 class RequestFlow:
     """Accesses, folds, pins, hints and the ledger, as requests come and go.
 
-    A running request locks its path, so nothing is folded while it decodes: what its queries saw is handed
-    to the nodes at prefill end and at finish, retraction or abort, behind the answers of the same pass.
+    A running request locks its path, so nothing is folded while it decodes: its page scores are folded
+    at prefill end and at finish, retraction or abort, after the answers of the same pass.
 
     Attributes:
-        backups: told of admissions and of paths that were used; None where there is no tier below the device.
-        ledger: told of finished requests, to outlive the server; None where there is none.
+        backups: takes admissions and the paths that were used; None where there is no tier below the device.
+        ledger: takes finished requests, for the ledger's file; None where there is none.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class RequestFlow:
         return query
 
     def count(self, req: Req) -> None:
-        """Counts an admitted request, its prompt and what it found, once.
+        """Counts an admitted request, its prompt and its hits, once.
 
-        Reads the request only, so it goes on when learning has ended: what LRU hits is seen then.
+        Reads the request only, so it goes on when learning has ended, and then counts the hits of LRU.
         """
         if getattr(req, COUNTED_ATTRIBUTE, False) or is_prewarm(req.rid):
             return
@@ -160,8 +160,8 @@ class RequestFlow:
             is_chunk: whether more of the prompt is to come.
 
         Returns:
-            What takes in what the request said: for after its answer, and before its slot goes to another
-            one. None where it said nothing.
+            The deferred learning from the request: for after its answer, and before its slot goes to another
+            one. None where there is nothing to learn.
         """
         if is_finished and self._shadowing is not None:
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.finished, req)
@@ -192,7 +192,7 @@ class RequestFlow:
     def _learn(
         self, req: Req, query: QueryFolds, end: NodeId | None, slot: int | None, *, is_finished: bool
     ) -> None:
-        """Takes in what a request said about its path, which ends with the node ``end``."""
+        """Takes in the scores and hints of a request for its path, which ends with the node ``end``."""
         state = self._state
         start = time.perf_counter()
         # Nodes may have been cut since the request left them, by another request of the same pass.
@@ -212,7 +212,7 @@ class RequestFlow:
         state.counters.fold_seconds += time.perf_counter() - start
 
     def _warmed(self, path: list[UnifiedTreeNode]) -> None:
-        """A pre-warm may have computed what only lower tiers held, too; nobody asked for it."""
+        """A pre-warm may also have computed nodes that only lower tiers held; it counts as no visit."""
         for node in path:
             metadata = self._state.tree.metadata(node)
             if metadata.off_device and not node.evicted:

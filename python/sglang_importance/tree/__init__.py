@@ -1,1 +1,1 @@
-"""The radix tree as importance sees it: facts on its nodes, what attention said, and which leaf goes next."""
+"""Importance on the radix tree: facts and accumulated attention of its nodes, and the eviction order."""

@@ -26,11 +26,11 @@ METADATA_ATTRIBUTE = "importance_metadata"
 
 
 class AnnotatedTree:
-    """Finds and keeps the metadata of nodes. Changes nothing of the tree itself.
+    """Finds and keeps the metadata of nodes. Does not change the tree itself.
 
     Args:
         page_size: tokens per page.
-        policy: its clock dates nodes; its estimator of reuse learns what happens to them.
+        policy: its clock dates nodes; its reuse estimator learns from their visits.
         counters: where tokens are counted that only importance would have kept.
         ghost_pages: pages to remember after their removal.
     """
@@ -40,7 +40,7 @@ class AnnotatedTree:
     ) -> None:
         self.page_size = page_size
         self.tracker = ReuseTracker(policy.reuse, page_size=page_size, ghost_pages=ghost_pages)
-        """Told of everything that happens to nodes."""
+        """Follows visits, splits and removals of nodes for the estimator."""
         self.ghosts = self.tracker.ghosts
         self.source = PageSource(self, self.ghosts)
         self._policy = policy
@@ -53,7 +53,7 @@ class AnnotatedTree:
         return self._core
 
     def watch(self, core: UnifiedTreeCore) -> None:
-        """Follows a tree core that has just been reset; what was known of the old tree is forgotten."""
+        """Follows a tree core that has just been reset; metadata and ghosts of the old tree are forgotten."""
         self._core = core
         self.ghosts.clear()
         self.source.reset()
@@ -62,7 +62,7 @@ class AnnotatedTree:
 
     @staticmethod
     def known(node: UnifiedTreeNode) -> NodeMetadata | None:
-        """The node's metadata; None where it has just come in and nobody has said who brought it."""
+        """The node's metadata; None for a new node before ``take_in``."""
         metadata: NodeMetadata | None = getattr(node, METADATA_ATTRIBUTE, None)
         return metadata
 
@@ -73,7 +73,7 @@ class AnnotatedTree:
         return known
 
     def take_in(self, node: UnifiedTreeNode, insertion: Insertion) -> NodeMetadata:
-        """Makes the metadata of a new node, with what ghosts remember of its pages; the estimator learns."""
+        """Makes the metadata of a new node, with the ghosts of its pages; the estimator learns of it."""
         assert self.known(node) is None, f"node {node.id} was taken in already"
         assert node.parent is not None, "the root holds no tokens"
         parent = self.metadata(node.parent) if node.parent.parent is not None else None
@@ -109,7 +109,7 @@ class AnnotatedTree:
         self._predict(metadata)
 
     def _predict(self, metadata: NodeMetadata) -> None:
-        """A visit, of which some are compared with what follows."""
+        """A visit; predictions at a sample of the visits are compared with the outcome."""
         calibration = self._counters.calibration
         if calibration.wants():
             probability = self._policy.reuse.probability_within(metadata.reuse_class, 1, HORIZON)
@@ -196,7 +196,7 @@ class AnnotatedTree:
         return self._end_digest(node, node)
 
     def start_digest(self, node: UnifiedTreeNode) -> bytes:
-        """Chained digest of what is in front of the node; the root's where nothing is."""
+        """Chained digest of the pages in front of the node; the root's where there are none."""
         assert node.parent is not None
         return self._end_digest(node.parent, node)
 
@@ -216,7 +216,7 @@ class AnnotatedTree:
         return digest
 
     def check_integrity(self) -> None:
-        """Asserts that what is known of each node agrees with the tree."""
+        """Asserts that the metadata of each node agrees with the tree."""
         for node in self.nodes():
             known = self.known(node)
             if known is None:

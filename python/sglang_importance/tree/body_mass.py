@@ -1,4 +1,4 @@
-"""The sum of observed attention on the device, kept up with the tree instead of summed over it."""
+"""The sum of observed attention on the device, updated with each change of the tree."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class BodyMassBook:
             self._masses[node.id] = mass
 
     def remove(self, node: UnifiedTreeNode) -> float:
-        """The node left the device; the body mass that went with it."""
+        """The node left the device; returns the body mass that went with it."""
         mass = self._masses.pop(node.id, 0.0)
-        # What is left of rounding goes with the last node.
+        # Rounding errors of the sum are dropped with the last node.
         self.total = self.total - mass if self._masses else 0.0
         return mass
 

@@ -1,4 +1,4 @@
-"""Work that no answer has to wait for."""
+"""Work deferred until the answers of a forward pass are out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class DeferredWork:
-    """Puts work off until upstream has handed the answers of a forward pass to the detokenizer.
+    """Defers work until upstream has handed the answers of a forward pass to the detokenizer.
 
     That is the end of ``Scheduler.process_batch_result``. Slots and KV that a request gives back in it go to
-    nobody else before it ends, so what the work reads is still there. Work that comes outside of it (of a
-    retraction, which makes room for somebody) is done at once.
+    no other request before it ends, so the work can still read them. Work that comes outside of it (of a
+    retraction, which makes room for another request) is done at once.
     """
 
     def __init__(self) -> None:
@@ -22,14 +22,14 @@ class DeferredWork:
         """The function that stands in for upstream's method."""
 
     def do(self, work: Callable[[], None]) -> None:
-        """Does the work now, or behind the answers of the pass whose results are being processed."""
+        """Does the work now, or after the answers of the pass whose results are being processed."""
         if self._is_processing:
             self._work.append(work)
         else:
             work()
 
     def around(self, process_batch_result: Callable[..., None]) -> Callable[..., None]:
-        """Upstream's method, followed by what was put off meanwhile, in order."""
+        """Upstream's method, followed by the work that was deferred meanwhile, in order."""
 
         @wraps(process_batch_result)
         def process(*args: Any, **kwargs: Any) -> None:

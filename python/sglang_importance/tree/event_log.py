@@ -1,4 +1,4 @@
-"""The last moves of the tree's nodes, and its pins: why a prefix is where it is."""
+"""The log of the last moves of nodes and of pins, with the reason of each."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Event(NamedTuple):
     """One move of one node, or the beginning or end of a pin.
 
     Attributes:
-        kind: what happened.
-        tier: where it happened; of a split, a reset or a pin always the device.
+        kind: of move.
+        tier: of the copy that moved; of a split, a reset or a pin always the device.
         node: id of the node; None of a pin, which holds text and not nodes.
         tokens: of the node, when it happened, or of the pin.
-        clock: when, in admitted requests.
-        time: when, Unix time in seconds.
-        reason: why; empty where the kind says it all.
+        clock: in admitted requests.
+        time: Unix time in seconds.
+        reason: of the move; empty where the kind implies it.
         pin_id: of the pin; None of a node.
     """
 
@@ -69,7 +69,7 @@ class EventLog:
         """Events so far; the serial number of the next one."""
 
     def record(self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, reason: str) -> None:
-        """Notes what happened to a node, and why. In constant time: it is called within evictions."""
+        """Appends an event of a node. In constant time: it is called within evictions."""
         self._append(kind, tier, node.id, len(key_of(node)), reason)
 
     def prefetched(self, node: UnifiedTreeNode) -> None:

@@ -1,7 +1,7 @@
-"""Which leaf goes next: kept up with upstream's sets of leaves, and asked for in its walks.
+"""The eviction order: kept up with upstream's sets of leaves, and queried in its eviction walks.
 
-An ``EvictionOrder`` says who decides. Under ``importance`` it is our policy; under ``observe`` it is
-upstream, and ours is only compared. After a fault upstream decides as well.
+An ``EvictionOrder`` decides. Under ``importance`` our policy chooses the victims; under ``observe`` upstream
+chooses them, and ours are only compared. After a fault upstream chooses as well.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class RankedLeaves:
-    """Tells the policy which leaves may be evicted from device and host, and where their KV would be then."""
+    """Enters the evictable leaves of device and host into the policy, with the tier below that has a copy."""
 
     def __init__(self, state: TreeState) -> None:
         self._state = state
-        self._strangers: list[UnifiedTreeNode] = []
+        self._unknown_host_leaves: list[UnifiedTreeNode] = []
 
     def watch(self, core: UnifiedTreeCore) -> None:
         """Takes over the leaf sets of a tree core that has just been reset."""
@@ -52,7 +52,7 @@ class RankedLeaves:
         """The node became evictable from the device, or its facts changed while it was."""
         metadata = self._state.tree.known(node)
         if metadata is None:
-            return  # it is being inserted, and comes again when it was taken in
+            return  # it is being inserted, and is entered again after ``take_in``
         below = self.tier_below_device(node)
         self._state.policy.enter(Tier.DEVICE, node.id, metadata, below=below)
 
@@ -61,15 +61,15 @@ class RankedLeaves:
 
     def _enter_host(self, node: UnifiedTreeNode) -> None:
         metadata = self._state.tree.known(node)
-        if metadata is None:  # what a request computed is known before
-            self._strangers.append(node)
+        if metadata is None:  # storage brought it: KV that a request computed has metadata before
+            self._unknown_host_leaves.append(node)
             return
         self._state.policy.enter(Tier.HOST, node.id, metadata, below=tier_below_host(metadata))
 
-    def take_strangers(self) -> list[UnifiedTreeNode]:
-        """Host leaves that nobody has taken in: those that the storage tier brought since the last call."""
-        strangers, self._strangers = self._strangers, []
-        return strangers
+    def take_unknown_host_leaves(self) -> list[UnifiedTreeNode]:
+        """Host leaves without metadata: those that the storage tier brought since the last call."""
+        leaves, self._unknown_host_leaves = self._unknown_host_leaves, []
+        return leaves
 
     def _leave_host(self, node: UnifiedTreeNode) -> None:
         self._state.policy.leave(Tier.HOST, node.id)
@@ -86,11 +86,11 @@ class RankedLeaves:
         self._leave_host(node)
 
     def tier_below_device(self, node: UnifiedTreeNode) -> Tier | None:
-        """Where the KV would be after its eviction from the device; None where it would be lost."""
+        """Tier that keeps the KV after its eviction from the device; None where it would be lost."""
         return Tier.HOST if node.backuped or self._core.is_write_back else None
 
     def loss(self, node: UnifiedTreeNode) -> float:
-        """What evicting the node from the fastest tier that holds it would lose."""
+        """Marginal loss of evicting the node from the fastest tier that holds it."""
         metadata = self._state.tree.metadata(node)
         if node.evicted:
             return self._state.policy.loss(Tier.HOST, metadata, below=tier_below_host(metadata))
@@ -106,15 +106,15 @@ class RankedLeaves:
 
 
 def tier_below_host(metadata: NodeMetadata) -> Tier | None:
-    """Where the KV would be after its eviction from the host; None where it would be lost."""
+    """Tier that keeps the KV after its eviction from the host; None where it would be lost."""
     return Tier.STORAGE if metadata.in_storage else None
 
 
 class EvictionOrder(ABC):
-    """Who decides what is evicted, in the steps of an eviction walk of upstream's over the device.
+    """The order of eviction, in the steps of an eviction walk of upstream's over the device.
 
     Attributes:
-        decides: whether ``device_victim`` and ``host_victim`` are asked; else upstream's order is.
+        decides: whether ``device_victim`` and ``host_victim`` choose the victims, or upstream's order does.
     """
 
     decides: bool
@@ -141,7 +141,7 @@ class EvictionOrder(ABC):
 
     @abstractmethod
     def reason(self, metadata: NodeMetadata) -> EvictionReason:
-        """Why the node is, or was, what eviction takes."""
+        """Reason of the node's eviction, present or past."""
 
     @abstractmethod
     def kept_by_importance(self, node: UnifiedTreeNode) -> bool:
@@ -149,7 +149,7 @@ class EvictionOrder(ABC):
 
 
 class MarginalLossOrder(EvictionOrder):
-    """``importance``: the leaf goes that loses least."""
+    """``importance``: the leaf of least marginal loss is evicted."""
 
     decides = True
 
@@ -191,8 +191,8 @@ class StockOrder(EvictionOrder):
 
     Before each walk over the device we ask our order for victims of the same size. A node that only we would
     have evicted and that is hit later counts as lost; one that only stock evicted and that comes back counts
-    as saved. Both look one eviction ahead; the diverging history of a server that really ran ours is what the
-    shadow caches follow.
+    as saved. Both look one eviction ahead; the shadow caches follow the diverging history of a server that
+    really ran ours.
     """
 
     decides = False

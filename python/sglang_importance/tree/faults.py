@@ -1,8 +1,8 @@
 """Exceptions of ours in a scheduler: counted, logged once, and never the end of serving.
 
-What fails in learning or ranking ends both for good: from then on the server evicts by LRU, over upstream's
-own sets, which stay complete at every moment. What fails beside them (an answer to the HTTP process, a
-metric, a recording) costs that one thing. Errors of sglang itself stay fatal: ``upstream`` marks what we call
+A fault in learning or ranking ends both for good: from then on the server evicts by LRU, over upstream's
+own sets, which stay complete at every moment. A fault beside them (in an answer to the HTTP process, a
+metric, a recording) costs only that result. Errors of sglang itself stay fatal: ``upstream`` marks our calls
 of it.
 
 With several tensor-parallel ranks all must evict alike. Learning and ranking are functions of what all ranks
@@ -33,7 +33,7 @@ class UpstreamError(Exception):
 
 @contextmanager
 def upstream() -> Iterator[None]:
-    """Around calls of ours that change upstream's tree or pools: what they raise is no fault of ours.
+    """Around calls of ours that change upstream's tree or pools: their exceptions are no faults of ours.
 
     Raises:
         UpstreamError: from the error.
@@ -46,10 +46,10 @@ def upstream() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Why and when a server went over to LRU.
+    """The change of a server over to LRU: its cause and time.
 
     Attributes:
-        place: where the first fault of learning or ranking was.
+        place: of the first fault of learning or ranking.
         error: its type and text.
         clock: in admitted requests.
         time: Unix time in seconds.
@@ -62,7 +62,7 @@ class Fallback:
 
 
 class Faults:
-    """Runs what may fail, and remembers what did.
+    """Runs code that may fail, and counts and logs its faults.
 
     Args:
         counts: faults so far by place; counted on here.
@@ -73,7 +73,7 @@ class Faults:
         self.counts = counts
         self.fallback: Fallback | None = None
         self.on_fallback: list[Callable[[], None]] = []
-        """Called once, when learning ends: what holds on to resources lets go of them."""
+        """Called once, when learning ends, to release resources."""
         self._clock = clock
 
     @property
@@ -98,7 +98,7 @@ class Faults:
             return None
 
     def beside(self, place: FaultPlace, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Does work that nothing hangs on; None where it failed."""
+        """Does work that learning and ranking do not depend on; None where it failed."""
         try:
             return work(*args, **kwargs)
         except Exception as error:

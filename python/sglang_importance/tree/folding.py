@@ -23,8 +23,8 @@ class Folding:
 
     Args:
         state: whose nodes they are folded into.
-        rows: where attention leaves scores; None where nothing emits.
-        recorder: told of each fold; None records nothing.
+        rows: the score rows; None where no attention backend emits.
+        recorder: records each fold; None records nothing.
     """
 
     state: TreeState
@@ -40,7 +40,7 @@ class Folding:
         *,
         is_finished: bool,
     ) -> bool:
-        """Folds what the request's rows hold into the nodes of its path, root side first; whether any.
+        """Folds the scores of the request's rows into the nodes of its path, root side first; whether any.
 
         Args:
             slot: the request's slot, which it may have given back; None where it had none.
@@ -79,13 +79,13 @@ class Folding:
         rows = self.rows
         if rows is None or slot is None:
             return []
-        # At the end of a prefill a first token waits: what must be computed first is folded at the finish.
-        # Nobody can evict the path of the request until then.
+        # At the end of a prefill a first token waits: scores still to be computed are folded at the finish.
+        # The path of the request is locked against eviction until then.
         taken = [rows.consume(slot, Phase.PREFILL, owner=req.rid, compute=is_finished)]
         if is_finished:
             decode = rows.consume(slot, Phase.DECODE, owner=req.rid)
             # Under overlap scheduling a step runs behind the last token; it is all that a request of one
-            # token has decoded, and nobody asked for it.
+            # token has decoded, and no part of its answer.
             if len(req.output_ids) > 1:
                 taken.append(decode)
         observations = (Observation.from_sums(scores.body, scores.peak) for scores in taken if scores)

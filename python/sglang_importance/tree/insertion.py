@@ -1,4 +1,4 @@
-"""Who brings tokens into the tree: handed down to the nodes that they make."""
+"""The source of an insertion into the tree, handed down to the nodes that it makes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Insertion:
     """One insertion of a request's tokens.
 
     Attributes:
-        transition: how the request relates to what was known; None where nobody asked for the tokens (a
-            pre-warm), which says nothing about their reuse.
+        transition: of the request; None where no request asked for the tokens (a pre-warm), which is no
+            evidence of reuse.
         rid: the request's id; None of a pre-warm, and where it is not known (storage).
         serial: of the request's query; None where it has none.
-        hinted: what the request said of itself; None where it said nothing.
-        lost: takes what the request has to compute again; None where nobody asks.
+        hinted: the request's hints; None where it has none.
+        lost: takes the pages that the request has to compute again; None where no report is wanted.
     """
 
     transition: Transition | None

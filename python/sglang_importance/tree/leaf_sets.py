@@ -1,4 +1,4 @@
-"""Upstream's sets of evictable leaves, watched.
+"""Upstream's sets of evictable leaves, which report their changes.
 
 Every change of a leaf (lock, unlock, insert, split, demote, load back, delete) passes through ``add`` and
 ``discard`` of these two sets, so an incremental eviction order needs no other hook. Equality and set
@@ -15,7 +15,7 @@ LeafEvent = Callable[[UnifiedTreeNode], None]
 
 
 class WatchedLeaves(set[UnifiedTreeNode]):
-    """A set of leaves that reports who enters, who leaves, and whose facts were touched while inside."""
+    """A set of leaves that reports each one that enters, leaves, or is touched while inside."""
 
     def __init__(self, entered: LeafEvent, left: LeafEvent) -> None:
         super().__init__()

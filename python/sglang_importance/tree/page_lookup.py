@@ -45,13 +45,13 @@ class _Started:
 class PageSource:
     """Answers ``get_importance`` for pages of the tree and for ghosts.
 
-    Digests are computed when somebody asks: a tree that nobody asks about pays one dictionary entry per
-    node. Each look-up first hashes at most ``SLICE_PAGES`` pages of nodes that came since the one before,
-    so the scheduler is never held for longer; until all are hashed, the youngest may be answered with None.
+    Digests are computed at look-ups: a tree without look-ups pays one dictionary entry per node. Each
+    look-up first hashes at most ``SLICE_PAGES`` pages of nodes that came since the one before, so the
+    scheduler is never held for longer; until all are hashed, the youngest may be answered with None.
 
     Args:
         tree: whose nodes are followed.
-        ghosts: what is remembered of pages that left the tree.
+        ghosts: of pages that left the tree.
     """
 
     def __init__(self, tree: HashedTree, ghosts: GhostTable) -> None:

@@ -1,4 +1,4 @@
-"""The state that everything that follows one radix tree shares."""
+"""The state that the parts around one radix tree share."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sglang_importance.tree.faults import Faults
 
 @dataclass(frozen=True, slots=True)
 class TreeState:
-    """One tree, what is known of its nodes, and the policy that learns from them.
+    """One tree, the facts of its nodes, and the policy that learns from them.
 
     Attributes:
-        options: what the operator chose.
+        options: of the operator.
         policy: ranks nodes; its clock dates everything.
-        counters: what happened so far.
+        counters: of tokens, nodes and events so far.
         tree: facts on nodes, and ghosts of those that left.
         events: the last moves of nodes.
-        faults: runs what may fail.
+        faults: runs code that may fail.
     """
 
     options: ImportanceOptions

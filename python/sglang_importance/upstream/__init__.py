@@ -1,1 +1,1 @@
-"""Our hold on sglang: the symbols we count on, the hooks we install, and launches that must stop."""
+"""The interface to sglang: symbols that we rely on, hooks that we install, and refusals to launch."""

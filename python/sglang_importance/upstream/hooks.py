@@ -1,6 +1,7 @@
 """The one way to hook a function of sglang, and the proof that sglang has applied the hook.
 
-sglang applies the hooks of a target once and only logs where it cannot, so whoever installs a hook looks.
+sglang applies the hooks of a target once and only logs where it cannot, so ``install_hooks``
+checks that it did.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PACKAGE = "sglang_importance"
 
 
 def declare(hooks: Mapping[str, Hook]) -> None:
-    """Leaves hooks, by target, for sglang to apply when it has loaded its plugins; ``is_applied`` tells."""
+    """Leaves hooks, by target, for sglang to apply once its plugins are loaded; check with ``is_applied``."""
     for target, (function, kind) in hooks.items():
         HookRegistry.register(target, function, kind)
 

@@ -1,7 +1,7 @@
-"""Whether the installed sglang is the one that this package was written against.
+"""Check that the installed sglang is the one that this package was written against.
 
 ``SYMBOLS`` lists what we call, override or hook, with the parameters that we count on. Names that a method
-of ours overrides matter as much as those that we call: upstream would call ours with what it now passes.
+of ours overrides matter as much as those that we call: upstream would call ours with its new arguments.
 """
 
 from __future__ import annotations

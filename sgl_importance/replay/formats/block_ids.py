@@ -1,4 +1,4 @@
-"""Requests as ids of their prompts' blocks, one JSON record to a line: what Bailian and Mooncake share."""
+"""Requests as ids of their prompts' blocks, one JSON record to a line; for Bailian and Mooncake."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_blocks(
     Args:
         path: of the trace.
         record_type: of its lines.
-        on_bad_record: told of each line that is left out.
+        on_bad_record: called with each line that is left out.
         block_tokens: tokens of a whole block.
         prefix_tree: whether a block counts together with all before it.
         name_blocks: the ids under which the blocks of a prompt count, from those of the record.

@@ -43,7 +43,7 @@ def iterate_records(
 def holds_records(
     path: Path, record_type: type[RecordT], accept: Callable[[RecordT], bool] = lambda record: True
 ) -> bool:
-    """Whether one of the first lines is such a record, so that a bad first line misleads nobody."""
+    """Whether one of the first lines is such a record: a bad first line alone decides nothing."""
     if not path.is_file():
         return False
     decoder = msgspec.json.Decoder(record_type)

@@ -44,7 +44,7 @@ class ReadOptions:
 
     Attributes:
         tokenizer: name or folder of a Hugging Face tokenizer for traces of text; None takes UTF-8 bytes.
-        block_tokens: tokens of a block; None takes what the format says.
+        block_tokens: tokens of a block; None takes the format's own.
         object_level: blocks are independent, so that an id may follow any other.
     """
 

@@ -23,7 +23,7 @@ def matches(path: Path) -> bool:
 
 
 def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
-    """See ``TraceReader``; what a crash cut off is left out without a word."""
+    """See ``TraceReader``; records that a crash cut off are left out silently."""
     try:
         recording = open_trace(path)
         page_size = recording.header.page_size

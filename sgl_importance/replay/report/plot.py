@@ -33,7 +33,7 @@ def plot_rows(rows: Sequence[Row], unique_blocks: dict[str, int], path: Path) ->
 
     Args:
         rows: results; those of the optimum become the ceiling.
-        unique_blocks: by trace, what 100 % of the budget is.
+        unique_blocks: by trace; 100 % of the budget.
         path: file to write; its suffix says which type.
     """
     from matplotlib.figure import Figure  # not pyplot, which would look for a display

@@ -1,4 +1,4 @@
-"""The table of a replay, with what an operator saves: the capacity that LRU would need instead."""
+"""The table of a replay, with the capacity that LRU would need for the same hits."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def run_tiered_job(traces: Sequence[Trace], job: TieredJob) -> TieredRow:
 
 
 def tiered_table(row: TieredRow) -> Table:
-    """One line per tier, what was computed again below, TTFT in the caption."""
+    """One line per tier, recomputed tokens below, TTFT in the caption."""
     table = Table(
         "tier",
         Column("policy", min_width=10),

@@ -65,7 +65,7 @@ def _check_sizes(driver: HostedDriver) -> None:
         assert stale <= live + 64 * (len(order._cells) + 1), (tier, held, live)
         assert len(order._agenda) <= 2 * live + 64 + len(order._cells) + 1, (tier, len(order._agenda), live)
     assert not getattr(driver.component.order, "_taken", ())
-    assert not driver.component.leaves.take_strangers()
+    assert not driver.component.leaves.take_unknown_host_leaves()
 
 
 OUR_OBJECTS = (
