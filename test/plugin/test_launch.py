@@ -71,7 +71,7 @@ def test_a_proof_that_is_missing_stops_the_launch(tiny_model: Path, tmp_path: Pa
 import multiprocessing
 if multiprocessing.parent_process() is not None:
     import sglang_importance.launch.scheduler_launch as scheduler
-    scheduler._after_get_init_info = lambda info, scheduler: None
+    scheduler.HOOKS[scheduler.REPORT_TARGET] = (lambda info, scheduler: None, scheduler.HookType.AFTER)
 """,
     )
     ended = launch(tiny_model, "--kv-policy", "importance", plugin_directory=plugin)

@@ -178,9 +178,9 @@ def test_nodes_that_nobody_took_in_do_not_outlive_a_flush() -> None:
     driver = TreeDriver()
     serve(driver, prompt(0, 4))
     (node,) = driver.component.state.tree.nodes()
-    driver.component.leaves._strangers.append(node)
+    driver.component.leaves._unknown_host_leaves.append(node)
     driver.cache.reset()
-    assert driver.component.leaves.take_strangers() == []
+    assert driver.component.leaves.take_unknown_host_leaves() == []
 
 
 def test_the_fault_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:

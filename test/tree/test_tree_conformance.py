@@ -45,7 +45,7 @@ class DrivenTree:
     def _put(self, request: Request, phase: Phase, observed: Observed | None) -> None:
         if observed is not None:
             body = np.array(observed.body_mass)
-            self._driver.rows.scores[request.slot, phase] = RowScores(body, body, observed.peak, 1)
+            self._driver.rows.scores[request.slot, phase] = RowScores(body, observed.peak, 1)
 
     def evict_all(self) -> None:
         self._driver.evict(POOL_TOKENS)

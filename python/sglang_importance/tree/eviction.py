@@ -32,7 +32,7 @@ class RankedLeaves:
         """Takes over the leaf sets of a tree core that has just been reset."""
         assert not core.evictable_device_leaves, "watch an empty tree"
         assert not core.evictable_host_leaves, "watch an empty tree"
-        self._strangers = []
+        self._unknown_host_leaves = []
         core.evictable_device_leaves = WatchedLeaves(
             self._guarded(self.enter_device), self._guarded(self._leave_device)
         )
