@@ -49,7 +49,7 @@ class Checkpoint:
 
     Attributes:
         rss: resident bytes of the process.
-        objects: live Python objects, by kind.
+        objects: live Python objects since the start, by kind.
     """
 
     operations: int
@@ -91,6 +91,7 @@ class Soak:
     checkpoints: list[Checkpoint] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._objects_before = object_counts()  # which other tests of the process keep
         self._rng = random.Random(self.seed)
         options = ImportanceOptions(
             policy="observe" if self.kind == "observe" else "importance",
@@ -156,14 +157,14 @@ class Soak:
         self.driver.settle()
         self.driver.cache.sanity_check()
         self._check([])
-        objects = object_counts()
+        objects = {name: count - self._objects_before[name] for name, count in object_counts().items()}
         self.checkpoints.append(
             Checkpoint(
                 number,
                 psutil.Process().memory_info().rss,
                 sum(1 for _ in self.driver.component.state.tree.nodes()),
                 len(self.driver.component.state.tree.ghosts),
-                dict(objects),
+                objects,
             )
         )
 
