@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from sgl_importance.replay import console, plot
 from sgl_importance.replay.cli import app
 from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.replay_runner import Job, ReplayError, run_job, run_jobs
+from sgl_importance.replay.report import console, plot
 
 from support.workloads.replay_jobs import die, sleep
 
