@@ -168,7 +168,7 @@ def record(
         for done in as_completed(running):
             workload_name, arm = running[done]
             if done.exception() is not None:
-                pool.shutdown(cancel_futures=True)  # what is left would run for an hour before anybody is told
+                pool.shutdown(cancel_futures=True)  # it would run for an hour before anybody is told
             _write(_file(out, workload_name, arm), done.result(), commit)
             progress.advance(bar)
 
