@@ -14,6 +14,7 @@ TraceDetail = Literal["folds", "steps"]
 StoreBackends = Literal["tested", "any"]
 Switch = Literal["on", "off"]
 Prewarm = Literal["off", "start", "idle"]
+Residency = Literal["full", "tiered"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 IMPORTANCE_G: tuple[ImportanceG, ...] = get_args(ImportanceG)
@@ -23,6 +24,7 @@ TRACE_DETAILS: tuple[TraceDetail, ...] = get_args(TraceDetail)
 STORE_BACKENDS: tuple[StoreBackends, ...] = get_args(StoreBackends)
 SWITCHES: tuple[Switch, ...] = get_args(Switch)
 PREWARM: tuple[Prewarm, ...] = get_args(Prewarm)
+RESIDENCY: tuple[Residency, ...] = get_args(Residency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class ImportanceOptions:
     ledger_megabytes: int = 256
     prewarm: Prewarm = "start"
     prewarm_seconds: int = 60
+    residency: Residency = "full"
+    device_tokens: float = 1 / 16
 
     def __post_init__(self) -> None:
         problems = [
@@ -69,8 +73,23 @@ class ImportanceOptions:
             problems.append(
                 f"{keyword('auto_pins')} rests on what attention said: it needs {keyword('g')} to be 'on'"
             )
+        if self.is_tiered and self.policy != "importance":
+            problems.append(f"{keyword('residency')} 'tiered' needs {keyword('policy')} to be 'importance'")
         if problems:
             raise ValueError("; ".join(problems))
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether the KV of running requests lies on the host, with a cache of pages on the device."""
+        return self.residency == "tiered"
+
+    def device_tokens_of(self, pool_tokens: int) -> int:
+        """Tokens whose dense KV would fill the device memory given for tiered pages.
+
+        Args:
+            pool_tokens: tokens of the pool, which lies on the host.
+        """
+        return int(self.device_tokens * pool_tokens if self.device_tokens < 1 else self.device_tokens)
 
     @property
     def use_importance(self) -> bool:
@@ -302,12 +321,30 @@ SETTINGS: dict[str, Setting] = {
         minimum=1,
         process="launcher",
     ),
+    "residency": Setting(
+        "where the KV of running requests is: 'full' keeps all of it on the device, as sglang does; 'tiered' "
+        "keeps it on the host, where --max-total-tokens counts, and reads it through a smaller cache of pages "
+        "on the device",
+        choices=RESIDENCY,
+        cost="'tiered' copies pages to the device that are not there when a step reads them",
+    ),
+    "device_tokens": Setting(
+        "device memory of tiered pages, with all their tables, as the tokens whose KV would fill it; below 1: as "
+        "a share of --max-total-tokens",
+        unit="tokens, or a share",
+        minimum=0,
+        above_minimum=True,
+        whole=False,
+    ),
 }
+
+_OWN_KEYWORDS = {"policy", "residency", "device_tokens"}
+"""Options that are about KV, not about importance alone."""
 
 
 def keyword(name: str) -> str:
     """An option's name among sglang's arguments: ``interval`` is ``kv_importance_interval``."""
-    return "kv_policy" if name == "policy" else f"kv_importance_{name}"
+    return f"kv_{name}" if name in _OWN_KEYWORDS else f"kv_importance_{name}"
 
 
 def flag(name: str) -> str:

@@ -72,6 +72,10 @@ def _attention(options: ImportanceOptions) -> None:
 
     before = dict(ATTENTION_BACKENDS)
     install(options)
+    if options.is_tiered:
+        from sglang_importance.pages.install import install_before_scheduler
+
+        install_before_scheduler(options)
     for name, create in ATTENTION_BACKENDS.items():
         if create is not before.get(name):
             ATTENTION_BACKENDS[name] = _refusing(create)

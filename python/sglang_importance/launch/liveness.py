@@ -8,6 +8,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from sglang_importance.upstream.hooks import dead_hooks
+from sglang_importance.upstream.server_options import importance_options
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -26,8 +27,12 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
     cache = scheduler.tree_cache
     core = getattr(cache, "tree_core", None)
     component = getattr(cache, "components", {}).get(ComponentType.FULL)
-    backend = scheduler.tp_worker.model_runner.attn_backend
+    runner = scheduler.tp_worker.model_runner
+    backend = runner.attn_backend
+    options = importance_options(scheduler.server_args)
+    tiered = {"tiered pages": hasattr(runner.token_to_kv_pool, "slots")} if options and options.is_tiered else {}
     return {
+        **tiered,
         "radix cache": isinstance(cache, ImportanceRadixCache),
         "Python tree core": isinstance(core, UnifiedTreeCore),
         "tree component": isinstance(component, ImportanceComponent),

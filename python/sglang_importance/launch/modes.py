@@ -206,6 +206,30 @@ def _unproven_refusals(args: Any, options: ImportanceOptions, in_use: set[str]) 
         yield _line(options.policy, what, "name one with --attention-backend for prefill and decode alike")
 
 
+_TIERED_RULES: tuple[Rule, ...] = (
+    Rule("device", "a GPU, where nobody has run it", outside(None, "cpu"), "use --device cpu"),
+    Rule("page_size", "pages of one token", lambda size: size == 1, "use --page-size 16"),
+    Rule("attention_backend", "this attention backend", outside(None, "torch_native")),
+    Rule("prefill_attention_backend", "this attention backend", outside(None, "torch_native")),
+    Rule("decode_attention_backend", "this attention backend", outside(None, "torch_native")),
+    Rule("enable_hierarchical_cache", "HiCache, whose host tier would hold the same KV once more"),
+)
+
+
+def _tiered_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
+    """Tiered pages have a host tier of their own, and attention of their own to read it."""
+    mode = f"{flag('residency')} tiered"
+    for rule in _TIERED_RULES:
+        value = getattr(args, rule.field, None)
+        if rule.refuses(value):
+            shown = rule.flag if value is True else f"{rule.flag} {value}"
+            cure = rule.cure or f"drop {rule.flag}"
+            yield f"{mode} does not support {rule.mode} ({shown}): {cure}, or use {flag('residency')} full"
+    if options.store:
+        cure = f"drop {flag('store')}, or use {flag('residency')} full"
+        yield f"{mode} does not support a store below it yet ({flag('store')}): {cure}"
+
+
 def refusals(args: Any, options: ImportanceOptions) -> list[str]:
     """One line for each reason why ``args`` cannot run under ``options.policy``; empty where they can.
 
@@ -225,6 +249,8 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
         if rule.refuses(value):
             lines.append(rule.refusal(value, options.policy))
     lines.extend(_attention_refusals(args, options))
+    if options.is_tiered:
+        lines.extend(_tiered_refusals(args, options))
     if envs.SGLANG_RUST_SERVER.get():
         lines.append(
             _line(options.policy, "the Rust server (SGLANG_RUST_SERVER)", "unset SGLANG_RUST_SERVER")

@@ -1,0 +1,127 @@
+"""The pages that requests are filling: each stays in a frame on the device until it is complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """Where the new tokens of one forward pass go, alike in every layer; all tensors are int64.
+
+    A page whose tokens all come in this pass goes to the host without a frame.
+
+    Attributes:
+        to_host: [tokens] rows of the pass whose page comes whole.
+        host_locations: [tokens] their locations in the pool.
+        to_frames: [tokens] the other rows, without padding.
+        frame_locations: [tokens] their locations among the frames: frame times page size plus offset.
+        pages: [pages] that are written through a frame, and
+        frames: [pages] those frames.
+        reopened: [pages] flags: the first tokens of the page lie on the host only.
+        completed: [pages] flags: this pass writes the page's last token.
+    """
+
+    to_host: torch.Tensor
+    host_locations: torch.Tensor
+    to_frames: torch.Tensor
+    frame_locations: torch.Tensor
+    pages: torch.Tensor
+    frames: torch.Tensor
+    reopened: torch.Tensor
+    completed: torch.Tensor
+
+
+class OpenPages:
+    """Which page is in which frame. A frame has the same number in each layer.
+
+    Args:
+        num_frames: frames, one for each request that may run.
+        num_pages: logical pages of the pool. Page 0 is what padding is written to: it is never kept.
+        page_size: tokens per page.
+        device: where the tables are.
+    """
+
+    def __init__(self, num_frames: int, num_pages: int, page_size: int, device: torch.device | str) -> None:
+        self.page_size = page_size
+        self.frame_of = torch.full((num_pages,), -1, dtype=torch.int64, device=device)
+        self.page_in = torch.full((num_frames,), -1, dtype=torch.int64, device=device)
+        self._completed = self.page_in[:0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Device bytes of the tables."""
+        return self.frame_of.nbytes + self.page_in.nbytes
+
+    def plan(self, locations: torch.Tensor) -> WritePlan:
+        """Opens the pages that a pass begins, and closes those that the pass before completed.
+
+        Args:
+            locations: of the pass's new tokens, int64 [tokens]; those of a page are consecutive and ascend.
+
+        Raises:
+            AssertionError: there are more open pages than frames.
+        """
+        self.close(self._completed)
+        size = self.page_size
+        pages, page_of_row, counts = torch.unique_consecutive(
+            locations // size, return_inverse=True, return_counts=True
+        )
+        begins = locations[counts.cumsum(0) - counts] % size
+        ends = begins + counts
+        assert bool((ends <= size).all()), "tokens of a page are not consecutive"
+        is_whole = (counts == size) & (pages > 0)
+        is_part = ~is_whole & (pages > 0)
+
+        part = pages[is_part]
+        frames = self.frame_of[part]
+        unopened = frames < 0
+        free = (self.page_in < 0).nonzero().flatten()
+        opening = part[unopened]
+        assert len(opening) <= len(free), (
+            f"{len(opening)} more open pages, {len(free)} of {len(self.page_in)} frames free"
+        )
+        frames[unopened] = free[: len(opening)]
+        self.frame_of[opening] = frames[unopened]
+        self.page_in[frames[unopened]] = opening
+
+        completed = ends[is_part] == size
+        self._completed = part[completed]
+        to_host = is_whole[page_of_row].nonzero().flatten()
+        to_frames = is_part[page_of_row].nonzero().flatten()
+        in_frames = locations[to_frames]
+        return WritePlan(
+            to_host=to_host,
+            host_locations=locations[to_host],
+            to_frames=to_frames,
+            frame_locations=self.frame_of[in_frames // size] * size + in_frames % size,
+            pages=part,
+            frames=frames,
+            reopened=unopened & (begins[is_part] > 0),
+            completed=completed,
+        )
+
+    def close(self, pages: torch.Tensor) -> None:
+        """Gives the frames of these pages back; pages without one are passed over."""
+        frames = self.frame_of[pages]
+        self.page_in[frames[frames >= 0]] = -1
+        self.frame_of[pages] = -1
+
+    def open(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pages in frames, and those frames; int64 [pages] each."""
+        frames = (self.page_in >= 0).nonzero().flatten()
+        return self.page_in[frames], frames
+
+    def clear(self) -> None:
+        """Closes every page."""
+        self.frame_of.fill_(-1)
+        self.page_in.fill_(-1)
+        self._completed = self.page_in[:0]
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless both tables say the same."""
+        pages, frames = self.open()
+        assert torch.equal(self.frame_of[pages], frames)
+        assert int((self.frame_of >= 0).sum()) == len(pages)

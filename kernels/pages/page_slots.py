@@ -1,0 +1,238 @@
+"""Pages of every layer in two tiers: all complete ones on the host, some of them in slots on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sgl_importance_kernels.pages.open_pages import OpenPages, WritePlan
+
+
+@dataclass(slots=True)
+class PageTraffic:
+    """What has been read since the start, counted in pages of one layer.
+
+    Attributes:
+        read: pages that attention asked for.
+        loaded: those that came from the host.
+        written: pages that went to the host.
+    """
+
+    read: int = 0
+    loaded: int = 0
+    written: int = 0
+
+
+class Staging:
+    """Room on the device for the pages that one partial attention reads, shared by all layers.
+
+    Args:
+        num_pages: pages it holds.
+        page_shape: tokens per page and KV heads.
+        head_dims: numbers of a key's head, and of a value's.
+        dtype: of keys and values.
+        device: where it is.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_shape: tuple[int, int],
+        head_dims: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.num_pages = num_pages
+        self.keys, self.values = (
+            torch.zeros(num_pages, *page_shape, dim, dtype=dtype, device=device) for dim in head_dims
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+
+class PageSlots:
+    """Keeps pages by their logical number, so that requests which share a prefix share slots.
+
+    The page that a request fills is in a frame, and on the host when it is complete. Frames are the first slots of every
+    layer; the others hold copies of host pages, the least recently read of which goes first.
+
+    Args:
+        host_keys: of each layer, [tokens, KV heads, head dimension] by location in the pool.
+        host_values: likewise.
+        num_frames: slots for open pages, one for each request that may run.
+        num_slots: all slots of a layer, frames included.
+        page_size: tokens per page; divides the tokens of the pool.
+        staging_pages: pages that one partial attention reads.
+        device: where slots, staging and tables are.
+    """
+
+    def __init__(
+        self,
+        host_keys: Sequence[torch.Tensor],
+        host_values: Sequence[torch.Tensor],
+        *,
+        num_frames: int,
+        num_slots: int,
+        page_size: int,
+        staging_pages: int,
+        device: torch.device | str,
+    ) -> None:
+        assert 0 < num_frames <= num_slots, (num_frames, num_slots)
+        num_layers, (tokens, heads, key_dim) = len(host_keys), host_keys[0].shape
+        value_dim = host_values[0].shape[-1]
+        assert tokens % page_size == 0, (tokens, page_size)
+        self.page_size = page_size
+        self.num_frames, self.num_slots, self.num_pages = num_frames, num_slots, tokens // page_size
+        self.host = tuple(
+            (_by_page(keys, page_size), _by_page(values, page_size))
+            for keys, values in zip(host_keys, host_values, strict=True)
+        )
+        dtype, page_shape = host_keys[0].dtype, (page_size, heads)
+        self.keys, self.values = (
+            torch.zeros(num_layers, num_slots, *page_shape, dim, dtype=dtype, device=device)
+            for dim in (key_dim, value_dim)
+        )
+        self.staging = Staging(staging_pages, page_shape, (key_dim, value_dim), dtype, device)
+        self.open_pages = OpenPages(num_frames, self.num_pages, page_size, device)
+        self._slot_of = torch.full((num_layers, self.num_pages), -1, dtype=torch.int32, device=device)
+        self._page_in = torch.full((num_layers, num_slots), -1, dtype=torch.int32, device=device)
+        self._last_read = torch.full((num_layers, num_slots), -1, dtype=torch.int64, device=device)
+        self._clock = 0
+        self.traffic = PageTraffic()
+
+    @property
+    def page_bytes(self) -> int:
+        """Keys and values of one page of one layer."""
+        return (self.keys.nbytes + self.values.nbytes) // (len(self.host) * self.num_slots)
+
+    def device_bytes(self) -> dict[str, int]:
+        """What is on the device, in bytes by purpose."""
+        tables = self._slot_of.nbytes + self._page_in.nbytes + self._last_read.nbytes
+        return {
+            "slots": self.keys.nbytes + self.values.nbytes,
+            "staging": self.staging.num_bytes,
+            "tables": tables + self.open_pages.num_bytes,
+        }
+
+    def begin_pass(self, locations: torch.Tensor) -> WritePlan:
+        """Decides where the new tokens of a forward pass go, before its first layer.
+
+        Args:
+            locations: in the pool, int64 [tokens]; those of a page are consecutive and ascend.
+        """
+        plan = self.open_pages.plan(locations)
+        # What a slot holds of a page that goes on would fall behind its frame.
+        self._free_slots(plan.pages[plan.reopened])
+        return plan
+
+    def write(self, layer: int, plan: WritePlan, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Takes the keys and values of a pass's new tokens, each [tokens, KV heads, head dimension]."""
+        pages, frames = plan.pages, plan.frames
+        for new, slots, host in (
+            (keys, self.keys[layer], self.host[layer][0]),
+            (values, self.values[layer], self.host[layer][1]),
+        ):
+            if len(plan.to_host):
+                host.flatten(0, 1)[plan.host_locations] = new[plan.to_host]
+            if len(pages):
+                if plan.reopened.any():
+                    slots[frames[plan.reopened]] = host[pages[plan.reopened]]
+                slots.flatten(0, 1)[plan.frame_locations] = new[plan.to_frames]
+                host[pages[plan.completed]] = slots[frames[plan.completed]]
+        self.traffic.written += len(plan.to_host) // self.page_size + int(plan.completed.sum())
+
+    def read(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Brings pages into the staging buffer, those without a slot from the host.
+
+        A page that comes from the host takes a free slot, where there is one.
+
+        Args:
+            layer: index among the pool's layers.
+            pages: int64 [pages], at most as many as the staging buffer holds.
+
+        Returns:
+            Keys and values, [pages * page_size, KV heads, head dimension] each, in the order of ``pages``;
+            they are overwritten by the next call.
+        """
+        slots = self.open_pages.frame_of[pages]
+        cached = self._slot_of[layer, pages].long()
+        slots = torch.where(slots >= 0, slots, cached)
+        there, missing = (slots >= 0).nonzero().flatten(), (slots < 0).nonzero().flatten()
+        staged = []
+        for buffer, kept, host in (
+            (self.staging.keys, self.keys[layer], self.host[layer][0]),
+            (self.staging.values, self.values[layer], self.host[layer][1]),
+        ):
+            into = buffer[: len(pages)]
+            if len(there):
+                into[there] = kept[slots[there]]
+            if len(missing):
+                into[missing] = host[pages[missing]].to(into.device)
+            staged.append(into.flatten(0, 1))
+        self._clock += 1
+        self._last_read[layer, slots[there]] = self._clock
+        self.traffic.read += len(pages)
+        self.traffic.loaded += len(missing)
+        self._keep(layer, pages[missing], missing)
+        return staged[0], staged[1]
+
+    def _keep(self, layer: int, pages: torch.Tensor, staged: torch.Tensor) -> None:
+        """Gives staged pages the layer's free slots, as far as there are any."""
+        if not len(pages):
+            return
+        free = (self._page_in[layer, self.num_frames :] < 0).nonzero().flatten()[: len(pages)]
+        slots, pages, staged = free + self.num_frames, pages[: len(free)], staged[: len(free)]
+        self.keys[layer, slots] = self.staging.keys[staged]
+        self.values[layer, slots] = self.staging.values[staged]
+        self._slot_of[layer, pages] = slots.int()
+        self._page_in[layer, slots] = pages.int()
+        self._last_read[layer, slots] = self._clock
+
+    def flush(self, layer: int) -> None:
+        """Copies open pages of a layer to the host, for those who read the pool there."""
+        pages, frames = self.open_pages.open()
+        if len(pages):
+            for slots, host in zip((self.keys[layer], self.values[layer]), self.host[layer], strict=True):
+                host[pages] = slots[frames].to(host.device)
+
+    def forget(self, pages: torch.Tensor) -> None:
+        """Drops what the device holds of pages that were freed, or written on the host by somebody else."""
+        self.open_pages.close(pages)
+        self._free_slots(pages)
+
+    def _free_slots(self, pages: torch.Tensor) -> None:
+        slots = self._slot_of[:, pages].long()
+        layers, columns = (slots >= 0).nonzero(as_tuple=True)
+        self._page_in[layers, slots[layers, columns]] = -1
+        self._slot_of[:, pages] = -1
+
+    def clear(self) -> None:
+        """Forgets every page."""
+        self.open_pages.clear()
+        self._slot_of.fill_(-1)
+        self._page_in.fill_(-1)
+
+    def resident_pages(self) -> torch.Tensor:
+        """Pages in slots, frames not counted, by layer; int64 [layers]."""
+        return (self._page_in >= 0).sum(dim=1)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless tables agree and every slot holds what the host holds."""
+        self.open_pages.check_integrity()
+        assert not bool((self._page_in[:, : self.num_frames] >= 0).any()), "a frame is used as a slot"
+        for layer, (host_keys, host_values) in enumerate(self.host):
+            slots = (self._page_in[layer] >= 0).nonzero().flatten()
+            pages = self._page_in[layer, slots].long()
+            assert torch.equal(self._slot_of[layer, pages].long(), slots)
+            assert int((self._slot_of[layer] >= 0).sum()) == len(slots)
+            assert torch.equal(self.keys[layer, slots].to(host_keys.device), host_keys[pages])
+            assert torch.equal(self.values[layer, slots].to(host_values.device), host_values[pages])
+
+
+def _by_page(tokens: torch.Tensor, page_size: int) -> torch.Tensor:
+    """[tokens, heads, dimension] as [pages, page_size, heads, dimension]; no copy."""
+    return tokens.view(-1, page_size, *tokens.shape[1:])

@@ -1,0 +1,110 @@
+"""Makes a scheduler build tiered pages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.layers.attention.attention_registry import register_attention_backend
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.runtime_context import get_parallel, get_schedule
+
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.pages.device_plan import DevicePlan, DeviceTooSmall, KvShape, plan_device
+from sglang_importance.pages.pool import TieredKVPool, forget_freed_pages
+from sglang_importance.pages.torch_native import EmittingTieredBackend
+from sglang_importance.upstream.hooks import HookType, install_hooks
+from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.server_options import importance_options
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+
+
+def install_before_scheduler(options: ImportanceOptions) -> None:
+    """Hooks the making of pool, allocator and attention. For a process whose scheduler is not built yet."""
+    install_hooks(
+        {
+            f"{_CONFIGURATOR}.resolve_max_num_reqs": (_max_requests, HookType.AROUND),
+            f"{_CONFIGURATOR}._build_mha_kv_pool": (_tiered_pool, HookType.AROUND),
+            f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator": (_forgetting_allocator, HookType.AROUND),
+        }
+    )
+
+    def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
+        if model_runner.is_draft_worker:
+            return TorchNativeAttnBackend(model_runner)
+        return EmittingTieredBackend(model_runner, options)
+
+    register_attention_backend("torch_native")(create_torch_native_backend)
+
+
+def _max_requests(
+    resolve: Callable[..., int], configurator: KVCacheConfigurator, token_capacity: int
+) -> int:
+    """As many as upstream allows, and as have a slot for the page that they fill."""
+    allowed = resolve(configurator, token_capacity)
+    return min(allowed, _plan(configurator, token_capacity).num_frames)
+
+
+def _tiered_pool(
+    build: Callable[..., Any], configurator: KVCacheConfigurator, *, max_total_num_tokens: int, **kwargs: Any
+) -> TieredKVPool:
+    plan = _plan(configurator, max_total_num_tokens)
+    pool = build(
+        configurator,
+        max_total_num_tokens=max_total_num_tokens,
+        **{**kwargs, "mha_pool_class": TieredKVPool},
+    )
+    assert isinstance(pool, TieredKVPool), "sglang built another pool"
+    pool.attach_slots(plan, configurator.device)
+    logger.info("Tiered pages: %s", plan)
+    return pool
+
+
+def _forgetting_allocator(
+    build: Callable[..., PagedTokenToKVPoolAllocator],
+    configurator: KVCacheConfigurator,
+    *,
+    token_to_kv_pool: TieredKVPool,
+    **kwargs: Any,
+) -> PagedTokenToKVPoolAllocator:
+    allocator = build(configurator, token_to_kv_pool=token_to_kv_pool, **kwargs)
+    forget_freed_pages(allocator, token_to_kv_pool.slots)
+    return allocator
+
+
+def _plan(configurator: KVCacheConfigurator, pool_tokens: int) -> DevicePlan:
+    """The same for the same launch, whoever asks.
+
+    Raises:
+        LaunchRefused: the device memory that was given cannot hold what must be there.
+    """
+    options = importance_options(configurator.server_args)
+    assert options is not None, "tiered pages without our options"
+    model, parallel = configurator.model_config, get_parallel()
+    shape = KvShape(
+        layers=configurator.layer_info.num_effective_layers,
+        kv_heads=model.get_num_kv_heads(parallel.attn_tp_size, parallel.attn_dcp_size),
+        key_dim=model.head_dim,
+        value_dim=model.v_head_dim,
+        item_bytes=configurator.kv_cache_dtype.itemsize,
+    )
+    try:
+        return plan_device(
+            shape,
+            page_size=configurator.page_size,
+            pool_tokens=pool_tokens,
+            device_tokens=options.device_tokens_of(pool_tokens),
+            max_requests=get_schedule().max_running_requests,
+        )
+    except DeviceTooSmall as error:
+        raise LaunchRefused([str(error)]) from error

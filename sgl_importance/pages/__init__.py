@@ -1,0 +1,1 @@
+"""Pages of KV in tiers, without tensors: what the device holds."""

@@ -1,0 +1,143 @@
+"""How the device memory of a tiered pool is divided: slots, staging and tables, to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TILE_TOKENS = 512
+"""Tokens of one partial attention. It decides how sums are rounded, so no flag and no budget changes it."""
+
+FRAME_SHARE = 0.125
+"""Part of the slots that may hold the open pages of running requests, where their number is not given."""
+
+_TABLE_ENTRY_BYTES = 8  # of a page's frame, and of a frame's page
+_SLOT_NUMBER_BYTES = 4  # of a page's slot in one layer, and of a slot's page
+_CLOCK_BYTES = 8  # of a slot's last reading
+
+
+class DeviceTooSmall(ValueError):
+    """The device memory that was asked for cannot hold what must be there; the message names the cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What a token's keys and values take in a pool whose layers are alike.
+
+    Attributes:
+        layers: attention layers of this rank.
+        kv_heads: of this rank.
+        key_dim: numbers of a key's head.
+        value_dim: numbers of a value's head.
+        item_bytes: bytes of a number.
+    """
+
+    layers: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    item_bytes: int
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """One token in one layer."""
+        return self.kv_heads * (self.key_dim + self.value_dim) * self.item_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """One token in all layers."""
+        return self.layers * self.layer_token_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """What is kept on the device. ``plan_device`` makes one.
+
+    Attributes:
+        shape: of keys and values.
+        page_size: tokens per page.
+        num_pages: logical pages of the pool, with the one for padding.
+        num_slots: page slots of each layer, frames included.
+        num_frames: slots that hold the pages that requests are filling, one for each request that may run.
+        staging_pages: pages that pass through the device at a time.
+        budget_bytes: what the operator gave.
+    """
+
+    shape: KvShape
+    page_size: int
+    num_pages: int
+    num_slots: int
+    num_frames: int
+    staging_pages: int
+    budget_bytes: int
+
+    @property
+    def bytes_by_purpose(self) -> dict[str, int]:
+        """Bytes of slots, staging and tables; together they are within the budget."""
+        page_bytes = self.page_size * self.shape.layer_token_bytes
+        return {
+            "slots": self.shape.layers * self.num_slots * page_bytes,
+            "staging": self.staging_pages * page_bytes,
+            "tables": self.num_pages * _page_table_bytes(self.shape)
+            + self.num_slots * self.shape.layers * (_SLOT_NUMBER_BYTES + _CLOCK_BYTES)
+            + self.num_frames * _TABLE_ENTRY_BYTES,
+        }
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(self.bytes_by_purpose.values())
+
+    @property
+    def slot_tokens(self) -> int:
+        """Tokens of one layer that slots can hold."""
+        return self.num_slots * self.page_size
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in self.bytes_by_purpose.items())
+        host = (self.num_pages - 1) * self.page_size
+        return (
+            f"{host:,} tokens on the host, {self.slot_tokens:,} of each layer on the device ({parts}; "
+            f"{self.device_bytes / 2**20:.1f} of {self.budget_bytes / 2**20:.1f} MiB), "
+            f"{self.num_frames} requests at a time"
+        )
+
+
+def plan_device(
+    shape: KvShape, *, page_size: int, pool_tokens: int, device_tokens: int, max_requests: int | None
+) -> DevicePlan:
+    """Divides the device memory that dense KV of ``device_tokens`` tokens would take.
+
+    Args:
+        shape: of keys and values.
+        page_size: tokens per page.
+        pool_tokens: tokens of the logical pool; a multiple of the page size.
+        device_tokens: tokens whose dense KV, in all layers, would fill the memory.
+        max_requests: requests that may run at a time; None where the memory decides.
+
+    Raises:
+        DeviceTooSmall: it holds less than one slot for every request.
+    """
+    assert pool_tokens % page_size == 0, (pool_tokens, page_size)
+    num_pages = pool_tokens // page_size + 1
+    staging_pages = -(-TILE_TOKENS // page_size)
+    page_bytes = page_size * shape.layer_token_bytes
+    fixed = staging_pages * page_bytes + num_pages * _page_table_bytes(shape)
+    per_slot = shape.layers * (page_bytes + _SLOT_NUMBER_BYTES + _CLOCK_BYTES) + _TABLE_ENTRY_BYTES
+    budget = device_tokens * shape.token_bytes
+    num_slots = min((budget - fixed) // per_slot, num_pages)
+
+    needed = max_requests or 1
+    if num_slots < needed:
+        least = -(-(fixed + needed * per_slot) // shape.token_bytes)
+        raise DeviceTooSmall(
+            f"device memory of {device_tokens} tokens holds {max(num_slots, 0)} slots beside staging and tables, "
+            f"and {needed} running requests need one each: use --kv-device-tokens {least} or more"
+            + (", a smaller --max-running-requests" if max_requests else "")
+            + ", or a smaller --max-total-tokens"
+        )
+    num_frames = max_requests or max(1, int(num_slots * FRAME_SHARE))
+    return DevicePlan(shape, page_size, num_pages, num_slots, num_frames, staging_pages, budget)
+
+
+def _page_table_bytes(shape: KvShape) -> int:
+    """What the tables take for each logical page: its slot in every layer, and its frame."""
+    return shape.layers * _SLOT_NUMBER_BYTES + _TABLE_ENTRY_BYTES

@@ -1,0 +1,92 @@
+"""Attention over parts of a context, against all of it at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+from sgl_importance_kernels.pages.page_slots import PageSlots
+from sgl_importance_kernels.pages.streamed_attention import (
+    PartialAttention,
+    attend_causally,
+    stream_attention,
+)
+
+PAGE, KV_HEADS, DIM = 4, 2, 8
+SCALE = DIM**-0.5
+
+
+def filled_slots(num_slots: int, tokens: int, dtype: torch.dtype) -> PageSlots:
+    """A pool whose pages 1, 2, ... hold a context of ``tokens`` tokens."""
+    host = [[torch.zeros(-(-tokens // PAGE) * PAGE + PAGE, KV_HEADS, DIM, dtype=dtype)] for _ in range(2)]
+    slots = PageSlots(
+        *host, num_frames=1, num_slots=num_slots, page_size=PAGE, staging_pages=3, device="cpu"
+    )
+    plan = slots.begin_pass(torch.arange(PAGE, PAGE + tokens))
+    slots.write(0, plan, *(torch.randn(tokens, KV_HEADS, DIM).to(dtype) for _ in range(2)))
+    return slots
+
+
+def dense(queries: torch.Tensor, slots: PageSlots, tokens: int) -> torch.Tensor:
+    """[tokens, heads, dimension]: the last tokens of a context attend to it."""
+    slots.flush(0)
+    keys, values = (host.flatten(0, 1)[PAGE : PAGE + tokens].movedim(0, 1) for host in slots.host[0])
+    mask = torch.ones(len(queries), tokens, dtype=torch.bool).tril_(tokens - len(queries))
+    output = scaled_dot_product_attention(
+        queries.movedim(0, 1)[None], keys[None], values[None], attn_mask=mask, scale=SCALE, enable_gqa=True
+    )
+    return output[0].movedim(0, 1)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+@given(
+    prefix=st.integers(0, 60),
+    new=st.integers(1, 20),
+    groups=st.sampled_from((1, 3)),
+    num_slots=st.integers(1, 30),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40)
+def test_a_streamed_extend_is_dense_attention(
+    dtype: torch.dtype, tolerance: float, prefix: int, new: int, groups: int, num_slots: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    slots = filled_slots(num_slots, prefix + new, dtype)
+    queries = torch.randn(new, groups * KV_HEADS, DIM).to(dtype)
+    expected = dense(queries, slots, prefix + new)
+    own = [host.flatten(0, 1)[PAGE + prefix : PAGE + prefix + new] for host in slots.host[0]]
+    sums = PartialAttention()
+    stream_attention(sums, queries, slots, 0, torch.arange(1, -(-prefix // PAGE) + 1), prefix, SCALE)
+    sums.add(*attend_causally(queries, *own, SCALE))
+    torch.testing.assert_close(sums.output, expected.float(), rtol=tolerance, atol=tolerance)
+
+
+@given(tokens=st.integers(1, 90), seed=st.integers(0, 99))
+@settings(max_examples=30)
+def test_slots_do_not_change_a_bit(tokens: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    query = torch.randn(1, 2 * KV_HEADS, DIM)
+    outputs = []
+    for num_slots in (1, 2, 40):
+        torch.manual_seed(seed)
+        slots = filled_slots(num_slots, tokens, torch.float32)
+        for _ in range(2):  # the second time from slots, as far as there are any
+            sums = PartialAttention()
+            pages = torch.arange(1, -(-tokens // PAGE) + 1)
+            stream_attention(sums, query, slots, 0, pages, tokens, SCALE)
+            outputs.append(sums.output)
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    torch.testing.assert_close(outputs[0], dense(query, slots, tokens))
+
+
+def test_one_page_in_a_slot_is_not_loaded_again() -> None:
+    slots = filled_slots(4, 10 * PAGE, torch.float32)
+    pages = torch.arange(1, 11)
+    for _ in range(2):
+        sums = PartialAttention()
+        stream_attention(sums, torch.randn(1, KV_HEADS, DIM), slots, 0, pages, 10 * PAGE, SCALE)
+    assert slots.traffic.read == 20
+    assert slots.traffic.loaded == 10 + 7  # three of four slots are no frames
