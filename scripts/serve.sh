@@ -94,8 +94,8 @@ default --kv-policy importance
 default --page-size 16
 default --enable-metrics
 default --enable-cache-report
-# The host tier needs a radix cache to be a tier of.
-given disable-radix-cache >/dev/null || default --enable-hierarchical-cache
+# The host tier needs a radix cache to be a tier of; tiered pages are on the host already.
+given disable-radix-cache >/dev/null || [[ $(given kv-residency) == tiered ]] || default --enable-hierarchical-cache
 
 embedded=
 if ! given model-path >/dev/null && ! given model >/dev/null; then

@@ -119,6 +119,10 @@ _SCHEDULER = (
         labels={"tier": _BELOW, "reason": tuple(reason.value for reason in Refusal)},
     ),
     Metric("written_tokens_total", "Tokens copied into a tier from above", labels={"tier": _BELOW}),
+    # ---- tiered pages: each layer counts its own ----
+    Metric("pages_read_total", "Pages of tiered KV that attention asked for, in each layer"),
+    Metric("pages_loaded_total", "Of these, those that came from the host"),
+    Metric("pages_written_total", "Pages of tiered KV that went to the host, in each layer"),
     # ---- memory ----
     Metric("size_tokens", "Tokens that a tier can hold", Kind.GAUGE, {"tier": _EVICTING}),
     Metric("used_tokens", "Tokens of a tier that are taken", Kind.GAUGE, {"tier": _EVICTING}),

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from sgl_importance_kernels.pages.open_pages import OpenPages, WritePlan
-
-
-@dataclass(slots=True)
-class PageTraffic:
-    """What has been read since the start, counted in pages of one layer.
-
-    Attributes:
-        read: pages that attention asked for.
-        loaded: those that came from the host.
-        written: pages that went to the host.
-    """
-
-    read: int = 0
-    loaded: int = 0
-    written: int = 0
+from sgl_importance_kernels.pages.traffic import PageTraffic
 
 
 class Staging:

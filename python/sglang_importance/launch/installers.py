@@ -125,6 +125,13 @@ def _deferred_work(scheduler: Scheduler) -> None:
     scheduler.process_batch_result = wrapped  # type: ignore[method-assign]  # on this instance
 
 
+def _tiered_pages(scheduler: Scheduler) -> None:
+    cache = _cache(scheduler)
+    if cache.importance.state.options.is_tiered:
+        pool = cache.token_to_kv_pool_allocator.get_kvcache()
+        cache.importance.state.counters.page_traffic = pool.slots.traffic  # type: ignore[attr-defined]
+
+
 def _cache(scheduler: Scheduler) -> ImportanceRadixCache:
     from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
@@ -152,6 +159,7 @@ ON_SCHEDULER: dict[str, Callable[[Scheduler], None]] = {
     "message handlers": _message_handlers,
     "ledger": _ledger,
     "deferred work": _deferred_work,
+    "tiered pages": _tiered_pages,
 }
 
 

@@ -75,7 +75,7 @@ def _check_resolved(server_args: Any, options: ImportanceOptions) -> None:
 
     server_args.resolve_once()
     check_modes(resolving_view(server_args), options)
-    if options.store and (lines := store_refusals(resolving_view(server_args))):
+    if options.store and (lines := store_refusals(resolving_view(server_args), options)):
         raise LaunchRefused(lines)
 
 

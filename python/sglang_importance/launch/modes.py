@@ -145,12 +145,6 @@ RULES: tuple[Rule, ...] = (
     Rule("enable_flexkv", "FlexKV"),
     Rule("enable_unified_cache_external_linker", "external linkers"),
     Rule(
-        "hicache_host_memory_mode",
-        "host memory as a staging buffer",
-        outside("cache"),
-        "use --hicache-host-memory-mode cache",
-    ),
-    Rule(
         "hicache_storage_backend",
         "this storage backend",
         outside(None, "file"),
@@ -212,8 +206,14 @@ _TIERED_RULES: tuple[Rule, ...] = (
     Rule("attention_backend", "this attention backend", outside(None, "torch_native")),
     Rule("prefill_attention_backend", "this attention backend", outside(None, "torch_native")),
     Rule("decode_attention_backend", "this attention backend", outside(None, "torch_native")),
-    Rule("enable_hierarchical_cache", "HiCache, whose host tier would hold the same KV once more"),
 )
+
+
+def _memory_mode_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
+    mode = getattr(args, "hicache_host_memory_mode", "cache")
+    if mode != "cache" and not options.is_tiered:
+        what = f"host memory as a staging buffer (--hicache-host-memory-mode {mode})"
+        yield _line(options.policy, what, "use --hicache-host-memory-mode cache")
 
 
 def _tiered_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
@@ -225,9 +225,11 @@ def _tiered_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
             shown = rule.flag if value is True else f"{rule.flag} {value}"
             cure = rule.cure or f"drop {rule.flag}"
             yield f"{mode} does not support {rule.mode} ({shown}): {cure}, or use {flag('residency')} full"
-    if options.store:
-        cure = f"drop {flag('store')}, or use {flag('residency')} full"
-        yield f"{mode} does not support a store below it yet ({flag('store')}): {cure}"
+    if getattr(args, "enable_hierarchical_cache", False) and not options.store:
+        yield (
+            f"{mode} holds all KV on the host, where HiCache would hold it once more: drop "
+            f"--enable-hierarchical-cache, or name a directory for storage below with {flag('store')}"
+        )
 
 
 def refusals(args: Any, options: ImportanceOptions) -> list[str]:
@@ -249,6 +251,7 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
         if rule.refuses(value):
             lines.append(rule.refusal(value, options.policy))
     lines.extend(_attention_refusals(args, options))
+    lines.extend(_memory_mode_refusals(args, options))
     if options.is_tiered:
         lines.extend(_tiered_refusals(args, options))
     if envs.SGLANG_RUST_SERVER.get():

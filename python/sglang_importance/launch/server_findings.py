@@ -17,6 +17,8 @@ def server_findings(document: dict[str, Any]) -> Iterator[Finding]:
     yield Finding("policy", Status.OK, f"{document['policy']}, learnt from {document['clock']:,} requests")
     yield from _faults(document["faults"]["counts"])
     yield _eviction(document["policy"], document["faults"]["fallback"])
+    if "pages" in document:
+        yield _pages(document["pages"])
 
 
 def _faults(counts: dict[str, int]) -> Iterator[Finding]:
@@ -39,6 +41,17 @@ def _eviction(policy: str, fallback: dict[str, Any] | None) -> Finding:
         f"evicts by LRU until it is restarted, since request {fallback['clock']:,} "
         f"({when:%Y-%m-%d %H:%M:%S} UTC): {fallback['error']}",
         f"restart it, and report {_log_line(fallback['place'])}",
+    )
+
+
+def _pages(pages: dict[str, Any]) -> Finding:
+    taken = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in pages["device_bytes"].items())
+    return Finding(
+        "tiered pages",
+        Status.OK,
+        f"{pages['host_tokens']:,} tokens on the host, {pages['device_tokens_per_layer']:,} of each layer on the "
+        f"device ({taken} of {pages['device_budget_bytes'] / 2**20:.1f} MiB), {pages['max_requests']} requests at "
+        f"a time; {pages['loaded']:,} of {pages['read']:,} pages read came from the host",
     )
 
 

@@ -25,10 +25,13 @@ FIELDS = {
 
 def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
     """The value of every counter of the scheduler so far: by name, then by label value or values."""
-    calibration = counters.calibration
+    calibration, pages = counters.calibration, counters.page_traffic
     values: dict[str, Mapping[Any, float]] = {
         "emissions_total": {(): EMISSION_TIME.passes},
         "emission_seconds_total": {(): EMISSION_TIME.seconds},
+        "pages_read_total": {(): pages.read},
+        "pages_loaded_total": {(): pages.loaded},
+        "pages_written_total": {(): pages.written},
         "reuse_predictions_total": dict(zip(BUCKETS, calibration.judged, strict=True)),
         "reuse_predicted_total": dict(zip(BUCKETS, calibration.predicted, strict=True)),
         "reuse_observed_total": dict(zip(BUCKETS, calibration.observed, strict=True)),

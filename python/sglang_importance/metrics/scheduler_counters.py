@@ -10,6 +10,7 @@ from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.ranking.write_gate import Refusal
 from sgl_importance.reuse.calibration import Calibration
 from sgl_importance.tiers import Tier
+from sgl_importance_kernels.pages.traffic import PageTraffic
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -32,6 +33,7 @@ class Counters:
 
     Attributes:
         calibration: predictions of reuse and what became of them, which is three series.
+        page_traffic: the pool's own counts of tiered pages, which are three series, too.
     """
 
     requests: int = 0
@@ -57,6 +59,7 @@ class Counters:
     operation_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OPERATIONS, 0.0))
     faults: dict[FaultPlace, int] = field(default_factory=lambda: dict.fromkeys(FaultPlace, 0))
     calibration: Calibration = field(default_factory=Calibration)
+    page_traffic: PageTraffic = field(default_factory=PageTraffic)
     observed_saved_tokens: int = 0
     observed_lost_tokens: int = 0
     observed_agreed_tokens: int = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
 from sglang_importance.operations.job import Document, Job, RequestError, Slices
+from sglang_importance.operations.tiered_pages import describe_pages, tiered_pool
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.storage.weights import WATCH
@@ -123,6 +124,8 @@ def describe_tree(cache: ImportanceRadixCache, arguments: Document) -> Job:
     document = yield from snapshot(cache, **arguments)
     if (observation := cache.importance.observation()) is not None:
         document["observe"] = observation
+    if (pool := tiered_pool(cache)) is not None:
+        document["pages"] = describe_pages(pool)
     if counts := WATCH.counters.values():
         document["store"] = {".".join(filter(None, key)): count for key, count in counts.items()}
     return document

@@ -23,14 +23,17 @@ class TieredKVPool(MHATokenToKVPool):
     this class finds it on the host, too.
 
     Attributes:
+        plan: how the device memory is divided.
         slots: what is on the device.
     """
 
+    plan: DevicePlan
     slots: PageSlots
 
     def attach_slots(self, plan: DevicePlan, device: torch.device | str) -> None:
         """Allocates what ``plan`` says, once, before the first request."""
         assert self.k_buffer is not None and self.v_buffer is not None
+        self.plan = plan
         self.slots = PageSlots(
             self.k_buffer,
             self.v_buffer,

@@ -66,10 +66,23 @@ def _supervised(thread: str) -> Callable[..., None]:
     return around
 
 
+_contain_query = _contained("prefetch", lambda: ([], 0))
 _contain_transfer = _contained("prefetch_io", lambda: None)
 _supervise_transfers = _supervised("prefetch_io")
 _contain_backup = _contained("backup", lambda: None)
 _supervise_backup = _supervised("backup")
+
+
+def _around_hit_query(
+    query: Callable[..., tuple[list[str], int]], controller: Any, operation: Any, *args: Any, **kwargs: Any
+) -> tuple[list[str], int]:
+    """Below tiered pages nothing is fetched that the staging buffer cannot hold: upstream would wait for ever for room
+    (unified_radix_cache.py, ``_try_alloc_storage_hit``)."""
+    hashes, tokens = _contain_query(query, controller, operation, *args, **kwargs)
+    if controller.host_memory_mode != "buffer_only":
+        return hashes, tokens
+    pages = min(tokens, controller.prefetch_capacity_limit) // controller.page_size
+    return hashes[:pages], pages * controller.page_size
 
 
 def _around_page_transfer(transfer: Callable[..., None], controller: Any, operation: Any) -> None:
@@ -175,7 +188,7 @@ WEIGHT_HOOKS: dict[str, Hook] = {
 
 # All on the class in use: what it overrides, a hook on its base would miss.
 HOOKS: dict[str, Hook] = {
-    f"{_HYBRID}._storage_hit_query": (_contained("prefetch", lambda: ([], 0)), HookType.AROUND),
+    f"{_HYBRID}._storage_hit_query": (_around_hit_query, HookType.AROUND),
     f"{_HYBRID}._page_transfer_kv_batch": (_contained("prefetch_io", lambda: 0), HookType.AROUND),
     f"{_HYBRID}._page_transfer": (_around_page_transfer, HookType.AROUND),
     f"{_HYBRID}._page_backup": (_around_page_backup, HookType.AROUND),

@@ -36,18 +36,21 @@ _UNTESTED: dict[str, tuple[str, Callable[[Any], bool], str]] = {
         lambda value: value not in (None, "null"),
         "use --disaggregation-mode null",
     ),
-    "hicache_host_memory_mode": (
-        "host memory as a staging buffer",
-        lambda value: value not in (None, "cache"),
-        "use --hicache-host-memory-mode cache",
-    ),
     "disable_radix_cache": ("a server without radix cache", bool, "drop --disable-radix-cache"),
 }
 
 
-def store_refusals(args: Any) -> list[str]:
+TIERED_STAGING_RATIO = 0.25
+"""Of the pool, for pages on their way to and from storage below tiered pages, where no other is named."""
+
+
+def store_refusals(args: Any, options: ImportanceOptions) -> list[str]:
     """One line for each reason why ``args`` cannot run with a store; empty where they can."""
     lines = []
+    if getattr(args, "hicache_host_memory_mode", None) not in (None, _host_memory_mode(options)):
+        mode = f"this use of host memory (--hicache-host-memory-mode {args.hicache_host_memory_mode})"
+        cure = f"use --hicache-host-memory-mode {_host_memory_mode(options)}"
+        lines.append(f"{flag('store')} does not support {mode}: {cure}, or drop {flag('store')}")
     for field, (mode, refuses, cure) in _UNTESTED.items():
         if refuses(getattr(args, field, None)):
             lines.append(f"{flag('store')} does not support {mode}: {cure}, or drop {flag('store')}")
@@ -65,7 +68,11 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
         LaunchRefused: the store cannot run here.
     """
     backend = getattr(args, "hicache_storage_backend", None)
-    lines = store_refusals(args)
+    if options.is_tiered:
+        args.hicache_host_memory_mode = _host_memory_mode(options)
+        if args.hicache_ratio is None and not args.hicache_size:
+            args.hicache_ratio = TIERED_STAGING_RATIO
+    lines = store_refusals(args, options)
     if problem := checksum_problem():
         lines.append(problem)
     directory = Path(options.store).expanduser().absolute()
@@ -102,6 +109,11 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
             "wrapped_config": given,
         }
     )
+
+
+def _host_memory_mode(options: ImportanceOptions) -> str:
+    """A host tier of HiCache's own would hold the pages of a tiered pool, which lie on the host, twice."""
+    return "buffer_only" if options.is_tiered else "cache"
 
 
 def _backend_refusal(backend: str, settings: dict[str, Any], options: ImportanceOptions) -> str | None:

@@ -1,0 +1,65 @@
+"""Tiered pages, read whole, answer with the very tokens of a server that has no radix cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sgl_importance.metrics_table import PREFIX
+
+from support.python_path import FAULTS, python_path
+from support.served import script_server
+from support.servers import ServerProcess
+from support.workloads.exchanges import POOL_FLAGS, POOL_TOKENS, Exchange, replay
+
+pytestmark = pytest.mark.server
+
+# Beside staging and tables the device has eleven slots, fewer than a prompt of 200 tokens has pages: one for the page
+# that each of eight requests fills, and three more.
+DEVICE_TOKENS = 360
+
+
+def tiered_server(model: Path, *flags: str, env: dict[str, str] | None = None) -> ServerProcess:
+    return script_server(
+        *("--kv-policy", "importance", "--kv-importance-g", "on", "--kv-residency", "tiered"),
+        *(*POOL_FLAGS, "--max-total-tokens", str(POOL_TOKENS), "--page-size", "16"),
+        *("--kv-device-tokens", str(DEVICE_TOKENS), "--max-running-requests", "8"),
+        *("--schedule-conservativeness", "0.05", *flags),
+        model=model,
+        env=env,
+    )
+
+
+def test_tokens_equal_those_without_a_radix_cache(
+    random_model: Path, exchanges: list[Exchange], tmp_path: Path
+) -> None:
+    """Over evictions, storage hits and retractions; what is fetched from storage is at times longer than staging."""
+    middle = len(exchanges) // 2
+    store = ("--kv-importance-store", str(tmp_path), "--hicache-storage-prefetch-policy", "wait_complete")
+    with tiered_server(random_model, *store) as server:
+        alone = replay(server, exchanges[:middle], concurrency=1)
+        together = replay(server, exchanges[middle:], concurrency=8)
+        again = replay(server, exchanges, concurrency=8)
+        assert server.metric(f"{PREFIX}evicted_tokens_total", tier="device") > 0
+        pages = server.get("/kv_importance?limit=1")["pages"]
+        read, loaded = (server.metric(f"{PREFIX}pages_{name}_total") for name in ("read", "loaded"))
+    parts = (alone, together, again)
+    print([part.retractions for part in parts], [dict(part.hit_tokens) for part in parts], pages)
+    assert len(exchanges) * 2 >= 500
+    assert [part.differing for part in parts] == [[], [], []]
+    assert together.retractions > 0
+    for tier in ("device", "storage"):
+        assert all(part.hit_tokens[tier] > 0 for part in parts)
+    assert 0 < loaded < read
+    assert sum(pages["device_bytes"].values()) <= pages["device_budget_bytes"]
+    longest = max(len(exchange.prompt) for exchange in exchanges)
+    assert longest > 4 * pages["device_tokens_per_layer"]
+
+
+def test_one_damaged_slot_of_one_layer_changes_tokens(random_model: Path, exchanges: list[Exchange]) -> None:
+    with tiered_server(random_model, env=python_path(FAULTS / "kv_slot_fault")) as server:
+        differing = replay(server, exchanges[:80], concurrency=1).differing
+        assert server.log().count("kv_slot_fault: damaged a slot of layer 1") == 1
+    print(f"{len(differing)} of 80 answers differ")
+    assert differing
