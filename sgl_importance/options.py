@@ -323,15 +323,15 @@ SETTINGS: dict[str, Setting] = {
     ),
     "residency": Setting(
         "where the KV of running requests is: 'full' keeps all of it on the device, as sglang does; 'tiered' "
-        "keeps it on the host, where --max-total-tokens counts, and reads it through a smaller cache of pages "
-        "on the device",
+        "keeps it on the host, where --max-total-tokens counts, and reads it through a smaller cache of "
+        "pages on the device",
         choices=RESIDENCY,
         cost="'tiered' copies pages to the device that are not there when a step reads them",
     ),
     "device_tokens": Setting(
-        "device memory of tiered pages, with all their tables, as the tokens whose KV would fill it; below 1: as "
-        "a share of --max-total-tokens",
-        unit="tokens, or a share",
+        "device memory of tiered pages with all their tables, in tokens whose KV would fill it; below "
+        "1, by their share of --max-total-tokens",
+        unit="tokens or share",
         minimum=0,
         above_minimum=True,
         whole=False,

@@ -9,6 +9,9 @@ import torch
 from sgl_importance_kernels.pages.open_pages import OpenPages, WritePlan
 from sgl_importance_kernels.pages.traffic import PageTraffic
 
+NEVER = -2
+"""Pass that a free slot was last read in: before the two that keep a page."""
+
 
 class Staging:
     """Room on the device for the pages that one partial attention reads, shared by all layers.
@@ -42,8 +45,8 @@ class Staging:
 class PageSlots:
     """Keeps pages by their logical number, so that requests which share a prefix share slots.
 
-    The page that a request fills is in a frame, and on the host when it is complete. Frames are the first slots of every
-    layer; the others hold copies of host pages, the least recently read of which goes first.
+    The page that a request fills is in a frame, and on the host when it is complete. Frames are the first
+    slots of every layer; each of the others is free or holds a copy of a host page.
 
     Args:
         host_keys: of each layer, [tokens, KV heads, head dimension] by location in the pool.
@@ -85,8 +88,8 @@ class PageSlots:
         self.open_pages = OpenPages(num_frames, self.num_pages, page_size, device)
         self._slot_of = torch.full((num_layers, self.num_pages), -1, dtype=torch.int32, device=device)
         self._page_in = torch.full((num_layers, num_slots), -1, dtype=torch.int32, device=device)
-        self._last_read = torch.full((num_layers, num_slots), -1, dtype=torch.int64, device=device)
-        self._clock = 0
+        self._last_read = torch.full((num_layers, num_slots), NEVER, dtype=torch.int64, device=device)
+        self._pass = 0
         self.traffic = PageTraffic()
 
     @property
@@ -109,6 +112,7 @@ class PageSlots:
         Args:
             locations: in the pool, int64 [tokens]; those of a page are consecutive and ascend.
         """
+        self._pass += 1
         plan = self.open_pages.plan(locations)
         # What a slot holds of a page that goes on would fall behind its frame.
         self._free_slots(plan.pages[plan.reopened])
@@ -133,7 +137,9 @@ class PageSlots:
     def read(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Brings pages into the staging buffer, those without a slot from the host.
 
-        A page that comes from the host takes a free slot, where there is one.
+        A page that comes from the host takes a slot that is free, or whose page the last two passes did not
+        read. Others stay: were the least recently read to go, a context longer than the slots would push each
+        page out before it comes round again.
 
         Args:
             layer: index among the pool's layers.
@@ -158,24 +164,27 @@ class PageSlots:
             if len(missing):
                 into[missing] = host[pages[missing]].to(into.device)
             staged.append(into.flatten(0, 1))
-        self._clock += 1
-        self._last_read[layer, slots[there]] = self._clock
+        self._last_read[layer, cached[cached >= 0]] = self._pass
         self.traffic.read += len(pages)
         self.traffic.loaded += len(missing)
         self._keep(layer, pages[missing], missing)
         return staged[0], staged[1]
 
     def _keep(self, layer: int, pages: torch.Tensor, staged: torch.Tensor) -> None:
-        """Gives staged pages the layer's free slots, as far as there are any."""
+        """Gives staged pages slots of the layer, those first whose page was not read for longest."""
         if not len(pages):
             return
-        free = (self._page_in[layer, self.num_frames :] < 0).nonzero().flatten()[: len(pages)]
-        slots, pages, staged = free + self.num_frames, pages[: len(free)], staged[: len(free)]
+        last_read = self._last_read[layer, self.num_frames :]
+        idle = (last_read < self._pass - 1).nonzero().flatten()
+        slots = idle[last_read[idle].argsort(stable=True)][: len(pages)] + self.num_frames
+        pages, staged = pages[: len(slots)], staged[: len(slots)]
+        left = self._page_in[layer, slots]
+        self._slot_of[layer, left[left >= 0].long()] = -1
         self.keys[layer, slots] = self.staging.keys[staged]
         self.values[layer, slots] = self.staging.values[staged]
         self._slot_of[layer, pages] = slots.int()
         self._page_in[layer, slots] = pages.int()
-        self._last_read[layer, slots] = self._clock
+        self._last_read[layer, slots] = self._pass
 
     def flush(self, layer: int) -> None:
         """Copies open pages of a layer to the host, for those who read the pool there."""
@@ -193,6 +202,7 @@ class PageSlots:
         slots = self._slot_of[:, pages].long()
         layers, columns = (slots >= 0).nonzero(as_tuple=True)
         self._page_in[layers, slots[layers, columns]] = -1
+        self._last_read[layers, slots[layers, columns]] = NEVER
         self._slot_of[:, pages] = -1
 
     def clear(self) -> None:
@@ -200,6 +210,7 @@ class PageSlots:
         self.open_pages.clear()
         self._slot_of.fill_(-1)
         self._page_in.fill_(-1)
+        self._last_read.fill_(NEVER)
 
     def resident_pages(self) -> torch.Tensor:
         """Pages in slots, frames not counted, by layer; int64 [layers]."""
@@ -216,6 +227,8 @@ class PageSlots:
             assert int((self._slot_of[layer] >= 0).sum()) == len(slots)
             assert torch.equal(self.keys[layer, slots].to(host_keys.device), host_keys[pages])
             assert torch.equal(self.values[layer, slots].to(host_values.device), host_values[pages])
+            free = self._page_in[layer] < 0
+            assert bool((self._last_read[layer, free] == NEVER).all())
 
 
 def _by_page(tokens: torch.Tensor, page_size: int) -> torch.Tensor:

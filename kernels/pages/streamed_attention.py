@@ -12,8 +12,8 @@ from sgl_importance_kernels.pages.page_slots import PageSlots
 class PartialAttention:
     """Attention over the keys seen so far, of queries [tokens, heads, head dimension].
 
-    Merging follows "Online normalizer calculation for softmax" (Milakov and Gimelshein, 2018): each part brings its
-    output and the log of its sum of exponentials.
+    Merging follows "Online normalizer calculation for softmax" (Milakov and Gimelshein, 2018): each part
+    brings its output and the log of its sum of exponentials.
     """
 
     def __init__(self) -> None:

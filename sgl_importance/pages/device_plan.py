@@ -12,7 +12,7 @@ FRAME_SHARE = 0.125
 
 _TABLE_ENTRY_BYTES = 8  # of a page's frame, and of a frame's page
 _SLOT_NUMBER_BYTES = 4  # of a page's slot in one layer, and of a slot's page
-_CLOCK_BYTES = 8  # of a slot's last reading
+_LAST_READ_BYTES = 8  # of the pass that read a slot last
 
 
 class DeviceTooSmall(ValueError):
@@ -78,7 +78,7 @@ class DevicePlan:
             "slots": self.shape.layers * self.num_slots * page_bytes,
             "staging": self.staging_pages * page_bytes,
             "tables": self.num_pages * _page_table_bytes(self.shape)
-            + self.num_slots * self.shape.layers * (_SLOT_NUMBER_BYTES + _CLOCK_BYTES)
+            + self.num_slots * self.shape.layers * (_SLOT_NUMBER_BYTES + _LAST_READ_BYTES)
             + self.num_frames * _TABLE_ENTRY_BYTES,
         }
 
@@ -121,7 +121,7 @@ def plan_device(
     staging_pages = -(-TILE_TOKENS // page_size)
     page_bytes = page_size * shape.layer_token_bytes
     fixed = staging_pages * page_bytes + num_pages * _page_table_bytes(shape)
-    per_slot = shape.layers * (page_bytes + _SLOT_NUMBER_BYTES + _CLOCK_BYTES) + _TABLE_ENTRY_BYTES
+    per_slot = shape.layers * (page_bytes + _SLOT_NUMBER_BYTES + _LAST_READ_BYTES) + _TABLE_ENTRY_BYTES
     budget = device_tokens * shape.token_bytes
     num_slots = min((budget - fixed) // per_slot, num_pages)
 
@@ -129,8 +129,8 @@ def plan_device(
     if num_slots < needed:
         least = -(-(fixed + needed * per_slot) // shape.token_bytes)
         raise DeviceTooSmall(
-            f"device memory of {device_tokens} tokens holds {max(num_slots, 0)} slots beside staging and tables, "
-            f"and {needed} running requests need one each: use --kv-device-tokens {least} or more"
+            f"device memory of {device_tokens} tokens holds {max(num_slots, 0)} page slots beside staging "
+            f"and tables, and {needed} running requests need one each: use --kv-device-tokens {least} or more"
             + (", a smaller --max-running-requests" if max_requests else "")
             + ", or a smaller --max-total-tokens"
         )

@@ -15,8 +15,8 @@ from support.workloads.exchanges import POOL_FLAGS, POOL_TOKENS, Exchange, repla
 
 pytestmark = pytest.mark.server
 
-# Beside staging and tables the device has eleven slots, fewer than a prompt of 200 tokens has pages: one for the page
-# that each of eight requests fills, and three more.
+# Beside staging and tables the device has eleven slots: one for the page that each of eight requests fills,
+# and three more, where prompts have up to fifty pages.
 DEVICE_TOKENS = 360
 
 
@@ -34,7 +34,7 @@ def tiered_server(model: Path, *flags: str, env: dict[str, str] | None = None) -
 def test_tokens_equal_those_without_a_radix_cache(
     random_model: Path, exchanges: list[Exchange], tmp_path: Path
 ) -> None:
-    """Over evictions, storage hits and retractions; what is fetched from storage is at times longer than staging."""
+    """Over evictions, storage hits and retractions."""
     middle = len(exchanges) // 2
     store = ("--kv-importance-store", str(tmp_path), "--hicache-storage-prefetch-policy", "wait_complete")
     with tiered_server(random_model, *store) as server:

@@ -74,7 +74,8 @@ class TieredPool(RuleBasedStateMachine):
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
         pages, length = data.draw(st.sampled_from(self.requests))
-        chosen = torch.tensor(data.draw(st.lists(st.sampled_from(pages), min_size=1, max_size=3, unique=True)))
+        some = st.lists(st.sampled_from(pages), min_size=1, max_size=3, unique=True)
+        chosen = torch.tensor(data.draw(some))
         layer = data.draw(st.integers(0, LAYERS - 1))
         before = self.slots.traffic.read
         found = self.slots.read(layer, chosen)

@@ -22,9 +22,7 @@ SCALE = DIM**-0.5
 def filled_slots(num_slots: int, tokens: int, dtype: torch.dtype) -> PageSlots:
     """A pool whose pages 1, 2, ... hold a context of ``tokens`` tokens."""
     host = [[torch.zeros(-(-tokens // PAGE) * PAGE + PAGE, KV_HEADS, DIM, dtype=dtype)] for _ in range(2)]
-    slots = PageSlots(
-        *host, num_frames=1, num_slots=num_slots, page_size=PAGE, staging_pages=3, device="cpu"
-    )
+    slots = PageSlots(*host, num_frames=1, num_slots=num_slots, page_size=PAGE, staging_pages=3, device="cpu")
     plan = slots.begin_pass(torch.arange(PAGE, PAGE + tokens))
     slots.write(0, plan, *(torch.randn(tokens, KV_HEADS, DIM).to(dtype) for _ in range(2)))
     return slots
@@ -90,3 +88,22 @@ def test_one_page_in_a_slot_is_not_loaded_again() -> None:
         stream_attention(sums, torch.randn(1, KV_HEADS, DIM), slots, 0, pages, 10 * PAGE, SCALE)
     assert slots.traffic.read == 20
     assert slots.traffic.loaded == 10 + 7  # three of four slots are no frames
+
+
+def test_slots_go_to_those_who_run() -> None:
+    """Pages that nobody has read for two passes make room, others do not."""
+    slots = filled_slots(3, 8 * PAGE, torch.float32)
+    nothing = torch.tensor([], dtype=torch.int64)
+
+    def loads(*pages: int) -> int:
+        before = slots.traffic.loaded
+        slots.read(0, torch.tensor(pages))
+        return slots.traffic.loaded - before
+
+    assert [loads(1, 2), loads(3, 4), loads(1, 2)] == [2, 2, 0]
+    slots.begin_pass(nothing)
+    assert [loads(3, 4), loads(2), loads(3, 4)] == [2, 0, 2]  # a pass ago they were read
+    slots.begin_pass(nothing)
+    slots.check_integrity()
+    assert [loads(3), loads(2), loads(1), loads(3)] == [1, 0, 1, 0]  # page 1 was not read for two passes
+    slots.check_integrity()

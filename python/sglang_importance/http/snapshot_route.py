@@ -31,7 +31,8 @@ async def get_kv_importance(request: Request) -> dict[str, Any]:
 
     Answers ``policy``, ``page_size``, ``clock`` (admitted requests), ``tiers``, ``faults`` (``counts`` by
     place, and the ``fallback`` to LRU or null), ``nodes`` and ``next_cursor``, null on the last page; under
-    ``observe`` also ``observe``, with a store also ``store``, with tiered pages also ``pages``. Each node has its place (``id``, ``parent``,
+    ``observe`` also ``observe``, with a store also ``store``, with tiered pages also ``pages`` (what the
+    device holds of them, and what has moved). Each node has its place (``id``, ``parent``,
     ``depth_tokens``, ``tokens``, ``tiers``), what attention gave it (``body_mass``, ``peak``, ``self_mass``,
     ``cross_mass``, ``queries``), and what the policy makes of it (``accesses``, ``age``, ``p_reuse``,
     ``loss``, ``pinned``).

@@ -129,7 +129,7 @@ def _tiered_pages(scheduler: Scheduler) -> None:
     cache = _cache(scheduler)
     if cache.importance.state.options.is_tiered:
         pool = cache.token_to_kv_pool_allocator.get_kvcache()
-        cache.importance.state.counters.page_traffic = pool.slots.traffic  # type: ignore[attr-defined]
+        cache.importance.state.counters.page_traffic = pool.slots.traffic
 
 
 def _cache(scheduler: Scheduler) -> ImportanceRadixCache:

@@ -30,9 +30,9 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
     runner = scheduler.tp_worker.model_runner
     backend = runner.attn_backend
     options = importance_options(scheduler.server_args)
-    tiered = {"tiered pages": hasattr(runner.token_to_kv_pool, "slots")} if options and options.is_tiered else {}
+    tiered = options is not None and options.is_tiered
     return {
-        **tiered,
+        **({"tiered pages": hasattr(runner.token_to_kv_pool, "slots")} if tiered else {}),
         "radix cache": isinstance(cache, ImportanceRadixCache),
         "Python tree core": isinstance(core, UnifiedTreeCore),
         "tree component": isinstance(component, ImportanceComponent),

@@ -219,12 +219,13 @@ def _memory_mode_refusals(args: Any, options: ImportanceOptions) -> Iterator[str
 def _tiered_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     """Tiered pages have a host tier of their own, and attention of their own to read it."""
     mode = f"{flag('residency')} tiered"
-    for rule in _TIERED_RULES:
-        value = getattr(args, rule.field, None)
-        if rule.refuses(value):
-            shown = rule.flag if value is True else f"{rule.flag} {value}"
-            cure = rule.cure or f"drop {rule.flag}"
-            yield f"{mode} does not support {rule.mode} ({shown}): {cure}, or use {flag('residency')} full"
+    values = {rule: getattr(args, rule.field, None) for rule in _TIERED_RULES}
+    for rule in filter(lambda rule: rule.refuses(values[rule]), _TIERED_RULES):
+        cure = rule.cure or f"drop {rule.flag}"
+        yield (
+            f"{mode} does not support {rule.mode} ({rule.flag} {values[rule]}): {cure}, "
+            f"or use {flag('residency')} full"
+        )
     if getattr(args, "enable_hierarchical_cache", False) and not options.store:
         yield (
             f"{mode} holds all KV on the host, where HiCache would hold it once more: drop "

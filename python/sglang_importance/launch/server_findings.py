@@ -49,9 +49,9 @@ def _pages(pages: dict[str, Any]) -> Finding:
     return Finding(
         "tiered pages",
         Status.OK,
-        f"{pages['host_tokens']:,} tokens on the host, {pages['device_tokens_per_layer']:,} of each layer on the "
-        f"device ({taken} of {pages['device_budget_bytes'] / 2**20:.1f} MiB), {pages['max_requests']} requests at "
-        f"a time; {pages['loaded']:,} of {pages['read']:,} pages read came from the host",
+        f"{pages['host_tokens']:,} tokens on the host, {pages['device_tokens_per_layer']:,} of each layer on "
+        f"the device ({taken} of {pages['device_budget_bytes'] / 2**20:.1f} MiB), {pages['max_requests']} "
+        f"requests at a time; {pages['loaded']:,} of {pages['read']:,} pages read came from the host",
     )
 
 

@@ -17,8 +17,10 @@ def tiered_pool(cache: ImportanceRadixCache) -> TieredKVPool | None:
 
 
 def describe_pages(pool: TieredKVPool) -> dict[str, Any]:
-    """The part ``pages`` of ``GET /kv_importance``. Pages are counted in each layer: a page that all layers load counts
-    once for each."""
+    """The part ``pages`` of ``GET /kv_importance``.
+
+    Pages are counted in each layer: one that all layers load counts once for each.
+    """
     plan, slots = pool.plan, pool.slots
     return {
         "layers": plan.shape.layers,

@@ -47,9 +47,7 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
     register_attention_backend("torch_native")(create_torch_native_backend)
 
 
-def _max_requests(
-    resolve: Callable[..., int], configurator: KVCacheConfigurator, token_capacity: int
-) -> int:
+def _max_requests(resolve: Callable[..., int], configurator: KVCacheConfigurator, token_capacity: int) -> int:
     """As many as upstream allows, and as have a slot for the page that they fill."""
     allowed = resolve(configurator, token_capacity)
     return min(allowed, _plan(configurator, token_capacity).num_frames)
@@ -91,6 +89,8 @@ def _plan(configurator: KVCacheConfigurator, pool_tokens: int) -> DevicePlan:
     options = importance_options(configurator.server_args)
     assert options is not None, "tiered pages without our options"
     model, parallel = configurator.model_config, get_parallel()
+    assert model.head_dim is not None
+    assert model.v_head_dim is not None
     shape = KvShape(
         layers=configurator.layer_info.num_effective_layers,
         kv_heads=model.get_num_kv_heads(parallel.attn_tp_size, parallel.attn_dcp_size),

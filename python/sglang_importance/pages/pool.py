@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class TieredKVPool(MHATokenToKVPool):
     """A pool whose buffers are host memory and hold every complete page by its logical number.
 
-    ``attach_slots`` gives it the device's part. The page that a request fills is there only; who reads buffers through
-    this class finds it on the host, too.
+    ``attach_slots`` gives it the device's part. The page that a request fills is there only; who reads
+    buffers through this class finds it on the host, too.
 
     Attributes:
         plan: how the device memory is divided.
@@ -32,7 +32,8 @@ class TieredKVPool(MHATokenToKVPool):
 
     def attach_slots(self, plan: DevicePlan, device: torch.device | str) -> None:
         """Allocates what ``plan`` says, once, before the first request."""
-        assert self.k_buffer is not None and self.v_buffer is not None
+        assert self.k_buffer is not None
+        assert self.v_buffer is not None
         self.plan = plan
         self.slots = PageSlots(
             self.k_buffer,
@@ -59,7 +60,8 @@ class TieredKVPool(MHATokenToKVPool):
     def _store_kv_layer(
         self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor
     ) -> None:
-        assert loc is self._locations and self._write_plan is not None, "a pass writes what it did not announce"
+        assert loc is self._locations, "a pass writes what it did not announce"
+        assert self._write_plan is not None
         self.slots.write(layer_idx, self._write_plan, cache_k, cache_v)
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
@@ -74,10 +76,10 @@ class TieredKVPool(MHATokenToKVPool):
 
     def get_cpu_copy(self, *args: Any, **kwargs: Any) -> Any:
         self._flush()
-        return super().get_cpu_copy(*args, **kwargs)
+        return super().get_cpu_copy(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def load_cpu_copy(self, kv_cache_cpu: Any, indices: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        super().load_cpu_copy(kv_cache_cpu, indices, *args, **kwargs)
+        super().load_cpu_copy(kv_cache_cpu, indices, *args, **kwargs)  # type: ignore[no-untyped-call]
         self.slots.forget(torch.unique(indices // self.page_size))
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:

@@ -9,7 +9,11 @@ import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-from sgl_importance_kernels.pages.streamed_attention import PartialAttention, attend_causally, stream_attention
+from sgl_importance_kernels.pages.streamed_attention import (
+    PartialAttention,
+    attend_causally,
+    stream_attention,
+)
 from sglang_importance.attention.source import request_table
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 from sglang_importance.pages.pool import TieredKVPool
@@ -36,7 +40,7 @@ class _Request:
 
 
 class TieredTorchNativeBackend(TorchNativeAttnBackend):
-    """Exact attention that holds no more of a context on the device than the pool's slots and staging buffer."""
+    """Exact attention that holds no more of a context on the device than slots and staging buffer."""
 
     token_to_kv_pool: TieredKVPool
 
@@ -54,7 +58,8 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
             contexts = forward_batch.seq_lens.tolist()
             new = [1] * len(contexts)
         else:
-            assert forward_batch.extend_prefix_lens is not None and forward_batch.extend_seq_lens is not None
+            assert forward_batch.extend_prefix_lens is not None
+            assert forward_batch.extend_seq_lens is not None
             contexts = forward_batch.extend_prefix_lens.tolist()
             new = forward_batch.extend_seq_lens.tolist()
         self._requests = []
@@ -81,9 +86,7 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         for request in self._requests:
             sums = PartialAttention()
             self._stream(sums, queries[request.rows], request, layer)
-            sums.add(
-                *attend_causally(queries[request.rows], k[request.rows], v[request.rows], layer.scaling)
-            )
+            sums.add(*attend_causally(queries[request.rows], k[request.rows], v[request.rows], layer.scaling))
             results[request.rows] = sums.output.to(output.dtype)
         return output
 

@@ -76,8 +76,10 @@ _supervise_backup = _supervised("backup")
 def _around_hit_query(
     query: Callable[..., tuple[list[str], int]], controller: Any, operation: Any, *args: Any, **kwargs: Any
 ) -> tuple[list[str], int]:
-    """Below tiered pages nothing is fetched that the staging buffer cannot hold: upstream would wait for ever for room
-    (unified_radix_cache.py, ``_try_alloc_storage_hit``)."""
+    """Below tiered pages, fetches no more than the staging buffer holds.
+
+    Upstream would wait for ever for room (unified_radix_cache.py, ``_try_alloc_storage_hit``).
+    """
     hashes, tokens = _contain_query(query, controller, operation, *args, **kwargs)
     if controller.host_memory_mode != "buffer_only":
         return hashes, tokens

@@ -1,4 +1,4 @@
-"""A plugin for the negative control of tiered pages: damages one slot of one layer, once, when a page moves in.
+"""A plugin for the negative control of tiered pages: damages one slot of one layer, once.
 
 Found by sglang through the folder's dist-info, where PYTHONPATH names the folder; no part of the package.
 """

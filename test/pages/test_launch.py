@@ -1,0 +1,76 @@
+"""What cannot run with tiered pages is refused before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt.server_args import ServerArgs
+
+from sgl_importance.options import ImportanceOptions
+from sglang_importance.launch.flags import select_cache
+from sglang_importance.launch.modes import refusals
+from sglang_importance.storage.install import TIERED_STAGING_RATIO, mount, store_refusals
+
+TIERED = ImportanceOptions(policy="importance", residency="tiered")
+
+
+def args(**changes: Any) -> ServerArgs:
+    return ServerArgs(model_path="dummy", device="cpu", **changes)
+
+
+@pytest.mark.parametrize("policy", ["default", "observe"])
+def test_tiered_pages_need_the_policy(policy: str) -> None:
+    with pytest.raises(ValueError, match="kv_residency 'tiered' needs kv_policy to be 'importance'"):
+        ImportanceOptions(policy=policy, residency="tiered")
+
+
+@pytest.mark.parametrize(
+    ("changes", "cure"),
+    [
+        ({"page_size": 1}, "use --page-size 16"),
+        ({"device": "cuda"}, "use --device cpu"),
+        ({"prefill_attention_backend": "triton"}, "drop --prefill-attention-backend"),
+        (
+            {"enable_hierarchical_cache": True},
+            "name a directory for storage below with --kv-importance-store",
+        ),
+    ],
+)
+def test_a_conflict_is_one_line_with_its_cure(changes: dict[str, Any], cure: str) -> None:
+    lines = refusals(ServerArgs(**{"model_path": "dummy", "device": "cpu", **changes}), TIERED)
+    (line,) = [
+        line for line in lines if "--kv-residency tiered does not support" in line or "HiCache" in line
+    ]
+    assert cure in line
+    full = ImportanceOptions(policy="importance")
+    assert not [line for line in refusals(args(), full) if "tiered" in line]
+
+
+def test_what_is_not_named_is_chosen() -> None:
+    given = args()
+    select_cache(given, TIERED)
+    assert given.page_size == 16
+    assert refusals(given, TIERED) == []
+
+
+def test_storage_below_gets_a_staging_buffer_not_a_host_tier(tmp_path: Path) -> None:
+    options = ImportanceOptions(policy="importance", residency="tiered", store=str(tmp_path))
+    given = args()
+    mount(given, options)  # type: ignore[arg-type]
+    assert given.hicache_host_memory_mode == "buffer_only"
+    assert given.hicache_ratio == TIERED_STAGING_RATIO
+    assert store_refusals(given, options) == []
+    assert refusals(given, options) == []
+    (line,) = store_refusals(given, ImportanceOptions(policy="importance", store=str(tmp_path)))
+    assert "use --hicache-host-memory-mode cache" in line
+
+    chosen = args(hicache_ratio=0.5)
+    mount(chosen, options)  # type: ignore[arg-type]
+    assert chosen.hicache_ratio == 0.5
+
+
+@pytest.mark.parametrize(("given", "tokens"), [(0.25, 1024), (1.0, 1), (512, 512)])
+def test_device_memory_is_told_in_tokens_or_as_a_share(given: float, tokens: int) -> None:
+    assert ImportanceOptions(device_tokens=given).device_tokens_of(4096) == tokens
