@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sgl_importance.metrics_table import PREFIX
+from sglang_importance.launch.server_findings import server_findings
 
 from support.python_path import FAULTS, python_path
 from support.served import script_server
@@ -42,9 +43,11 @@ def test_tokens_equal_those_without_a_radix_cache(
         together = replay(server, exchanges[middle:], concurrency=8)
         again = replay(server, exchanges, concurrency=8)
         assert server.metric(f"{PREFIX}evicted_tokens_total", tier="device") > 0
-        pages = server.get("/kv_importance?limit=1")["pages"]
+        document = server.get("/kv_importance?limit=1")
         read, loaded = (server.metric(f"{PREFIX}pages_{name}_total") for name in ("read", "loaded"))
-    parts = (alone, together, again)
+    parts, pages = (alone, together, again), document["pages"]
+    (finding,) = (finding for finding in server_findings(document) if finding.subject == "tiered pages")
+    assert "8 requests at a time" in finding.detail
     print([part.retractions for part in parts], [dict(part.hit_tokens) for part in parts], pages)
     assert len(exchanges) * 2 >= 500
     assert [part.differing for part in parts] == [[], [], []]
