@@ -61,7 +61,11 @@ def test_object_victims_are_resident_and_the_optimum_is_no_worse(
 def test_objects_may_be_asked_for_several_at_a_time(
     policy: Policy, paths: list[list[int]], capacity: int
 ) -> None:
-    replay_objects(tree_trace(paths), Watched(policy(capacity)))
+    trace = tree_trace(paths)
+    watched = Watched(policy(capacity))
+    counts = replay_objects(trace, watched)
+    assert len(watched.resident) <= capacity
+    assert len(watched.victims) == counts.evicted_blocks + counts.rejected_blocks
 
 
 @every_policy
