@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -12,13 +14,14 @@ from sglang_importance.launch.server_findings import server_findings
 from support.python_path import FAULTS, python_path
 from support.served import script_server
 from support.servers import ServerProcess
-from support.workloads.exchanges import POOL_FLAGS, POOL_TOKENS, Exchange, replay
+from support.workloads.exchanges import POOL_FLAGS, POOL_TOKENS, VOCABULARY, Exchange, ask, replay
 
 pytestmark = pytest.mark.server
 
 # Beside staging and tables the device has eleven slots: one for the page that each of eight requests fills,
 # and three more, where prompts have up to fifty pages.
 DEVICE_TOKENS = 360
+LONG_PROMPT_TOKENS = 8000
 
 
 def tiered_server(model: Path, *flags: str, env: dict[str, str] | None = None) -> ServerProcess:
@@ -58,6 +61,32 @@ def test_tokens_equal_those_without_a_radix_cache(
     assert sum(pages["device_bytes"].values()) <= pages["device_budget_bytes"]
     longest = max(len(exchange.prompt) for exchange in exchanges)
     assert longest > 4 * pages["device_tokens_per_layer"]
+
+
+@pytest.mark.nightly
+def test_prompts_of_sixteen_times_the_slots_are_answered_as_by_stock(random_model: Path) -> None:
+    """Eight at a time, half of them over a document that they share."""
+    draws = Random(0)
+    document = draws.choices(VOCABULARY, k=LONG_PROMPT_TOKENS - 64)
+    shared = [document + draws.choices(VOCABULARY, k=64) for _ in range(4)]
+    prompts = shared + [draws.choices(VOCABULARY, k=LONG_PROMPT_TOKENS) for _ in range(4)]
+    room = ("--max-total-tokens", str(10 * LONG_PROMPT_TOKENS))
+
+    def answers(server: ServerProcess) -> list[list[int]]:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return [
+                reply["output_ids"] for reply in pool.map(lambda prompt: ask(server, prompt, 48), prompts)
+            ]
+
+    stock = ("--kv-policy", "default", "--disable-radix-cache", *POOL_FLAGS)
+    with script_server(*stock, *room, model=random_model) as server:
+        expected = answers(server)
+    with tiered_server(random_model, *room, "--kv-device-tokens", "720") as server:
+        cold, warm = answers(server), answers(server)
+        pages = server.get("/kv_importance?limit=1")["pages"]
+    assert 16 * pages["device_tokens_per_layer"] <= LONG_PROMPT_TOKENS
+    assert cold == expected
+    assert warm == expected
 
 
 def test_one_damaged_slot_of_one_layer_changes_tokens(random_model: Path, exchanges: list[Exchange]) -> None:
