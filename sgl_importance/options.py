@@ -69,8 +69,19 @@ class ImportanceOptions:
             problems.append(
                 f"{keyword('auto_pins')} rests on what attention said: it needs {keyword('g')} to be 'on'"
             )
+        if self.source == "none":
+            problems += [
+                f"{need} needs page scores, which {keyword('source')} 'none' does not take"
+                for need in self.needing_scores
+            ]
         if problems:
             raise ValueError("; ".join(problems))
+
+    @property
+    def needing_scores(self) -> tuple[str, ...]:
+        """The choices that mean nothing without page scores, as ``keyword 'value'``."""
+        needing = {"g": self.use_importance, "trace_detail": self.trace and self.trace_detail == "steps"}
+        return tuple(f"{keyword(name)} {getattr(self, name)!r}" for name, needs in needing.items() if needs)
 
     @property
     def use_importance(self) -> bool:
@@ -160,8 +171,10 @@ SETTINGS: dict[str, Setting] = {
         cost="but for 'default': sglang's tree in Python instead of Rust, and page scores",
     ),
     "source": Setting(
-        "producer of the scores; 'auto' takes the one of the attention backend in use",
-        cost="work in the layers that emit; on a CPU a second pass over queries and keys",
+        "producer of the page scores; 'none' leaves attention alone, whatever its backend, and reuse is "
+        "predicted without scores; 'auto' takes the producer of the attention backend in use where it has "
+        "run on that kind of device, else 'none'",
+        cost="but for 'none': work in the layers that emit; on a CPU a second pass over queries and keys",
     ),
     "interval": Setting(
         "decode steps from one emitting step to the next; the first of a request always emits",

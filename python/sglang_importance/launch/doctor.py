@@ -62,8 +62,9 @@ def _accelerator() -> Iterator[Finding]:
         yield Finding(
             "importance on the accelerator",
             Status.NOTE,
-            "every producer of scores for GPU attention is opt-in: no GPU has run one yet",
-            "--attention-backend torch_native, or --kv-policy default; docs/kernels.md settles the rest",
+            "evicts by predicted reuse beside any attention backend; page scores are opt-in: no GPU has run "
+            "a producer of them yet",
+            "nothing, or name one with --kv-importance-source; docs/kernels.md settles the rest",
         )
     else:
         yield Finding(

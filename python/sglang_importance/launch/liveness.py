@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
+from sglang_importance.attention.score_sources import NONE
 from sglang_importance.upstream.hooks import dead_hooks
+from sglang_importance.upstream.server_options import importance_options
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -27,6 +29,8 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
     core = getattr(cache, "tree_core", None)
     component = getattr(cache, "components", {}).get(ComponentType.FULL)
     backend = scheduler.tp_worker.model_runner.attn_backend
+    options = importance_options(scheduler.server_args)
+    takes_none = options is not None and options.source == NONE
     return {
         "radix cache": isinstance(cache, ImportanceRadixCache),
         "Python tree core": isinstance(core, UnifiedTreeCore),
@@ -34,7 +38,7 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
         "eviction order": isinstance(core, UnifiedTreeCore)
         and isinstance(core.evictable_device_leaves, WatchedLeaves)
         and isinstance(core.evictable_host_leaves, WatchedLeaves),
-        "attention scores": getattr(backend, "rows", None) is not None,
+        "attention scores": takes_none or getattr(backend, "rows", None) is not None,
         "deferred work": isinstance(component, ImportanceComponent)
         and scheduler.process_batch_result is component.deferred_work.installed,
         "message handlers": KvImportanceReq in scheduler._request_dispatcher._mapping,
