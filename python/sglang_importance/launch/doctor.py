@@ -90,13 +90,23 @@ def _sglang() -> Iterator[Finding]:
         )
         return
     yield Finding("sglang", Status.OK, found)
-    from sglang_importance.upstream.symbols import CURE, SYMBOLS, symbol_problems, version_problem
+    from sglang_importance.upstream.symbols import (
+        CURE,
+        SYMBOLS,
+        symbol_problems,
+        version_note,
+        version_problem,
+    )
 
     problems = [problem for problem in (version_problem(), *symbol_problems()) if problem]
     for problem in problems:
         yield Finding("upstream symbols", Status.PROBLEM, problem, CURE)
     if not problems:
         yield Finding("upstream symbols", Status.OK, f"all {len(SYMBOLS)} are as expected")
+        if note := version_note():
+            yield Finding(
+                "sglang's release", Status.NOTE, note, "run its tests: scripts/versions.sh " + found
+            )
 
 
 def _plugins() -> Iterator[Finding]:
