@@ -113,10 +113,8 @@ if [[ $device == cpu ]] || ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
   default --sleep-on-idle
   # As it was trained: sglang would cast it down to float16, where batches flip the answer of a near tie.
   [[ -z $embedded ]] || default --dtype float32
-else
-  # Not run yet on a machine with a GPU.
-  default --attention-backend torch_native  # the one that emits importance so far
 fi
+# On a GPU, where none of this has run yet, sglang chooses its attention backend: without page scores any will do.
 
 command=("$root/.venv/bin/python" -m sglang.launch_server "${defaults[@]}" "${arguments[@]}")
 if [[ -n ${SERVE_DRY_RUN-} ]]; then

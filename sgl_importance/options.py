@@ -75,6 +75,11 @@ class ImportanceOptions:
             )
         if self.is_tiered and self.policy != "importance":
             problems.append(f"{keyword('residency')} 'tiered' needs {keyword('policy')} to be 'importance'")
+        if self.source == "none":
+            problems += [
+                f"{need} needs page scores, which {keyword('source')} 'none' does not take"
+                for need in self.needing_scores
+            ]
         if problems:
             raise ValueError("; ".join(problems))
 
@@ -90,6 +95,12 @@ class ImportanceOptions:
             pool_tokens: tokens of the pool, which lies on the host.
         """
         return int(self.device_tokens * pool_tokens if self.device_tokens < 1 else self.device_tokens)
+
+    @property
+    def needing_scores(self) -> tuple[str, ...]:
+        """The choices that mean nothing without page scores, as ``keyword 'value'``."""
+        needing = {"g": self.use_importance, "trace_detail": self.trace and self.trace_detail == "steps"}
+        return tuple(f"{keyword(name)} {getattr(self, name)!r}" for name, needs in needing.items() if needs)
 
     @property
     def use_importance(self) -> bool:
@@ -179,8 +190,10 @@ SETTINGS: dict[str, Setting] = {
         cost="but for 'default': sglang's tree in Python instead of Rust, and page scores",
     ),
     "source": Setting(
-        "producer of the scores; 'auto' takes the one of the attention backend in use",
-        cost="work in the layers that emit; on a CPU a second pass over queries and keys",
+        "producer of the page scores; 'none' leaves attention alone, whatever its backend, and reuse is "
+        "predicted without scores; 'auto' takes the producer of the attention backend in use where it has "
+        "run on that kind of device, else 'none'",
+        cost="but for 'none': work in the layers that emit; on a CPU a second pass over queries and keys",
     ),
     "interval": Setting(
         "decode steps from one emitting step to the next; the first of a request always emits",

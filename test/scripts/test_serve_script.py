@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from collections.abc import Iterator
@@ -87,6 +88,18 @@ def test_defaults(scripts: Any, probe_model: Path) -> None:
     assert "--enable-hierarchical-cache" in command
     assert "--sleep-on-idle" in command
     assert value(command, "--dtype") == "float32", "sglang would cast the embedded model down"
+
+
+def test_on_a_gpu_the_choice_of_attention_is_left_to_sglang(scripts: Any, tmp_path: Path) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
+    driver.chmod(0o755)
+    env = {"SERVE_DRY_RUN": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = scripts.run("serve.sh", "--port", str(free_port()), env=env)
+    command = ended.stdout.splitlines()
+    assert value(command, "--kv-policy") == "importance"
+    for flag in ("--device", "--dtype", "--attention-backend", "--kv-importance-source"):
+        assert flag not in command
 
 
 @pytest.mark.parametrize(

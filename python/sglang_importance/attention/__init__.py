@@ -8,6 +8,7 @@ from functools import wraps
 from typing import TYPE_CHECKING
 
 from sgl_importance.options import ImportanceOptions
+from sglang_importance.attention.score_sources import NONE, UNPROVEN
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -21,12 +22,15 @@ logger = logging.getLogger(__name__)
 def install(options: ImportanceOptions) -> None:
     """Makes this process build the emitting variant of every attention backend that has one.
 
-    For the scheduler process, before its model runner exists, under ``observe`` and ``importance`` only.
+    For the scheduler process, before its model runner exists, under ``observe`` and ``importance`` only. With
+    the source ``none`` every backend stays upstream's.
     """
+    if options.source == NONE:
+        logger.info("No page scores (--kv-importance-source none): attention runs as in stock sglang")
+        return
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-    from sglang_importance.attention.score_sources import UNPROVEN
     from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 
     def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
@@ -47,8 +51,6 @@ def install(options: ImportanceOptions) -> None:
 
 def _attach_probe(options: ImportanceOptions) -> None:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
-
-    from sglang_importance.attention.score_sources import UNPROVEN
 
     for name in UNPROVEN[options.source]:
         if name in ATTENTION_BACKENDS:

@@ -44,7 +44,7 @@ def sampled_layers(available: Sequence[int], requested: Sequence[int] = ()) -> t
     if not available:
         raise ValueError(
             "the model has no causal full-attention layer to take page scores from: "
-            "start with --kv-policy default"
+            "start with --kv-importance-source none"
         )
     if requested:
         unknown = sorted(set(requested) - set(available))

@@ -117,7 +117,8 @@ class ScoreRows:
             raise ValueError(
                 f"page scores of {num_slots} request slots x {self.max_pages} pages need "
                 f"{self.num_bytes / 2**30:.1f} GiB, the limit is {MAX_ROW_BYTES / 2**30:.0f} GiB: raise "
-                "--page-size, or lower --max-running-requests or --context-length"
+                "--page-size, lower --max-running-requests or --context-length, or start with "
+                "--kv-importance-source none"
             )
         self._rows = {phase: PageRows.zeros(num_slots, self.max_pages, device) for phase in Phase}
         self._num_pages = {phase: [0] * num_slots for phase in Phase}

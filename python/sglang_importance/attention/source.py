@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CURE = "start with --kv-policy default"
+CURE = "start with --kv-importance-source none"
+NO_POLICY = "start with --kv-policy default"  # where the tree refuses the model too
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,9 @@ def refuse_unsupported(model_runner: ModelRunner) -> None:
         ValueError: encoder-decoder models, and multi-head latent attention.
     """
     if model_runner.model_config.is_encoder_decoder:
-        raise ValueError(f"page scores of encoder-decoder models are not supported: {CURE}")
+        raise ValueError(f"page scores of encoder-decoder models are not supported: {NO_POLICY}")
     if model_runner.use_mla_backend:
-        raise ValueError(f"page scores of multi-head latent attention are not supported yet: {CURE}")
+        raise ValueError(f"page scores of multi-head latent attention are not supported yet: {NO_POLICY}")
 
 
 def request_table(pool: ReqToTokenPool | None) -> torch.Tensor:

@@ -62,8 +62,9 @@ def _accelerator() -> Iterator[Finding]:
         yield Finding(
             "importance on the accelerator",
             Status.NOTE,
-            "every producer of scores for GPU attention is opt-in: no GPU has run one yet",
-            "--attention-backend torch_native, or --kv-policy default; docs/kernels.md settles the rest",
+            "evicts by predicted reuse beside any attention backend; page scores are opt-in: no GPU has run "
+            "a producer of them yet",
+            "nothing, or name one with --kv-importance-source; docs/kernels.md settles the rest",
         )
     else:
         yield Finding(
@@ -89,13 +90,23 @@ def _sglang() -> Iterator[Finding]:
         )
         return
     yield Finding("sglang", Status.OK, found)
-    from sglang_importance.upstream.symbols import CURE, SYMBOLS, symbol_problems, version_problem
+    from sglang_importance.upstream.symbols import (
+        CURE,
+        SYMBOLS,
+        symbol_problems,
+        version_note,
+        version_problem,
+    )
 
     problems = [problem for problem in (version_problem(), *symbol_problems()) if problem]
     for problem in problems:
         yield Finding("upstream symbols", Status.PROBLEM, problem, CURE)
     if not problems:
         yield Finding("upstream symbols", Status.OK, f"all {len(SYMBOLS)} are as expected")
+        if note := version_note():
+            yield Finding(
+                "sglang's release", Status.NOTE, note, "run its tests: scripts/versions.sh " + found
+            )
 
 
 def _plugins() -> Iterator[Finding]:

@@ -16,10 +16,11 @@ from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.installers import install_in_launcher
 from sglang_importance.launch.modes import check_modes
 from sglang_importance.launch.preflight import check_inputs
+from sglang_importance.launch.source_choice import settle_source
 from sglang_importance.storage.install import mount, store_refusals
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, cure, exit_refused
-from sglang_importance.upstream.server_options import importance_options, store_options
+from sglang_importance.upstream.server_options import attach_options, importance_options, store_options
 from sglang_importance.upstream.symbols import check_sglang
 
 LAUNCH_TARGET = "sglang.srt.entrypoints.engine.Engine._launch_subprocesses"
@@ -56,7 +57,7 @@ def _around_launch(
         return launch(engine_class, server_args, *args, **kwargs)
     children = multiprocessing.active_children()
     try:
-        _check_resolved(server_args, options)
+        options = _check_resolved(server_args, options)
         if not options.is_stock:
             install_in_launcher(options)
         launched = _launch(launch, engine_class, server_args, *args, **kwargs)
@@ -70,13 +71,18 @@ def _around_launch(
     return launched
 
 
-def _check_resolved(server_args: Any, options: ImportanceOptions) -> None:
+def _check_resolved(server_args: Any, options: ImportanceOptions) -> ImportanceOptions:
+    """Checks what sglang made of the arguments; the options that every process of the server gets."""
     from sglang.srt.arg_groups.overrides import resolving_view
 
     server_args.resolve_once()
-    check_modes(resolving_view(server_args), options)
-    if options.store and (lines := store_refusals(resolving_view(server_args), options)):
+    resolved = resolving_view(server_args)
+    options = settle_source(resolved, options)
+    attach_options(server_args, options)
+    check_modes(resolved, options)
+    if options.store and (lines := store_refusals(resolved, options)):
         raise LaunchRefused(lines)
+    return options
 
 
 def _launch(launch: Callable[..., Any], engine_class: type, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
+from sglang_importance.attention.score_sources import NONE
 from sglang_importance.upstream.hooks import dead_hooks
 from sglang_importance.upstream.server_options import importance_options
 
@@ -31,6 +32,7 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
     backend = runner.attn_backend
     options = importance_options(scheduler.server_args)
     tiered = options is not None and options.is_tiered
+    takes_none = options is not None and options.source == NONE
     return {
         **({"tiered pages": hasattr(runner.token_to_kv_pool, "slots")} if tiered else {}),
         "radix cache": isinstance(cache, ImportanceRadixCache),
@@ -39,7 +41,7 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
         "eviction order": isinstance(core, UnifiedTreeCore)
         and isinstance(core.evictable_device_leaves, WatchedLeaves)
         and isinstance(core.evictable_host_leaves, WatchedLeaves),
-        "attention scores": getattr(backend, "rows", None) is not None,
+        "attention scores": takes_none or getattr(backend, "rows", None) is not None,
         "deferred work": isinstance(component, ImportanceComponent)
         and scheduler.process_batch_result is component.deferred_work.installed,
         "message handlers": KvImportanceReq in scheduler._request_dispatcher._mapping,

@@ -15,6 +15,7 @@ from sglang.srt.environ import envs
 
 from sgl_importance.options import ImportanceOptions, KvPolicy, flag
 from sglang_importance.attention.score_sources import PRODUCERS, UNPROVEN
+from sglang_importance.launch.source_choice import attention_backends
 from sglang_importance.upstream.refusal import LaunchRefused
 
 if TYPE_CHECKING:
@@ -167,23 +168,15 @@ RULES: tuple[Rule, ...] = (
 
 
 def _attention_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
-    """A backend without a producer emits no scores: the policy would run on nothing."""
-    base = getattr(args, "attention_backend", None)
-    phases = ("prefill_attention_backend", "decode_attention_backend")
-    chosen = (getattr(args, phase, None) or base for phase in phases)
-    in_use: set[str] = {backend for backend in chosen if backend is not None}
+    """A producer wants the attention backend that it was made for; ``auto`` and ``none`` fit any."""
+    in_use = attention_backends(args)
     if options.source in UNPROVEN:
         yield from _unproven_refusals(args, options, in_use)
-        return
-    emitting = set(PRODUCERS.values()) if options.source == "auto" else {PRODUCERS[options.source]}
-    for backend in sorted(in_use - emitting):
-        what = f"attention backend {backend}, which emits no scores by itself"
-        cure = f"use --attention-backend {' or '.join(sorted(emitting))}"
-        attachable = [source for source, backends in UNPROVEN.items() if backend in backends]
-        if options.source == "auto" and attachable:
-            sources = " or ".join(attachable)
-            cure += f", or at your own risk {flag('source')} {sources}, which no GPU has run yet"
-        yield _line(options.policy, what, cure)
+    elif options.source in PRODUCERS:
+        emitting = PRODUCERS[options.source]
+        for backend in sorted(in_use - {emitting}):
+            what = f"{flag('source')} {options.source} beside attention backend {backend}"
+            yield _line(options.policy, what, f"use --attention-backend {emitting}, or {flag('source')} auto")
 
 
 def _unproven_refusals(args: Any, options: ImportanceOptions, in_use: set[str]) -> Iterator[str]:

@@ -12,8 +12,9 @@ from sglang.srt.runtime_context import get_parallel, get_schedule
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.pages.device_plan import DevicePlan, DeviceTooSmall, KvShape, plan_device
+from sglang_importance.attention.score_sources import NONE
 from sglang_importance.pages.pool import TieredKVPool, forget_freed_pages
-from sglang_importance.pages.torch_native import EmittingTieredBackend
+from sglang_importance.pages.torch_native import EmittingTieredBackend, TieredTorchNativeBackend
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import importance_options
@@ -42,6 +43,8 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
     def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
         if model_runner.is_draft_worker:
             return TorchNativeAttnBackend(model_runner)
+        if options.source == NONE:
+            return TieredTorchNativeBackend(model_runner)
         return EmittingTieredBackend(model_runner, options)
 
     register_attention_backend("torch_native")(create_torch_native_backend)

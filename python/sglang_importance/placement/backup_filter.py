@@ -89,7 +89,7 @@ class BackupFilter:
         self._host_tokens = host_tokens
         self._counts_hit: Callable[..., bool] = core._inc_hit_count_and_check
         self._evict_leaf: Callable[..., Any] = core.evict_device_leaf
-        core._inc_hit_count_and_check = self._offer_backup  # type: ignore[method-assign]  # on this instance
+        core._inc_hit_count_and_check = self._offer_backup  # type: ignore[assignment,method-assign]  # on this instance
         core.evict_device_leaf = self._evict_device_leaf  # type: ignore[method-assign]  # on this instance
 
     def reset(self) -> None:
@@ -104,8 +104,10 @@ class BackupFilter:
 
     # ---- host ----
 
-    def _offer_backup(self, node: UnifiedTreeNode, chunked: bool = False) -> bool:
-        if not self._counts_hit(node, chunked):
+    def _offer_backup(
+        self, node: UnifiedTreeNode, *chunked: bool
+    ) -> bool:  # which later releases do not pass
+        if not self._counts_hit(node, *chunked):
             return False
         if self._core.enable_external_cache_linker:
             return True  # copies to another cache, not to a tier of ours

@@ -29,6 +29,7 @@ from sglang_importance.tree.eviction import EvictionOrder, MarginalLossOrder, Ra
 from sglang_importance.tree.folding import Folding
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.differences import is_chunk
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -179,9 +180,13 @@ class ImportanceComponent(FullComponent):
         end = req.last_node
         if is_finished and insert_result is not None:
             end = insert_result.last_device_node
-        is_chunk = insert_params is not None and insert_params.chunked
         learn = self._faults.learn(
-            FaultPlace.ADMISSION, self.requests.cached, req, end, is_finished=is_finished, is_chunk=is_chunk
+            FaultPlace.ADMISSION,
+            self.requests.cached,
+            req,
+            end,
+            is_finished=is_finished,
+            is_chunk=is_chunk(req, insert_params),
         )
         if learn is not None:
             self.deferred_work.do(partial(self._faults.learn, FaultPlace.LEARNING, learn))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from sglang_importance.storage.page_buffers import StagingPool, create_backend
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.storage.weights import WATCH, Weights
 from sglang_importance.storage.wrapped import Names, ValuePages, ZeroCopyPages
-from sglang_importance.upstream.refusal import SUPPORTED_VERSIONS, LaunchRefused
+from sglang_importance.upstream.refusal import LaunchRefused
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +223,7 @@ class VerifiedStorage(HiCacheStorage):
             pp_size=config.pp_size,
             cp_rank=config.attn_cp_rank,
             cp_size=config.attn_cp_size,
-            sglang=SUPPORTED_VERSIONS[-1],
+            sglang=version("sglang"),
         )
 
     def _published(self, result: Result) -> Result:

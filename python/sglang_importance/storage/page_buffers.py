@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 
 from sgl_importance.storage.page_record import HEADER_BYTES
 from sgl_importance.storage.pages import Page
+from sglang_importance.upstream.differences import host_pool
 
 # Direct I/O wants each half of a record on pages of the operating system.
 HALF_ALIGNMENT = 4096
@@ -51,8 +51,8 @@ class StagingPool:
             enable_memory_saver=False,
             enable_alt_stream=False,
         )
-        self.pool = MHATokenToKVPoolHost(
-            device, float(slots), 0, 1, "page_first", pin_memory, "cpu", allocator
+        self.pool = host_pool(
+            device, float(slots), 1, "page_first", pin_memory=pin_memory, allocator=allocator
         )
         self.pool.kv_buffer.zero_()
         self._data: NDArray[np.uint8] = self.pool.kv_buffer.numpy().reshape(2, -1, self._half)

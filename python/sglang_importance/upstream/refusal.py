@@ -6,8 +6,10 @@ import sys
 from collections.abc import Iterable
 from typing import NoReturn
 
-SUPPORTED_VERSIONS = ("0.5.21",)
-"""Releases of sglang that this package was written against and tested with, oldest first."""
+PINNED_VERSION = "0.5.21"
+"""The release of sglang that ``scripts/setup.sh`` installs."""
+TESTED_VERSIONS = ("0.5.21", "0.5.22", "0.5.23")
+"""Releases of sglang that ``scripts/versions.sh`` runs our tests beside, oldest first."""
 WITHOUT_POLICY = "use --kv-policy default"
 
 REFUSED_EXIT_CODE = 2
@@ -17,7 +19,7 @@ SCHEDULER_REFUSED_EXIT_CODE = 78
 
 def cure(otherwise: str = WITHOUT_POLICY) -> str:
     """The cure where sglang is not as we expect it; ``otherwise``: how to go on with it as it is."""
-    return f"install sglang=={SUPPORTED_VERSIONS[-1]} or {otherwise}"
+    return f"install sglang=={PINNED_VERSION} or {otherwise}"
 
 
 class LaunchRefused(Exception):

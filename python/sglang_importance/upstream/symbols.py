@@ -1,4 +1,4 @@
-"""Check that the installed sglang is the one that this package was written against.
+"""Check that the installed sglang has what this package calls, overrides and hooks.
 
 ``SYMBOLS`` lists what we call, override or hook, with the parameters that we count on. Names that a method
 of ours overrides matter as much as those that we call: upstream would call ours with its new arguments.
@@ -7,12 +7,15 @@ of ours overrides matter as much as those that we call: upstream would call ours
 from __future__ import annotations
 
 import inspect
+import logging
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from sglang_importance.upstream.refusal import SUPPORTED_VERSIONS, LaunchRefused, cure
+from sglang_importance.upstream.refusal import TESTED_VERSIONS, LaunchRefused, cure
+
+logger = logging.getLogger(__name__)
 
 CURE = cure()
 
@@ -28,8 +31,9 @@ _TRITON = f"{_SRT}.layers.attention.triton_backend.TritonAttnBackend"
 _FLASHINFER = f"{_SRT}.layers.attention.flashinfer_backend.FlashInferAttnBackend"
 _TORCH_NATIVE = f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 
-# Parameter names in order, as in a signature; None where only the existence counts.
-SYMBOLS: dict[str, str | None] = {
+# Parameter names in order, as in a signature; several where releases differ, and ``differences`` or the
+# override takes each; None where only the existence counts.
+SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     # the launch
     f"{_SRT}.environ.envs.SGLANG_RUST_SERVER": None,
     f"{_SRT}.plugins.hook_registry.HookRegistry.register": "target, hook, hook_type, *, source",
@@ -64,7 +68,10 @@ SYMBOLS: dict[str, str | None] = {
     f"{_SRT}.managers.tokenizer_manager.ReqState.finished": None,
     f"{_SRT}.managers.tokenizer_manager.ReqState.time_stats": None,
     f"{_SRT}.managers.tokenizer_manager.ServerStatus.Starting": None,
-    f"{_SRT}.managers.tokenizer_manager.TokenizerManager._release_req_states_on_failure": "self, rids",
+    f"{_SRT}.managers.tokenizer_manager.TokenizerManager._release_req_states_on_failure": (
+        "self, rids",
+        "self, request_states",
+    ),
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager.abort_request": "self, rid, abort_all",
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager.generate_request": "self, obj, request",
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager.gracefully_exit": None,
@@ -112,7 +119,6 @@ SYMBOLS: dict[str, str | None] = {
     f"{_CACHE}.unified_cache.components.CacheTransferPhase.BACKUP_HOST": None,
     f"{_CACHE}.unified_cache.components.CacheTransferPhase.LOAD_BACK": None,
     f"{_CACHE}.unified_cache.components.ComponentType.FULL": None,
-    f"{_CACHE}.base_prefix_cache.InsertParams.chunked": None,
     f"{_CACHE}.base_prefix_cache.MatchPrefixParams.key": None,
     f"{_CACHE}.base_prefix_cache.MatchResult.best_match_node": None,
     f"{_CACHE}.radix_cache.RadixKey.__init__": ("self, token_ids, extra_key, is_bigram, limit, cache_salt"),
@@ -122,10 +128,19 @@ SYMBOLS: dict[str, str | None] = {
     f"{_FULL}.__init__": "self, cache, params",
     f"{_FULL}._ensure_eviction_strategy": "self",
     f"{_FULL}._evict_device_start": "self, request_cnt",
-    f"{_FULL}._evict_device_next_node": "self, tracker, device_frees, host_frees",
+    f"{_FULL}._evict_device_next_node": (
+        "self, tracker, device_frees, host_frees",
+        "self, tracker, device_frees, host_frees, cache_actions",
+    ),
     f"{_FULL}._evict_device_end": "self",
-    f"{_FULL}.drive_host_eviction": "self, num_tokens, tracker, device_frees, host_frees",
-    f"{_FULL}.evict_component": "self, node, device_frees, host_frees, target",
+    f"{_FULL}.drive_host_eviction": (
+        "self, num_tokens, tracker, device_frees, host_frees",
+        "self, num_tokens, tracker, device_frees, host_frees, cache_actions",
+    ),
+    f"{_FULL}.evict_component": (
+        "self, node, device_frees, host_frees, target",
+        "self, node, device_frees, host_frees, cache_actions, target",
+    ),
     f"{_FULL}.redistribute_on_node_split": "self, new_parent, child",
     f"{_FULL}.discard_deleted_session_leaf": "self, node",
     f"{_FULL}.commit_insert_component_data": "self, node, is_new_leaf, params, result, cache_actions",
@@ -143,9 +158,12 @@ SYMBOLS: dict[str, str | None] = {
     f"{_TREE_CORE}._split_node": "self, key, child, split_len",
     f"{_TREE_CORE}._remove_leaf_from_parent": "self, node",
     f"{_TREE_CORE}._update_evictable_leaf_sets": "self, node",
-    f"{_TREE_CORE}._evict_host_leaf": "self, node, tracker, device_frees, host_frees",
+    f"{_TREE_CORE}._evict_host_leaf": (
+        "self, node, tracker, device_frees, host_frees",
+        "self, node, tracker, device_frees, host_frees, cache_actions",
+    ),
     # wrapped by the gate
-    f"{_TREE_CORE}._inc_hit_count_and_check": "self, node, chunked",
+    f"{_TREE_CORE}._inc_hit_count_and_check": ("self, node, chunked", "self, node"),
     f"{_TREE_CORE}.evict_device_leaf": "self, node_id, is_write_back",
     # the store
     f"{_CACHE}.hicache_storage.HiCacheStorage.register_mem_pool_host": "self, mem_pool_host",
@@ -164,7 +182,10 @@ SYMBOLS: dict[str, str | None] = {
     f"{_CACHE}.memory_pool.MHATokenToKVPool": None,
     f"{_CACHE}.pool_host.mha.MHATokenToKVPoolHost.__init__": (
         "self, device_pool, host_to_device_ratio, host_size, page_size, layout, pin_memory, device, "
-        "allocator_type, *, mtp_draft_device_pools, pool_label"
+        "allocator_type, *, mtp_draft_device_pools, pool_label",
+        "self, buffer_info, host_to_device_ratio, host_size, page_size, layout, pin_memory, device, "
+        "allocator_type, *, device_capacity_tokens, start_layer, end_layer, draft_buffer_infos, "
+        "write_back_staging, pool_label, head_group_num, host_token_capacity",
     ),
     f"{_CACHE}.hicache_storage.HiCacheStorageExtraInfo.prefix_keys": None,
     f"{_CACHE}.storage.StorageBackendFactory.create_backend": (
@@ -180,7 +201,7 @@ SYMBOLS: dict[str, str | None] = {
     f"{_CONTROLLER}.prefetch_thread_func": "self",
     f"{_CONTROLLER}.prefetch_io_aux_func": "self",
     f"{_CONTROLLER}.prefetch_sync_thread_func": "self",
-    f"{_CONTROLLER}._storage_hit_query": "self, operation, pp_rank",
+    f"{_CONTROLLER}._storage_hit_query": ("self, operation, pp_rank", "self, operation"),
     f"{_CONTROLLER}._page_transfer": "self, operation",
     f"{_CONTROLLER}._page_backup": "self, operation",
     f"{_CONTROLLER}.backup_thread_func": "self",
@@ -218,7 +239,10 @@ SYMBOLS: dict[str, str | None] = {
     f"{_FLASHINFER}._check_kv_attention_access": "self, phase, access",
     f"{_FLASHINFER}._create_decode_wrappers": "self, bs, num_tokens",
     f"{_FLASHINFER}.forward_decode": "self, q, k, v, layer, forward_batch, save_kv_cache",
-    f"{_TRITON}.__init__": "self, model_runner, skip_prefill, kv_indptr_buf",
+    f"{_TRITON}.__init__": (
+        "self, model_runner, skip_prefill, kv_indptr_buf",
+        "self, model_runner, skip_prefill, kv_indptr_buf, *, dllm_fa4",
+    ),
     f"{_TRITON}.needs_cpu_seq_lens": None,
     f"{_TRITON}.forward_decode": (
         "self, q, k, v, layer, forward_batch, save_kv_cache, sinks, score_mod, aux_tensors"
@@ -230,34 +254,62 @@ SYMBOLS: dict[str, str | None] = {
 }
 
 
+# Of each, one: an insert says in either way whether it is a chunk of a prompt (``differences.is_chunk``).
+ALTERNATIVES: tuple[tuple[str, ...], ...] = (
+    (
+        f"{_CACHE}.base_prefix_cache.InsertParams.chunked",
+        f"{_CACHE}.base_prefix_cache.InsertParams.inserted_len",
+    ),
+)
+
+
 def version_problem() -> str | None:
-    """One line on an installed version of sglang that is not supported; None where it is."""
+    """One line where sglang is not installed; None where it is."""
     try:
-        found = metadata.version("sglang")
+        metadata.version("sglang")
     except metadata.PackageNotFoundError:
         return f"sglang is not installed: {CURE}"
-    if found in SUPPORTED_VERSIONS:
+    return None
+
+
+def version_note() -> str | None:
+    """One line on an installed release of sglang that nobody has tested; None where somebody has."""
+    found = metadata.version("sglang")
+    if found in TESTED_VERSIONS:
         return None
-    return f"sglang {found} has not been tested, only {', '.join(SUPPORTED_VERSIONS)}: {CURE}"
+    tested = ", ".join(TESTED_VERSIONS)
+    return (
+        f"sglang {found} has every symbol that sgl-importance needs, but nobody has tested them together; "
+        f"tested are {tested}"
+    )
 
 
-def symbol_problems(symbols: Mapping[str, str | None] = SYMBOLS) -> list[str]:
+def symbol_problems(
+    symbols: Mapping[str, str | tuple[str, ...] | None] = SYMBOLS,
+    alternatives: Sequence[tuple[str, ...]] = ALTERNATIVES,
+) -> list[str]:
     """One line for every symbol that is missing or has other parameters than we count on."""
-    return [problem for path, expected in symbols.items() if (problem := _problem(path, expected))]
+    problems = [problem for path, expected in symbols.items() if (problem := _problem(path, expected))]
+    for paths in alternatives:
+        if all(_problem(path, None) for path in paths):
+            problems.append(f"sglang has none of {', '.join(paths)}: {CURE}")
+    return problems
 
 
 def check_sglang() -> None:
-    """Compares the installed sglang with the one that we were written against.
+    """Admits a sglang that has what we need, and warns where nobody has tested that release.
 
     Raises:
-        LaunchRefused: it is another, or a symbol of it is not as we expect it.
+        LaunchRefused: it is not there, or a symbol of it is not as we expect it; one line for each.
     """
     version = version_problem()
     if problems := [version] if version else symbol_problems():
         raise LaunchRefused(problems)
+    if note := version_note():
+        logger.warning(note)
 
 
-def _problem(path: str, expected: str | None) -> str | None:
+def _problem(path: str, expected: str | tuple[str, ...] | None) -> str | None:
     try:
         symbol = _resolve(path)
     except (ImportError, AttributeError) as error:
@@ -268,9 +320,10 @@ def _problem(path: str, expected: str | None) -> str | None:
         found = parameters(symbol)
     except (TypeError, ValueError):
         return f"sglang's {path} is no function: {CURE}"
-    if found == expected:
+    known = (expected,) if isinstance(expected, str) else expected
+    if found in known:
         return None
-    return f"sglang's {path} takes ({found}), not ({expected}): {CURE}"
+    return f"sglang's {path} takes ({found}), not {' or '.join(f'({each})' for each in known)}: {CURE}"
 
 
 def _resolve(path: str) -> Any:

@@ -20,6 +20,7 @@ from sgl_importance.hints.block_places import locate_messages
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
 from sglang_importance.http.requests.token_limits import check_stop_tokens, check_token_ids
 from sglang_importance.placement.hint_reports import REPORT_KEY
+from sglang_importance.upstream.differences import release_requests
 from sglang_importance.upstream.hooks import Hook, HookType
 from sglang_importance.upstream.server_options import importance_options
 
@@ -101,7 +102,7 @@ async def _generate_and_forget(
     async with aclosing(generate(manager, obj, request)) as outputs:
         async for output in outputs:
             yield output
-    manager._release_req_states_on_failure(obj.rid)
+    release_requests(manager, obj.rid)
 
 
 def _num_samples(obj: Any) -> int:

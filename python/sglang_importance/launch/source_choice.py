@@ -1,0 +1,65 @@
+"""Which producer of page scores a server uses, once sglang has chosen its attention backends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from sgl_importance.options import ImportanceOptions, flag
+from sglang_importance.attention.score_sources import NONE, UNPROVEN, automatic_source
+from sglang_importance.upstream.refusal import LaunchRefused
+
+logger = logging.getLogger(__name__)
+
+
+def attention_backends(args: Any) -> set[str]:
+    """Names of the attention backends chosen for prefill and decode; empty where none is named."""
+    base = getattr(args, "attention_backend", None)
+    phases = ("prefill_attention_backend", "decode_attention_backend")
+    chosen = (getattr(args, phase, None) or base for phase in phases)
+    return {backend for backend in chosen if backend is not None}
+
+
+def settle_source(args: Any, options: ImportanceOptions) -> ImportanceOptions:
+    """Puts the producer in the place of ``auto``, and says so where that is none.
+
+    Args:
+        args: sglang's arguments as resolved.
+        options: what the operator chose.
+
+    Raises:
+        LaunchRefused: there is no producer, and another option needs one.
+    """
+    if options.is_stock or options.source != "auto":
+        return options
+    backends = attention_backends(args)
+    source = automatic_source(args.device, backends)
+    if source == NONE:
+        beside = f"attention backend {' and '.join(sorted(backends))} on {args.device}"
+        _demand_no_scores(options, beside)
+        logger.warning(_no_scores(beside, backends))
+    return replace(options, source=source)
+
+
+def _demand_no_scores(options: ImportanceOptions, beside: str) -> None:
+    if options.needing_scores:
+        raise LaunchRefused(
+            f"{need} needs page scores, and no producer of them has run beside {beside}: drop it, or name an "
+            f"untried producer with {flag('source')}"
+            for need in options.needing_scores
+        )
+
+
+def _no_scores(beside: str, backends: set[str]) -> str:
+    line = (
+        f"KV importance: no page scores ({flag('source')} {NONE}): no producer of them has run beside "
+        f"{beside}; reuse is predicted all the same"
+    )
+    untried = ", ".join(_untried(backends))
+    return f"{line}. Not run on any GPU yet, for trials: {flag('source')} {untried}" if untried else line
+
+
+def _untried(backends: set[str]) -> Iterator[str]:
+    return (source for source, fitting in UNPROVEN.items() if backends and backends <= set(fitting))

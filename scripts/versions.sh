@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Runs the tests beside other releases of sglang, each in an environment of its own in .cache/versions.
+#   bash scripts/versions.sh [RELEASE...] [-- pytest arguments]
+# Without a release: all that are tested. Without arguments: the self-check, launches, attention, storage and equality.
+# An environment holds the release and what it pins of transformers and its kind (about 400 MB); everything else, torch
+# first of all, comes from .venv (scripts/setup.sh --with-tests), or from the environment of the interpreter in PYTHON.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+python=${PYTHON-$root/.venv/bin/python}
+"$python" -c 'import sglang, pytest' 2>/dev/null || {
+  echo "versions.sh: $python has no sglang or no pytest: run scripts/setup.sh --with-tests, or name another with PYTHON" >&2
+  exit 1
+}
+
+releases=()
+while (($#)) && [[ $1 != -- ]]; do releases+=("$1"); shift; done
+(($# == 0)) || shift
+tests=("$@")
+((${#tests[@]})) || tests=(test/plugin test/attention test/storage test/equality)
+if ((${#releases[@]} == 0)); then
+  mapfile -t releases < <(cd "$root" && PYTHONPATH=python:$root "$python" -W ignore - <<'PYTHON'
+from sglang_importance.upstream.refusal import TESTED_VERSIONS
+
+print(*TESTED_VERSIONS, sep="\n")
+PYTHON
+  )
+fi
+
+install() {
+  local release=$1 folder=$2 packages
+  rm -rf "$folder"
+  "$python" -m venv --without-pip "$folder"
+  packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  # Its own packages are found first, the others behind them.
+  "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/shared.pth"
+  pip_install() { "$python" -m pip install --disable-pip-version-check --quiet --no-deps --target "$packages" "$@"; }
+  pip_install "sglang==$release"
+  # shellcheck disable=SC2046  # one word per package
+  pip_install $(grep -hE '^Requires-Dist: (transformers|tokenizers|compressed-tensors|xgrammar)==' \
+    "$packages/sglang-$release.dist-info/METADATA" | cut -d' ' -f2 | tr -d '\r')
+  touch "$folder/complete"
+}
+
+failed=()
+for release in "${releases[@]}"; do
+  folder=$root/.cache/versions/$release
+  [[ -e $folder/complete ]] || { echo "==> sglang $release: installing"; install "$release" "$folder"; }
+  "$folder/bin/python" -W ignore - <<'PYTHON'
+from importlib.metadata import version
+
+print(f"==> sglang {version('sglang')}, torch {version('torch')}, transformers {version('transformers')}")
+PYTHON
+  (cd "$root" && "$folder/bin/python" -W ignore -m pytest -q -W ignore "${tests[@]}") || failed+=("$release")
+done
+((${#failed[@]} == 0)) || { echo "versions.sh: tests failed beside sglang ${failed[*]}" >&2; exit 1; }
+echo "==> passed beside sglang ${releases[*]}"
