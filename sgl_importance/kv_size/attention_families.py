@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from sgl_importance.kv_size.fields import Fields, SizeError
 from sgl_importance.kv_size.geometry import INDEX_HEAD_DIM, HeadGeometry, LatentGeometry
 from sgl_importance.kv_size.model_shape import LayerCache, QueryHeads
 
 _Layers = tuple[int, list[LayerCache], QueryHeads]
+_Reader = Callable[[Fields], _Layers]
+_Heads = Callable[[Fields], HeadGeometry]
 
 SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
 
 
-def head_geometry(config: Fields) -> HeadGeometry:
-    """K and V per head, by the field's usual names."""
-    head_dim = head_dim_of(config)
+def stated_heads(config: Fields) -> HeadGeometry:
+    """K and V per head, whose width the config must say: classes of these models have defaults of their own."""
+    head_dim = config.integer("head_dim")
     return HeadGeometry(config.integer("num_key_value_heads"), head_dim, head_dim)
 
 
-def head_dim_of(config: Fields) -> int:
-    """Where it is left out, it is the part of the hidden size that falls to a head."""
+def derived_heads(config: Fields) -> HeadGeometry:
+    """K and V per head; a width that is left out is the part of the hidden size that falls to a head."""
     if "head_dim" in config:
-        return config.integer("head_dim")
-    heads = config.integer("num_attention_heads")
-    hidden = config.integer("hidden_size")
+        return stated_heads(config)
+    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     if hidden % heads:
         raise SizeError(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}: add head_dim")
-    return hidden // heads
+    return HeadGeometry(config.integer("num_key_value_heads"), hidden // heads, hidden // heads)
 
 
 def query_heads(config: Fields, geometry: HeadGeometry) -> QueryHeads:
@@ -43,10 +44,14 @@ def query_heads(config: Fields, geometry: HeadGeometry) -> QueryHeads:
     return QueryHeads(heads, geometry.head_dim, geometry.v_head_dim)
 
 
-def equal_layers(config: Fields) -> _Layers:
+def equal_layers(heads: _Heads) -> _Reader:
     """Every layer keeps K and V of every token."""
-    geometry, layers = head_geometry(config), config.layers()
-    return layers, [LayerCache(i, geometry) for i in range(layers)], query_heads(config, geometry)
+
+    def read(config: Fields) -> _Layers:
+        geometry, layers = heads(config), config.layers()
+        return layers, [LayerCache(i, geometry) for i in range(layers)], query_heads(config, geometry)
+
+    return read
 
 
 def gpt_bigcode(config: Fields) -> _Layers:
@@ -54,7 +59,9 @@ def gpt_bigcode(config: Fields) -> _Layers:
     heads, hidden = config.integer("n_head"), config.integer("n_embd")
     if hidden % heads:
         raise SizeError(f"n_embd {hidden} is no multiple of n_head {heads}: correct one")
-    geometry = HeadGeometry(1 if config.flag("multi_query", True) else heads, hidden // heads, hidden // heads)
+    geometry = HeadGeometry(
+        1 if config.flag("multi_query", True) else heads, hidden // heads, hidden // heads
+    )
     layers = config.layers("n_layer")
     queries = QueryHeads(heads, geometry.head_dim, geometry.v_head_dim)
     return layers, [LayerCache(i, geometry) for i in range(layers)], queries
@@ -63,48 +70,54 @@ def gpt_bigcode(config: Fields) -> _Layers:
 # ---- windows ----
 
 
-def masked_windows(config: Fields) -> _Layers:
+def masked_windows(heads: _Heads) -> _Reader:
     """sglang 0.5.21 has no pool for these windows: what they leave behind stays until the request ends."""
-    layers = config.layers()
-    geometry = head_geometry(config)
-    window = _window_of(config)
-    caches = [
-        LayerCache(i, geometry, reads=window if sliding else None)
-        for i, sliding in enumerate(_sliding_layers(config, layers))
-    ]
-    return layers, caches, query_heads(config, geometry)
+
+    def read(config: Fields) -> _Layers:
+        geometry, layers, window = heads(config), config.layers(), _window_of(config)
+        caches = [
+            LayerCache(i, geometry, reads=window if sliding else None)
+            for i, sliding in enumerate(_sliding_layers(config, layers))
+        ]
+        return layers, caches, query_heads(config, geometry)
+
+    return read
 
 
 def shared_layers(config: Fields) -> _Layers:
     """The last layers read what the last earlier one of their type has written."""
-    layers, caches, queries = masked_windows(config)
+    layers, caches, queries = masked_windows(stated_heads)(config)
     first = layers - config.integer("num_kv_shared_layers", low=0)
     return layers, list(_share_from(caches, first)), queries
 
 
 def gpt_oss(config: Fields) -> _Layers:
     """Every second layer has a window, with a pool of its own."""
-    layers, geometry = config.layers(), head_geometry(config)
+    layers, geometry = config.layers(), stated_heads(config)
     caches = _pooled_windows(_sliding_layers(config, layers), geometry, geometry, _window_of(config))
     return layers, caches, query_heads(config, geometry)
 
 
 def llama_4(config: Fields) -> _Layers:
     """Attention within chunks in three layers of four; their pool frees slots as a window's would."""
-    layers, geometry = config.layers(), head_geometry(config)
+    layers, geometry = config.layers(), stated_heads(config)
     chunked = [(i + 1) % 4 != 0 for i in range(layers)]
     if "layer_types" in config:
         types = config.words("layer_types", {CHUNKED, FULL}, layers)
         if [each == CHUNKED for each in types] != chunked:
-            raise SizeError("layer_types is not three chunked layers of four, which sglang assumes: correct it")
+            raise SizeError(
+                "layer_types is not three chunked layers of four, which sglang assumes: correct it"
+            )
     caches = _pooled_windows(chunked, geometry, geometry, config.integer("attention_chunk_size"))
     return layers, caches, query_heads(config, geometry)
 
 
 def gemma_4(config: Fields) -> _Layers:
     """Full layers have other heads than those with a window; the last ones may read what others wrote."""
-    layers, narrow = config.layers(), head_geometry(config)
+    layers, narrow = config.layers(), stated_heads(config)
     wide_dim = config.integer_or("global_head_dim", narrow.head_dim)
+    if not config.says("global_head_dim"):
+        raise SizeError("the config has no global_head_dim: add it, or null where all heads have head_dim")
     wide = HeadGeometry(config.integer_or("num_global_key_value_heads", narrow.kv_heads), wide_dim, wide_dim)
     caches = _pooled_windows(_sliding_layers(config, layers), wide, narrow, _window_of(config))
     first = layers - config.integer("num_kv_shared_layers", low=0)
@@ -158,7 +171,9 @@ def _share_from(caches: list[LayerCache], first: int) -> Iterator[LayerCache]:
     owners = {cache.reads for cache in caches[:first]}
     for cache in caches:
         if cache.layer >= first and cache.reads not in owners:
-            raise SizeError(f"layer {cache.layer} shares K and V, and no layer of its type has any: correct layer_types")
+            raise SizeError(
+                f"layer {cache.layer} shares K and V, and no layer of its type has any: correct layer_types"
+            )
         shared = cache.layer >= first
         yield LayerCache(cache.layer, cache.geometry, cache.window, cache.reads, shared)
 
@@ -200,7 +215,9 @@ def _choosing_layers(config: Fields, layers: int) -> list[bool]:
     The names of the fields, and which goes first, are those of sglang's ``dsa_layer_skips_topk``.
     """
     if "indexer_types" in config:
-        return [each == FULL_INDEXER for each in config.words("indexer_types", {FULL_INDEXER, "shared"}, layers)]
+        return [
+            each == FULL_INDEXER for each in config.words("indexer_types", {FULL_INDEXER, "shared"}, layers)
+        ]
     if "index_topk_pattern" in config:
         pattern = config.word("index_topk_pattern")
         return [i >= len(pattern) or pattern[i] != "S" for i in range(layers)]

@@ -55,7 +55,9 @@ class CacheDtype:
         # sglang's nvfp4 kernels read 64 elements at a time, whatever a block of scales has.
         unit = 64 if self.name == "nvfp4" else _BLOCK.get(self.scales, 1)
         if width % unit:
-            raise SizeError(f"--dtype {self.name} needs a multiple of {unit} and {what} is {width}: take fp8_e4m3")
+            raise SizeError(
+                f"--dtype {self.name} needs a multiple of {unit} and {what} is {width}: take fp8_e4m3"
+            )
 
 
 _ALL = (

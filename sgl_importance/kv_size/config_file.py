@@ -39,7 +39,9 @@ def bundled_shapes() -> list[BundledShape]:
 
 
 def bundled_names() -> list[str]:
-    return sorted(entry.name.removesuffix(".json") for entry in _BUNDLED.iterdir() if entry.name.endswith(".json"))
+    return sorted(
+        entry.name.removesuffix(".json") for entry in _BUNDLED.iterdir() if entry.name.endswith(".json")
+    )
 
 
 def _bundled(name: str) -> BundledShape:
@@ -64,7 +66,9 @@ def load_shape(model_or_config: str) -> ModelShape:
             f"known by name are {', '.join(bundled_names())}"
         )
     if path.stat().st_size > _MOST_BYTES:
-        raise SizeError(f"{path} has more than {_MOST_BYTES >> 20} MiB and is no config.json: name another file")
+        raise SizeError(
+            f"{path} has more than {_MOST_BYTES >> 20} MiB and is no config.json: name another file"
+        )
     try:
         config = read_json(path.read_bytes())
     except BadJson as error:

@@ -54,20 +54,28 @@ class Deployment:
                 f"--dp-attention {self.dp_attention} does not divide --tp {self.tp}: choose one that does"
             )
         if self.pp > shape.num_layers:
-            raise SizeError(f"--pp {self.pp} is more than the {shape.num_layers} layers: choose a smaller one")
+            raise SizeError(
+                f"--pp {self.pp} is more than the {shape.num_layers} layers: choose a smaller one"
+            )
         if shape.is_sparse and self.page_size != SPARSE_PAGE:
-            raise SizeError(f"sparse attention (DSA) has pages of {SPARSE_PAGE} tokens: give --page-size {SPARSE_PAGE}")
+            raise SizeError(
+                f"sparse attention (DSA) has pages of {SPARSE_PAGE} tokens: give --page-size {SPARSE_PAGE}"
+            )
         if self.dtype.name == "nvfp4" and self.page_size % 4:
             raise SizeError("--dtype nvfp4 needs a multiple of 4 as --page-size: give --page-size 16")
         mixed = shape.has_windows or bool(shape.states)
         latent = any(isinstance(cache.geometry, LatentGeometry) for cache in shape.caches)
         if self.dtype.scales is Scales.FP4 and (shape.has_windows or (latent and shape.states)):
-            raise SizeError(f"sglang has no pool in {self.dtype.name} for this mixture of layers: take fp8_e4m3")
+            raise SizeError(
+                f"sglang has no pool in {self.dtype.name} for this mixture of layers: take fp8_e4m3"
+            )
         if self.raw_latents and not (shape.is_sparse and self.dtype.name == "fp8_e4m3"):
             raise SizeError("--raw-latents is for sparse attention (DSA) with --dtype fp8_e4m3: leave it out")
         if self.draft_layers:
             if shape.states:
-                raise SizeError("drafts keep states of their own beside those of the model: no size, leave out --draft-layers")
+                raise SizeError(
+                    "drafts keep states of their own beside those of the model: no size, leave out --draft-layers"
+                )
             if self.pp > 1:
                 raise SizeError("sizes of drafts are for one stage: leave out --pp or --draft-layers")
             if not any(cache.window is None for cache in shape.attention):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sgl_importance.kv_size.attention_families import (
+    derived_heads,
     equal_layers,
     gemma_4,
     gpt_bigcode,
@@ -21,6 +22,7 @@ from sgl_importance.kv_size.attention_families import (
     mimo_v2,
     shared_layers,
     sparse_latent_layers,
+    stated_heads,
 )
 from sgl_importance.kv_size.fields import Fields, SizeError
 from sgl_importance.kv_size.model_shape import LayerCache, QueryHeads
@@ -55,31 +57,31 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     # ---- K and V per head, for every token ----
-    "llama": Family(("LlamaForCausalLM",), equal_layers),
-    "mistral": Family(("MistralForCausalLM",), equal_layers),
-    "mixtral": Family(("MixtralForCausalLM",), equal_layers),
-    "qwen2": Family(("Qwen2ForCausalLM",), equal_layers),
-    "qwen2_moe": Family(("Qwen2MoeForCausalLM",), equal_layers),
-    "qwen3": Family(("Qwen3ForCausalLM",), equal_layers),
-    "qwen3_moe": Family(("Qwen3MoeForCausalLM",), equal_layers),
-    "gemma": Family(("GemmaForCausalLM",), equal_layers),
-    "phi3": Family(("Phi3ForCausalLM",), equal_layers),
-    "olmo2": Family(("Olmo2ForCausalLM",), equal_layers),
-    "granite": Family(("GraniteForCausalLM",), equal_layers),
-    "starcoder2": Family(("Starcoder2ForCausalLM",), equal_layers),
-    "cohere": Family(("CohereForCausalLM",), equal_layers),
-    "glm4": Family(("Glm4ForCausalLM",), equal_layers),
-    "glm4_moe": Family(("Glm4MoeForCausalLM",), equal_layers),
-    "apertus": Family(("ApertusForCausalLM",), equal_layers),
-    "minimax_m2": Family(("MiniMaxM2ForCausalLM",), equal_layers),
+    "llama": Family(("LlamaForCausalLM",), equal_layers(derived_heads)),
+    "mistral": Family(("MistralForCausalLM",), equal_layers(derived_heads)),
+    "mixtral": Family(("MixtralForCausalLM",), equal_layers(derived_heads)),
+    "qwen2": Family(("Qwen2ForCausalLM",), equal_layers(derived_heads)),
+    "qwen2_moe": Family(("Qwen2MoeForCausalLM",), equal_layers(derived_heads)),
+    "qwen3": Family(("Qwen3ForCausalLM",), equal_layers(stated_heads)),
+    "qwen3_moe": Family(("Qwen3MoeForCausalLM",), equal_layers(derived_heads)),
+    "gemma": Family(("GemmaForCausalLM",), equal_layers(stated_heads)),
+    "phi3": Family(("Phi3ForCausalLM",), equal_layers(derived_heads)),
+    "olmo2": Family(("Olmo2ForCausalLM",), equal_layers(derived_heads)),
+    "granite": Family(("GraniteForCausalLM",), equal_layers(derived_heads)),
+    "starcoder2": Family(("Starcoder2ForCausalLM",), equal_layers(derived_heads)),
+    "cohere": Family(("CohereForCausalLM",), equal_layers(derived_heads)),
+    "glm4": Family(("Glm4ForCausalLM",), equal_layers(stated_heads)),
+    "glm4_moe": Family(("Glm4MoeForCausalLM",), equal_layers(derived_heads)),
+    "apertus": Family(("ApertusForCausalLM",), equal_layers(derived_heads)),
+    "minimax_m2": Family(("MiniMaxM2ForCausalLM",), equal_layers(stated_heads)),
     "gpt_bigcode": Family(("GPTBigCodeForCausalLM",), gpt_bigcode),
     # ---- windows that are only masked: every token keeps its K and V ----
-    "gemma2": Family(("Gemma2ForCausalLM",), masked_windows),
-    "gemma3_text": Family(("Gemma3ForCausalLM",), masked_windows),
-    "gemma3": Family(("Gemma3ForConditionalGeneration",), masked_windows, nested="text_config"),
-    "olmo3": Family(("Olmo3ForCausalLM",), masked_windows),
-    "exaone4": Family(("Exaone4ForCausalLM",), masked_windows),
-    "cohere2": Family(("Cohere2ForCausalLM",), masked_windows),
+    "gemma2": Family(("Gemma2ForCausalLM",), masked_windows(stated_heads)),
+    "gemma3_text": Family(("Gemma3ForCausalLM",), masked_windows(stated_heads)),
+    "gemma3": Family(("Gemma3ForConditionalGeneration",), masked_windows(stated_heads), nested="text_config"),
+    "olmo3": Family(("Olmo3ForCausalLM",), masked_windows(derived_heads)),
+    "exaone4": Family(("Exaone4ForCausalLM",), masked_windows(derived_heads)),
+    "cohere2": Family(("Cohere2ForCausalLM",), masked_windows(derived_heads)),
     # ---- layers that read the K and V of others ----
     "gemma3n_text": Family(("Gemma3nForCausalLM",), shared_layers),
     "gemma3n": Family(("Gemma3nForConditionalGeneration",), shared_layers, nested="text_config"),
@@ -117,7 +119,7 @@ def family_of(model_type: str) -> Family:
     """
     if model_type not in FAMILIES:
         raise SizeError(
-            f"model_type {ascii(model_type)} is not among those whose sizes are checked, and is not guessed: "
+            f"model_type {model_type!a} is not among those whose sizes are checked, and is not guessed: "
             f"{', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[model_type]

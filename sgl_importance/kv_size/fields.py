@@ -29,6 +29,10 @@ class Fields:
         """Whether the value is there, and not null."""
         return self._values.get(name) is not None
 
+    def says(self, name: str) -> bool:
+        """Whether the value is there, be it null."""
+        return name in self._values
+
     def integer(self, name: str, *, low: int = 1, high: int = LARGEST) -> int:
         """
         Raises:

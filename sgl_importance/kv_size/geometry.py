@@ -111,13 +111,18 @@ class LatentGeometry:
                 raise SizeError(f"--dtype {dtype.name} needs a multiple of 16 and the latent has {width}")
             return Parts(latent=dtype.row_bytes(width), latent_scale=dtype.scale_bytes(width))
         if dtype.name not in ("bfloat16", "fp8_e4m3"):
-            raise SizeError(f"--dtype {dtype.name} has no pool for sparse attention: take bfloat16 or fp8_e4m3")
+            raise SizeError(
+                f"--dtype {dtype.name} has no pool for sparse attention: take bfloat16 or fp8_e4m3"
+            )
         index = _INDEX_BYTES if self.index_keys else 0
         if dtype.name == "fp8_e4m3" and not self.raw_fp8:
             if self.rank % _LATENT_BLOCK:
-                raise SizeError(f"kv_lora_rank {self.rank} is no multiple of {_LATENT_BLOCK}: take --dtype bfloat16")
+                raise SizeError(
+                    f"kv_lora_rank {self.rank} is no multiple of {_LATENT_BLOCK}: take --dtype bfloat16"
+                )
+            # The row holds its scales, one float32 a block, and the rotary part in 16 bits.
             scales = self.rank // _LATENT_BLOCK * 4
-            return Parts(latent=self.rank + self.rope_dim * _ROPE_BYTES, latent_scale=scales, index=index)
+            return Parts(latent=self.rank + scales + self.rope_dim * _ROPE_BYTES, index=index)
         return Parts(latent=(self.rank + self.rope_dim) * dtype.itemsize, index=index)
 
 
@@ -135,6 +140,8 @@ class StateGeometry:
         state_size: its columns.
         conv_channels: of the convolution, without those of ``groups``.
         groups: whose B and C of ``state_size`` pass the convolution too; 0 for none.
+        groups_are_heads: they are key heads, of which every GPU needs its own; else several GPUs may have
+            the same group.
         conv_window: inputs that the convolution keeps: its kernel's width less one.
         conv_itemsize: bytes of an element of the window.
         ssm_itemsize: bytes of an element of the matrices.
@@ -148,6 +155,7 @@ class StateGeometry:
     conv_window: int
     conv_itemsize: int
     ssm_itemsize: int
+    groups_are_heads: bool = False
 
     def copies(self, tp: int) -> int:
         """Shares do not overlap, but for B and C, which all GPUs of a group have."""
@@ -161,8 +169,10 @@ class StateGeometry:
         """
         groups = self.groups
         if groups % tp:
-            if groups > tp:
-                raise SizeError(f"{groups} groups of states cannot be shared by {tp} GPUs: choose another --tp")
+            if groups > tp or self.groups_are_heads:
+                raise SizeError(
+                    f"{groups} groups of states cannot be shared by {tp} GPUs: choose another --tp"
+                )
             groups = tp  # Each GPU has the group that its heads read.
         if self.heads % tp or self.conv_channels % tp:
             raise SizeError(

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sgl_importance.kv_size.attention_families import FULL, head_geometry, latent_queries, query_heads
+from sgl_importance.kv_size.attention_families import (
+    FULL,
+    derived_heads,
+    latent_queries,
+    query_heads,
+    stated_heads,
+)
 from sgl_importance.kv_size.fields import Fields, SizeError
-from sgl_importance.kv_size.geometry import Geometry, LatentGeometry, StateGeometry
+from sgl_importance.kv_size.geometry import Geometry, HeadGeometry, LatentGeometry, StateGeometry
 from sgl_importance.kv_size.model_shape import LayerCache, QueryHeads
 
 _Layers = tuple[int, list[LayerCache], QueryHeads | None]
@@ -21,7 +27,7 @@ _SSM_BYTES = {"float32": _FLOAT32, "bfloat16": 2, "float16": 2}
 def qwen_gated_delta(config: Fields) -> _Layers:
     """Gated delta nets, and full attention in every fourth layer or so."""
     layers = config.layers()
-    every = config.integer_or("full_attention_interval", 4)
+    every = config.integer("full_attention_interval")
     full = [(i + 1) % every == 0 for i in range(layers)]
     if "layer_types" in config:
         types = config.words("layer_types", {LINEAR, FULL}, layers)
@@ -41,8 +47,9 @@ def qwen_gated_delta(config: Fields) -> _Layers:
         conv_window=config.integer("linear_conv_kernel_dim") - 1,
         conv_itemsize=_CONV_BYTES,
         ssm_itemsize=_ssm_bytes(config),
+        groups_are_heads=True,
     )
-    geometry = head_geometry(config)
+    geometry = stated_heads(config)
     caches = [LayerCache(i, geometry if attends else state) for i, attends in enumerate(full)]
     return layers, caches, query_heads(config, geometry)
 
@@ -75,7 +82,7 @@ def falcon_h1(config: Fields) -> _Layers:
     inner = (
         config.integer("mamba_d_ssm") if "mamba_d_ssm" in config else config.integer("mamba_expand") * hidden
     )
-    geometry, state = head_geometry(config), _mamba_2_state(config, inner, _ssm_bytes(config))
+    geometry, state = derived_heads(config), _mamba_2_state(config, inner, _ssm_bytes(config))
     caches = [LayerCache(i, each) for i in range(layers) for each in (geometry, state)]
     return layers, caches, query_heads(config, geometry)
 
@@ -85,7 +92,7 @@ def granite_hybrid(config: Fields) -> _Layers:
     layers = config.layers()
     types = config.words("layer_types", {MAMBA, ATTENTION}, layers)
     inner = config.integer("mamba_expand") * config.integer("hidden_size")
-    geometry = head_geometry(config)
+    geometry = derived_heads(config)
     state = _mamba_2_state(config, inner, _FLOAT32)
     return layers, _by_type(types, {MAMBA: state, ATTENTION: geometry}), query_heads(config, geometry)
 
@@ -101,7 +108,9 @@ def nemotron_h(config: Fields) -> _Layers:
     else:
         types = config.words("layers_block_type", set(kinds.values()))
     heads, head_dim = config.integer("mamba_num_heads"), config.integer("mamba_head_dim")
-    geometry = head_geometry(config)
+    # sglang's class for this model takes 128 where head_dim is left out, whatever attention_head_dim says.
+    width = config.integer_or("head_dim", 128)
+    geometry = HeadGeometry(config.integer("num_key_value_heads"), width, width)
     state = StateGeometry(
         heads=heads,
         head_dim=head_dim,
@@ -133,7 +142,7 @@ def short_convolutions(config: Fields) -> _Layers:
         conv_itemsize=_CONV_BYTES,
         ssm_itemsize=_FLOAT32,
     )
-    geometry = head_geometry(config)
+    geometry = derived_heads(config)
     return layers, _by_type(types, {"conv": state, FULL: geometry}), query_heads(config, geometry)
 
 
@@ -156,7 +165,9 @@ def mamba_2(config: Fields) -> _Layers:
 def mamba_1(config: Fields) -> _Layers:
     """States only, every channel with a row of its own."""
     layers = config.layers()
-    inner = config.integer_or("intermediate_size", 2 * config.integer("hidden_size"))
+    inner = config.integer("expand") * config.integer("hidden_size")
+    if config.integer_or("intermediate_size", inner) != inner:
+        raise SizeError(f"intermediate_size is not expand times hidden_size, {inner}: correct one")
     state = StateGeometry(
         heads=inner,
         head_dim=1,
@@ -177,7 +188,9 @@ def _mamba_2_state(config: Fields, inner: int, ssm_itemsize: int) -> StateGeomet
         raise SizeError(f"mamba_n_heads {heads} does not divide the {inner} channels of Mamba: correct one")
     head_dim = config.integer("mamba_d_head")
     if head_dim * heads != inner:
-        raise SizeError(f"mamba_d_head times mamba_n_heads is not {inner}, the channels of Mamba: correct one")
+        raise SizeError(
+            f"mamba_d_head times mamba_n_heads is not {inner}, the channels of Mamba: correct one"
+        )
     return StateGeometry(
         heads=heads,
         head_dim=head_dim,
@@ -196,7 +209,7 @@ def _ssm_bytes(config: Fields) -> int:
         return _FLOAT32
     name = config.word("mamba_ssm_dtype")
     if name not in _SSM_BYTES:
-        raise SizeError(f"mamba_ssm_dtype {ascii(name)} is not known: take {', '.join(_SSM_BYTES)}")
+        raise SizeError(f"mamba_ssm_dtype {name!a} is not known: take {', '.join(_SSM_BYTES)}")
     return _SSM_BYTES[name]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,6 @@ cpu.activate()  # ahead of what sglang imports
 import torch  # noqa: E402
 from sglang.srt.configs.model_config import AttentionArch, ModelConfig  # noqa: E402
 from sglang.srt.distributed.utils import get_pp_indices  # noqa: E402
-from sglang.srt.layers.quantization.fp4_kv_cache_quant_method import NVFP4KVCacheMethod  # noqa: E402
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator, _PoolSizes  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import MambaPool  # noqa: E402
 from sglang.srt.model_executor.model_runner_components.layer_setup import resolve_layer_indices  # noqa: E402
@@ -28,8 +28,18 @@ from sglang.srt.model_executor.pool_configurator import (  # noqa: E402
     MemoryPoolConfigurator,
     create_memory_pool_configurator,
 )
-from sglang.srt.runtime_context import get_context, get_parallel  # noqa: E402
+from sglang.srt.runtime_context import get_context, get_parallel, get_schedule  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
+from transformers import AutoConfig, PretrainedConfig  # noqa: E402
+
+
+class _MiMoV2FlashConfig(PretrainedConfig):  # type: ignore[misc]
+    """The model's own class comes with its weights; its values are those of the file."""
+
+    model_type = "mimo_v2_flash"
+
+
+AutoConfig.register("mimo_v2_flash", _MiMoV2FlashConfig)
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -52,7 +62,6 @@ class UpstreamPools:
         folder: Path,
         *,
         dtype: str = "bfloat16",
-        tp: int = 1,
         pp: int = 1,
         stage: int = 0,
         page_size: int = 1,
@@ -61,9 +70,11 @@ class UpstreamPools:
     ) -> None:
         """
         Args:
-            config: of the model, written into ``folder``.
+            config: of the model, written below ``folder``.
             sliding_window_size: what the model itself would answer; none is loaded here.
         """
+        # Configs are cached by their path.
+        folder = Path(tempfile.mkdtemp(dir=folder))
         (folder / "config.json").write_text(json.dumps(config))
         self.model_config = ModelConfig(model_path=str(folder), dtype="bfloat16", trust_remote_code=False)
         start, end = get_pp_indices(self.model_config.num_hidden_layers, stage, pp)
@@ -73,7 +84,7 @@ class UpstreamPools:
             attn_dp_size=1,
             pp_size=pp,
             pp_group=None,
-            model=None,
+            model=SimpleNamespace(layers=()),  # asked for calibrated scales only
             model_config=self.model_config,
             server_args=get_context().server_args,
             kv_cache_dtype=TORCH_DTYPES[dtype],
@@ -108,6 +119,11 @@ class UpstreamPools:
         """Shapes of states; None where the model has none."""
         mambaish = self.configurator.mambaish_config
         return mambaish.mamba2_cache_params if mambaish is not None else None
+
+    @property
+    def max_states(self) -> int:
+        """Slots of states, once sglang has divided its memory."""
+        return int(get_schedule().max_mamba_cache_size)
 
     def allocated(self, full: int, window: int = 0, states: int = 0) -> Counter[str]:
         """Bytes by kind of tensor of the pools that sglang builds for so many tokens and states."""
@@ -145,7 +161,11 @@ class UpstreamPools:
         info = self.configurator.layer_info
         layers = [i for i in self.state_params.layers if info.start_layer <= i < info.end_layer]
         return MambaPool(
-            size=states, spec_state_size=0, cache_params=self.state_params, mamba_layer_ids=layers, device="cpu"
+            size=states,
+            spec_state_size=0,
+            cache_params=self.state_params,
+            mamba_layer_ids=layers,
+            device="cpu",
         )
 
 
@@ -167,16 +187,16 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 @contextmanager
-def served_with(*, tp: int = 1, pp: int = 1, page_size: int = 1, **options: Any) -> Iterator[None]:
-    """sglang's process-wide configuration, for as long as the block runs."""
-    native = NVFP4KVCacheMethod.__init__
+def served_with(*, attention_tp: int = 1, page_size: int = 1, **options: Any) -> Iterator[None]:
+    """sglang's process-wide configuration, for as long as the block runs.
+
+    NVFP4 keeps one layout of scales where both phases read it natively.
+    """
+    backends = {"prefill_attention_backend": "trtllm_mha", "decode_attention_backend": "trtllm_mha"}
     with (
-        get_context().override_server_args(
-            page_size=page_size, prefill_attention_backend="trtllm_mha", decode_attention_backend="trtllm_mha", **options
-        ),
+        get_context().override_server_args(page_size=page_size, **backends, **options),
         get_parallel().override(
-            tp_size=tp * pp, moe_tp_size=tp * pp, attn_tp_size=tp * pp, attn_dcp_size=1
-        ) if pp > 1 else get_parallel().override(tp_size=tp, moe_tp_size=tp, attn_tp_size=tp, attn_dcp_size=1),
+            tp_size=attention_tp, moe_tp_size=attention_tp, attn_tp_size=attention_tp, attn_dcp_size=1
+        ),
     ):
-        del native
         yield
