@@ -16,7 +16,7 @@ SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attenti
 
 
 def stated_heads(config: Fields) -> HeadGeometry:
-    """K and V per head, whose width the config must say: classes of these models have defaults of their own."""
+    """K and V per head, whose width the config must say: classes of these models have their own default."""
     head_dim = config.integer("head_dim")
     return HeadGeometry(config.integer("num_key_value_heads"), head_dim, head_dim)
 
@@ -39,7 +39,8 @@ def query_heads(config: Fields, geometry: HeadGeometry) -> QueryHeads:
     heads = config.integer("num_attention_heads")
     if heads % geometry.kv_heads:
         raise SizeError(
-            f"num_attention_heads {heads} is no multiple of num_key_value_heads {geometry.kv_heads}: correct one"
+            f"num_attention_heads {heads} is no multiple of num_key_value_heads {geometry.kv_heads}: "
+            "correct one"
         )
     return QueryHeads(heads, geometry.head_dim, geometry.v_head_dim)
 
@@ -171,9 +172,7 @@ def _share_from(caches: list[LayerCache], first: int) -> Iterator[LayerCache]:
     owners = {cache.reads for cache in caches[:first]}
     for cache in caches:
         if cache.layer >= first and cache.reads not in owners:
-            raise SizeError(
-                f"layer {cache.layer} shares K and V, and no layer of its type has any: correct layer_types"
-            )
+            raise SizeError(f"layer {cache.layer} finds no K and V of its type to share: correct layer_types")
         shared = cache.layer >= first
         yield LayerCache(cache.layer, cache.geometry, cache.window, cache.reads, shared)
 

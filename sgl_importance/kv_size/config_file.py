@@ -62,7 +62,7 @@ def load_shape(model_or_config: str) -> ModelShape:
         path = path / "config.json"
     if not model_or_config or not path.is_file():
         raise SizeError(
-            f"{model_or_config or 'the empty name'} is neither a config.json nor a folder with one; the models "
+            f"{model_or_config or 'the empty name'} is neither a config.json nor a folder with one; models "
             f"known by name are {', '.join(bundled_names())}"
         )
     if path.stat().st_size > _MOST_BYTES:

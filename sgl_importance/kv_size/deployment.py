@@ -63,7 +63,6 @@ class Deployment:
             )
         if self.dtype.name == "nvfp4" and self.page_size % 4:
             raise SizeError("--dtype nvfp4 needs a multiple of 4 as --page-size: give --page-size 16")
-        mixed = shape.has_windows or bool(shape.states)
         latent = any(isinstance(cache.geometry, LatentGeometry) for cache in shape.caches)
         if self.dtype.scales is Scales.FP4 and (shape.has_windows or (latent and shape.states)):
             raise SizeError(
@@ -73,19 +72,22 @@ class Deployment:
             raise SizeError("--raw-latents is for sparse attention (DSA) with --dtype fp8_e4m3: leave it out")
         if self.draft_layers:
             if shape.states:
-                raise SizeError(
-                    "drafts keep states of their own beside those of the model: no size, leave out --draft-layers"
-                )
+                raise SizeError("drafts of models with states are not sized: leave out --draft-layers")
             if self.pp > 1:
                 raise SizeError("sizes of drafts are for one stage: leave out --pp or --draft-layers")
             if not any(cache.window is None for cache in shape.attention):
                 raise SizeError("no layer keeps all tokens, as a draft layer would: leave out --draft-layers")
-        assert mixed or shape.attention
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """What a layer keeps on one GPU: per token, or per request where it is a state."""
+    """What a layer keeps on one GPU: per token, or per request where it is a state.
+
+    Attributes:
+        cache: of which layer.
+        parts: bytes by kind of tensor.
+        copies: GPUs of an attention group that keep the same.
+    """
 
     cache: LayerCache
     parts: Parts
@@ -94,6 +96,15 @@ class LayerBytes:
     @property
     def total(self) -> int:
         return self.parts.total()
+
+    @property
+    def has_index(self) -> bool:
+        """Whether it keeps keys of an indexer."""
+        return self.parts["index"] > 0
+
+    @property
+    def is_latent(self) -> bool:
+        return isinstance(self.cache.geometry, LatentGeometry)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,9 @@ class Fields:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise SizeError(f"{self._where} has {name} {_shown(value)}: a list of words is needed")
         if len(value) > MOST_LAYERS or (length is not None and len(value) != length):
+            layers = length if length is not None else f"at most {MOST_LAYERS}"
             raise SizeError(
-                f"{self._where} has {len(value)} words in {name}, for {length or 'at most ' + str(MOST_LAYERS)} layers: correct one"
+                f"{self._where} has {len(value)} words in {name}, for {layers} layers: correct one"
             )
         strange = sorted(set(value) - set(known))
         if strange:

@@ -1,4 +1,4 @@
-"""sglang's own reading of a config.json, its own arithmetic and its own pools, on the CPU and without weights."""
+"""sglang's own reading of a config.json, its arithmetic and its pools, on the CPU and without weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny config.json files of every architecture whose cache is sized: real names, real relations, small numbers."""
+"""Tiny configs of every architecture whose cache is sized: real names, real relations, small numbers."""
 
 from __future__ import annotations
 
