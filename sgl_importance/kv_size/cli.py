@@ -189,7 +189,8 @@ def _budget(gpu_memory: float | None, weights: float, mem_fraction: float) -> in
 
 
 def _models_table() -> Table:
-    table = _table("models known by name", left=("name", "type", "source"))
+    table = _table("models known by name", left=("name", "type"))
+    table.add_column("source", overflow="fold")  # to be copied
     for each in bundled_shapes():
         table.add_row(each.name, each.config["model_type"], each.source)
     return table

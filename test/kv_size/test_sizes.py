@@ -53,7 +53,7 @@ def test_published_sizes(name: str, settings: dict[str, Any], bytes_per_token: i
 
 
 def test_sizing_as_mha_is_wrong_by_as_much_as_was_claimed_only_in_part() -> None:
-    """57 is K and V of 128 for each head beside a latent, on one GPU; but keys have 192, and GPUs share heads."""
+    """57 is K and V of 128 a head beside a latent, on one GPU; but keys have 192, and GPUs share heads."""
     alone = _size("deepseek-v3")
     assert alone.mha_bytes_per_token_per_gpu == 61 * 128 * (192 + 128) * 2
     assert alone.mha_bytes_per_token_per_gpu / alone.bytes_per_token_per_gpu == pytest.approx(71.1, abs=0.05)
