@@ -98,14 +98,14 @@ def draw(path: Path) -> None:
 
 def main(
     out: Annotated[
-        Path | None, typer.Option(help="JSON file; benchmark/results/kv_size.json if absent.")
+        Path | None,
+        typer.Option(help="JSON file, and a picture beside it; benchmark/results and docs/img if absent."),
     ] = None,
-    figure: Annotated[Path, typer.Option(help="Picture.")] = FIGURE,
 ) -> None:
     found = rows()
     print_rows("KV cache sizes", found)
     write_results("kv_size", found, out=out)
-    draw(figure)
+    draw(FIGURE if out is None else out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

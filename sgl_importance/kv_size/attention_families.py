@@ -60,9 +60,8 @@ def gpt_bigcode(config: Fields) -> _Layers:
     heads, hidden = config.integer("n_head"), config.integer("n_embd")
     if hidden % heads:
         raise SizeError(f"n_embd {hidden} is no multiple of n_head {heads}: correct one")
-    geometry = HeadGeometry(
-        1 if config.flag("multi_query", True) else heads, hidden // heads, hidden // heads
-    )
+    kv_heads = 1 if config.flag("multi_query", True) else heads
+    geometry = HeadGeometry(kv_heads, hidden // heads, hidden // heads)
     layers = config.layers("n_layer")
     queries = QueryHeads(heads, geometry.head_dim, geometry.v_head_dim)
     return layers, [LayerCache(i, geometry) for i in range(layers)], queries
@@ -71,11 +70,17 @@ def gpt_bigcode(config: Fields) -> _Layers:
 # ---- windows ----
 
 
-def masked_windows(heads: _Heads) -> _Reader:
-    """sglang 0.5.21 has no pool for these windows: what they leave behind stays until the request ends."""
+def masked_windows(heads: _Heads, *, present: int = 1) -> _Reader:
+    """sglang 0.5.21 has no pool for these windows: what they leave behind stays until the request ends.
+
+    Args:
+        present: tokens of ``sliding_window`` that do not lie behind the one that looks: itself; 0 where
+            sglang takes the number for tokens behind.
+    """
 
     def read(config: Fields) -> _Layers:
-        geometry, layers, window = heads(config), config.layers(), _window_of(config)
+        geometry, layers = heads(config), config.layers()
+        window = config.integer("sliding_window", low=2) - present
         caches = [
             LayerCache(i, geometry, reads=window if sliding else None)
             for i, sliding in enumerate(_sliding_layers(config, layers))
@@ -139,7 +144,7 @@ def mimo_v2(config: Fields) -> _Layers:
     pattern = config.integers("hybrid_layer_pattern", low=0, high=1)
     if len(pattern) != layers:
         raise SizeError(f"hybrid_layer_pattern has {len(pattern)} numbers for {layers} layers: correct one")
-    window = config.integer("sliding_window_size" if "sliding_window_size" in config else "sliding_window")
+    window = config.integer("sliding_window_size")
     caches = _pooled_windows([each == 1 for each in pattern], wide, narrow, window)
     return layers, caches, query_heads(config, wide)
 

@@ -81,7 +81,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3": Family(("Gemma3ForConditionalGeneration",), masked_windows(stated_heads), nested="text_config"),
     "olmo3": Family(("Olmo3ForCausalLM",), masked_windows(derived_heads)),
     "exaone4": Family(("Exaone4ForCausalLM",), masked_windows(derived_heads)),
-    "cohere2": Family(("Cohere2ForCausalLM",), masked_windows(derived_heads)),
+    "cohere2": Family(("Cohere2ForCausalLM",), masked_windows(derived_heads, present=0)),
     # ---- layers that read the K and V of others ----
     "gemma3n_text": Family(("Gemma3nForCausalLM",), shared_layers),
     "gemma3n": Family(("Gemma3nForConditionalGeneration",), shared_layers, nested="text_config"),

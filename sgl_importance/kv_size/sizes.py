@@ -184,7 +184,7 @@ def _kinds(once: Stage, parts: Sequence[Stage], deployment: Deployment, context:
 def _grouped(stage: Stage) -> list[tuple[LayerBytes, tuple[object, ...]]]:
     """Each layer with what it has in common with others; the geometry is that of all GPUs together."""
     own = [(layer, _group(layer, "")) for layer in stage.layers]
-    return own + [(layer, _group(layer, "draft, ")) for layer in stage.drafts]
+    return own + [(layer, _group(layer, "draft: ")) for layer in stage.drafts]
 
 
 def _group(layer: LayerBytes, prefix: str) -> tuple[object, ...]:
@@ -194,15 +194,13 @@ def _group(layer: LayerBytes, prefix: str) -> tuple[object, ...]:
 
 def _kind_name(group: tuple[object, ...]) -> str:
     prefix, kind, geometry, _, reads, shared, has_index = group
-    masked_only = kind is LayerKind.FULL and reads is not None
-    words = f"{prefix}{LayerKind.WINDOW if masked_only else kind}"
-    if masked_only:
-        words += ", masked only"
+    masked = kind is LayerKind.FULL and reads is not None
+    words = f"masked {LayerKind.WINDOW}" if masked else str(kind)
     if shared:
-        words += ", shared"
+        words = f"shared {words}"
     if isinstance(geometry, LatentGeometry) and geometry.indexer and not has_index:
-        words += ", without an index"
-    return words
+        words += " without index"
+    return f"{prefix}{words}"
 
 
 def _per_token(layers: Sequence[LayerBytes]) -> int:
