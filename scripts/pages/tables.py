@@ -260,3 +260,41 @@ def g_table() -> str:
             rates = [f"{each[arm]:.3f}" for arm in ("lru", "ours", "g1", "shuffled")]
             lines.append([f"{each['capacity']:.0%}", *rates, _interval(each, "ours-g1", form=".3f")])
     return _table(["capacity", "LRU", "ours", "ours, g = 1", "ours, g shuffled", "ours - (g = 1)"], lines)
+
+
+# ---- how much memory a model's cache takes ----
+
+
+def kv_size_table() -> str:
+    """Of every bundled model, from ``benchmark/kv_size.py``."""
+
+    def times(value: float | None) -> str:
+        return "" if value is None else f"{value:.1f}"
+
+    def count(value: int | None) -> str:
+        return "" if value is None else f"{value:,}"
+
+    lines = [
+        [
+            f"`{each['model']}`",
+            each["layers"],
+            count(each["bytes_per_token"]),
+            count(each["bytes_per_token_fp8"]),
+            count(each["bytes_per_token_per_gpu_of_8"]),
+            f"{each['request_bytes'] / 1e9:.2f}",
+            f"{each['never_read']:.0%}" if each["never_read"] > 0.001 else "",
+            times(each["over_as_mha"]),
+            times(each["over_as_mha_8_gpus"]),
+        ]
+        for each in results("kv_size")["rows"]
+    ]
+    titles = [
+        "model",
+        "layers",
+        "bytes a token",
+        "in fp8",
+        "on each of 8 GPUs",
+        "GB of 32,768 tokens",
+        "never read",
+    ]
+    return _table([*titles, "as MHA, times", "as MHA on 8 GPUs, times"], lines)

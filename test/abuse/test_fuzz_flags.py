@@ -23,6 +23,7 @@ NOBODY = ("--url", "http://127.0.0.1:9")  # the discard port, where nobody answe
 LITTLE: dict[str, tuple[str, ...]] = {
     "replay": ("ok.jsonl", "--capacity-blocks", "5", "--policies", "lru", "--jobs", "1"),
     "size": ("ok.jsonl", "--hours", "1", "--jobs", "1"),
+    "kv-size": ("llama-2-7b",),
     "trace info": ("folder",),
     "trace convert": ("folder", "out.jsonl"),
     "store stat": ("folder",),

@@ -17,6 +17,7 @@ REPLAYED = ("policy.py", "gating.py")
 SMALLEST = {
     "emission.py": ("--layers", "1", "--rounds", "1"),
     "get_importance.py": ("--prompts", "5", "--rounds", "2"),
+    "kv_size.py": (),
     "metrics_publishing.py": ("--requests", "5"),
     "replay.py": ("--requests", "100", "--repeats", "1", "--jobs", "1"),
     "scheduler_cost.py": ("--lives", "3"),
@@ -63,6 +64,13 @@ def test_script_runs_in_its_smallest_size(script: str, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     _run(script, *SMALLEST[script], "--out", out)
     assert json.loads(out.read_text())["rows"]
+
+
+def test_committed_sizes_are_those_of_the_code(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    _run("kv_size.py", "--out", out)
+    committed = json.loads((FOLDER / "results" / "kv_size.json").read_text())
+    assert json.loads(out.read_text())["rows"] == committed["rows"], "run python benchmark/kv_size.py"
 
 
 @pytest.mark.parametrize("script", REPLAYED)

@@ -1,0 +1,117 @@
+"""From a name or a file to a model's shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from sgl_importance.json_text import BadJson, read_json
+from sgl_importance.kv_size.families import family_of
+from sgl_importance.kv_size.fields import Fields, SizeError
+from sgl_importance.kv_size.model_shape import ModelShape
+
+_BUNDLED = files("sgl_importance.kv_size") / "bundled"
+_MOST_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BundledShape:
+    """A well-known model's config, cut down to what decides the size of its cache.
+
+    Attributes:
+        name: to ask for it by.
+        source: where its numbers were published.
+        config: as in its config.json.
+    """
+
+    name: str
+    source: str
+    config: dict[str, Any]
+
+
+def bundled_shapes() -> list[BundledShape]:
+    """All that come with the package, by name."""
+    return [_bundled(name) for name in bundled_names()]
+
+
+def bundled_names() -> list[str]:
+    return sorted(
+        entry.name.removesuffix(".json") for entry in _BUNDLED.iterdir() if entry.name.endswith(".json")
+    )
+
+
+def _bundled(name: str) -> BundledShape:
+    document = json.loads((_BUNDLED / f"{name}.json").read_text(encoding="utf-8"))
+    return BundledShape(name, document["source"], document["config"])
+
+
+def load_shape(model_or_config: str) -> ModelShape:
+    """The shape of a bundled model, of a config.json, or of the one in a folder.
+
+    Raises:
+        SizeError: there is no such thing, or its config does not say what is needed.
+    """
+    if model_or_config in bundled_names():
+        return read_shape(_bundled(model_or_config).config)
+    path = Path(model_or_config)
+    if path.is_dir():
+        path = path / "config.json"
+    if not model_or_config or not path.is_file():
+        raise SizeError(
+            f"{model_or_config or 'the empty name'} is neither a config.json nor a folder with one; models "
+            f"known by name are {', '.join(bundled_names())}"
+        )
+    if path.stat().st_size > _MOST_BYTES:
+        raise SizeError(
+            f"{path} has more than {_MOST_BYTES >> 20} MiB and is no config.json: name another file"
+        )
+    try:
+        config = read_json(path.read_bytes())
+    except BadJson as error:
+        raise SizeError(f"{path} is no JSON ({error}): name a config.json") from error
+    return read_shape(config)
+
+
+def read_shape(config: Any) -> ModelShape:
+    """The shape that a config means to sglang 0.5.21.
+
+    Raises:
+        SizeError: it is not one that can be sized, or it lacks something.
+    """
+    if not isinstance(config, Mapping):
+        raise SizeError("the config is no JSON object: name a config.json")
+    outer = Fields(config)
+    model_type = outer.word("model_type")
+    family = family_of(model_type)
+    architectures = outer.words("architectures", family.architectures)
+    if len(architectures) != 1:
+        raise SizeError(f"architectures must name one of {', '.join(family.architectures)}, and nothing else")
+    if outer.flag("is_hybrid_swa"):
+        raise SizeError("is_hybrid_swa makes sglang build pools that this type has no size for: remove it")
+    inner = outer.inner(family.nested) if family.nested is not None else outer
+    layers, caches, queries = family.read(inner)
+    return ModelShape(
+        model_type=model_type,
+        num_layers=layers,
+        caches=tuple(caches),
+        queries=queries,
+        context=inner.integer_or("max_position_embeddings", 0) or None,
+        dtype=_dtype_of(outer, inner),
+    )
+
+
+def _dtype_of(outer: Fields, inner: Fields) -> str | None:
+    """What the cache takes over; None where the config has a quantization that may bring its own."""
+    if "quantization_config" in outer or "quantization_config" in inner:
+        return None
+    for fields in (outer, inner):
+        for name in ("dtype", "torch_dtype"):
+            if name in fields:
+                word = fields.word(name)
+                # sglang serves float32 checkpoints in 16 bits.
+                return "bfloat16" if word == "float32" else word
+    return None
