@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import pickle
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -77,6 +78,33 @@ def start(
         return subprocess.Popen(
             command, stdout=output, stderr=errors, env=env, cwd=folder, start_new_session=True
         )
+
+
+def run(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    folder: Path,
+    limit: float,
+    imports_anew: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """As ``subprocess.run`` with captured text; the arguments are those of ``start``.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than ``limit`` seconds, and was ended with its family.
+    """
+    with tempfile.TemporaryDirectory() as logs:
+        stdout, stderr = Path(logs) / "stdout", Path(logs) / "stderr"
+        process = start(
+            command, env=env, folder=folder, stderr=stderr, stdout=stdout, imports_anew=imports_anew
+        )
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        return subprocess.CompletedProcess(command, code, stdout.read_text(), stderr.read_text())
 
 
 def _emptied(path: Path) -> BinaryIO:
