@@ -93,9 +93,7 @@ if __name__ == "__main__":
 def test_an_engine_serves_after_a_refused_one(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     result_path = tmp_path / "result.json"
-    ended = run_to_end(
-        [sys.executable, str(tmp_path / "program.py"), str(tiny_model), str(result_path)], timeout=120
-    )
+    ended = run_to_end([sys.executable, str(tmp_path / "program.py"), str(tiny_model), str(result_path)])
     assert ended.returncode == 0, ended.stderr
     assert ended.survivors == []
     result = json.loads(result_path.read_text())

@@ -23,7 +23,11 @@ def _assert_stopped(ended: Ended, *refusals: str) -> None:
 
 @pytest.mark.parametrize("command", [LAUNCH_SERVER, SGLANG_SERVE], ids=["launch_server", "serve"])
 def test_an_untested_mode_stops_the_command(tiny_model: Path, command: tuple[str, ...]) -> None:
-    ended = launch(tiny_model, "--kv-policy", "importance", "--tp-size", "2", command=command, timeout=60)
+    # sglang's own command starts for real, as a user types it.
+    is_typed = command == SGLANG_SERVE
+    ended = launch(
+        tiny_model, "--kv-policy", "importance", "--tp-size", "2", command=command, imports_anew=is_typed
+    )
     _assert_stopped(ended, "does not support tensor parallelism (--tp-size 2): use --tp-size 1")
 
 
@@ -119,10 +123,11 @@ if multiprocessing.parent_process() is not None:
 
 
 def test_default_is_stock(tiny_model: Path, tmp_path: Path) -> None:
-    # Without any policy the arguments are the same, as test_flags shows.
+    # Without any policy the arguments are the same, as test_flags shows. The processes are new ones: nothing
+    # but the launch itself can have loaded what is of ours in them.
     seen_path = tmp_path / "seen.json"
     plugin = write_plugin(tmp_path, LOOK_INTO_SCHEDULER.format(path=str(seen_path)))
-    ended = launch(tiny_model, "--kv-policy", "default", plugin_directory=plugin)
+    ended = launch(tiny_model, "--kv-policy", "default", plugin_directory=plugin, imports_anew=True)
     seen = json.loads(seen_path.read_text())
     assert seen["cache"] == "UnifiedRadixCache"
     assert "rust" in seen["tree core"]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 
+from support import warm_start
 from support.processes import session_members
 from support.python_path import python_path
 from support.servers import free_port
@@ -20,6 +21,7 @@ CPU_FLAGS = (
     *("--device", "cpu", "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "float32"),
     *("--attention-backend", "torch_native", "--max-total-tokens", "512", "--host", "127.0.0.1"),
 )
+HANG_SECONDS = 600.0
 LAUNCH_SERVER = (sys.executable, "-m", "sglang.launch_server")
 SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
 
@@ -63,37 +65,48 @@ def launch(
     *flags: str,
     command: tuple[str, ...] = LAUNCH_SERVER,
     plugin_directory: Path | None = None,
-    timeout: float = 90,
+    imports_anew: bool = False,
 ) -> Ended:
-    """Starts a server that is expected to end by itself, and waits for that.
-
-    Raises:
-        subprocess.TimeoutExpired: it did not.
-    """
+    """Starts a server that is expected to end by itself, and waits for that; see ``run_to_end``."""
     ports = ["--port", str(free_port()), "--nccl-port", str(free_port())]
     arguments = [*command, "--model-path", str(model), *CPU_FLAGS, *ports, *flags]
-    return run_to_end(arguments, plugin_directory=plugin_directory, timeout=timeout)
+    return run_to_end(arguments, plugin_directory=plugin_directory, imports_anew=imports_anew)
 
 
-def run_to_end(arguments: list[str], *, plugin_directory: Path | None = None, timeout: float = 90) -> Ended:
-    process = subprocess.Popen(
-        arguments,
-        env=environment(plugin_directory),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        _, stderr = process.communicate(timeout=timeout)
-    finally:
-        survivors = _left_behind(process.pid)
-        names = [" ".join(survivor.cmdline()) for survivor in survivors if survivor.is_running()]
-        for survivor in survivors:
-            survivor.send_signal(signal.SIGKILL)
+def run_to_end(
+    arguments: list[str], *, plugin_directory: Path | None = None, imports_anew: bool = False
+) -> Ended:
+    """Runs a program until it ends by itself, and what it has left behind is ended.
+
+    Args:
+        arguments: the command line.
+        plugin_directory: where sglang finds a second plugin.
+        imports_anew: each of its processes is a new interpreter (``warm_start``).
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end; the limit ends a hang, and says nothing of speed.
+    """
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "stderr"
+        process = warm_start.start(
+            arguments,
+            env=environment(plugin_directory),
+            folder=Path.cwd(),
+            stderr=log,
+            stdout=Path(os.devnull),
+            imports_anew=imports_anew,
+        )
+        try:
+            returncode = process.wait(HANG_SECONDS)
+        finally:
+            survivors = _left_behind(process.pid)
+            names = [" ".join(survivor.cmdline()) for survivor in survivors if survivor.is_running()]
+            for survivor in survivors:
+                survivor.send_signal(signal.SIGKILL)
+        stderr = log.read_text()
     prefix = "sgl-importance: error: "
     refusals = [line.removeprefix(prefix) for line in stderr.splitlines() if line.startswith(prefix)]
-    return Ended(process.returncode, stderr, refusals, names)
+    return Ended(returncode, stderr, refusals, names)
 
 
 def _left_behind(session: int, patience: float = 5.0) -> list[psutil.Process]:

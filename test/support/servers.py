@@ -25,7 +25,7 @@ import psutil
 
 from support import warm_start
 from support.processes import session_members
-from support.warm_start import SERVER_ENV, WarmProcess
+from support.warm_start import SERVER_ENV
 
 START_SECONDS = 240.0
 STOP_SECONDS = 20.0
@@ -85,7 +85,8 @@ class ServerProcess:
         flags: flags of the server, as on a command line; port, host and device are set here.
         model: folder of the checkpoint.
         store: folder of the HiCache file tier; a fresh one where None. Pass one to share it between servers.
-        env: variables added to the environment. With any, every process imports sglang anew (``warm_start``).
+        env: variables added to the environment.
+        imports_anew: every process is a new interpreter (``warm_start``).
         api_key: key that the server demands, and that our own requests carry.
 
     Attributes:
@@ -98,6 +99,7 @@ class ServerProcess:
         model: Path,
         store: Path | None = None,
         env: Mapping[str, str] | None = None,
+        imports_anew: bool = False,
         api_key: str | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sglang-"))
@@ -122,7 +124,7 @@ class ServerProcess:
             *flags,
         ]
         self.expects_faults = False
-        self._starts_warm = warm_start.is_on and env is None
+        self._imports_anew = imports_anew
         (self.folder / "tmp").mkdir()
         self._env = {
             **os.environ,
@@ -131,7 +133,7 @@ class ServerProcess:
             "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(self.store),
             **(env or {}),
         }
-        self._process: subprocess.Popen[bytes] | WarmProcess | None = None
+        self._process: warm_start.Process | None = None
         self._api_key = api_key
         self._client = httpx.Client(
             base_url=self.base_url,
@@ -162,21 +164,13 @@ class ServerProcess:
 
     def spawn(self) -> None:
         """Starts the process without waiting for it."""
-        if self._starts_warm:
-            self._process = WarmProcess(
-                self.command, env=self._env, folder=self.folder, log_file=self.log_file
-            )
-            return
-        with self.log_file.open("wb") as log:
-            # A session of its own, so that schedulers and detokenizers end with the launcher.
-            self._process = subprocess.Popen(
-                self.command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._env,
-                cwd=self.folder,
-                start_new_session=True,
-            )
+        self._process = warm_start.start(
+            self.command,
+            env=self._env,
+            folder=self.folder,
+            stderr=self.log_file,
+            imports_anew=self._imports_anew,
+        )
 
     @property
     def pid(self) -> int:

@@ -1,13 +1,17 @@
-"""Servers without the ten seconds of CPU time that each of their processes takes to import sglang.
+"""Programs without the ten seconds of CPU time that each of their processes takes to import sglang.
 
-Python's own fork server imports sglang once, and the launcher of a server is forked from it. What a launcher
-starts in turn (upstream spawns its schedulers) becomes one of its spares: children that were forked before
-the launcher did anything, and that wait. A spare goes on where ``exec`` would: with the arguments, the
-environment and the open files that were meant for a new interpreter, and nothing that the launcher has done.
+Python's own fork server imports sglang once, and a program (a server's launcher, or a script) is forked from
+it. What the program starts in turn (upstream spawns its schedulers) becomes one of its spares: children that
+were forked before the program did anything, and that wait. A spare goes on where ``exec`` would: with the
+arguments, the environment and the open files that were meant for a new interpreter, and nothing that the
+program has done.
 
-So upstream's launch runs unchanged, in processes that differ from new ones in what is imported already. What
-is read while sglang is imported (plugins on PYTHONPATH, most variables) is as it was when the fork server
-began: a test that sets such a thing starts its server for real.
+So upstream's launch runs unchanged, in processes that differ from new ones in what is imported already. A
+program finds its own PYTHONPATH, and with it plugins of sglang, which sglang looks for when it launches, not
+when it is imported. Most of sglang's variables are read when they are needed, too. What is read while sglang
+is imported (``SERVER_ENV``, plugins of a platform) is as it was when the fork server began: a test that sets
+such a thing starts its program for real. So do a few others, so that real starts stay tested:
+``test_default_is_stock`` and ``sglang serve`` in test/plugin, test/storage/test_zero_copy_server.py.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import multiprocessing
 import os
 import pickle
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Union
 from unittest.mock import patch
 
 IMPORTED = [
@@ -38,35 +43,95 @@ IMPORTED = [
 ]
 SERVER_ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 """Of every server; both are read while sglang is imported."""
-SPARES = 2  # a scheduler and a detokenizer; what is started beyond is a new interpreter
+SPARES = 4  # two launches, each a scheduler and a detokenizer; what is started beyond is a new interpreter
 ASIDE = 512  # file numbers from here on are nobody's
 
 is_on = False
-"""Whether servers start warm where nothing speaks against it: in tests. Benchmarks measure real starts."""
+"""Whether programs start warm where nothing speaks against it: in tests. Benchmarks measure real starts."""
+
+
+Process = Union[subprocess.Popen[bytes], "WarmProcess"]
+
+
+def start(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    folder: Path,
+    stderr: Path,
+    stdout: Path | None = None,
+    imports_anew: bool = False,
+) -> Process:
+    """Starts ``python`` with a module or a script, in a session of its own, so that its family can be ended.
+
+    Args:
+        command: as for ``subprocess.Popen``: python, ``-m`` and a module, or a script, and arguments.
+        env: the whole environment.
+        folder: where it runs.
+        stderr: the file that takes what it writes there.
+        stdout: the same; None is where stderr goes.
+        imports_anew: it is a new interpreter in any case.
+    """
+    if is_on and not imports_anew:
+        return WarmProcess(command, env=env, folder=folder, stderr=stderr, stdout=stdout)
+    with _emptied(stderr) as errors, _emptied(stdout or stderr) as output:
+        return subprocess.Popen(
+            command, stdout=output, stderr=errors, env=env, cwd=folder, start_new_session=True
+        )
+
+
+def run(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    folder: Path,
+    limit: float,
+    imports_anew: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """As ``subprocess.run`` with captured text; the arguments are those of ``start``.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than ``limit`` seconds, and was ended with its family.
+    """
+    with tempfile.TemporaryDirectory() as logs:
+        stdout, stderr = Path(logs) / "stdout", Path(logs) / "stderr"
+        process = start(
+            command, env=env, folder=folder, stderr=stderr, stdout=stdout, imports_anew=imports_anew
+        )
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        return subprocess.CompletedProcess(command, code, stdout.read_text(), stderr.read_text())
+
+
+def _emptied(path: Path) -> BinaryIO:
+    """An empty file to append to, as another stream may."""
+    path.open("wb").close()
+    return path.open("ab")
 
 
 class WarmProcess:
-    """``python -m module arguments...`` in a session of its own; what tests use of ``subprocess.Popen``.
-
-    Args:
-        command: as for ``subprocess.Popen``.
-        env: the whole environment.
-        folder: where it runs.
-        log_file: takes what it writes.
-    """
+    """What tests use of ``subprocess.Popen``; the arguments are those of ``start``."""
 
     def __init__(
-        self, command: Sequence[str], *, env: Mapping[str, str], folder: Path, log_file: Path
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        folder: Path,
+        stderr: Path,
+        stdout: Path | None = None,
     ) -> None:
-        _, dash_m, module, *arguments = command
-        assert dash_m == "-m"
         self._command = command
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
         with patch.dict(os.environ, SERVER_ENV):
             forkserver.ensure_running()
         self._process = context.Process(
-            target=_launch, args=(module, arguments, dict(env), str(folder), str(log_file))
+            target=_launch, args=(command[1:], dict(env), folder, stderr, stdout or stderr)
         )
         self._process.start()
 
@@ -84,24 +149,26 @@ class WarmProcess:
         return code
 
 
-def _launch(module: str, arguments: list[str], env: dict[str, str], folder: str, log_file: str) -> None:
-    """In a child of the fork server: becomes the launcher."""
+def _launch(words: list[str], env: dict[str, str], folder: Path, stderr: Path, stdout: Path) -> None:
+    """In a child of the fork server: becomes ``python words...``."""
     import setproctitle  # sglang brings it
 
     assert set(IMPORTED) <= sys.modules.keys(), "the fork server has not imported sglang"
     os.setsid()
-    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
+    for number, path in ((1, stdout), (2, stderr)):
+        with _emptied(path) as file:
+            os.dup2(file.fileno(), number)
     os.chdir(folder)
     tempfile.tempdir = None
     setproctitle.getproctitle()  # finds its place while the environment is where it was
     os.environ.clear()
     os.environ.update(env)
     installed = [entry for entry in sys.path if entry.startswith((sys.prefix, sys.base_prefix))]
-    sys.path[:] = ["", *filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *installed]
-    sys.argv[:] = [module, *arguments]
+    is_module = words[0] == "-m"
+    program, *arguments = words[1:] if is_module else words
+    first = "" if is_module else str(Path(program).parent)
+    sys.path[:] = [first, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *installed]
+    sys.argv[:] = [program, *arguments]
     # A new interpreter knows of no parent, and starts a resource tracker of its own.
     multiprocessing.process._parent_process = None
     resource_tracker._resource_tracker._fd = None
@@ -115,7 +182,10 @@ def _launch(module: str, arguments: list[str], env: dict[str, str], folder: str,
 
     util.spawnv_passfds = start
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if is_module:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program, run_name="__main__")
     finally:
         atexit._run_exitfuncs()
 
