@@ -196,7 +196,7 @@ class Reader:
             env={**os.environ, "PATH": self.path},
             capture_output=True,
             text=True,
-            timeout=240,  # numba compiles what a checkout replays for the first time
+            timeout=600,  # numba compiles what a checkout replays for the first time
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         return done.stdout

@@ -134,7 +134,15 @@ def test_default_is_stock(tiny_model: Path, tmp_path: Path) -> None:
     assert seen["attention"] == "sglang.srt.layers.attention.torch_native_backend"
     assert seen["page size"] == 1
     assert seen["proof"] is None
-    for absent in ("attention.torch_native", "cache", "component", "control", "http"):
+    for absent in (
+        "attention.torch_native",
+        "radix_cache",
+        "tree",
+        "placement",
+        "operations",
+        "metrics",
+        "http",
+    ):
         assert f"sglang_importance.{absent}" not in seen["ours"]
     assert ended.refusals == []
     assert ended.survivors == []
