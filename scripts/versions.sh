@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests beside other releases of sglang, each in an environment of its own in .cache/versions.
 #   bash scripts/versions.sh [RELEASE...] [-- pytest arguments]
-# Without a release: all that are tested. Without arguments: the self-check, launches, attention, storage and equality.
+# Without a release: those that the self-check knows. Without arguments: the self-check, launches, attention, storage and equality.
 # An environment holds the release and what it pins of transformers and its kind (about 400 MB); everything else, torch
 # first of all, comes from .venv (scripts/setup.sh --with-tests), or from the environment of the interpreter in PYTHON.
 set -euo pipefail
@@ -18,22 +18,17 @@ while (($#)) && [[ $1 != -- ]]; do releases+=("$1"); shift; done
 (($# == 0)) || shift
 tests=("$@")
 ((${#tests[@]})) || tests=(test/plugin test/attention test/storage test/equality)
-if ((${#releases[@]} == 0)); then
-  mapfile -t releases < <(cd "$root" && PYTHONPATH=python:$root "$python" -W ignore - <<'PYTHON'
-from sglang_importance.upstream.refusal import TESTED_VERSIONS
-
-print(*TESTED_VERSIONS, sep="\n")
-PYTHON
-  )
-fi
+((${#releases[@]})) || releases=(0.5.21 0.5.22 0.5.23)
 
 install() {
   local release=$1 folder=$2 packages
   rm -rf "$folder"
   "$python" -m venv --without-pip "$folder"
   packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  # Its own packages are found first, the others behind them.
-  "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/shared.pth"
+  # Its own packages are found first, the others behind them, this package's editable install included. By a link, so
+  # that all of them lie below the environment's prefix.
+  ln -s "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "$folder/shared"
+  echo "import site; site.addsitedir('$folder/shared')" >"$packages/shared.pth"
   pip_install() { "$python" -m pip install --disable-pip-version-check --quiet --no-deps --target "$packages" "$@"; }
   pip_install "sglang==$release"
   # shellcheck disable=SC2046  # one word per package

@@ -241,7 +241,7 @@ class ImportanceComponent(FullComponent):
         super()._evict_device_start(self._evict_device_request_cnt)
         self._stock_walks = True
 
-    def _evict_device_next_node(self, tracker: Any, *collected: Any) -> NodeId | None:
+    def _evict_device_next_node(self, tracker: Any, *collected: Any, **named: Any) -> NodeId | None:
         if self._decides:
             if tracker[self.component_type] >= self._evict_device_request_cnt:
                 return None
@@ -250,7 +250,7 @@ class ImportanceComponent(FullComponent):
                 return victim
         if not self._stock_walks:  # a fault in the midst of a walk: it goes on in upstream's order
             self._start_stock_walk()
-        node_id = super()._evict_device_next_node(tracker, *collected)
+        node_id = super()._evict_device_next_node(tracker, *collected, **named)
         if node_id is not None and not self.order.decides:
             self._faults.learn(FaultPlace.RANKING, self.order.chosen, self.tree_core.node_by_id(node_id))
         return node_id
@@ -259,16 +259,16 @@ class ImportanceComponent(FullComponent):
         super()._evict_device_end()
         self._faults.learn(FaultPlace.RANKING, self.order.end)
 
-    def drive_host_eviction(self, num_tokens: int, tracker: Any, *collected: Any) -> None:
+    def drive_host_eviction(self, num_tokens: int, tracker: Any, *collected: Any, **named: Any) -> None:
         # Also runs inside a device walk, to make room for the backup of its victim.
         while self._decides and tracker[self.component_type] < num_tokens:
             node = self._faults.learn(FaultPlace.RANKING, self._host_victim)
             if node is not None:
-                self.tree_core._evict_host_leaf(node, tracker, *collected)
+                self.tree_core._evict_host_leaf(node, tracker, *collected, **named)
             elif self._faults.is_learning:
                 return
         if not self._decides:
-            super().drive_host_eviction(num_tokens, tracker, *collected)
+            super().drive_host_eviction(num_tokens, tracker, *collected, **named)
 
     def _host_victim(self) -> UnifiedTreeNode | None:
         while (node_id := self.order.host_victim()) is not None:
