@@ -67,6 +67,10 @@ def create_policy(name: str, capacity: int, trace: Trace, *, whole_nodes: bool =
         return BeladyPolicy(capacity, next_uses=NextUses.of(trace.blocks, trace.offsets))
     if name == IMPORTANCE:
         from sgl_importance.replay.importance_replay import ImportanceReplayPolicy
+        from sgl_importance.replay.trace_turns import has_answer_ends
+        from sgl_importance.replay.turn_replay import TurnReplayPolicy
 
+        if has_answer_ends(trace):
+            return TurnReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
         return ImportanceReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
     return load_policy(name)(capacity)
