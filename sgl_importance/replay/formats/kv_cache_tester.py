@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
@@ -40,7 +41,7 @@ ANSWER_ENDS = {
     "max_tokens": AnswerEnd.LENGTH,
 }
 """What ``stop`` means; it is empty where a streamed answer was not watched to its end."""
-_MOST_BLOCKS = 2**24  # of one prompt: a run is expanded, so its count must not be believed blindly
+_MOST_BLOCKS = 2**20  # of one prompt: a run is expanded, so its count must not be believed blindly
 
 
 class _Entry(Struct, rename={"input_tokens": "in", "output_tokens": "out", "nested": "requests"}):
@@ -114,7 +115,7 @@ def matches(path: Path) -> bool:
                 continue
             if any(entry.hash_ids or entry.hash_runs or entry.nested for entry in record.requests):
                 return True
-    except (OSError, EOFError):
+    except (OSError, TraceError):
         return False
     return False
 
@@ -243,6 +244,9 @@ def _texts(path: Path) -> Iterator[tuple[Path, int, bytes]]:
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     with gzip.open(path) if packed else path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield path, number, line
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield path, number, line
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TraceError(f"{path}: damaged or cut off ({error}): fetch it again") from error
