@@ -38,7 +38,6 @@ from sgl_importance.reuse.turns import NO_RHYTHM, Classify, turn_class
 
 BLOCK_TOKENS = 512
 FRACTIONS = (0.01, 0.02, 0.04, 0.08)
-ALIVE = (10, 20, 40, 80)
 ABLATED_ALIVE = 20
 PUBLISHED = ("lru",)
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -85,6 +84,9 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 def main(
     sessions_file: Annotated[Path, typer.Argument(help="claude_code_sessions.jsonl.gz, or a file like it.")],
     seeds: Annotated[int, typer.Option(min=1, max=10, help="Orders in which sessions begin.")] = 5,
+    alive_at_a_time: Annotated[
+        str, typer.Option("--alive", help="Comma-separated numbers of sessions that are alive at a time.")
+    ] = "10,20,40,80",
     lines: Annotated[str, typer.Option(help="odd, even or all lines of the file.")] = "odd",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
     out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
@@ -94,7 +96,7 @@ def main(
     _, sessions = read_sessions(sessions_file, BLOCK_TOKENS, refuse_bad_record)
     sessions = [session for session in sessions if session.line % 2 in wanted]
     traces, cells, work = [], [], []
-    for alive in ALIVE:
+    for alive in map(int, alive_at_a_time.split(",")):
         for seed in range(seeds):
             trace = merge_sessions(f"{alive} alive", BLOCK_TOKENS, sessions, alive, seed, refuse_bad_record)
             arms = [*PUBLISHED, OPTIMUM, IMPORTANCE, NOT_TOLD]

@@ -76,9 +76,7 @@ _ROWS, _VECTOR = numba.float64[:, ::1], numba.float64[::1]
 _PRIORS = numba.typeof(PRIORS)  # type: ignore[no-untyped-call]
 
 
-def hazards(
-    hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Priors = PRIORS
-) -> FloatArray:
+def hazards(hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Priors = PRIORS) -> FloatArray:
     """Posterior mean hazards.
 
     Args:

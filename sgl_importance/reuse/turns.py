@@ -166,6 +166,8 @@ class TurnEstimator:
         self.index = np.concatenate(
             [
                 retention_index(hazards(hits, reached, levels, priors))
-                for hits, reached in zip(self._hits.reshape(of_end), self._reached.reshape(of_end), strict=True)
+                for hits, reached in zip(
+                    self._hits.reshape(of_end), self._reached.reshape(of_end), strict=True
+                )
             ]
         )

@@ -199,7 +199,11 @@ LINES: dict[str, list[Any]] = {
         {"input": CHAT["messages"]},
     ],
     "kv-cache-tester": [
-        {"id": f"{index}", "block_size": 64, "requests": [ANSWERED, {**ANSWERED, "t": 9.0, "hash_runs": [1, 3]}]}
+        {
+            "id": f"{index}",
+            "block_size": 64,
+            "requests": [ANSWERED, {**ANSWERED, "t": 9.0, "hash_runs": [1, 3]}],
+        }
         for index in range(5)
     ]
     + [{"id": "s", "block_size": 64, "requests": [{"t": 9.0, "type": "subagent", "requests": [ANSWERED]}]}],

@@ -19,7 +19,11 @@ from sgl_importance.reuse.answer_end import AnswerEnd
 
 BLOCK = 16
 _requests = st.tuples(
-    st.integers(0, 200), st.integers(0, 30), st.integers(0, 8), st.integers(0, 400), st.sampled_from(AnswerEnd)
+    st.integers(0, 200),
+    st.integers(0, 30),
+    st.integers(0, 8),
+    st.integers(0, 400),
+    st.sampled_from(AnswerEnd),
 )
 
 
