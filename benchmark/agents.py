@@ -1,4 +1,4 @@
-"""What importance gains on recorded coding-agent sessions when it is told how answers ended, and by which facts.
+"""What importance gains on recorded coding agents when it is told how answers ended, and by which facts.
 
 Sessions of a kv-cache-tester file, some of them alive at a time. Everything in the policy was chosen on even
 lines of the file; reported are odd ones, from an empty estimator and the first request on. Hit rates are

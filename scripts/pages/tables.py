@@ -106,7 +106,7 @@ def _capacities() -> list[str]:
 
 
 def agents_table(alive: int) -> str:
-    """Hit rates on recorded coding-agent sessions, with what they close of the gap from LRU to the optimum."""
+    """Hit rates on recorded coding agents, with what they close of the gap from LRU to the optimum."""
 
     def cell(each: Mapping[str, Any]) -> str:
         return _share(each["hit_rate"]) + ("" if policy in ("lru", "belady") else f", {each['gap']:.0%}")

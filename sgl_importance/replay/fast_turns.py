@@ -63,7 +63,7 @@ class _Estimate(NamedTuple):
 
     open_intervals: npt.NDArray[np.int32]  # [ring, classes]
     hits: FloatArray  # [classes, buckets]
-    index: FloatArray  # [classes, buckets]
+    class_index: FloatArray  # [classes, buckets]
     turn_index: FloatArray  # [turn classes, buckets]
     turn_classes: IntArray  # by request
     turn_since: FloatArray  # by request
@@ -163,13 +163,14 @@ def _loss(clock: int, visited: int, requests: _Requests, cache: _Cache, estimate
     block = cache.candidate[visited]
     last_bucket = len(requests.bucket_of_age) - 1
     if cache.is_shared[block]:
-        return estimate.index[cache.classes[block], requests.bucket_of_age[min(clock - visited, last_bucket)]]
+        bucket = requests.bucket_of_age[min(clock - visited, last_bucket)]
+        return float(estimate.class_index[cache.classes[block], bucket])
     turn_class = estimate.turn_classes[visited - 1]
     if turn_class == requests.gone_on:
         return 0.0
     age = int(requests.seconds[clock - 1] - estimate.turn_since[visited - 1])
     bucket = requests.bucket_of_age[min(age, last_bucket)]
-    return estimate.turn_index[turn_class, bucket] * estimate.seconds_per_request
+    return float(estimate.turn_index[turn_class, bucket] * estimate.seconds_per_request)
 
 
 @numba.njit(cache=True)

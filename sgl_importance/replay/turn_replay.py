@@ -1,4 +1,4 @@
-"""``importance`` where a trace says how answers ended, in the readable form that the fast path is tested against.
+"""``importance`` where a trace says how answers ended: the readable form, which defines the fast path.
 
 A node is ranked by the turn that was the last to visit it (``sgl_importance.reuse.turns``): what its session
 went on without goes first, then what returns least often per request. The end of a prefix behind which

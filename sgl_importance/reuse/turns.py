@@ -154,20 +154,16 @@ class TurnEstimator:
     def _refresh(self) -> None:
         from sgl_importance.reuse.hazards import PRIORS, hazards, retention_index  # imports numba
 
-        for evidence in (self._hits, self._reached):
-            evidence *= DECAY
+        self._hits *= DECAY
+        self._reached *= DECAY
         self._recent_turns *= DECAY
         self._recent_seconds *= DECAY
         self.seconds_per_request = self._recent_seconds / self._recent_turns
         # Turns with one end share a prior: people and tools return after times of quite another shape.
-        of_end = (2 * len(AnswerEnd), _CLASSES_OF_END, NUM_AGE_BUCKETS)
+        by_end = (2 * len(AnswerEnd), _CLASSES_OF_END, NUM_AGE_BUCKETS)
         levels = np.ones(_CLASSES_OF_END, dtype=np.int64)
         priors = PRIORS._replace(class_strength=CLASS_STRENGTH)
+        evidence = zip(self._hits.reshape(by_end), self._reached.reshape(by_end), strict=True)
         self.index = np.concatenate(
-            [
-                retention_index(hazards(hits, reached, levels, priors))
-                for hits, reached in zip(
-                    self._hits.reshape(of_end), self._reached.reshape(of_end), strict=True
-                )
-            ]
+            [retention_index(hazards(hits, reached, levels, priors)) for hits, reached in evidence]
         )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.replay.formats import bailian, kv_cache_tester, mooncake, openai_chat, oracle_general
+from sgl_importance.replay.formats import bailian, mooncake, openai_chat, oracle_general
 from sgl_importance.replay.formats.detect import READERS, detect_reader, load_reader, read_trace
 from sgl_importance.replay.formats.line_reader import BadRecord, ReadOptions, TraceError
 from sgl_importance.replay.formats.oracle_general import RECORD, number_by_first_use

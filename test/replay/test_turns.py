@@ -1,4 +1,4 @@
-"""``importance`` by turns: the compiled path counts what the readable one does, and what the facts are worth."""
+"""``importance`` by turns: the compiled path counts what the readable one does; what the facts are for."""
 
 from __future__ import annotations
 

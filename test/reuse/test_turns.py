@@ -21,7 +21,7 @@ def test_classes_are_numbered_without_a_clash() -> None:
 
 
 def play(estimator: TurnEstimator, sessions: int, end: AnswerEnd, gap: float | None) -> None:
-    """Sessions of two requests one after the other, the second ``gap`` seconds later; None: it never comes."""
+    """Sessions of two requests each, the second ``gap`` seconds later; None: it never comes."""
     start = estimator._now
     for _ in range(sessions):
         turn = estimator.begin(start, end, 0)

@@ -146,7 +146,7 @@ def read_sessions(
         TraceError: recorded blocks cannot be joined to blocks of ``block_tokens``.
     """
     decoder = msgspec.json.Decoder(_Record)
-    sessions = []
+    sessions: list[Session] = []
     for file, line, text in _texts(path):
         try:
             record = decode_json(decoder.decode, text)
@@ -241,9 +241,9 @@ def _texts(path: Path) -> Iterator[tuple[Path, int, bytes]]:
         for file in sorted(path.glob("*.json")):
             yield file, 1, file.read_bytes()
         return
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    with gzip.open(path) if packed else path.open("rb") as lines:
+    with path.open("rb") as start:
+        is_packed = start.read(2) == b"\x1f\x8b"
+    with gzip.open(path) if is_packed else path.open("rb") as lines:
         try:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
