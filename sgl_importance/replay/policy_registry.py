@@ -24,6 +24,8 @@ _CLASSES = {
     "tlru": "sgl_importance.policy.tlru:TlruPolicy",
     "mq": "sgl_importance.policy.mq:MqPolicy",
     "s3fifo": "sgl_importance.policy.s3fifo:S3FifoPolicy",
+    "sieve": "sgl_importance.policy.sieve:SievePolicy",
+    "lru2": "sgl_importance.policy.lru2:Lru2Policy",
     "arc": "sgl_importance.policy.arc:ArcPolicy",
     "gdsf": "sgl_importance.policy.gdsf:GdsfPolicy",
     "lhd": "sgl_importance.policy.lhd:LhdPolicy",
