@@ -73,6 +73,7 @@ def twice(trace: Trace) -> Trace:
         input_tokens=np.tile(trace.input_tokens, 2),
         output_tokens=np.tile(trace.output_tokens, 2),
         seconds=np.concatenate((trace.seconds, trace.seconds + trace.seconds[-1])),
+        answer_ends=np.tile(trace.answer_ends, 2),
     )
 
 

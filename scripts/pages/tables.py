@@ -79,6 +79,63 @@ def policy_table(names: Mapping[str, str]) -> str:
     return _table(["policy", *titles, "over LRU, mean", "of the gap to the optimum"], lines)
 
 
+_AGENT_POLICIES = {
+    "lru": "`lru`",
+    "ends not told": "`importance`, ends not told",
+    "importance": "**`importance`**",
+    "belady": "optimum",
+}
+_AGENT_ARMS = {
+    "importance": "all of it",
+    "without the end": "without how the answer ended",
+    "without rhythm": "without the session's rhythm",
+    "without length": "without the answer's length",
+    "one class": "one class for all turns",
+    "ages in requests": "ages in admitted requests",
+    "ends not told": "no turns: classes of nodes only",
+}
+
+
+def _agents(alive: int, policy: str) -> list[Mapping[str, Any]]:
+    """Rows of one arm, by capacity."""
+    return [each for each in results("agents")["rows"] if (each["alive"], each["policy"]) == (alive, policy)]
+
+
+def _capacities() -> list[str]:
+    return [f"{each['capacity']:.0%}" for each in _agents(20, "lru")]
+
+
+def agents_table(alive: int) -> str:
+    """Hit rates on recorded coding agents, with what they close of the gap from LRU to the optimum."""
+
+    def cell(each: Mapping[str, Any]) -> str:
+        return _share(each["hit_rate"]) + ("" if policy in ("lru", "belady") else f", {each['gap']:.0%}")
+
+    lines = []
+    for policy, shown in _AGENT_POLICIES.items():
+        lines.append([shown, *(cell(each) for each in _agents(alive, policy))])
+    return _table(["policy", *_capacities()], lines)
+
+
+def agents_ablation() -> str:
+    """What is closed of the gap without each fact, twenty sessions alive."""
+    lines = []
+    for policy, shown in _AGENT_ARMS.items():
+        lines.append([shown, *(_interval(each, "gap") for each in _agents(20, policy))])
+    return _table(["turns", *_capacities()], lines)
+
+
+def agents_gap(alive: int, capacity: float) -> str:
+    """Part of the gap that is closed, with its interval."""
+    (found,) = [each for each in _agents(alive, "importance") if each["capacity"] == capacity]
+    return _interval(found, "gap")
+
+
+def agents_least_over_lru() -> float:
+    """The worst of all capacities and orders, in hit rate."""
+    return min(each["least_over_lru"] for each in results("agents")["rows"] if each["policy"] == "importance")
+
+
 def brier_table() -> str:
     """How right predictions of reuse are, by what the classes know."""
     lines = []

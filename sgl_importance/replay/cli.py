@@ -90,6 +90,11 @@ def replay_command(
     block_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a block; what the format says if absent.")
     ] = None,
+    alive: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sessions alive at a time, for traces of single sessions; 20 if absent."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order in which these sessions begin.")] = 0,
     device_blocks: Annotated[
         int | None,
         typer.Option(min=1, rich_help_panel=_TIERS, help="Replay tiers; capacity of the device in blocks."),
@@ -134,7 +139,7 @@ def replay_command(
     if device_blocks is not None and (object_level or node_granular or plot_file is not None):
         fail("--device-blocks replays tiers: leave out --object-level, --node-granular and --plot")
     check_results(json_file, plot_file)
-    options = ReadOptions(tokenizer, block_tokens, object_level)
+    options = ReadOptions(tokenizer, block_tokens, object_level, alive, seed)
     processes = jobs or os.cpu_count() or 1
 
     if device_blocks is not None:

@@ -85,7 +85,7 @@ def replay_importance(trace: Trace, capacity: int, facts: BlockFacts | None = No
     """Replays a prefix tree under ``importance`` with g = 1 and uniform cost.
 
     Args:
-        trace: a trace with parents.
+        trace: a trace with parents; ends of answers do not count (``fast_turns``).
         capacity: blocks that the cache can hold, at least 1.
         facts: ``block_facts(trace)``, where the caller has them.
     """
@@ -143,7 +143,7 @@ def _replay(
     order = _ordered(evidence, levels)
     clock = 1
     while clock <= num_requests:
-        _count_reached(clock, evidence.open_intervals, evidence.reached, ages.bucket_starts)
+        count_reached(clock, evidence.open_intervals, evidence.reached, ages.bucket_starts)
         if clock % REFRESH_INTERVAL == 0:
             evidence.hits[:] *= DECAY
             evidence.reached[:] *= DECAY
@@ -257,7 +257,7 @@ def _cheapest(
 
 
 @numba.njit(cache=True)
-def _count_reached(
+def count_reached(
     clock: int, open_intervals: _IntervalArray, reached: FloatArray, bucket_starts: IntArray
 ) -> None:
     """A request is admitted: open intervals that get to a bucket with it are counted there."""
@@ -292,7 +292,7 @@ def _serve(
     ring, max_age = len(open_intervals), len(bucket_of_age)
     for clock in range(first_clock, end_clock):
         if clock > first_clock:
-            _count_reached(clock, open_intervals, reached, bucket_starts)
+            count_reached(clock, open_intervals, reached, bucket_starts)
         first, length = offsets[clock - 1], offsets[clock] - offsets[clock - 1]
         hit = 0
         while hit < length and resident[blocks[first + hit]]:

@@ -24,6 +24,8 @@ _CLASSES = {
     "tlru": "sgl_importance.policy.tlru:TlruPolicy",
     "mq": "sgl_importance.policy.mq:MqPolicy",
     "s3fifo": "sgl_importance.policy.s3fifo:S3FifoPolicy",
+    "sieve": "sgl_importance.policy.sieve:SievePolicy",
+    "lru2": "sgl_importance.policy.lru2:Lru2Policy",
     "arc": "sgl_importance.policy.arc:ArcPolicy",
     "gdsf": "sgl_importance.policy.gdsf:GdsfPolicy",
     "lhd": "sgl_importance.policy.lhd:LhdPolicy",
@@ -67,6 +69,10 @@ def create_policy(name: str, capacity: int, trace: Trace, *, whole_nodes: bool =
         return BeladyPolicy(capacity, next_uses=NextUses.of(trace.blocks, trace.offsets))
     if name == IMPORTANCE:
         from sgl_importance.replay.importance_replay import ImportanceReplayPolicy
+        from sgl_importance.replay.trace_turns import has_answer_ends
+        from sgl_importance.replay.turn_replay import TurnReplayPolicy
 
+        if has_answer_ends(trace):
+            return TurnReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
         return ImportanceReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
     return load_policy(name)(capacity)

@@ -88,14 +88,20 @@ def choose_replay(policy: str, mode: ReplayMode) -> Replay:
 
         return partial(replay_lru, object_level=mode is ReplayMode.OBJECTS)
     if policy == IMPORTANCE and mode is ReplayMode.TREE:
-        from sgl_importance.replay.fast_importance import replay_importance
-
-        return replay_importance
+        return _replay_importance
     load_policy(policy)
     if mode is ReplayMode.NODES and policy != OPTIMUM:
         return partial(_replay_nodes, policy)
     cache = replay_objects if mode is ReplayMode.OBJECTS else replay_tree
     return lambda trace, capacity: cache(trace, create_policy(policy, capacity, trace))
+
+
+def _replay_importance(trace: Trace, capacity: int) -> ReplayCounts:
+    from sgl_importance.replay.fast_importance import replay_importance  # these import numba
+    from sgl_importance.replay.fast_turns import replay_turns
+    from sgl_importance.replay.trace_turns import has_answer_ends
+
+    return (replay_turns if has_answer_ends(trace) else replay_importance)(trace, capacity)
 
 
 def _replay_nodes(policy: str, trace: Trace, capacity: int) -> ReplayCounts:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sgl_importance.reuse.answer_end import AnswerEnd
+
 __all__ = ["NO_PARENT", "IntArray", "Trace", "TraceBuilder"]
 
 IntArray = npt.NDArray[np.int64]
@@ -31,6 +33,7 @@ class Trace:
             filled in part.
         output_tokens: generated tokens of each request, 0 where unknown; int64 [requests].
         seconds: arrival times from the start of the trace, never decreasing; float64 [requests].
+        answer_ends: an AnswerEnd for each request; int8 [requests].
     """
 
     name: str
@@ -41,6 +44,7 @@ class Trace:
     input_tokens: IntArray
     output_tokens: IntArray
     seconds: npt.NDArray[np.float64]
+    answer_ends: npt.NDArray[np.int8]
 
     @property
     def num_requests(self) -> int:
@@ -65,7 +69,7 @@ class Trace:
         assert self.offsets[0] == 0
         assert self.offsets[-1] == len(self.blocks)
         assert (np.diff(self.offsets) >= 0).all()
-        for per_request in (self.input_tokens, self.output_tokens, self.seconds):
+        for per_request in (self.input_tokens, self.output_tokens, self.seconds, self.answer_ends):
             assert len(per_request) == self.num_requests
         assert (np.diff(self.seconds) >= 0).all()
         _, first = np.unique(self.blocks, return_index=True)
@@ -97,9 +101,16 @@ class TraceBuilder:
         self._input_tokens: list[int] = []
         self._output_tokens: list[int] = []
         self._seconds: list[float] = []
+        self._answer_ends: list[int] = []
 
     def add(
-        self, blocks: Iterable[object], *, input_tokens: int, output_tokens: int = 0, seconds: float = 0.0
+        self,
+        blocks: Iterable[object],
+        *,
+        input_tokens: int,
+        output_tokens: int = 0,
+        seconds: float = 0.0,
+        answer_end: AnswerEnd = AnswerEnd.UNKNOWN,
     ) -> None:
         """Appends one request.
 
@@ -123,6 +134,7 @@ class TraceBuilder:
         self._input_tokens.append(input_tokens)
         self._output_tokens.append(output_tokens)
         self._seconds.append(seconds)
+        self._answer_ends.append(answer_end)
 
     def _check_path(self, names: Sequence[object]) -> None:
         if len(set(names)) != len(names):
@@ -144,4 +156,5 @@ class TraceBuilder:
             input_tokens=np.array(self._input_tokens, dtype=np.int64),
             output_tokens=np.array(self._output_tokens, dtype=np.int64),
             seconds=np.array(self._seconds, dtype=np.float64),
+            answer_ends=np.array(self._answer_ends, dtype=np.int8),
         )

@@ -76,7 +76,7 @@ _ROWS, _VECTOR = numba.float64[:, ::1], numba.float64[::1]
 _PRIORS = numba.typeof(PRIORS)  # type: ignore[no-untyped-call]
 
 
-def hazards(hits: FloatArray, reached: FloatArray, levels: IntArray) -> FloatArray:
+def hazards(hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Priors = PRIORS) -> FloatArray:
     """Posterior mean hazards.
 
     Args:
@@ -84,11 +84,12 @@ def hazards(hits: FloatArray, reached: FloatArray, levels: IntArray) -> FloatArr
             zeros is a class without evidence.
         reached: intervals that got as far as the bucket; float64 [classes, buckets].
         levels: visit level of each class; int64 [classes].
+        priors: of the estimate.
 
     Returns:
         P(visit in the bucket | not before), float64 [classes, buckets], in (0, 1].
     """
-    hazard: FloatArray = _hazards(hits, reached, levels, PRIORS)
+    hazard: FloatArray = _hazards(hits, reached, levels, priors)
     return hazard
 
 

@@ -23,6 +23,7 @@ class Arrival:
         output_tokens: generated tokens; 0 where the end was not recorded.
         cached_tokens: prompt tokens that the recording server found in its cache.
         has_partial_page: whether prompt tokens follow the last whole page.
+        answer_end: as in ``RequestFinished``; "unknown" where the end was not recorded.
     """
 
     rid: str
@@ -32,6 +33,7 @@ class Arrival:
     output_tokens: int
     cached_tokens: int
     has_partial_page: bool
+    answer_end: str = "unknown"
 
 
 def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arrival]:
@@ -43,7 +45,7 @@ def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arriva
     """
     page_size = reader.header.page_size
     admitted: dict[tuple[int, int], RequestAdmitted] = {}
-    output_tokens: dict[tuple[int, int], int] = {}
+    finished: dict[tuple[int, int], RequestFinished] = {}
     starts: list[float] = []
     for record in reader:
         run = len(starts) - 1
@@ -54,19 +56,23 @@ def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arriva
                 if health_checks or not record.rid.startswith(HEALTH_CHECK_PREFIX):
                     admitted[run, record.request] = record
             case RequestFinished():
-                output_tokens[run, record.request] = record.output_tokens
-    found = [
-        Arrival(
-            rid=record.rid,
-            seconds=starts[run] - starts[0] + max(0, record.microseconds - record.queued_microseconds) / 1e6,
-            pages=record.pages,
-            input_tokens=record.input_tokens,
-            output_tokens=output_tokens.get((run, request), 0),
-            cached_tokens=sum(record.cached_tokens.values()),
-            has_partial_page=record.input_tokens > len(record.pages) * page_size,
+                finished[run, record.request] = record
+    found = []
+    for key, record in admitted.items():
+        seconds = max(0, record.microseconds - record.queued_microseconds) / 1e6
+        end = finished.get(key)
+        found.append(
+            Arrival(
+                rid=record.rid,
+                seconds=starts[key[0]] - starts[0] + seconds,
+                pages=record.pages,
+                input_tokens=record.input_tokens,
+                output_tokens=end.output_tokens if end else 0,
+                cached_tokens=sum(record.cached_tokens.values()),
+                has_partial_page=record.input_tokens > len(record.pages) * page_size,
+                answer_end=end.answer_end if end else "unknown",
+            )
         )
-        for (run, request), record in admitted.items()
-    ]
     return sorted(found, key=lambda arrival: arrival.seconds)
 
 

@@ -117,6 +117,8 @@ class RequestFinished(_Record, frozen=True):
         reason: "length", "stop", "abort", "retracted" or sglang's word for it.
         output_tokens: generated tokens so far.
         pages: whole pages of prompt and output, as in ``RequestAdmitted``.
+        answer_end: what the answer ended with: "tool_call", "end_of_turn", "length", "abort", or "unknown",
+            as it is in recordings that were written before the field was there.
     """
 
     request: int
@@ -125,6 +127,7 @@ class RequestFinished(_Record, frozen=True):
     reason: str
     output_tokens: int
     pages: Vector
+    answer_end: str = "unknown"
 
 
 class Fold(_Record, frozen=True):

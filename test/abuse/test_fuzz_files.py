@@ -183,6 +183,7 @@ CHAT = {
     "output": "c",
     "tools": [{"type": "function", "function": {"name": "f"}}],
 }
+ANSWERED = {"t": 0.0, "type": "n", "in": 200, "out": 5, "stop": "tool_use", "hash_ids": [1, 2, 3]}
 LINES: dict[str, list[Any]] = {
     "mooncake": [{**BLOCKS, "timestamp": 10 * index, "hash_ids": [0, index + 1]} for index in range(6)],
     "bailian": [
@@ -197,6 +198,15 @@ LINES: dict[str, list[Any]] = {
         {"input": "e" * 50},
         {"input": CHAT["messages"]},
     ],
+    "kv-cache-tester": [
+        {
+            "id": f"{index}",
+            "block_size": 64,
+            "requests": [ANSWERED, {**ANSWERED, "t": 9.0, "hash_runs": [1, 3]}],
+        }
+        for index in range(5)
+    ]
+    + [{"id": "s", "block_size": 64, "requests": [{"t": 9.0, "type": "subagent", "requests": [ANSWERED]}]}],
 }
 
 

@@ -23,6 +23,7 @@ from sgl_importance.policy.lru import LruPolicy
 from sgl_importance.policy.mq import MqPolicy
 from sgl_importance.policy.random import RandomPolicy
 from sgl_importance.policy.s3fifo import S3FifoPolicy
+from sgl_importance.policy.sieve import SievePolicy
 from sgl_importance.policy.slru import SlruPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
 
@@ -37,6 +38,7 @@ EXACT: list[tuple[str, Callable[[int], EvictionPolicy]]] = [
     ("SLRU", SlruPolicy),
     ("MQ", MqPolicy),
     ("S3FIFO", S3FifoPolicy),
+    ("Sieve", SievePolicy),
     ("ARC", ArcPolicy),
     ("GDSF", GdsfPolicy),
 ]

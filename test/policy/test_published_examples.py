@@ -11,9 +11,11 @@ from sgl_importance.policy.gdsf import GdsfPolicy
 from sgl_importance.policy.lfu import LfuPolicy
 from sgl_importance.policy.lhd import LhdPolicy
 from sgl_importance.policy.lru import LruPolicy
+from sgl_importance.policy.lru2 import Lru2Policy
 from sgl_importance.policy.mq import MqPolicy
 from sgl_importance.policy.random import RandomPolicy
 from sgl_importance.policy.s3fifo import S3FifoPolicy
+from sgl_importance.policy.sieve import SievePolicy
 from sgl_importance.policy.slru import SlruPolicy
 from sgl_importance.policy.tlru import TlruPolicy
 from sgl_importance.replay.cache import replay_objects, replay_tree
@@ -50,6 +52,12 @@ def pattern(policy: EvictionPolicy, accesses: str) -> str:
         # Two uses on probation lead to the main queue.
         (S3FifoPolicy(5, small=0.4), "abcdeaafghia", ".....HH....H"),
         (S3FifoPolicy(5, small=0.4, promotion_uses=3), "abcdeaafghia", ".....HH....."),
+        # The hand takes a's mark and then b, and goes on behind it: c is next, although a has no mark left.
+        (SievePolicy(3), "abcadba", "...H..H"),
+        # c evicts b, used once, although a's last use is longer ago; b comes back with its use before.
+        (Lru2Policy(2), "aabcba", ".H...H"),
+        (Lru2Policy(2), "aabcbda", ".H....."),
+        (Lru2Policy(2, history=0), "aabcbda", ".H....H"),
         # b leaves T1 for B1; its return makes T1's target 1, so a leaves T2; a's return makes it 0 again.
         (ArcPolicy(2), "abacbab", "..H...H"),
         # a's hit puts it in the class of soonest hits.

@@ -88,6 +88,7 @@ def test_curve_packs_its_slots() -> None:
         np.full(requests, 2),
         np.zeros(requests, dtype=np.int64),
         np.zeros(requests),
+        np.zeros(requests, dtype=np.int8),
     )
     trace.check_integrity()
     curve = lru_curve(trace)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.formats.line_reader import ReadOptions
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.cli import app
-from sgl_importance.trace.records import Record, RequestAdmitted, RequestFinished
+from sgl_importance.trace.records import Record, RequestAdmitted, RequestFinished, decode, encode
 from sgl_importance.trace.token_sequence import TokenSequence
 from sgl_importance.trace.writer import NO_PAGES, TraceWriter
 
@@ -33,7 +35,7 @@ def record(folder: Path) -> None:
     admit(0, "chat/0/0", 5_000_000, 10_000, list(range(9)), 0)
     admit(1, "chat/1/1", 6_000_000, 4_000_000, [*range(4), *range(70, 74)], 3)
     admit(2, "HEALTH_CHECK_1", 7_000_000, 0, [1] * 4, 0)
-    finished = RequestFinished(1, 3, 8_000_000, "stop", 6, NO_PAGES)
+    finished = RequestFinished(1, 3, 8_000_000, "stop", 6, NO_PAGES, answer_end="tool_call")
     items.append((finished, TokenSequence((None, None), list(range(12)))))
     writer = TraceWriter(folder, make_header(), max_bytes=1 << 20)
     for item in items:
@@ -46,6 +48,18 @@ def test_requests_come_in_order_of_arrival(tmp_path: Path) -> None:
     first, second = arrivals(open_trace(tmp_path))
     assert (first.rid, first.seconds, first.output_tokens, first.cached_tokens) == ("chat/1/1", 2.0, 6, 4)
     assert (second.rid, second.seconds, second.output_tokens, second.input_tokens) == ("chat/0/0", 4.99, 0, 9)
+    assert (first.answer_end, second.answer_end) == ("tool_call", "unknown")
+    assert read_trace(tmp_path).answer_ends.tolist() == [AnswerEnd.TOOL_CALL, AnswerEnd.UNKNOWN]
+
+
+def test_a_recording_from_before_ends_were_told_is_read() -> None:
+    """The field is the last of its record, so older recordings lack it."""
+    old = encode(RequestFinished(1, 3, 8_000_000, "stop", 6, NO_PAGES))
+    fields = msgspec.msgpack.decode(old)
+    assert fields.pop() == "unknown"
+    read = decode(msgspec.msgpack.encode(fields))
+    assert isinstance(read, RequestFinished)
+    assert (read.output_tokens, read.answer_end) == (6, "unknown")
 
 
 def test_convert_writes_mooncakes_format(tmp_path: Path) -> None:

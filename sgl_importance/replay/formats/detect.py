@@ -20,10 +20,12 @@ READERS = {
     "mooncake": "mooncake",
     "bailian": "bailian",
     "openai-chat": "openai_chat",
+    "kv-cache-tester": "kv_cache_tester",
     "oracle-general": "oracle_general",
 }
 """Name on the command line -> module of this package, in the order in which detection asks them."""
 FORMATS_OF_TEXT = ("openai-chat",)
+FORMATS_OF_SESSIONS = ("kv-cache-tester",)
 
 
 def load_reader(name: str) -> TraceReader:
@@ -83,6 +85,8 @@ def read_trace(
         reader = load_reader(format_name) if format_name else detect_reader(path)
         if options is not None and options.tokenizer is not None and reader.NAME not in FORMATS_OF_TEXT:
             raise TraceError(f"{path}: {reader.NAME} holds no text: leave out --tokenizer")
+        if options is not None and options.alive is not None and reader.NAME not in FORMATS_OF_SESSIONS:
+            raise TraceError(f"{path}: {reader.NAME} says when each request came: leave out --alive")
         trace = reader.read(path, options or ReadOptions(), on_bad_record)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from error

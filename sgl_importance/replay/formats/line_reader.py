@@ -46,11 +46,16 @@ class ReadOptions:
         tokenizer: name or folder of a Hugging Face tokenizer for traces of text; None takes UTF-8 bytes.
         block_tokens: tokens of a block; None takes the format's own.
         object_level: blocks are independent, so that an id may follow any other.
+        alive: sessions that are alive at a time, where a format leaves open when each began; None takes the
+            reader's own.
+        seed: of the order in which these sessions begin.
     """
 
     tokenizer: str | None = None
     block_tokens: int | None = None
     object_level: bool = False
+    alive: int | None = None
+    seed: int = 0
 
 
 class TraceReader(Protocol):

@@ -63,6 +63,7 @@ def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
         input_tokens=np.ones(requests, dtype=np.int64),
         output_tokens=np.zeros(requests, dtype=np.int64),
         seconds=seconds - seconds[0] if requests else seconds,
+        answer_ends=np.zeros(requests, dtype=np.int8),
     )
 
 

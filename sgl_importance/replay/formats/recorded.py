@@ -10,12 +10,14 @@ from pathlib import Path
 
 from sgl_importance.replay.formats.line_reader import BadRecord, OnBadRecord, ReadOptions, TraceError
 from sgl_importance.replay.trace import Trace, TraceBuilder
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.trace import TraceError as RecordingError
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.segments import segment_files
 
 NAME = "recorded"
+ANSWER_ENDS = {end.name.lower(): end for end in AnswerEnd}
 
 
 def matches(path: Path) -> bool:
@@ -40,6 +42,7 @@ def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
                 input_tokens=request.input_tokens,
                 output_tokens=request.output_tokens,
                 seconds=request.seconds - requests[0].seconds,
+                answer_end=ANSWER_ENDS.get(request.answer_end, AnswerEnd.UNKNOWN),
             )
         except ValueError as error:
             on_bad_record(BadRecord(path, number, str(error)))

@@ -14,9 +14,11 @@ from sgl_importance.policy.gdsf import GdsfPolicy
 from sgl_importance.policy.lfu import LfuPolicy
 from sgl_importance.policy.lhd import LhdPolicy
 from sgl_importance.policy.lru import LruPolicy
+from sgl_importance.policy.lru2 import Lru2Policy
 from sgl_importance.policy.mq import MqPolicy
 from sgl_importance.policy.random import RandomPolicy
 from sgl_importance.policy.s3fifo import S3FifoPolicy
+from sgl_importance.policy.sieve import SievePolicy
 from sgl_importance.policy.slru import SlruPolicy
 from sgl_importance.policy.tlru import TlruPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
@@ -30,6 +32,8 @@ ONLINE: list[Callable[[int], EvictionPolicy]] = [
     TlruPolicy,
     MqPolicy,
     S3FifoPolicy,
+    SievePolicy,
+    Lru2Policy,
     ArcPolicy,
     GdsfPolicy,
     LhdPolicy,

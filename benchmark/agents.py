@@ -1,0 +1,139 @@
+"""What importance gains on recorded coding agents when it is told how answers ended, and by which facts.
+
+Sessions of a kv-cache-tester file, some of them alive at a time. Everything in the policy was chosen on even
+lines of the file; reported are odd ones, from an empty estimator and the first request on. Hit rates are
+deterministic. ``gap`` is the part of the way from LRU to the optimum, with a 95 % interval over the orders in
+which sessions begin (Student's t). Arms beside ``importance``:
+
+- ``ends not told``: the same requests without the ends of answers, as before turns;
+- ``without the end``, ``without rhythm``, ``without length``: turns, one fact of their classes left out;
+- ``one class``: turns without any of the three;
+- ``ages in requests``: the clock of turns counts admitted requests.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from results import print_rows, write_results
+from rich.progress import track
+
+from sgl_importance.replay.fast_importance import replay_importance
+from sgl_importance.replay.fast_turns import replay_turns
+from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
+from sgl_importance.replay.formats.line_reader import refuse_bad_record
+from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM
+from sgl_importance.replay.replay_runner import ReplayMode, choose_replay, run_jobs
+from sgl_importance.replay.sessions import block_facts
+from sgl_importance.replay.trace import Trace
+from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.turns import NO_RHYTHM, Classify, turn_class
+
+BLOCK_TOKENS = 512
+FRACTIONS = (0.01, 0.02, 0.04, 0.08)
+ABLATED_ALIVE = 20
+PUBLISHED = ("lru",)
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""Student's t of 95 % intervals, by number of values."""
+
+ARMS: dict[str, Classify] = {
+    "without the end": lambda end, rhythm, tokens: turn_class(AnswerEnd.UNKNOWN, rhythm, tokens),
+    "without rhythm": lambda end, rhythm, tokens: turn_class(end, NO_RHYTHM, tokens),
+    "without length": lambda end, rhythm, tokens: turn_class(end, rhythm, 0),
+    "one class": lambda end, rhythm, tokens: turn_class(AnswerEnd.UNKNOWN, NO_RHYTHM, 0),
+}
+NOT_TOLD, IN_REQUESTS = "ends not told", "ages in requests"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    trace: int
+    policy: str
+    capacity: int
+
+
+def hits(traces: Sequence[Trace], job: _Job) -> int:
+    """Blocks that one arm hits."""
+    trace, capacity = traces[job.trace], job.capacity
+    if job.policy == NOT_TOLD:
+        return replay_importance(trace, capacity).hit_blocks
+    if job.policy == IN_REQUESTS:
+        requests = np.arange(trace.num_requests, dtype=np.float64)
+        return replay_turns(replace(trace, seconds=requests), capacity).hit_blocks
+    if job.policy in ARMS:
+        return replay_turns(trace, capacity, block_facts(trace), ARMS[job.policy]).hit_blocks
+    return choose_replay(job.policy, ReplayMode.TREE)(trace, capacity).hit_blocks
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and 95 % interval; the mean alone where there is one value."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, mean, mean
+    half = T_95[len(values)] * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def main(
+    sessions_file: Annotated[Path, typer.Argument(help="claude_code_sessions.jsonl.gz, or a file like it.")],
+    seeds: Annotated[int, typer.Option(min=1, max=10, help="Orders in which sessions begin.")] = 5,
+    alive_at_a_time: Annotated[
+        str, typer.Option("--alive", help="Comma-separated numbers of sessions that are alive at a time.")
+    ] = "10,20,40,80",
+    lines: Annotated[str, typer.Option(help="odd, even or all lines of the file.")] = "odd",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
+) -> None:
+    """Measures and writes the results."""
+    wanted = {"odd": (1,), "even": (0,), "all": (0, 1)}[lines]
+    _, sessions = read_sessions(sessions_file, BLOCK_TOKENS, refuse_bad_record)
+    sessions = [session for session in sessions if session.line % 2 in wanted]
+    traces, cells, work = [], [], []
+    for alive in map(int, alive_at_a_time.split(",")):
+        for seed in range(seeds):
+            trace = merge_sessions(f"{alive} alive", BLOCK_TOKENS, sessions, alive, seed, refuse_bad_record)
+            arms = [*PUBLISHED, OPTIMUM, IMPORTANCE, NOT_TOLD]
+            if alive == ABLATED_ALIVE:
+                arms += [*ARMS, IN_REQUESTS]
+            for fraction in FRACTIONS:
+                for arm in arms:
+                    work.append(_Job(len(traces), arm, max(1, int(fraction * trace.num_blocks))))
+                    cells.append((alive, fraction, arm))
+            traces.append(trace)
+    rates: dict[tuple[int, float, str], list[float]] = {}
+    results: list[int] = [0] * len(work)
+    for index, hit in track(run_jobs(hits, traces, work, jobs), total=len(work), description="replaying"):
+        results[index] = hit
+    for cell, job, hit in zip(cells, work, results, strict=True):
+        rates.setdefault(cell, []).append(hit / traces[job.trace].num_accesses)
+    rows: list[dict[str, Any]] = []
+    for (alive, fraction, arm), values in rates.items():
+        rate = np.array(values)
+        lru, optimum = (np.array(rates[alive, fraction, name]) for name in ("lru", OPTIMUM))
+        gap, low, high = interval(((rate - lru) / (optimum - lru)).tolist())
+        rows.append(
+            {
+                "alive": alive,
+                "capacity": fraction,
+                "policy": arm,
+                "hit_rate": float(rate.mean()),
+                "least_over_lru": float((rate - lru).min()),
+                "gap": gap,
+                "low": low,
+                "high": high,
+                "seeds": len(values),
+            }
+        )
+    print_rows(f"Sessions of {lines} lines", rows)
+    typer.echo(f"written to {write_results('agents', rows, out=out)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,169 @@
+"""Life tables of turns: how soon a session goes on, by how its last answer ended and by its own rhythm.
+
+A *turn* is one request and what it left in the cache. It ends with the first request that goes on from its
+text. All nodes that a turn was the last to visit share its fate, so there is one at-risk interval for a turn
+and none for its nodes.
+
+Ages are in seconds: what a session waits for, a tool or a person, does not care how busy the server is. On
+recorded agent sessions, ages in admitted requests close less of the gap to the optimum (docs/agents.md).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import log2
+
+import numpy as np
+
+from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
+from sgl_importance.reuse.life_table import BUCKET_STARTS, NUM_AGE_BUCKETS, FloatArray, age_bucket
+
+RHYTHM_STARTS = (0.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+"""First rhythm, in log2 seconds, of each level but the lowest, which is of sessions without a gap so far."""
+RHYTHM_WEIGHT = 0.3
+"""Of the last gap in a session's rhythm."""
+OUTPUT_STARTS = (100, 300, 1000)
+"""First number of generated tokens of each level but the lowest."""
+CLASS_STRENGTH = 8.0
+"""Intervals that the hazard of all turns with the same end is worth for one class of them, per bucket."""
+NO_RHYTHM = -1.0
+_NUM_RHYTHMS = len(RHYTHM_STARTS) + 1
+_NUM_OUTPUTS = len(OUTPUT_STARTS) + 1
+_CLASSES_OF_END = _NUM_RHYTHMS * _NUM_OUTPUTS
+NUM_TURN_CLASSES = 2 * len(AnswerEnd) * _CLASSES_OF_END
+"""The second half is of turns that another request departed from; these are told apart by their end only."""
+_BUCKET_SECONDS: list[float] = BUCKET_STARTS.astype(np.float64).tolist()
+
+
+def turn_class(answer_end: AnswerEnd, rhythm: float, output_tokens: int) -> int:
+    """Number of the class whose history predicts a turn, in [0, NUM_TURN_CLASSES).
+
+    Args:
+        answer_end: of its answer.
+        rhythm: of its session, in log2 seconds; NO_RHYTHM before the first gap.
+        output_tokens: that were generated.
+    """
+    level = answer_end * _NUM_RHYTHMS + bisect_right(RHYTHM_STARTS, rhythm)
+    return level * _NUM_OUTPUTS + bisect_right(OUTPUT_STARTS, output_tokens)
+
+
+Classify = Callable[[AnswerEnd, float, int], int]
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One request, from its answer on.
+
+    Attributes:
+        since: when it was answered, or last departed from, in seconds.
+        rhythm: moving mean of the session's gaps until then, in log2 seconds; NO_RHYTHM before the first.
+        turn_class: by which its return is predicted.
+        is_open: whether nothing has gone on from it yet.
+        interval: number of its at-risk interval.
+    """
+
+    since: float
+    rhythm: float
+    turn_class: int
+    is_open: bool = True
+    interval: int = 0
+
+
+class TurnEstimator:
+    """When turns go on, learnt online. Time never runs backwards; nothing depends on the cache.
+
+    Args:
+        classify: ``turn_class``, or what leaves out some of its facts (ablations).
+    """
+
+    def __init__(self, classify: Classify = turn_class) -> None:
+        self._classify = classify
+        self.index: FloatArray = np.empty(0)
+        """Returns per second that keeping a turn can earn; float64 [NUM_TURN_CLASSES, NUM_AGE_BUCKETS]."""
+        self.seconds_per_request = 1.0
+        self._turns = 0
+        self._now = 0.0
+        self._hits = np.zeros((NUM_TURN_CLASSES, NUM_AGE_BUCKETS))
+        self._reached = np.zeros((NUM_TURN_CLASSES, NUM_AGE_BUCKETS))
+        # (second, interval, turn, age bucket): it gets to the bucket then, if the interval is still open.
+        self._due: list[tuple[float, int, Turn, int]] = []
+        self._intervals = 0
+        self._recent_turns = self._recent_seconds = 1.0
+        self._refresh()
+
+    def begin(
+        self, seconds: float, answer_end: AnswerEnd, output_tokens: int, before: Turn | None = None
+    ) -> Turn:
+        """A request was answered.
+
+        Args:
+            seconds: when.
+            answer_end: how.
+            output_tokens: that were generated.
+            before: the open turn that the request went on from, which ends; None where there is none.
+        """
+        self._advance(seconds)
+        rhythm = NO_RHYTHM
+        if before is not None:
+            assert before.is_open, "a turn ends once"
+            self._hits[before.turn_class, age_bucket(int(seconds - before.since))] += 1.0
+            before.is_open = False
+            gap = log2(max(seconds - before.since, 1.0))
+            is_first = before.rhythm == NO_RHYTHM
+            rhythm = gap if is_first else before.rhythm + RHYTHM_WEIGHT * (gap - before.rhythm)
+        turn = Turn(seconds, rhythm, self._classify(answer_end, rhythm, output_tokens))
+        self._at_risk(turn)
+        self._turns += 1
+        if self._turns % REFRESH_INTERVAL == 0:
+            self._refresh()
+        return turn
+
+    def departed(self, turn: Turn) -> None:
+        """The last request begun left the text of an open turn early on: is its session over, or is there
+        another one? From now on the turn is predicted by what became of others in its place."""
+        assert turn.is_open
+        answer_end = turn.turn_class // _CLASSES_OF_END % len(AnswerEnd)
+        turn.since, turn.turn_class = self._now, (len(AnswerEnd) + answer_end) * _CLASSES_OF_END
+        self._at_risk(turn)
+
+    def _at_risk(self, turn: Turn) -> None:
+        self._intervals += 1
+        turn.interval = self._intervals
+        self._reach(turn, 0)
+
+    def _reach(self, turn: Turn, bucket: int) -> None:
+        self._reached[turn.turn_class, bucket] += 1.0
+        if bucket + 1 < NUM_AGE_BUCKETS:
+            due = turn.since + _BUCKET_SECONDS[bucket + 1]
+            heappush(self._due, (due, turn.interval, turn, bucket + 1))
+
+    def _advance(self, seconds: float) -> None:
+        assert seconds >= self._now, "time runs backwards"
+        while self._due and self._due[0][0] <= seconds:
+            _, interval, turn, bucket = heappop(self._due)
+            if turn.is_open and turn.interval == interval:
+                self._reach(turn, bucket)
+        self._recent_turns += 1.0
+        self._recent_seconds += seconds - self._now
+        self._now = seconds
+
+    def _refresh(self) -> None:
+        from sgl_importance.reuse.hazards import PRIORS, hazards, retention_index  # imports numba
+
+        self._hits *= DECAY
+        self._reached *= DECAY
+        self._recent_turns *= DECAY
+        self._recent_seconds *= DECAY
+        self.seconds_per_request = self._recent_seconds / self._recent_turns
+        # Turns with one end share a prior: people and tools return after times of quite another shape.
+        by_end = (2 * len(AnswerEnd), _CLASSES_OF_END, NUM_AGE_BUCKETS)
+        levels = np.ones(_CLASSES_OF_END, dtype=np.int64)
+        priors = PRIORS._replace(class_strength=CLASS_STRENGTH)
+        evidence = zip(self._hits.reshape(by_end), self._reached.reshape(by_end), strict=True)
+        self.index = np.concatenate(
+            [retention_index(hazards(hits, reached, levels, priors)) for hits, reached in evidence]
+        )

@@ -1,0 +1,118 @@
+"""Life tables of turns: what is counted, what is learnt from it, and by which clock."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.life_table import age_bucket
+from sgl_importance.reuse.turns import NO_RHYTHM, NUM_TURN_CLASSES, Turn, TurnEstimator, turn_class
+
+
+def test_classes_are_numbered_without_a_clash() -> None:
+    seen = {
+        turn_class(end, rhythm, tokens)
+        for end in AnswerEnd
+        for rhythm in (NO_RHYTHM, 0, 3, 4, 5, 6, 7, 8)
+        for tokens in (0, 100, 300, 1000)
+    }
+    assert seen == set(range(NUM_TURN_CLASSES // 2))
+
+
+def play(estimator: TurnEstimator, sessions: int, end: AnswerEnd, gap: float | None) -> None:
+    """Sessions of two requests each, the second ``gap`` seconds later; None: it never comes."""
+    start = estimator._now
+    for _ in range(sessions):
+        turn = estimator.begin(start, end, 0)
+        if gap is not None:
+            estimator.begin(start + gap, AnswerEnd.UNKNOWN, 0, turn)
+        start += 1000.0
+
+
+def test_who_comes_back_soon_is_worth_more_than_who_does_not() -> None:
+    estimator = TurnEstimator()
+    for _ in range(20):
+        play(estimator, 4, AnswerEnd.TOOL_CALL, 8.0)
+        play(estimator, 4, AnswerEnd.END_OF_TURN, None)
+    index = estimator.index
+    tool, end = (turn_class(end, NO_RHYTHM, 0) for end in (AnswerEnd.TOOL_CALL, AnswerEnd.END_OF_TURN))
+    assert index[tool, age_bucket(1)] > 10 * index[end, age_bucket(1)]
+    # A tool that should have answered long ago is as bad a sign as a person who has not.
+    assert index[tool, age_bucket(500)] < index[tool, age_bucket(1)] / 10
+
+
+@pytest.mark.parametrize("idle_requests", [0, 50])
+def test_ages_are_seconds_whatever_else_is_asked(idle_requests: int) -> None:
+    """Other sessions' requests in between change nothing of what is learnt about a gap."""
+    estimator = TurnEstimator()
+    turn = estimator.begin(0.0, AnswerEnd.TOOL_CALL, 0)
+    for number in range(idle_requests):
+        estimator.begin(1.0 + number / 100, AnswerEnd.ABORT, 0)
+    estimator.begin(20.0, AnswerEnd.TOOL_CALL, 0, turn)
+    assert np.flatnonzero(estimator._hits[turn.turn_class]).tolist() == [age_bucket(20)]
+
+
+def test_a_rhythm_follows_the_gaps() -> None:
+    estimator = TurnEstimator()
+    turn = estimator.begin(0.0, AnswerEnd.TOOL_CALL, 0)
+    assert turn.rhythm == NO_RHYTHM
+    turn = estimator.begin(16.0, AnswerEnd.TOOL_CALL, 0, turn)
+    assert turn.rhythm == 4.0
+    turn = estimator.begin(16.0 + 1024.0, AnswerEnd.TOOL_CALL, 0, turn)
+    assert turn.rhythm == pytest.approx(4.0 + 0.3 * 6.0)
+
+
+def test_a_turn_that_was_departed_from_is_predicted_by_such_turns() -> None:
+    estimator = TurnEstimator()
+    turn = estimator.begin(0.0, AnswerEnd.TOOL_CALL, 0)
+    estimator.begin(9.0, AnswerEnd.TOOL_CALL, 0)
+    before = turn.turn_class
+    estimator.departed(turn)
+    assert turn.turn_class >= NUM_TURN_CLASSES // 2 > before
+    assert turn.since == 9.0
+    estimator.begin(10.0, AnswerEnd.TOOL_CALL, 0, turn)
+    assert estimator._hits[before].sum() == 0
+    assert estimator._hits[turn.turn_class, age_bucket(1)] == 1
+
+
+events = st.lists(
+    st.tuples(
+        st.floats(0, 5000), st.sampled_from(AnswerEnd), st.integers(0, 3), st.booleans(), st.integers(0, 2000)
+    ),
+    min_size=1,
+    max_size=15,  # fewer than a refresh, so that nothing decays
+)
+
+
+@given(events)
+def test_counts_are_those_of_a_record_of_every_interval(history: list) -> None:
+    """Against a naive count that keeps every interval with its end."""
+    estimator = TurnEstimator()
+    now, open_turns = 0.0, []
+    intervals: dict[Turn, tuple[int, float]] = {}
+    ended: list[tuple[int, float, bool]] = []
+    for gap, end, choice, departs, tokens in history:
+        now += gap
+        chosen = open_turns[choice] if choice < len(open_turns) else None
+        before = None if departs else chosen
+        turn = estimator.begin(now, end, tokens, before)
+        if before is not None:
+            open_turns.remove(before)
+            turn_class, since = intervals.pop(before)
+            ended.append((turn_class, now - since, True))
+        if departs and chosen is not None:
+            turn_class, since = intervals.pop(chosen)
+            ended.append((turn_class, now - since, False))
+            estimator.departed(chosen)
+            intervals[chosen] = (chosen.turn_class, now)
+        open_turns.append(turn)
+        intervals[turn] = (turn.turn_class, now)
+    ended += [(turn_class, now - since, False) for turn_class, since in intervals.values()]
+    hits, reached = np.zeros_like(estimator._hits), np.zeros_like(estimator._hits)
+    for turn_class, age, is_hit in ended:
+        bucket = age_bucket(int(age))
+        hits[turn_class, bucket] += is_hit
+        reached[turn_class, : bucket + 1] += 1
+    assert np.array_equal(estimator._hits, hits)
+    assert np.array_equal(estimator._reached, reached)
