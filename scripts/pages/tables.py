@@ -125,6 +125,17 @@ def agents_ablation() -> str:
     return _table(["turns", *_capacities()], lines)
 
 
+def agents_alive_table() -> str:
+    """What is closed of the gap with other numbers of sessions alive, and the worst beside LRU."""
+    rows = [each for each in results("agents_alive")["rows"] if each["policy"] == "importance"]
+    lines = []
+    for alive in sorted({each["alive"] for each in rows}):
+        found = [each for each in rows if each["alive"] == alive]
+        worst = min(each["least_over_lru"] for each in found)
+        lines.append([str(alive), *(_interval(each, "gap") for each in found), f"{worst:+.4f}"])
+    return _table(["alive", *_capacities(), "worst beside LRU"], lines)
+
+
 def agents_gap(alive: int, capacity: float) -> str:
     """Part of the gap that is closed, with its interval."""
     (found,) = [each for each in _agents(alive, "importance") if each["capacity"] == capacity]
