@@ -35,6 +35,7 @@ NOT_RUN = {
     "bash scripts/serve.sh": "test/scripts runs it; the server here has its flags",
     "bash scripts/gpu.sh": "needs a GPU; test/kernels has its refusals and a dry run of its benchmark",
     "bash scripts/nightly.sh": "takes two hours; test/scripts has its parts",
+    "bash scripts/versions.sh": "installs another release of sglang, which takes minutes and the network",
     "bash scripts/test.sh": "it is what runs this test",
     "bash scripts/docs.sh": "test_site.py builds the site where its generator is installed",
     "pip install": "it would change the environment",
