@@ -25,6 +25,9 @@ def probe_model() -> Path:
     return checkpoint_path()
 
 
+# Without a server, and among the longest: begun last, one would run alone at the end.
+_LONG = ("test/kernels/test_interpreter.py", "test/tree/test_faults.py", "test/tree/test_soak.py")
+
 # Folders whose modules share one server or its answers; elsewhere a module needs nothing of another.
 _TOGETHER = ("abuse/http", "equality", "serve")
 
@@ -49,9 +52,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Among several workers, what starts servers goes first: the rest fills the gaps at the end."""
+    """Among several workers, what takes long goes first: the rest fills the gaps at the end."""
     if not hasattr(config, "workerinput"):
         return
     groups = {item: _group(item.nodeid.split("::")[0]) for item in items}
-    slow = {groups[item] for item in items if item.get_closest_marker("server") is not None}
+    slow = {groups[item] for item in items if item.get_closest_marker("server") is not None}.union(_LONG)
     items.sort(key=lambda item: groups[item] not in slow)

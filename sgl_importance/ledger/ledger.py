@@ -337,6 +337,8 @@ class Ledger:
         if (known := self._connection.execute(*find).fetchone()) is None:  # else no write lock is needed
             self._connection.execute("INSERT OR IGNORE INTO models (identity) VALUES (?)", (identity,))
             known = self._connection.execute(*find).fetchone()
+            if known is None:  # a damaged index knows a row that the table does not
+                raise sqlite3.DatabaseError("its index contradicts its table")
         return int(known[0])
 
 

@@ -107,7 +107,10 @@ def test_upstreams_triton_attention(model: Path, prompts: list[list[int]], answe
     """The kernels that a GPU would run, in Triton's interpreter; ``auto`` finds no producer that has run."""
     flags = (*("--kv-policy", "importance", "--max-total-tokens", "192", *POOL), "--context-length", "128")
     server = ServerProcess(
-        *flags, "--attention-backend", "triton", model=model, env={"TRITON_INTERPRET": "1"}
+        *(*flags, "--attention-backend", "triton"),
+        model=model,
+        env={"TRITON_INTERPRET": "1"},
+        imports_anew=True,  # Triton reads it while it is imported
     )
     first = prompts[0]
     again = next(prompt for prompt in prompts[1:] if prompt[:64] == first[:64])

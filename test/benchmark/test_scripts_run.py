@@ -28,6 +28,7 @@ SMALLEST = {
 }
 # They run for minutes, most of them with servers, and what they run has tests of its own.
 ONLY_READ = (
+    "agents.py",
     "kernels/run.py",
     "overhead.py",
     "restart.py",

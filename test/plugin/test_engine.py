@@ -54,7 +54,7 @@ def test_the_documented_call_is_understood() -> None:
     (call,) = (node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call))
     arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     assert take_options(arguments) == ImportanceOptions(policy="observe")
-    assert arguments == {"model_path": "<model>", "attention_backend": "torch_native"}
+    assert arguments == {"model_path": "<model>"}
 
 
 PROGRAM = """

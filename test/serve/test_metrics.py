@@ -107,7 +107,7 @@ def test_emission_and_operations_are_timed(busy: ServerProcess):
 
 def test_the_dashboard_has_a_row_for_each_question_and_a_unit_on_each_panel():
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
-    assert len(rows) == 6
+    assert len(rows) == 7
     assert all(row.endswith("?") for row in rows)
     names = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
     assert names == {"datasource", "instance"}

@@ -132,5 +132,18 @@ def test_a_step_that_fails_has_found_nothing_and_its_thread_goes_on(
     def fail(controller: Any, operation: Any) -> None:
         raise error
 
-    assert around(fail, SimpleNamespace(), SimpleNamespace()) == nothing
+    assert around(fail, SimpleNamespace(host_memory_mode="cache"), SimpleNamespace()) == nothing
     assert WATCH.counters["thread_faults"] == 1
+
+
+def test_below_tiered_pages_no_hit_is_longer_than_the_staging_buffer() -> None:
+    around, _ = guards.HOOKS[f"{guards._HYBRID}._storage_hit_query"]
+    hashes = [str(page) for page in range(10)]
+
+    def found(mode: str) -> tuple[list[str], int]:
+        controller = SimpleNamespace(host_memory_mode=mode, prefetch_capacity_limit=100, page_size=16)
+        answer: tuple[list[str], int] = around(lambda *_: (hashes, 160), controller, SimpleNamespace())
+        return answer
+
+    assert found("cache") == (hashes, 160)
+    assert found("buffer_only") == (hashes[:6], 96)

@@ -218,6 +218,16 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_UPDATER}.update_weights_from_tensor": "self, recv_req",
     f"{_UPDATER}.update_weights_from_ipc": "self, recv_req",
     f"{_SRT}.runtime_context.get_serving": "",
+    # tiered pages
+    f"{_SRT}.runtime_context.get_parallel": "",
+    f"{_SRT}.runtime_context.get_schedule": "",
+    f"{_CACHE}.memory_pool.KVWriteLoc": None,
+    f"{_CACHE}.memory_pool.MHATokenToKVPool._store_kv_layer": "self, layer_idx, loc, cache_k, cache_v",
+    f"{_CACHE}.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids": "self, *page_ids",
+    f"{_CACHE}.allocator.paged.PagedTokenToKVPoolAllocator.clear": "self",
+    f"{_CACHE}.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs": "self, token_capacity",
+    f"{_CACHE}.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool": None,
+    f"{_CACHE}.kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator": None,
     # attention
     f"{_SRT}.layers.attention.attention_registry.ATTENTION_BACKENDS": None,
     f"{_SRT}.layers.attention.attention_registry.register_attention_backend": "name",
