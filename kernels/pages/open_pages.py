@@ -18,20 +18,20 @@ class WritePlan:
         host_locations: [tokens] their locations in the pool.
         to_frames: [tokens] the other rows, without padding.
         frame_locations: [tokens] their locations among the frames: frame times page size plus offset.
-        pages: [pages] that are written through a frame, and
-        frames: [pages] those frames.
-        reopened: [pages] flags: the first tokens of the page lie on the host only.
-        completed: [pages] flags: this pass writes the page's last token.
+        reopened: [pages] whose first tokens lie on the host only, and
+        reopened_frames: [pages] the frames that they go on in.
+        completed: [pages] whose last token this pass writes to a frame, and
+        completed_frames: [pages] those frames.
     """
 
     to_host: torch.Tensor
     host_locations: torch.Tensor
     to_frames: torch.Tensor
     frame_locations: torch.Tensor
-    pages: torch.Tensor
-    frames: torch.Tensor
     reopened: torch.Tensor
+    reopened_frames: torch.Tensor
     completed: torch.Tensor
+    completed_frames: torch.Tensor
 
 
 class OpenPages:
@@ -87,6 +87,7 @@ class OpenPages:
         self.frame_of[opening] = frames[unopened]
         self.page_in[frames[unopened]] = opening
 
+        reopened = unopened & (begins[is_part] > 0)
         completed = ends[is_part] == size
         self._completed = part[completed]
         to_host = is_whole[page_of_row].nonzero().flatten()
@@ -97,10 +98,10 @@ class OpenPages:
             host_locations=locations[to_host],
             to_frames=to_frames,
             frame_locations=self.frame_of[in_frames // size] * size + in_frames % size,
-            pages=part,
-            frames=frames,
-            reopened=unopened & (begins[is_part] > 0),
-            completed=completed,
+            reopened=part[reopened],
+            reopened_frames=frames[reopened],
+            completed=part[completed],
+            completed_frames=frames[completed],
         )
 
     def close(self, pages: torch.Tensor) -> None:

@@ -115,24 +115,24 @@ class PageSlots:
         self._pass += 1
         plan = self.open_pages.plan(locations)
         # What a slot holds of a page that goes on would fall behind its frame.
-        self._free_slots(plan.pages[plan.reopened])
+        self._free_slots(plan.reopened)
         return plan
 
     def write(self, layer: int, plan: WritePlan, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Takes the keys and values of a pass's new tokens, each [tokens, KV heads, head dimension]."""
-        pages, frames = plan.pages, plan.frames
         for new, slots, host in (
             (keys, self.keys[layer], self.host[layer][0]),
             (values, self.values[layer], self.host[layer][1]),
         ):
             if len(plan.to_host):
                 host.flatten(0, 1)[plan.host_locations] = new[plan.to_host]
-            if len(pages):
-                if plan.reopened.any():
-                    slots[frames[plan.reopened]] = host[pages[plan.reopened]]
+            if len(plan.reopened):
+                slots[plan.reopened_frames] = host[plan.reopened]
+            if len(plan.to_frames):
                 slots.flatten(0, 1)[plan.frame_locations] = new[plan.to_frames]
-                host[pages[plan.completed]] = slots[frames[plan.completed]]
-        self.traffic.written += len(plan.to_host) // self.page_size + int(plan.completed.sum())
+            if len(plan.completed):
+                host[plan.completed] = slots[plan.completed_frames]
+        self.traffic.written += len(plan.to_host) // self.page_size + len(plan.completed)
 
     def read(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Brings pages into the staging buffer, those without a slot from the host.

@@ -146,4 +146,4 @@ def test_a_page_that_comes_whole_takes_no_frame() -> None:
     frames = OpenPages(1, PAGES, PAGE, "cpu")
     plan = frames.plan(torch.arange(PAGE, 3 * PAGE))
     assert len(plan.to_host) == 2 * PAGE
-    assert len(plan.pages) == len(frames.open()[0]) == 0
+    assert len(plan.to_frames) == len(frames.open()[0]) == 0

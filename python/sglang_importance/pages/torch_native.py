@@ -79,16 +79,7 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        assert save_kv_cache, "tiered pages need every layer's own keys and values in the pool"
-        self._store(k, v, layer, forward_batch)
-        output = _empty_output(q, layer)
-        queries, results = _by_head(q, output, layer)
-        for request in self._requests:
-            sums = PartialAttention()
-            self._stream(sums, queries[request.rows], request, layer)
-            sums.add(*attend_causally(queries[request.rows], k[request.rows], v[request.rows], layer.scaling))
-            results[request.rows] = sums.output.to(output.dtype)
-        return output
+        return self._forward(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, is_extend=True)
 
     def forward_decode(
         self,
@@ -100,20 +91,34 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        assert save_kv_cache, "tiered pages need every layer's own keys and values in the pool"
-        self._store(k, v, layer, forward_batch)
-        output = _empty_output(q, layer)
-        queries, results = _by_head(q, output, layer)
-        for request in self._requests:
-            sums = PartialAttention()
-            self._stream(sums, queries[request.rows], request, layer)
-            results[request.rows] = sums.output.to(output.dtype)
-        return output
+        return self._forward(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, is_extend=False)
 
-    def _store(
-        self, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, forward_batch: ForwardBatch
-    ) -> None:
+    def _forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        *,
+        save_kv_cache: bool,
+        is_extend: bool,
+    ) -> torch.Tensor:
+        """An extend's own tokens attend to each other as they are, all else goes through pages."""
+        assert save_kv_cache, "tiered pages need every layer's own keys and values in the pool"
         self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+        heads = layer.tp_q_head_num
+        queries = q.reshape(-1, heads, layer.qk_head_dim)
+        output = q.new_empty(q.shape[0], heads * layer.v_head_dim)
+        results = output.view(-1, heads, layer.v_head_dim)
+        for request in self._requests:
+            rows = request.rows
+            sums = PartialAttention()
+            self._stream(sums, queries[rows], request, layer)
+            if is_extend:
+                sums.add(*attend_causally(queries[rows], k[rows], v[rows], layer.scaling))
+            results[rows] = sums.output.to(output.dtype)
+        return output
 
     def _stream(
         self, sums: PartialAttention, queries: torch.Tensor, request: _Request, layer: RadixAttention
@@ -132,15 +137,3 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
 
 class EmittingTieredBackend(EmittingTorchNativeBackend, TieredTorchNativeBackend):
     """The same with page scores, which are computed from the keys on the host."""
-
-
-def _empty_output(q: torch.Tensor, layer: RadixAttention) -> torch.Tensor:
-    return q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
-
-
-def _by_head(
-    q: torch.Tensor, output: torch.Tensor, layer: RadixAttention
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and output as [tokens, heads, dimension]."""
-    heads = layer.tp_q_head_num
-    return q.reshape(-1, heads, layer.qk_head_dim), output.view(-1, heads, layer.v_head_dim)
