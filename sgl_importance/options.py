@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from sgl_importance.pages.prune import Prune
+
 KvPolicy = Literal["default", "observe", "importance"]
 ImportanceG = Literal["auto", "on", "off", "shuffled"]
 ImportanceGate = Literal["auto", "on", "off"]
@@ -15,6 +17,7 @@ StoreBackends = Literal["tested", "any"]
 Switch = Literal["on", "off"]
 Prewarm = Literal["off", "start", "idle"]
 Residency = Literal["full", "tiered"]
+SparseSelector = Literal["all", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 IMPORTANCE_G: tuple[ImportanceG, ...] = get_args(ImportanceG)
@@ -25,6 +28,7 @@ STORE_BACKENDS: tuple[StoreBackends, ...] = get_args(StoreBackends)
 SWITCHES: tuple[Switch, ...] = get_args(Switch)
 PREWARM: tuple[Prewarm, ...] = get_args(Prewarm)
 RESIDENCY: tuple[Residency, ...] = get_args(Residency)
+SPARSE_SELECTORS: tuple[SparseSelector, ...] = get_args(SparseSelector)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,12 @@ class ImportanceOptions:
     prewarm_seconds: int = 60
     residency: Residency = "full"
     device_tokens: float = 1 / 16
+    sparse_selector: SparseSelector = "all"
+    sparse_budget: float = 2048
+    sparse_prune: str = "none"
+    sparse_min_context: int = 1024
+    sparse_prompt_tokens: int = 0
+    sparse_dense_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         problems = [
@@ -75,6 +85,7 @@ class ImportanceOptions:
             )
         if self.is_tiered and self.policy != "importance":
             problems.append(f"{keyword('residency')} 'tiered' needs {keyword('policy')} to be 'importance'")
+        problems += self._sparse_problems()
         if self.source == "none":
             problems += [
                 f"{need} needs page scores, which {keyword('source')} 'none' does not take"
@@ -82,6 +93,29 @@ class ImportanceOptions:
             ]
         if problems:
             raise ValueError("; ".join(problems))
+
+    def _sparse_problems(self) -> list[str]:
+        problems = []
+        try:
+            Prune.parse(self.sparse_prune)
+        except ValueError as error:
+            problems.append(f"{keyword('sparse_prune')} {error}")
+        if not self.is_sparse:
+            return problems
+        selector = f"{keyword('sparse_selector')} {self.sparse_selector!r}"
+        if not self.is_tiered:
+            problems.append(f"{selector} needs {keyword('residency')} to be 'tiered'")
+        if self.source not in ("auto", "none"):
+            problems.append(
+                f"{selector} leaves pages unread, and {keyword('source')} {self.source!r} would read "
+                "them all for their scores: leave it 'auto'"
+            )
+        return problems
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether steps read only the pages that a selector chooses."""
+        return self.sparse_selector != "all"
 
     @property
     def is_tiered(self) -> bool:
@@ -349,9 +383,41 @@ SETTINGS: dict[str, Setting] = {
         above_minimum=True,
         whole=False,
     ),
+    "sparse_selector": Setting(
+        "which pages of its context a generated token reads, of tiered pages: 'all', or those that the named "
+        "selector estimates highest (docs/sparse.md), which may change answers",
+        choices=SPARSE_SELECTORS,
+        cost="but for 'all', 'window' and 'oracle': device memory for what the selector keeps of every page",
+    ),
+    "sparse_budget": Setting(
+        "tokens that a query may read where a selector chooses, first and last ones of the context included; "
+        "below 1, their share of the context",
+        unit="tokens or share",
+        minimum=0,
+        above_minimum=True,
+        whole=False,
+    ),
+    "sparse_prune": Setting(
+        "reads fewer pages than the budget where the rest would matter little: 'topp:P' stops at a share P "
+        "of the estimated attention, 'blasst:L' leaves out pages without a key of at least L times the "
+        "largest estimated weight; 'none' uses the budget up",
+    ),
+    "sparse_min_context": Setting("a token with fewer before it reads all of them", unit="tokens", minimum=0),
+    "sparse_prompt_tokens": Setting(
+        "last tokens of a prompt that read chosen pages, too, those of a page together; they enter no cache. "
+        "At 0 all of a prompt is read exactly",
+        unit="tokens",
+        minimum=0,
+    ),
+    "sparse_dense_layers": Setting(
+        "attention layers that read every page all the same, separated by commas",
+        unit="layer index",
+        minimum=0,
+        cost="every step loads the whole context in each layer named, as far as it is not resident",
+    ),
 }
 
-_OWN_KEYWORDS = {"policy", "residency", "device_tokens"}
+_OWN_KEYWORDS = {"policy", "residency", "device_tokens", *(name for name in SETTINGS if "sparse" in name)}
 """Options that are about KV, not about importance alone."""
 
 

@@ -14,8 +14,8 @@ class WritePlan:
     A page whose tokens all come in this pass goes to the host without a frame.
 
     Attributes:
-        to_host: [tokens] rows of the pass whose page comes whole.
-        host_locations: [tokens] their locations in the pool.
+        to_host: [tokens] rows of the pass whose page comes whole, page by page.
+        whole: [pages] those pages.
         to_frames: [tokens] the other rows, without padding.
         frame_locations: [tokens] their locations among the frames: frame times page size plus offset.
         reopened: [pages] whose first tokens lie on the host only, and
@@ -25,7 +25,7 @@ class WritePlan:
     """
 
     to_host: torch.Tensor
-    host_locations: torch.Tensor
+    whole: torch.Tensor
     to_frames: torch.Tensor
     frame_locations: torch.Tensor
     reopened: torch.Tensor
@@ -95,7 +95,7 @@ class OpenPages:
         in_frames = locations[to_frames]
         return WritePlan(
             to_host=to_host,
-            host_locations=locations[to_host],
+            whole=pages[is_whole],
             to_frames=to_frames,
             frame_locations=self.frame_of[in_frames // size] * size + in_frames % size,
             reopened=part[reopened],

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from sgl_importance_kernels.pages.open_pages import OpenPages, WritePlan
+from sgl_importance_kernels.pages.representations import Representations
+from sgl_importance_kernels.pages.selectors.selector import Selector
 from sgl_importance_kernels.pages.traffic import PageTraffic
 
 NEVER = -2
@@ -56,6 +58,7 @@ class PageSlots:
         page_size: tokens per page; divides the tokens of the pool.
         staging_pages: pages that one partial attention reads.
         device: where slots, staging and tables are.
+        selector: what is kept of pages beside, so that queries can choose among them; None for nothing.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class PageSlots:
         page_size: int,
         staging_pages: int,
         device: torch.device | str,
+        selector: Selector | None = None,
     ) -> None:
         assert 0 < num_frames <= num_slots, (num_frames, num_slots)
         num_layers, (tokens, heads, key_dim) = len(host_keys), host_keys[0].shape
@@ -85,6 +89,11 @@ class PageSlots:
             for dim in (key_dim, value_dim)
         )
         self.staging = Staging(staging_pages, page_shape, (key_dim, value_dim), dtype, device)
+        self.representations = (
+            None
+            if selector is None
+            else Representations(selector, tuple(keys for keys, _ in self.host), device)
+        )
         self.open_pages = OpenPages(num_frames, self.num_pages, page_size, device)
         self._slot_of = torch.full((num_layers, self.num_pages), -1, dtype=torch.int32, device=device)
         self._page_in = torch.full((num_layers, num_slots), -1, dtype=torch.int32, device=device)
@@ -100,10 +109,12 @@ class PageSlots:
     def device_bytes(self) -> dict[str, int]:
         """What is on the device, in bytes by purpose."""
         tables = self._slot_of.nbytes + self._page_in.nbytes + self._last_read.nbytes
+        representations = 0 if self.representations is None else self.representations.num_bytes
         return {
             "slots": self.keys.nbytes + self.values.nbytes,
             "staging": self.staging.num_bytes,
             "tables": tables + self.open_pages.num_bytes,
+            **({"representations": representations} if representations else {}),
         }
 
     def begin_pass(self, locations: torch.Tensor) -> WritePlan:
@@ -124,15 +135,19 @@ class PageSlots:
             (keys, self.keys[layer], self.host[layer][0]),
             (values, self.values[layer], self.host[layer][1]),
         ):
-            if len(plan.to_host):
-                host.flatten(0, 1)[plan.host_locations] = new[plan.to_host]
+            if len(plan.whole):
+                host[plan.whole] = new[plan.to_host].unflatten(0, (len(plan.whole), self.page_size))
             if len(plan.reopened):
                 slots[plan.reopened_frames] = host[plan.reopened]
             if len(plan.to_frames):
                 slots.flatten(0, 1)[plan.frame_locations] = new[plan.to_frames]
             if len(plan.completed):
                 host[plan.completed] = slots[plan.completed_frames]
-        self.traffic.written += len(plan.to_host) // self.page_size + len(plan.completed)
+        if self.representations is not None:
+            whole = keys[plan.to_host].unflatten(0, (len(plan.whole), self.page_size))
+            self.representations.build(layer, plan.whole, whole)
+            self.representations.build(layer, plan.completed, self.keys[layer, plan.completed_frames])
+        self.traffic.written += len(plan.whole) + len(plan.completed)
 
     def read(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Brings pages into the staging buffer, those without a slot from the host.
@@ -197,6 +212,8 @@ class PageSlots:
         """Drops what the device holds of pages that were freed, or written on the host by somebody else."""
         self.open_pages.close(pages)
         self._free_slots(pages)
+        if self.representations is not None:
+            self.representations.forget(pages)
 
     def _free_slots(self, pages: torch.Tensor) -> None:
         slots = self._slot_of[:, pages].long()
@@ -211,6 +228,8 @@ class PageSlots:
         self._slot_of.fill_(-1)
         self._page_in.fill_(-1)
         self._last_read.fill_(NEVER)
+        if self.representations is not None:
+            self.representations.clear()
 
     def resident_pages(self) -> torch.Tensor:
         """Pages in slots, frames not counted, by layer; int64 [layers]."""
@@ -219,6 +238,8 @@ class PageSlots:
     def check_integrity(self) -> None:
         """Raises AssertionError unless tables agree and every slot holds what the host holds."""
         self.open_pages.check_integrity()
+        if self.representations is not None:
+            self.representations.check_integrity()
         assert not bool((self._page_in[:, : self.num_frames] >= 0).any()), "a frame is used as a slot"
         for layer, (host_keys, host_values) in enumerate(self.host):
             slots = (self._page_in[layer] >= 0).nonzero().flatten()

@@ -13,8 +13,12 @@ class PageTraffic:
         read: pages that attention asked for.
         loaded: those that came from the host.
         written: pages that went to the host.
+        candidates: pages that a selector chose from.
+        selected: those that it chose.
     """
 
     read: int = 0
     loaded: int = 0
     written: int = 0
+    candidates: int = 0
+    selected: int = 0

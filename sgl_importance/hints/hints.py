@@ -21,6 +21,7 @@ NAMESPACE = "sgl_importance."
 ACTION_VERSION = "1"
 MAX_TTL_SECONDS = 30 * 24 * 3600.0
 MAX_BLOCKS = 64
+LARGEST_BUDGET = 1e9  # tokens; no context is longer
 
 BlockName = Literal["system", "shared_prefix", "user", "document", "tool_output", "generated"]
 BLOCK_TYPES: dict[BlockName, BlockType] = {
@@ -129,7 +130,7 @@ class Block(_Model):
 
 
 class Hints(_Model):
-    """All hints of one request. None of them changes the tokens of the answer.
+    """All hints of one request. Only ``selector`` and ``budget`` may change the tokens of the answer.
 
     Attributes:
         retain: keep the prompt's KV for a while.
@@ -139,6 +140,9 @@ class Hints(_Model):
             loaded, the rest is computed.
         block_types: of parts of the prompt; where parts overlap the later one counts.
         transition: ``tool_call``: the request goes on with the answer of a tool.
+        selector: ``all``: the answer reads every page of its context, whatever selector the server has.
+        budget: tokens of its context that a step of the answer may read where the server has a selector;
+            below 1, their share of the context.
         report: answer the tokens found, by tier, and those that had been known and were lost, in
             ``usage.kv_importance`` (OpenAI) or ``meta_info.kv_importance`` (``/generate``).
     """
@@ -148,6 +152,8 @@ class Hints(_Model):
     prefetch: Annotated[bool, Field(strict=True)] = False
     block_types: Annotated[tuple[Block, ...], Field(max_length=MAX_BLOCKS)] = ()
     transition: Literal["tool_call"] | None = None
+    selector: Literal["all"] | None = None
+    budget: Annotated[float, Field(strict=True, gt=0, le=LARGEST_BUDGET, allow_inf_nan=False)] | None = None
     report: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="after")
@@ -156,6 +162,8 @@ class Hints(_Model):
             raise ValueError("retain and drop_after_use contradict each other: give one of them")
         if self.drop_after_use and self.prefetch:
             raise ValueError("prefetch and drop_after_use contradict each other: give one of them")
+        if self.selector is not None and self.budget is not None:
+            raise ValueError("selector 'all' has no budget: give one of them")
         return self
 
     @classmethod

@@ -13,6 +13,7 @@ FRAME_SHARE = 0.125
 _TABLE_ENTRY_BYTES = 8  # of a page's frame, and of a frame's page
 _SLOT_NUMBER_BYTES = 4  # of a page's slot in one layer, and of a slot's page
 _LAST_READ_BYTES = 8  # of the pass that read a slot last
+_UNIT_BYTES = 4  # of the int8 vectors of a page and KV head
 
 
 class DeviceTooSmall(ValueError):
@@ -60,6 +61,7 @@ class DevicePlan:
         num_frames: slots that hold the pages that requests are filling, one for each request that may run.
         staging_pages: pages that pass through the device at a time.
         budget_bytes: what the operator gave.
+        vectors_per_page: int8 vectors that a selector keeps of a page, for each KV head of each layer.
     """
 
     shape: KvShape
@@ -69,17 +71,20 @@ class DevicePlan:
     num_frames: int
     staging_pages: int
     budget_bytes: int
+    vectors_per_page: int = 0
 
     @property
     def bytes_by_purpose(self) -> dict[str, int]:
-        """Bytes of slots, staging and tables; together they are within the budget."""
+        """Bytes of slots, staging, tables, and of what a selector keeps; together within the budget."""
         page_bytes = self.page_size * self.shape.layer_token_bytes
+        representations = self.num_pages * _representation_bytes(self.shape, self.vectors_per_page)
         return {
             "slots": self.shape.layers * self.num_slots * page_bytes,
             "staging": self.staging_pages * page_bytes,
             "tables": self.num_pages * _page_table_bytes(self.shape)
             + self.num_slots * self.shape.layers * (_SLOT_NUMBER_BYTES + _LAST_READ_BYTES)
             + self.num_frames * _TABLE_ENTRY_BYTES,
+            **({"representations": representations} if representations else {}),
         }
 
     @property
@@ -102,7 +107,13 @@ class DevicePlan:
 
 
 def plan_device(
-    shape: KvShape, *, page_size: int, pool_tokens: int, device_tokens: int, max_requests: int | None
+    shape: KvShape,
+    *,
+    page_size: int,
+    pool_tokens: int,
+    device_tokens: int,
+    max_requests: int | None,
+    vectors_per_page: int = 0,
 ) -> DevicePlan:
     """Divides the device memory that dense KV of ``device_tokens`` tokens would take.
 
@@ -112,6 +123,7 @@ def plan_device(
         pool_tokens: tokens of the logical pool; a multiple of the page size.
         device_tokens: tokens whose dense KV, in all layers, would fill the memory.
         max_requests: requests that may run at a time; None where the memory decides.
+        vectors_per_page: as in ``DevicePlan``.
 
     Raises:
         DeviceTooSmall: it holds less than one slot for every request.
@@ -120,7 +132,8 @@ def plan_device(
     num_pages = pool_tokens // page_size + 1
     staging_pages = -(-TILE_TOKENS // page_size)
     page_bytes = page_size * shape.layer_token_bytes
-    fixed = staging_pages * page_bytes + num_pages * _page_table_bytes(shape)
+    per_page = _page_table_bytes(shape) + _representation_bytes(shape, vectors_per_page)
+    fixed = staging_pages * page_bytes + num_pages * per_page
     per_slot = shape.layers * (page_bytes + _SLOT_NUMBER_BYTES + _LAST_READ_BYTES) + _TABLE_ENTRY_BYTES
     budget = device_tokens * shape.token_bytes
     num_slots = min((budget - fixed) // per_slot, num_pages)
@@ -128,16 +141,27 @@ def plan_device(
     needed = max_requests or 1
     if num_slots < needed:
         least = -(-(fixed + needed * per_slot) // shape.token_bytes)
+        beside = "staging, tables and what the selector keeps" if vectors_per_page else "staging and tables"
         raise DeviceTooSmall(
-            f"device memory of {device_tokens} tokens holds {max(num_slots, 0)} page slots beside staging "
-            f"and tables, and {needed} running requests need one each: use --kv-device-tokens {least} or more"
+            f"device memory of {device_tokens} tokens holds {max(num_slots, 0)} page slots beside {beside}, "
+            f"and {needed} running requests need one each: use --kv-device-tokens {least} or more"
             + (", a smaller --max-running-requests" if max_requests else "")
             + ", or a smaller --max-total-tokens"
         )
     num_frames = max_requests or max(1, int(num_slots * FRAME_SHARE))
-    return DevicePlan(shape, page_size, num_pages, num_slots, num_frames, staging_pages, budget)
+    return DevicePlan(
+        shape, page_size, num_pages, num_slots, num_frames, staging_pages, budget, vectors_per_page
+    )
 
 
 def _page_table_bytes(shape: KvShape) -> int:
     """What the tables take for each logical page: its slot in every layer, and its frame."""
     return shape.layers * _SLOT_NUMBER_BYTES + _TABLE_ENTRY_BYTES
+
+
+def _representation_bytes(shape: KvShape, vectors_per_page: int) -> int:
+    """What a selector keeps of each logical page: vectors, their unit, and whether they are there."""
+    if not vectors_per_page:
+        return 0
+    vectors = vectors_per_page * shape.key_dim + _UNIT_BYTES
+    return shape.layers * (shape.kv_heads * vectors + 1)

@@ -35,6 +35,11 @@ def settle_source(args: Any, options: ImportanceOptions) -> ImportanceOptions:
     if options.is_stock or options.source != "auto":
         return options
     backends = attention_backends(args)
+    if options.is_sparse:
+        beside = f"{flag('sparse_selector')} {options.sparse_selector}"
+        _demand_no_scores(options, beside)
+        logger.info("KV importance: no page scores beside %s, which leaves pages unread", beside)
+        return replace(options, source=NONE)
     source = automatic_source(args.device, backends)
     if source == NONE:
         beside = f"attention backend {' and '.join(sorted(backends))} on {args.device}"

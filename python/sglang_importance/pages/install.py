@@ -10,10 +10,17 @@ from sglang.srt.layers.attention.attention_registry import register_attention_ba
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.runtime_context import get_parallel, get_schedule
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options import ImportanceOptions, flag
 from sgl_importance.pages.device_plan import DevicePlan, DeviceTooSmall, KvShape, plan_device
+from sgl_importance.pages.prune import Prune
+from sgl_importance.pages.selection_rule import SINK_TOKENS, WINDOW_TOKENS
+from sgl_importance_kernels.pages.page_choice import ChoiceRule, PageChooser
+from sgl_importance_kernels.pages.selectors.registry import SELECTORS
+from sgl_importance_kernels.pages.selectors.selector import Selector
+from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.score_sources import NONE
 from sglang_importance.pages.pool import TieredKVPool, forget_freed_pages
+from sglang_importance.pages.selections import Selections
 from sglang_importance.pages.torch_native import EmittingTieredBackend, TieredTorchNativeBackend
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import LaunchRefused
@@ -43,6 +50,8 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
     def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
         if model_runner.is_draft_worker:
             return TorchNativeAttnBackend(model_runner)
+        if options.is_sparse:
+            return _sparse_backend(model_runner, options)
         if options.source == NONE:
             return TieredTorchNativeBackend(model_runner)
         return EmittingTieredBackend(model_runner, options)
@@ -60,15 +69,57 @@ def _tiered_pool(
     build: Callable[..., Any], configurator: KVCacheConfigurator, *, max_total_num_tokens: int, **kwargs: Any
 ) -> TieredKVPool:
     plan = _plan(configurator, max_total_num_tokens)
+    options = _options(configurator)
     pool = build(
         configurator,
         max_total_num_tokens=max_total_num_tokens,
         **{**kwargs, "mha_pool_class": TieredKVPool},
     )
     assert isinstance(pool, TieredKVPool), "sglang built another pool"
-    pool.attach_slots(plan, configurator.device)
+    pool.attach_slots(
+        plan,
+        configurator.device,
+        _selector(options, plan.page_size),
+        Selections(options, plan.page_size) if options.is_sparse else None,
+    )
     logger.info("Tiered pages: %s", plan)
     return pool
+
+
+def _selector(options: ImportanceOptions, page_size: int) -> Selector | None:
+    return SELECTORS[options.sparse_selector](page_size) if options.is_sparse else None
+
+
+def _sparse_backend(model_runner: ModelRunner, options: ImportanceOptions) -> AttentionBackend:
+    """Attention that reads chosen pages.
+
+    Raises:
+        ValueError: a layer is named that the model does not have; the message names those that it has.
+    """
+    pool = model_runner.token_to_kv_pool
+    assert isinstance(pool, TieredKVPool), "sglang built another pool"
+    assert pool.slots.representations is not None, "a selector without representations"
+    layers = full_attention_layers(model_runner.model)
+    if unknown := set(options.sparse_dense_layers) - set(layers):
+        raise ValueError(
+            f"{flag('sparse_dense_layers')}: {sorted(unknown)} not among the attention layers of this model, "
+            f"which are {layers}"
+        )
+    if options.sparse_dense_layers:
+        logger.info(
+            "Layers %s read every page: a step copies up to %.1f MiB per 1,000 tokens of its context",
+            list(options.sparse_dense_layers),
+            1000 * len(options.sparse_dense_layers) * pool.plan.shape.layer_token_bytes / 2**20,
+        )
+    prune = Prune.parse(options.sparse_prune)
+    rule = ChoiceRule(
+        sink_tokens=SINK_TOKENS,
+        window_tokens=WINDOW_TOKENS,
+        top_p=prune.bound if prune.kind == "topp" else 1.0,
+        least_share=prune.bound if prune.kind == "blasst" else 0.0,
+    )
+    chooser = PageChooser(pool.slots.representations, pool.page_size, rule, pool.slots.traffic)
+    return TieredTorchNativeBackend(model_runner, chooser, frozenset(options.sparse_dense_layers))
 
 
 def _forgetting_allocator(
@@ -83,14 +134,20 @@ def _forgetting_allocator(
     return allocator
 
 
+def _options(configurator: KVCacheConfigurator) -> ImportanceOptions:
+    options = importance_options(configurator.server_args)
+    assert options is not None, "tiered pages without our options"
+    return options
+
+
 def _plan(configurator: KVCacheConfigurator, pool_tokens: int) -> DevicePlan:
     """The same for the same launch, whoever asks.
 
     Raises:
         LaunchRefused: the device memory that was given cannot hold what must be there.
     """
-    options = importance_options(configurator.server_args)
-    assert options is not None, "tiered pages without our options"
+    options = _options(configurator)
+    selector = _selector(options, configurator.page_size)
     model, parallel = configurator.model_config, get_parallel()
     assert model.head_dim is not None
     assert model.v_head_dim is not None
@@ -108,6 +165,7 @@ def _plan(configurator: KVCacheConfigurator, pool_tokens: int) -> DevicePlan:
             pool_tokens=pool_tokens,
             device_tokens=options.device_tokens_of(pool_tokens),
             max_requests=get_schedule().max_running_requests,
+            vectors_per_page=0 if selector is None else selector.vectors_per_page,
         )
     except DeviceTooSmall as error:
         raise LaunchRefused([str(error)]) from error

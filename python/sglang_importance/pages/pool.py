@@ -11,6 +11,8 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sgl_importance.pages.device_plan import DevicePlan
 from sgl_importance_kernels.pages.open_pages import WritePlan
 from sgl_importance_kernels.pages.page_slots import PageSlots
+from sgl_importance_kernels.pages.selectors.selector import Selector
+from sglang_importance.pages.selections import Selections
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
@@ -25,16 +27,24 @@ class TieredKVPool(MHATokenToKVPool):
     Attributes:
         plan: how the device memory is divided.
         slots: what is on the device.
+        selections: which tokens of each request read chosen pages; None where all pages are read.
     """
 
     plan: DevicePlan
     slots: PageSlots
+    selections: Selections | None
 
-    def attach_slots(self, plan: DevicePlan, device: torch.device | str) -> None:
+    def attach_slots(
+        self,
+        plan: DevicePlan,
+        device: torch.device | str,
+        selector: Selector | None = None,
+        selections: Selections | None = None,
+    ) -> None:
         """Allocates what ``plan`` says, once, before the first request."""
         assert self.k_buffer is not None
         assert self.v_buffer is not None
-        self.plan = plan
+        self.plan, self.selections = plan, selections
         self.slots = PageSlots(
             self.k_buffer,
             self.v_buffer,
@@ -43,6 +53,7 @@ class TieredKVPool(MHATokenToKVPool):
             page_size=self.page_size,
             staging_pages=plan.staging_pages,
             device=device,
+            selector=selector,
         )
         taken = self.slots.device_bytes()
         assert taken == plan.bytes_by_purpose, f"the plan says {plan.bytes_by_purpose}, taken are {taken}"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
+from sgl_importance.pages.selection_rule import SelectionRule, read_all
+from sgl_importance_kernels.pages.page_choice import PageChooser
 from sgl_importance_kernels.pages.streamed_attention import (
     PartialAttention,
     attend_causally,
@@ -25,49 +29,86 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    """A request of a forward pass.
+class _Span:
+    """Tokens of a request in a forward pass that read the same pages.
 
     Attributes:
-        rows: its rows in the batch's tensors.
-        context: tokens in the pool that its rows attend to through pages.
+        rows: their rows in the batch's tensors.
+        context: tokens in the pool that they attend to through pages.
         pages: those tokens' pages, in order; int64 [pages].
+        is_causal: whether they attend to each other beside, as they are; else the context has them.
+        max_pages: how many pages may be read; None for all.
     """
 
     rows: slice
     context: int
     pages: torch.Tensor
+    is_causal: bool
+    max_pages: int | None
 
 
 class TieredTorchNativeBackend(TorchNativeAttnBackend):
-    """Exact attention that holds no more of a context on the device than slots and staging buffer."""
+    """Attention that holds no more of a context on the device than slots and staging buffer.
+
+    Args:
+        chooser: makes steps read the pages that it chooses; None where they read all.
+        dense_layers: layers whose steps read all the same.
+    """
 
     token_to_kv_pool: TieredKVPool
 
-    def __init__(self, model_runner: ModelRunner) -> None:
+    def __init__(
+        self,
+        model_runner: ModelRunner,
+        chooser: PageChooser | None = None,
+        dense_layers: Collection[int] = (),
+    ) -> None:
         super().__init__(model_runner)
         assert isinstance(self.token_to_kv_pool, TieredKVPool), "sglang built another pool"
-        self._requests: list[_Request] = []
+        self._chooser = chooser
+        self._dense_layers = dense_layers
+        self._spans: list[_Span] = []
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
         self.token_to_kv_pool.begin_pass(forward_batch.out_cache_loc)
-        table = request_table(self.req_to_token_pool)
-        page_size = self.token_to_kv_pool.page_size
-        if forward_batch.forward_mode.is_decode():
-            contexts = forward_batch.seq_lens.tolist()
-            new = [1] * len(contexts)
+        is_decode = forward_batch.forward_mode.is_decode()
+        if is_decode:
+            stops = forward_batch.seq_lens.tolist()
+            starts = [stop - 1 for stop in stops]
         else:
             assert forward_batch.extend_prefix_lens is not None
             assert forward_batch.extend_seq_lens is not None
-            contexts = forward_batch.extend_prefix_lens.tolist()
+            starts = forward_batch.extend_prefix_lens.tolist()
             new = forward_batch.extend_seq_lens.tolist()
-        self._requests = []
-        start = 0
-        for slot, context, tokens in zip(forward_batch.req_pool_indices.tolist(), contexts, new, strict=True):
-            pages = table[slot, :context:page_size].long() // page_size
-            self._requests.append(_Request(slice(start, start + tokens), context, pages))
-            start += tokens
+            stops = [start + tokens for start, tokens in zip(starts, new, strict=True)]
+        rids = forward_batch.rids or []  # none in upstream's own dummy batches, nor of padding
+        slots = forward_batch.req_pool_indices.tolist()
+        table, page_size = request_table(self.req_to_token_pool), self.token_to_kv_pool.page_size
+        self._spans = []
+        row = 0
+        for slot, rid, start, stop in zip_longest(slots, rids[: len(slots)], starts, stops):
+            rule = self._rule(rid)
+            for span in rule.spans(start, stop):
+                is_causal = not (is_decode or span.is_generated)
+                context = span.start if is_causal else span.stop
+                first = row + span.start - start
+                self._spans.append(
+                    _Span(
+                        rows=slice(first, first + span.stop - span.start),
+                        context=context,
+                        pages=table[slot, :context:page_size].long() // page_size,
+                        is_causal=is_causal,
+                        max_pages=rule.max_pages(context) if span.selects else None,
+                    )
+                )
+            row += stop - start
+
+    def _rule(self, rid: str | None) -> SelectionRule:
+        selections = self.token_to_kv_pool.selections
+        if selections is None or rid is None:
+            return read_all(self.token_to_kv_pool.page_size)
+        return selections.of(rid)
 
     def forward_extend(
         self,
@@ -79,7 +120,7 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, is_extend=True)
+        return self._forward(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache)
 
     def forward_decode(
         self,
@@ -91,7 +132,7 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, is_extend=False)
+        return self._forward(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache)
 
     def _forward(
         self,
@@ -102,37 +143,33 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         forward_batch: ForwardBatch,
         *,
         save_kv_cache: bool,
-        is_extend: bool,
     ) -> torch.Tensor:
-        """An extend's own tokens attend to each other as they are, all else goes through pages."""
         assert save_kv_cache, "tiered pages need every layer's own keys and values in the pool"
         self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         heads = layer.tp_q_head_num
         queries = q.reshape(-1, heads, layer.qk_head_dim)
         output = q.new_empty(q.shape[0], heads * layer.v_head_dim)
         results = output.view(-1, heads, layer.v_head_dim)
-        for request in self._requests:
-            rows = request.rows
+        for span in self._spans:
+            rows = span.rows
             sums = PartialAttention()
-            self._stream(sums, queries[rows], request, layer)
-            if is_extend:
+            self._read_pages(sums, queries[rows], span, layer)
+            if span.is_causal:
                 sums.add(*attend_causally(queries[rows], k[rows], v[rows], layer.scaling))
             results[rows] = sums.output.to(output.dtype)
         return output
 
-    def _stream(
-        self, sums: PartialAttention, queries: torch.Tensor, request: _Request, layer: RadixAttention
+    def _read_pages(
+        self, sums: PartialAttention, queries: torch.Tensor, span: _Span, layer: RadixAttention
     ) -> None:
         pool = self.token_to_kv_pool
-        stream_attention(
-            sums,
-            queries,
-            pool.slots,
-            layer.layer_id - pool.start_layer,
-            request.pages,
-            request.context,
-            layer.scaling,
-        )
+        index = layer.layer_id - pool.start_layer
+        pages, context = span.pages, span.context
+        if self._chooser and span.max_pages is not None and layer.layer_id not in self._dense_layers:
+            pages = self._chooser.choose(index, queries * layer.scaling, pages, context, span.max_pages)
+            # The last page is among them: it alone may be partial.
+            context -= (len(span.pages) - len(pages)) * pool.page_size
+        stream_attention(sums, queries, pool.slots, index, pages, context, layer.scaling)
 
 
 class EmittingTieredBackend(EmittingTorchNativeBackend, TieredTorchNativeBackend):

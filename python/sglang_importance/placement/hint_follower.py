@@ -49,7 +49,7 @@ class HintFollower:
 
     def admitted(self, req: Req, cached_tokens: int, transition: Transition) -> Transition:
         """Reads the hints of a request; returns its transition."""
-        hints = _hints_of(getattr(req, "kv_hints", None))
+        hints = hints_of(req)
         if hints is None:
             return transition
         hinted = HintedRequest(
@@ -119,7 +119,9 @@ class HintFollower:
             hinted.ended(nodes, finished=req.finished())
 
 
-def _hints_of(envelope: KvHintsEnvelope | None) -> Hints | None:
+def hints_of(req: Req) -> Hints | None:
+    """The hints of a request; None where it says nothing that can be followed."""
+    envelope: KvHintsEnvelope | None = getattr(req, "kv_hints", None)
     if envelope is None:
         return None
     try:

@@ -21,8 +21,10 @@ from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.metrics.publisher import MetricsPublisher
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
+from sglang_importance.pages.pool import TieredKVPool
 from sglang_importance.placement.backup_filter import BackupFilter, open_gate
 from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.radix_cache.dense_prefix import DensePrefix
 from sglang_importance.radix_cache.gauges import gauge_values
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.storage.store_metrics import StorePublisher
@@ -33,6 +35,7 @@ from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import importance_options
 
 if TYPE_CHECKING:
+    from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
@@ -81,12 +84,20 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
         recorder=recorder,
         shadowing=shadowing,
         publish=None if publisher is None else publish,
+        dense_prefix=dense_prefix(allocator),
     )
     cache = cast(ImportanceRadixCache, create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache))
     if options.policy == "importance":
         filter_backups(cache)
     logger.info("KV policy %s: page size %d, %s", options.policy, page_size, policy.cost)
     return cache
+
+
+def dense_prefix(allocator: BaseTokenToKVPoolAllocator) -> DensePrefix | None:
+    """What keeps the tree exact where steps read chosen pages."""
+    pool = allocator.get_kvcache()
+    selections = pool.selections if isinstance(pool, TieredKVPool) else None
+    return None if selections is None else DensePrefix(selections)
 
 
 def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None:

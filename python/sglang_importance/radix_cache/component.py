@@ -21,6 +21,7 @@ from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.placement.ledger_feed import LedgerFeed
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.placement.prewarm_request import is_prewarm
+from sglang_importance.radix_cache.dense_prefix import DensePrefix
 from sglang_importance.radix_cache.node_events import NodeEvents
 from sglang_importance.radix_cache.request_flow import RequestFlow
 from sglang_importance.tree.body_mass import BodyMassBook
@@ -52,6 +53,7 @@ class ImportanceComponent(FullComponent):
         recorder: records tree events; None records nothing.
         shadowing: follows every request under ``observe``; None compares one eviction ahead only.
         publish: exports the counts so far; called after each request. None exports nothing.
+        dense_prefix: says how much of a request may enter the tree; None for all of it.
     """
 
     tree_core: UnifiedTreeCore  # which sglang sets before it calls any method of a component
@@ -66,6 +68,7 @@ class ImportanceComponent(FullComponent):
         recorder: Recorder | None = None,
         shadowing: Shadowing | None = None,
         publish: Callable[[], None] | None = None,
+        dense_prefix: DensePrefix | None = None,
     ) -> None:
         super().__init__(cache, params)  # type: ignore[no-untyped-call]  # upstream's has no annotations
         self.state = state
@@ -74,6 +77,7 @@ class ImportanceComponent(FullComponent):
         self.body_mass = BodyMassBook(state.tree)
         self.pins = Pinning(state, cache, self.leaves.refresh)
         self.backups: BackupFilter | None = None
+        self.dense_prefix = dense_prefix
         order = MarginalLossOrder if state.options.policy == "importance" else StockOrder
         self.order: EvictionOrder = order(state, self.leaves)
         self.node_events = NodeEvents(state, self.leaves, self.order, self.body_mass, self.pins, recorder)
@@ -158,7 +162,11 @@ class ImportanceComponent(FullComponent):
         if not self._faults.is_learning:
             self._faults.beside(FaultPlace.METRICS, self.requests.count, req)
         setattr(insert_params, INSERTION_ATTRIBUTE, insertion)
-        return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
+        tokens = super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
+        if self.dense_prefix is None:
+            return tokens
+        assert tokens is None, "upstream limits what a full-attention component may cache"
+        return min(token_ids_len, self.dense_prefix.insertable(req, insert_params.prev_prefix_len))
 
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: InsertParams, *args: Any, **kwargs: Any

@@ -14,6 +14,7 @@ from sgl_importance.metrics_table import FaultPlace
 from sglang_importance.radix_cache.component import ImportanceComponent
 
 if TYPE_CHECKING:
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
@@ -41,6 +42,13 @@ class ImportanceRadixCache(UnifiedRadixCache):
         """
         state = self.importance.state
         return state.faults.learn(FaultPlace.OPERATION, state.tree.source.get_importance, key)
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        dense_prefix = self.importance.dense_prefix
+        found: MatchResult = super().match_prefix(
+            params if dense_prefix is None else dense_prefix.limit(params)
+        )
+        return found
 
     def reset(self) -> None:
         super().reset()

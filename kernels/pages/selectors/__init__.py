@@ -1,0 +1,1 @@
+"""Selectors: which pages of a context a query reads. One file for each way of estimating."""
