@@ -67,7 +67,7 @@ class ImportanceOptions:
     residency: Residency = "full"
     device_tokens: float = 1 / 16
     sparse_selector: SparseSelector = "all"
-    sparse_budget: float = 2048
+    sparse_budget: float = 2048.0
     sparse_prune: str = "none"
     sparse_min_context: int = 1024
     sparse_prompt_tokens: int = 0

@@ -10,9 +10,6 @@ import torch
 
 from sgl_importance_kernels.pages import page_scan
 
-LARGEST = 127
-"""Largest number of an int8 vector."""
-
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
@@ -46,12 +43,9 @@ class LayerPages:
         tokens, heads, dim = queries.shape
         kv_heads = self.vectors.shape[1]
         by_kv_head = queries.view(tokens, kv_heads, heads // kv_heads, dim)
-        scales = by_kv_head.abs().amax(dim=-1).clamp_(min=torch.finfo(torch.float32).tiny) / LARGEST
-        rounded = (by_kv_head / scales[..., None]).round_().to(torch.int8)
-        logits = torch.empty(*scales.shape, len(self.numbers), dtype=torch.float32)
+        logits = torch.empty(*by_kv_head.shape[:3], len(self.numbers), dtype=torch.float32)
         scan(
-            rounded.numpy(),
-            scales.numpy(),
+            by_kv_head.numpy(),
             self.vectors.numpy(),
             self.scales.numpy(),
             self.numbers.numpy(),

@@ -164,9 +164,7 @@ class PageSlots:
             Keys and values, [pages * page_size, KV heads, head dimension] each, in the order of ``pages``;
             they are overwritten by the next call.
         """
-        slots = self.open_pages.frame_of[pages]
-        cached = self._slot_of[layer, pages].long()
-        slots = torch.where(slots >= 0, slots, cached)
+        slots = self._found(layer, pages)
         there, missing = (slots >= 0).nonzero().flatten(), (slots < 0).nonzero().flatten()
         staged = []
         for buffer, kept, host in (
@@ -179,27 +177,63 @@ class PageSlots:
             if len(missing):
                 into[missing] = host[pages[missing]].to(into.device)
             staged.append(into.flatten(0, 1))
-        self._last_read[layer, cached[cached >= 0]] = self._pass
-        self.traffic.read += len(pages)
-        self.traffic.loaded += len(missing)
-        self._keep(layer, pages[missing], missing)
+        kept = self._give_slots(layer, pages[missing])
+        for slot_tensor, buffer in ((self.keys, self.staging.keys), (self.values, self.staging.values)):
+            slot_tensor[layer, kept] = buffer[missing[: len(kept)]]
         return staged[0], staged[1]
 
-    def _keep(self, layer: int, pages: torch.Tensor, staged: torch.Tensor) -> None:
-        """Gives staged pages slots of the layer, those first whose page was not read for longest."""
-        if not len(pages):
-            return
+    def place(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """Makes pages readable where they lie: brings those without a slot from the host.
+
+        Args:
+            layer: index among the pool's layers.
+            pages: int64 [pages].
+
+        Returns:
+            Places of the first of them, int64: a slot, or behind all slots, a page of the staging buffer.
+            They hold until the next call, and are fewer than ``pages`` where the buffer cannot take the rest.
+        """
+        places = self._found(layer, pages)
+        missing = (places < 0).nonzero().flatten()
+        if not len(missing):
+            return places
+        absent = pages[missing]
+        kept = self._give_slots(layer, absent)
+        staged = absent[len(kept) :]
+        for slots, buffer, host in (
+            (self.keys[layer], self.staging.keys, self.host[layer][0]),
+            (self.values[layer], self.staging.values, self.host[layer][1]),
+        ):
+            slots[kept] = host[absent[: len(kept)]].to(slots.device)
+            buffer[: len(staged)] = host[staged].to(buffer.device)
+        places[missing[: len(kept)]] = kept
+        places[missing[len(kept) :]] = torch.arange(len(staged), device=places.device) + self.num_slots
+        return places
+
+    def _found(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """Slots of pages that are read now, -1 of those without one: no more of these than are staged."""
+        frames = self.open_pages.frame_of[pages]
+        slots = torch.where(frames >= 0, frames, self._slot_of[layer, pages].long())
+        missing = (slots < 0).nonzero().flatten()
+        if len(missing) > self.staging.num_pages:
+            slots, missing = slots[: missing[self.staging.num_pages]], missing[: self.staging.num_pages]
+        self._last_read[layer, slots[slots >= self.num_frames]] = self._pass
+        self.traffic.read += len(slots)
+        self.traffic.loaded += len(missing)
+        return slots
+
+    def _give_slots(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """Gives the first of some pages slots, as many as there are: those first that idle longest."""
         last_read = self._last_read[layer, self.num_frames :]
         idle = (last_read < self._pass - 1).nonzero().flatten()
         slots = idle[last_read[idle].argsort(stable=True)][: len(pages)] + self.num_frames
-        pages, staged = pages[: len(slots)], staged[: len(slots)]
+        pages = pages[: len(slots)]
         left = self._page_in[layer, slots]
         self._slot_of[layer, left[left >= 0].long()] = -1
-        self.keys[layer, slots] = self.staging.keys[staged]
-        self.values[layer, slots] = self.staging.values[staged]
         self._slot_of[layer, pages] = slots.int()
         self._page_in[layer, slots] = pages.int()
         self._last_read[layer, slots] = self._pass
+        return slots
 
     def flush(self, layer: int) -> None:
         """Copies open pages of a layer to the host, for those who read the pool there."""

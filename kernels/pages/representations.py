@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from sgl_importance_kernels.pages.layer_pages import LARGEST, LayerPages
+from sgl_importance_kernels.pages.layer_pages import LayerPages
 from sgl_importance_kernels.pages.selectors.selector import Selector
+
+LARGEST = 127
+"""Largest number of an int8 vector."""
 
 
 class Representations:

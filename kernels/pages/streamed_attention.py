@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from sgl_importance_kernels.pages.decode_attention import attend_pages
 from sgl_importance_kernels.pages.page_slots import PageSlots
 
 
@@ -128,6 +129,48 @@ def stream_attention(
         num_tokens: of the context.
         scale: factor on the logits.
     """
+    if not len(pages):
+        return
+    if len(queries) == 1 and slots.keys.dtype == torch.float32 and queries.device.type == "cpu":
+        sums.add(*_attend_in_place(queries, slots, layer, pages, num_tokens, scale))
+        return
     for part, valid in tiles(pages, num_tokens, slots):
         keys, values = slots.read(layer, part)
         sums.add(*attend(queries, keys[:valid], values[:valid], scale))
+
+
+def _attend_in_place(
+    queries: torch.Tensor,
+    slots: PageSlots,
+    layer: int,
+    pages: torch.Tensor,
+    num_tokens: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one token without a copy of what is in slots; as a part for ``PartialAttention``."""
+    slot_keys, slot_values = slots.keys[layer].numpy(), slots.values[layer].numpy()
+    staging = slots.staging
+    kv_heads, value_dim = slot_values.shape[-2:]
+    by_kv_head = queries.float().view(kv_heads, -1, queries.shape[-1]).contiguous()
+    largest = torch.full(by_kv_head.shape[:2], -torch.inf)
+    sums = torch.zeros(by_kv_head.shape[:2])
+    outputs = torch.zeros(*by_kv_head.shape[:2], value_dim)
+    first = 0
+    while first < len(pages):
+        places = slots.place(layer, pages[first:])
+        attend_pages(
+            by_kv_head.numpy(),
+            slot_keys,
+            slot_values,
+            staging.keys.numpy(),
+            staging.values.numpy(),
+            places.numpy(),
+            num_tokens - first * slots.page_size,
+            scale,
+            largest.numpy(),
+            sums.numpy(),
+            outputs.numpy(),
+        )
+        first += len(places)
+    output = outputs / sums[..., None]
+    return output.view(1, -1, value_dim), (largest + sums.log()).view(1, -1)

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sgl_importance_kernels.pages.open_pages import OpenPages
 from sgl_importance_kernels.pages.page_slots import PageSlots
+from sgl_importance_kernels.pages.selectors.representative_keys import RepresentativeKeys
 
 PAGE, LAYERS, PAGES, FRAMES = 4, 2, 24, 3
 HEADS, KEY_DIM, VALUE_DIM = 2, 3, 5
@@ -33,6 +34,7 @@ class TieredPool(RuleBasedStateMachine):
             page_size=PAGE,
             staging_pages=3,
             device="cpu",
+            selector=RepresentativeKeys(PAGE, count=2),
         )
         self.free = list(range(1, PAGES))
         self.requests: list[tuple[list[int], int]] = []  # pages and tokens of each
@@ -80,6 +82,26 @@ class TieredPool(RuleBasedStateMachine):
         before = self.slots.traffic.read
         found = self.slots.read(layer, chosen)
         assert self.slots.traffic.read == before + len(chosen)
+        self.check(pages, length, chosen, layer, *found)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def read_in_place(self, data: st.DataObject) -> None:
+        pages, length = data.draw(st.sampled_from(self.requests))
+        chosen = torch.tensor(data.draw(st.permutations(pages)))
+        layer = data.draw(st.integers(0, LAYERS - 1))
+        staging = self.slots.staging
+        while len(chosen):
+            places = self.slots.place(layer, chosen)
+            keys = torch.cat([self.slots.keys[layer], staging.keys])[places].flatten(0, 1)
+            values = torch.cat([self.slots.values[layer], staging.values])[places].flatten(0, 1)
+            self.check(pages, length, chosen[: len(places)], layer, keys, values)
+            chosen = chosen[len(places) :]
+
+    def check(
+        self, pages: list[int], length: int, chosen: torch.Tensor, layer: int, *found: torch.Tensor
+    ) -> None:
+        """Keys and values of pages of a request are those of the dense pool."""
         # What lies behind a request's last token is whatever was there before.
         written = torch.tensor(
             [pages.index(page) * PAGE + offset < length for page in chosen.tolist() for offset in range(PAGE)]
@@ -87,6 +109,15 @@ class TieredPool(RuleBasedStateMachine):
         for tensor, dense in zip(found, self.dense, strict=True):
             expected = dense[layer].view(PAGES, PAGE, HEADS, -1)[chosen].flatten(0, 1)
             assert torch.equal(tensor[written], expected[written])
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def represent(self, data: st.DataObject) -> None:
+        """Of complete pages, in any order and however they came; ``check_integrity`` compares."""
+        pages, length = data.draw(st.sampled_from(self.requests))
+        assert self.slots.representations is not None
+        complete = torch.tensor(pages[: length // PAGE], dtype=torch.int64)
+        self.slots.representations.of(data.draw(st.integers(0, LAYERS - 1)), complete)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
+from sgl_importance_kernels.pages.page_choice import ChoiceRule, PageChooser
 from sgl_importance_kernels.pages.page_slots import PageSlots
+from sgl_importance_kernels.pages.representations import Representations
+from sgl_importance_kernels.pages.selectors.representative_keys import RepresentativeKeys
 from sgl_importance_kernels.pages.streamed_attention import (
     PartialAttention,
     attend_causally,
@@ -78,6 +81,42 @@ def test_slots_do_not_change_a_bit(tokens: int, seed: int) -> None:
             outputs.append(sums.output)
     assert all(torch.equal(output, outputs[0]) for output in outputs)
     torch.testing.assert_close(outputs[0], dense(query, slots, tokens))
+
+
+@given(
+    tokens=st.integers(1, 90),
+    budget=st.integers(1, 25),
+    num_slots=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=30)
+def test_chosen_pages_are_attended_to_and_no_others(
+    tokens: int, budget: int, num_slots: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    slots = filled_slots(num_slots, tokens, torch.float32)
+    representations = Representations(RepresentativeKeys(PAGE), (slots.host[0][0],), "cpu")
+    chooser = PageChooser(representations, PAGE, ChoiceRule(PAGE, PAGE), slots.traffic)
+    query = torch.randn(1, 2 * KV_HEADS, DIM)
+    pages = torch.arange(1, -(-tokens // PAGE) + 1)
+    chosen = chooser.choose(0, query * SCALE, pages, tokens, budget)
+    assert len(chosen) == min(len(pages), max(budget, 2 if tokens % PAGE == 0 else 3))
+    sums = PartialAttention()
+    left = len(pages) - len(chosen)
+    stream_attention(sums, query, slots, 0, chosen, tokens - left * PAGE, SCALE)
+
+    slots.flush(0)
+    keys, values = (host[chosen].flatten(0, 1)[: tokens - left * PAGE] for host in slots.host[0])
+    expected = scaled_dot_product_attention(
+        query.movedim(0, 1)[None],
+        keys.movedim(0, 1)[None],
+        values.movedim(0, 1)[None],
+        scale=SCALE,
+        enable_gqa=True,
+    )
+    torch.testing.assert_close(sums.output, expected[0].movedim(0, 1))
+    if budget >= len(pages):
+        assert torch.equal(chosen, pages)
 
 
 def test_one_page_in_a_slot_is_not_loaded_again() -> None:
