@@ -123,6 +123,8 @@ _SCHEDULER = (
     Metric("pages_read_total", "Pages of tiered KV that attention asked for, in each layer"),
     Metric("pages_loaded_total", "Of these, those that came from the host"),
     Metric("pages_written_total", "Pages of tiered KV that went to the host, in each layer"),
+    Metric("pages_candidates_total", "Pages that a selector chose from, in each layer"),
+    Metric("pages_selected_total", "Of these, those that it chose for a step to read"),
     # ---- memory ----
     Metric("size_tokens", "Tokens that a tier can hold", Kind.GAUGE, {"tier": _EVICTING}),
     Metric("used_tokens", "Tokens of a tier that are taken", Kind.GAUGE, {"tier": _EVICTING}),

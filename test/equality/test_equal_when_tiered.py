@@ -14,25 +14,13 @@ from sglang_importance.launch.server_findings import server_findings
 from support.python_path import FAULTS, python_path
 from support.served import script_server
 from support.servers import ServerProcess
-from support.workloads.exchanges import POOL_FLAGS, POOL_TOKENS, VOCABULARY, Exchange, ask, replay
+from support.tiered import tiered_server
+from support.workloads.exchanges import POOL_FLAGS, VOCABULARY, Exchange, ask, replay
 
 pytestmark = pytest.mark.server
 
-# Beside staging and tables the device has eleven slots: one for the page that each of eight requests fills,
-# and three more, where prompts have up to fifty pages.
-DEVICE_TOKENS = 360
+SCORES = ("--kv-importance-g", "on")
 LONG_PROMPT_TOKENS = 8000
-
-
-def tiered_server(model: Path, *flags: str, env: dict[str, str] | None = None) -> ServerProcess:
-    return script_server(
-        *("--kv-policy", "importance", "--kv-importance-g", "on", "--kv-residency", "tiered"),
-        *(*POOL_FLAGS, "--max-total-tokens", str(POOL_TOKENS), "--page-size", "16"),
-        *("--kv-device-tokens", str(DEVICE_TOKENS), "--max-running-requests", "8"),
-        *("--schedule-conservativeness", "0.05", *flags),
-        model=model,
-        env=env,
-    )
 
 
 def test_tokens_equal_those_without_a_radix_cache(
@@ -40,7 +28,13 @@ def test_tokens_equal_those_without_a_radix_cache(
 ) -> None:
     """Over evictions, storage hits and retractions."""
     middle = len(exchanges) // 2
-    store = ("--kv-importance-store", str(tmp_path), "--hicache-storage-prefetch-policy", "wait_complete")
+    store = (
+        *SCORES,
+        "--kv-importance-store",
+        str(tmp_path),
+        "--hicache-storage-prefetch-policy",
+        "wait_complete",
+    )
     with tiered_server(random_model, *store) as server:
         alone = replay(server, exchanges[:middle], concurrency=1)
         together = replay(server, exchanges[middle:], concurrency=8)
@@ -81,7 +75,7 @@ def test_prompts_of_sixteen_times_the_slots_are_answered_as_by_stock(random_mode
     stock = ("--kv-policy", "default", "--disable-radix-cache", *POOL_FLAGS)
     with script_server(*stock, *room, model=random_model) as server:
         expected = answers(server)
-    with tiered_server(random_model, *room, "--kv-device-tokens", "720") as server:
+    with tiered_server(random_model, *SCORES, *room, "--kv-device-tokens", "720") as server:
         cold, warm = answers(server), answers(server)
         pages = server.get("/kv_importance?limit=1")["pages"]
     assert 16 * pages["device_tokens_per_layer"] <= LONG_PROMPT_TOKENS
@@ -90,7 +84,7 @@ def test_prompts_of_sixteen_times_the_slots_are_answered_as_by_stock(random_mode
 
 
 def test_one_damaged_slot_of_one_layer_changes_tokens(random_model: Path, exchanges: list[Exchange]) -> None:
-    with tiered_server(random_model, env=python_path(FAULTS / "kv_slot_fault")) as server:
+    with tiered_server(random_model, *SCORES, env=python_path(FAULTS / "kv_slot_fault")) as server:
         differing = replay(server, exchanges[:80], concurrency=1).differing
         assert server.log().count("kv_slot_fault: damaged a slot of layer 1") == 1
     print(f"{len(differing)} of 80 answers differ")

@@ -32,6 +32,8 @@ def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
         "pages_read_total": {(): pages.read},
         "pages_loaded_total": {(): pages.loaded},
         "pages_written_total": {(): pages.written},
+        "pages_candidates_total": {(): pages.candidates},
+        "pages_selected_total": {(): pages.selected},
         "reuse_predictions_total": dict(zip(BUCKETS, calibration.judged, strict=True)),
         "reuse_predicted_total": dict(zip(BUCKETS, calibration.predicted, strict=True)),
         "reuse_observed_total": dict(zip(BUCKETS, calibration.observed, strict=True)),

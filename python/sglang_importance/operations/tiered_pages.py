@@ -34,4 +34,6 @@ def describe_pages(pool: TieredKVPool) -> dict[str, Any]:
         "read": slots.traffic.read,
         "loaded": slots.traffic.loaded,
         "written": slots.traffic.written,
+        "candidates": slots.traffic.candidates,
+        "selected": slots.traffic.selected,
     }

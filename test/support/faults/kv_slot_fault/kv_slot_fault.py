@@ -14,20 +14,20 @@ LAYER = 1
 _damaged = False
 
 
-def keep_and_damage(keep: Any, slots: Any, layer: int, pages: Any, staged: Any) -> None:
+def place_and_damage(place: Any, slots: Any, layer: int, pages: Any) -> Any:
     global _damaged
-    before = slots.resident_pages()[layer]
-    keep(slots, layer, pages, staged)
-    if layer != LAYER or _damaged or slots.resident_pages()[layer] == before:
-        return
-    slots.values[layer, slots._slot_of[layer, pages[0]].long()] *= -8
-    _damaged = True
-    logger.info("kv_slot_fault: damaged a slot of layer %d", layer)
+    places = place(slots, layer, pages)
+    kept = places[(places >= slots.num_frames) & (places < slots.num_slots)]
+    if layer == LAYER and not _damaged and len(kept):
+        slots.values[layer, kept[0]] *= -8
+        _damaged = True
+        logger.info("kv_slot_fault: damaged a slot of layer %d", layer)
+    return places
 
 
 def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(
-        "sgl_importance_kernels.pages.page_slots.PageSlots._keep", keep_and_damage, HookType.AROUND
+        "sgl_importance_kernels.pages.page_slots.PageSlots.place", place_and_damage, HookType.AROUND
     )
