@@ -17,6 +17,7 @@ StoreBackends = Literal["tested", "any"]
 Switch = Literal["on", "off"]
 Prewarm = Literal["off", "start", "idle"]
 Residency = Literal["full", "tiered"]
+ResidencyPolicy = Literal["lru", "lfu", "ema"]
 SparseSelector = Literal["all", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
@@ -28,6 +29,7 @@ STORE_BACKENDS: tuple[StoreBackends, ...] = get_args(StoreBackends)
 SWITCHES: tuple[Switch, ...] = get_args(Switch)
 PREWARM: tuple[Prewarm, ...] = get_args(Prewarm)
 RESIDENCY: tuple[Residency, ...] = get_args(Residency)
+RESIDENCY_POLICIES: tuple[ResidencyPolicy, ...] = get_args(ResidencyPolicy)
 SPARSE_SELECTORS: tuple[SparseSelector, ...] = get_args(SparseSelector)
 
 
@@ -66,12 +68,14 @@ class ImportanceOptions:
     prewarm_seconds: int = 60
     residency: Residency = "full"
     device_tokens: float = 1 / 16
+    residency_policy: ResidencyPolicy = "ema"
     sparse_selector: SparseSelector = "all"
     sparse_budget: float = 2048.0
     sparse_prune: str = "none"
     sparse_min_context: int = 1024
     sparse_prompt_tokens: int = 0
     sparse_dense_layers: tuple[int, ...] = ()
+    sparse_resident_bias: float = 0.0
 
     def __post_init__(self) -> None:
         problems = [
@@ -383,6 +387,11 @@ SETTINGS: dict[str, Setting] = {
         above_minimum=True,
         whole=False,
     ),
+    "residency_policy": Setting(
+        "which page leaves the device for one that a selector chose: the least recently read ('lru'), the "
+        "least often read ('lfu'), or the least often read of late ('ema')",
+        choices=RESIDENCY_POLICIES,
+    ),
     "sparse_selector": Setting(
         "which pages of its context a generated token reads, of tiered pages: 'all', or those that the named "
         "selector estimates highest (docs/sparse.md), which may change answers",
@@ -415,9 +424,23 @@ SETTINGS: dict[str, Setting] = {
         minimum=0,
         cost="every step loads the whole context in each layer named, as far as it is not resident",
     ),
+    "sparse_resident_bias": Setting(
+        "a page on the device counts (1 + X)-fold when a selector chooses: fewer pages are loaded, and "
+        "answers depend on what is on the device",
+        unit="times",
+        minimum=0,
+        whole=False,
+        cost="above 0 the same prompt may be answered with other tokens at another time",
+    ),
 }
 
-_OWN_KEYWORDS = {"policy", "residency", "device_tokens", *(name for name in SETTINGS if "sparse" in name)}
+_OWN_KEYWORDS = {
+    "policy",
+    "residency",
+    "residency_policy",
+    "device_tokens",
+    *(name for name in SETTINGS if "sparse" in name),
+}
 """Options that are about KV, not about importance alone."""
 
 

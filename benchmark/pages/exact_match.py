@@ -3,8 +3,8 @@
     python benchmark/pages/exact_match.py
 
 A tiered server for each selector. Every question is asked twice, exactly (the hint ``selector: all``) and
-from chosen pages; the last tokens of the prompt, with the question, select as the answer does. ``multi-key``: many
-questions about each document, which is cached after the first; ``single-needle``: a document for each.
+from chosen pages; the last tokens of the prompt, with the question, select as the answer does. ``multi-key``:
+many questions about each document, which is cached after the first; ``single-needle``: a document for each.
 Resumable: rows that ``--out`` holds already, of the same arguments, are not measured again.
 """
 

@@ -68,7 +68,9 @@ class Layer:
         )
         assert self.slots.representations is not None
         rule = ChoiceRule(SINK_TOKENS, WINDOW_TOKENS)
-        self.chooser = PageChooser(self.slots.representations, PAGE, rule, self.slots.traffic)
+        self.chooser = PageChooser(
+            self.slots.representations, PAGE, rule, self.slots.traffic, is_resident=self.slots.is_resident
+        )
         self.locations = (self.pages[:, None] * PAGE + torch.arange(PAGE)).flatten()
         self.table = self.locations.int()[None]
         # As stock would lay out one request alone: the best case of attention without a copy.
@@ -101,7 +103,7 @@ class Layer:
         self.slots.begin_pass(torch.zeros(1, dtype=torch.int64))
         chosen = self.scan(query)
         sums = PartialAttention()
-        stream_attention(sums, query, self.slots, 0, chosen, len(chosen) * PAGE, SCALE)
+        stream_attention(sums, query, self.slots, 0, chosen, len(chosen) * PAGE, SCALE, is_chosen=True)
         return sums.output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,12 +23,15 @@ class ChoiceRule:
             as many as the budget allows (Twilight, Lin et al., 2025).
         least_share: pages are left out where no query expects a key whose weight is this share of its
             largest; 0 for none (BLASST, 2025).
+        resident_bias: a resident page's share counts (1 + this)-fold; above 0, answers depend on what is
+            resident.
     """
 
     sink_tokens: int
     window_tokens: int
     top_p: float = 1.0
     least_share: float = 0.0
+    resident_bias: float = 0.0
 
 
 class PageChooser:
@@ -38,12 +42,19 @@ class PageChooser:
         page_size: tokens per page.
         rule: what holds for every choice.
         traffic: counts what is chosen.
+        is_resident: whether pages of a layer are on the device; what ``rule.resident_bias`` rests on.
     """
 
     def __init__(
-        self, representations: Representations, page_size: int, rule: ChoiceRule, traffic: PageTraffic
+        self,
+        representations: Representations,
+        page_size: int,
+        rule: ChoiceRule,
+        traffic: PageTraffic,
+        is_resident: Callable[[int, torch.Tensor], torch.Tensor],
     ) -> None:
         self._representations = representations
+        self._is_resident = is_resident
         self._page_size = page_size
         self._rule = rule
         self._traffic = traffic
@@ -74,8 +85,13 @@ class PageChooser:
         logits = self._representations.selector.logits(
             queries.float().contiguous(), self._representations.of(layer, pages[:num_complete])
         )
+        bonus = None
+        if self._rule.resident_bias:
+            resident = self._is_resident(layer, pages[:num_complete])
+            bonus = math.log1p(self._rule.resident_bias) * resident.float()
         kept = best_pages(
             logits,
+            bonus=bonus,
             max_pages=max_pages - num_partial,
             num_sinks=-(-self._rule.sink_tokens // size),
             num_recent=num_complete - max(num_tokens - self._rule.window_tokens, 0) // size,
@@ -96,6 +112,7 @@ def best_pages(
     unit_pages: int = 1,
     top_p: float = 1.0,
     least_share: float = 0.0,
+    bonus: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Indices of the pages to read, ascending; int64.
 
@@ -110,10 +127,13 @@ def best_pages(
         unit_pages: pages that are taken or left together.
         top_p: as in ``ChoiceRule``.
         least_share: as in ``ChoiceRule``.
+        bonus: what is added to the logarithm of a page's share, float32 [pages]; None for nothing.
     """
     num_pages = logits.shape[1]
     log_shares = logits - logits.logsumexp(dim=1, keepdim=True)
     scores = log_shares.amax(dim=0)
+    if bonus is not None:
+        scores += bonus
     num_forced = min(num_sinks + num_recent, num_pages)
     if unit_pages > 1:
         scores = _by_unit(scores, unit_pages)

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from sgl_importance_kernels.pages.open_pages import OpenPages, WritePlan
+from sgl_importance_kernels.pages.page_history import PageHistory, Residency
 from sgl_importance_kernels.pages.representations import Representations
 from sgl_importance_kernels.pages.selectors.selector import Selector
 from sgl_importance_kernels.pages.traffic import PageTraffic
-
-NEVER = -2
-"""Pass that a free slot was last read in: before the two that keep a page."""
 
 
 class Staging:
@@ -58,6 +56,7 @@ class PageSlots:
         page_size: tokens per page; divides the tokens of the pool.
         staging_pages: pages that one partial attention reads.
         device: where slots, staging and tables are.
+        residency: decides which page leaves its slot where steps read chosen pages.
         selector: what is kept of pages beside, so that queries can choose among them; None for nothing.
     """
 
@@ -71,6 +70,7 @@ class PageSlots:
         page_size: int,
         staging_pages: int,
         device: torch.device | str,
+        residency: Residency = "lru",
         selector: Selector | None = None,
     ) -> None:
         assert 0 < num_frames <= num_slots, (num_frames, num_slots)
@@ -97,7 +97,7 @@ class PageSlots:
         self.open_pages = OpenPages(num_frames, self.num_pages, page_size, device)
         self._slot_of = torch.full((num_layers, self.num_pages), -1, dtype=torch.int32, device=device)
         self._page_in = torch.full((num_layers, num_slots), -1, dtype=torch.int32, device=device)
-        self._last_read = torch.full((num_layers, num_slots), NEVER, dtype=torch.int64, device=device)
+        self.history = PageHistory(residency, num_layers, self.num_pages, device)
         self._pass = 0
         self.traffic = PageTraffic()
 
@@ -108,7 +108,7 @@ class PageSlots:
 
     def device_bytes(self) -> dict[str, int]:
         """What is on the device, in bytes by purpose."""
-        tables = self._slot_of.nbytes + self._page_in.nbytes + self._last_read.nbytes
+        tables = self._slot_of.nbytes + self._page_in.nbytes + self.history.num_bytes
         representations = 0 if self.representations is None else self.representations.num_bytes
         return {
             "slots": self.keys.nbytes + self.values.nbytes,
@@ -149,16 +149,18 @@ class PageSlots:
             self.representations.build(layer, plan.completed, self.keys[layer, plan.completed_frames])
         self.traffic.written += len(plan.whole) + len(plan.completed)
 
-    def read(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, layer: int, pages: torch.Tensor, *, is_chosen: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Brings pages into the staging buffer, those without a slot from the host.
 
-        A page that comes from the host takes a slot that is free, or whose page the last two passes did not
-        read. Others stay: were the least recently read to go, a context longer than the slots would push each
-        page out before it comes round again.
+        A page that comes from the host takes a slot that is free, or one of a page that is worth less. Where
+        all of a context is read, only pages that the last two passes did not read make room: were the least
+        recently read to go, a context longer than the slots would push each page out before it comes round
+        again.
 
         Args:
             layer: index among the pool's layers.
             pages: int64 [pages], at most as many as the staging buffer holds.
+            is_chosen: whether a selector chose them; else they are all of a context, or a part of all.
 
         Returns:
             Keys and values, [pages * page_size, KV heads, head dimension] each, in the order of ``pages``;
@@ -177,17 +179,18 @@ class PageSlots:
             if len(missing):
                 into[missing] = host[pages[missing]].to(into.device)
             staged.append(into.flatten(0, 1))
-        kept = self._give_slots(layer, pages[missing])
+        kept, own = self._give_slots(layer, pages[missing], is_chosen)
         for slot_tensor, buffer in ((self.keys, self.staging.keys), (self.values, self.staging.values)):
-            slot_tensor[layer, kept] = buffer[missing[: len(kept)]]
+            slot_tensor[layer, own] = buffer[missing[kept]]
         return staged[0], staged[1]
 
-    def place(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
-        """Makes pages readable where they lie: brings those without a slot from the host.
+    def place(self, layer: int, pages: torch.Tensor, *, is_chosen: bool) -> torch.Tensor:
+        """Makes pages readable where they lie: brings those without a slot from the host, as ``read`` does.
 
         Args:
             layer: index among the pool's layers.
             pages: int64 [pages].
+            is_chosen: as in ``read``.
 
         Returns:
             Places of the first of them, int64: a slot, or behind all slots, a page of the staging buffer.
@@ -198,16 +201,18 @@ class PageSlots:
         if not len(missing):
             return places
         absent = pages[missing]
-        kept = self._give_slots(layer, absent)
-        staged = absent[len(kept) :]
+        kept, own = self._give_slots(layer, absent, is_chosen)
+        is_staged = torch.ones(len(absent), dtype=torch.bool, device=absent.device)
+        is_staged[kept] = False
+        staged = absent[is_staged]
         for slots, buffer, host in (
             (self.keys[layer], self.staging.keys, self.host[layer][0]),
             (self.values[layer], self.staging.values, self.host[layer][1]),
         ):
-            slots[kept] = host[absent[: len(kept)]].to(slots.device)
+            slots[own] = host[absent[kept]].to(slots.device)
             buffer[: len(staged)] = host[staged].to(buffer.device)
-        places[missing[: len(kept)]] = kept
-        places[missing[len(kept) :]] = torch.arange(len(staged), device=places.device) + self.num_slots
+        places[missing[kept]] = own
+        places[missing[is_staged]] = torch.arange(len(staged), device=places.device) + self.num_slots
         return places
 
     def _found(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
@@ -217,23 +222,45 @@ class PageSlots:
         missing = (slots < 0).nonzero().flatten()
         if len(missing) > self.staging.num_pages:
             slots, missing = slots[: missing[self.staging.num_pages]], missing[: self.staging.num_pages]
-        self._last_read[layer, slots[slots >= self.num_frames]] = self._pass
+        self.history.read(layer, pages[: len(slots)], self._pass)
         self.traffic.read += len(slots)
         self.traffic.loaded += len(missing)
         return slots
 
-    def _give_slots(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
-        """Gives the first of some pages slots, as many as there are: those first that idle longest."""
-        last_read = self._last_read[layer, self.num_frames :]
-        idle = (last_read < self._pass - 1).nonzero().flatten()
-        slots = idle[last_read[idle].argsort(stable=True)][: len(pages)] + self.num_frames
-        pages = pages[: len(slots)]
+    def _give_slots(
+        self, layer: int, pages: torch.Tensor, is_chosen: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gives pages slots, as many as there are for them.
+
+        Returns:
+            Which of the pages got one, int64 indices, and those slots.
+        """
+        now, history = self._pass, self.history
+        held = self._page_in[layer, self.num_frames :].long()
+        is_free = held < 0
+        held = held.clamp(min=0)
+        last_read = history.last_read(layer, held)
+        may_leave = (is_free | (last_read < (now if is_chosen else now - 1))).nonzero().flatten()
+        if is_chosen:
+            worth, new_worth = history.worth(layer, held, now), history.worth(layer, pages, now)
+        else:
+            worth, new_worth = last_read.double(), torch.full(pages.shape, torch.inf, device=pages.device)
+        worth = worth.masked_fill(is_free, -torch.inf)[may_leave]
+        leaving, entering = worth.argsort(stable=True), new_worth.argsort(descending=True, stable=True)
+        count = min(len(leaving), len(entering))
+        leaving, entering = leaving[:count], entering[:count]
+        pays = new_worth[entering] >= worth[leaving]
+        slots, entering = may_leave[leaving[pays]] + self.num_frames, entering[pays]
+        pages = pages[entering]
         left = self._page_in[layer, slots]
         self._slot_of[layer, left[left >= 0].long()] = -1
         self._slot_of[layer, pages] = slots.int()
         self._page_in[layer, slots] = pages.int()
-        self._last_read[layer, slots] = self._pass
-        return slots
+        return entering, slots
+
+    def is_resident(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """Whether pages can be read without the host, bool [pages]."""
+        return (self._slot_of[layer, pages] >= 0) | (self.open_pages.frame_of[pages] >= 0)
 
     def flush(self, layer: int) -> None:
         """Copies open pages of a layer to the host, for those who read the pool there."""
@@ -246,6 +273,7 @@ class PageSlots:
         """Drops what the device holds of pages that were freed, or written on the host by somebody else."""
         self.open_pages.close(pages)
         self._free_slots(pages)
+        self.history.forget(pages)
         if self.representations is not None:
             self.representations.forget(pages)
 
@@ -253,7 +281,6 @@ class PageSlots:
         slots = self._slot_of[:, pages].long()
         layers, columns = (slots >= 0).nonzero(as_tuple=True)
         self._page_in[layers, slots[layers, columns]] = -1
-        self._last_read[layers, slots[layers, columns]] = NEVER
         self._slot_of[:, pages] = -1
 
     def clear(self) -> None:
@@ -261,7 +288,7 @@ class PageSlots:
         self.open_pages.clear()
         self._slot_of.fill_(-1)
         self._page_in.fill_(-1)
-        self._last_read.fill_(NEVER)
+        self.history.clear()
         if self.representations is not None:
             self.representations.clear()
 
@@ -282,8 +309,6 @@ class PageSlots:
             assert int((self._slot_of[layer] >= 0).sum()) == len(slots)
             assert torch.equal(self.keys[layer, slots].to(host_keys.device), host_keys[pages])
             assert torch.equal(self.values[layer, slots].to(host_values.device), host_values[pages])
-            free = self._page_in[layer] < 0
-            assert bool((self._last_read[layer, free] == NEVER).all())
 
 
 def _by_page(tokens: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ FRAME_SHARE = 0.125
 
 _TABLE_ENTRY_BYTES = 8  # of a page's frame, and of a frame's page
 _SLOT_NUMBER_BYTES = 4  # of a page's slot in one layer, and of a slot's page
-_LAST_READ_BYTES = 8  # of the pass that read a slot last
+_HISTORY_BYTES = 8  # of a page's reads in one layer, and of the pass that read it last
 _UNIT_BYTES = 4  # of the int8 vectors of a page and KV head
 
 
@@ -82,7 +82,7 @@ class DevicePlan:
             "slots": self.shape.layers * self.num_slots * page_bytes,
             "staging": self.staging_pages * page_bytes,
             "tables": self.num_pages * _page_table_bytes(self.shape)
-            + self.num_slots * self.shape.layers * (_SLOT_NUMBER_BYTES + _LAST_READ_BYTES)
+            + self.num_slots * self.shape.layers * _SLOT_NUMBER_BYTES
             + self.num_frames * _TABLE_ENTRY_BYTES,
             **({"representations": representations} if representations else {}),
         }
@@ -134,7 +134,7 @@ def plan_device(
     page_bytes = page_size * shape.layer_token_bytes
     per_page = _page_table_bytes(shape) + _representation_bytes(shape, vectors_per_page)
     fixed = staging_pages * page_bytes + num_pages * per_page
-    per_slot = shape.layers * (page_bytes + _SLOT_NUMBER_BYTES + _LAST_READ_BYTES) + _TABLE_ENTRY_BYTES
+    per_slot = shape.layers * (page_bytes + _SLOT_NUMBER_BYTES) + _TABLE_ENTRY_BYTES
     budget = device_tokens * shape.token_bytes
     num_slots = min((budget - fixed) // per_slot, num_pages)
 
@@ -155,8 +155,8 @@ def plan_device(
 
 
 def _page_table_bytes(shape: KvShape) -> int:
-    """What the tables take for each logical page: its slot in every layer, and its frame."""
-    return shape.layers * _SLOT_NUMBER_BYTES + _TABLE_ENTRY_BYTES
+    """What the tables take for each logical page: slot and history in every layer, and its frame."""
+    return shape.layers * (_SLOT_NUMBER_BYTES + _HISTORY_BYTES) + _TABLE_ENTRY_BYTES
 
 
 def _representation_bytes(shape: KvShape, vectors_per_page: int) -> int:

@@ -80,7 +80,7 @@ class TieredPool(RuleBasedStateMachine):
         chosen = torch.tensor(data.draw(some))
         layer = data.draw(st.integers(0, LAYERS - 1))
         before = self.slots.traffic.read
-        found = self.slots.read(layer, chosen)
+        found = self.slots.read(layer, chosen, is_chosen=data.draw(st.booleans()))
         assert self.slots.traffic.read == before + len(chosen)
         self.check(pages, length, chosen, layer, *found)
 
@@ -92,7 +92,7 @@ class TieredPool(RuleBasedStateMachine):
         layer = data.draw(st.integers(0, LAYERS - 1))
         staging = self.slots.staging
         while len(chosen):
-            places = self.slots.place(layer, chosen)
+            places = self.slots.place(layer, chosen, is_chosen=data.draw(st.booleans()))
             keys = torch.cat([self.slots.keys[layer], staging.keys])[places].flatten(0, 1)
             values = torch.cat([self.slots.values[layer], staging.values])[places].flatten(0, 1)
             self.check(pages, length, chosen[: len(places)], layer, keys, values)

@@ -62,7 +62,7 @@ def read(pool: TieredKVPool, layer: int, locations: torch.Tensor) -> list[torch.
     """What attention gets for these locations."""
     pages = torch.unique_consecutive(locations // PAGE)
     first = int(locations[0]) % PAGE
-    return [tensor[first : first + len(locations)].clone() for tensor in pool.slots.read(layer, pages)]
+    return [tensor[first : first + len(locations)].clone() for tensor in pool.slots.read(layer, pages, is_chosen=False)]
 
 
 def assert_reads(pool: TieredKVPool, locations: torch.Tensor, expected: Any) -> None:

@@ -96,14 +96,14 @@ def test_chosen_pages_are_attended_to_and_no_others(
     torch.manual_seed(seed)
     slots = filled_slots(num_slots, tokens, torch.float32)
     representations = Representations(RepresentativeKeys(PAGE), (slots.host[0][0],), "cpu")
-    chooser = PageChooser(representations, PAGE, ChoiceRule(PAGE, PAGE), slots.traffic)
+    chooser = PageChooser(representations, PAGE, ChoiceRule(PAGE, PAGE), slots.traffic, slots.is_resident)
     query = torch.randn(1, 2 * KV_HEADS, DIM)
     pages = torch.arange(1, -(-tokens // PAGE) + 1)
     chosen = chooser.choose(0, query * SCALE, pages, tokens, budget)
     assert len(chosen) == min(len(pages), max(budget, 2 if tokens % PAGE == 0 else 3))
     sums = PartialAttention()
     left = len(pages) - len(chosen)
-    stream_attention(sums, query, slots, 0, chosen, tokens - left * PAGE, SCALE)
+    stream_attention(sums, query, slots, 0, chosen, tokens - left * PAGE, SCALE, is_chosen=True)
 
     slots.flush(0)
     keys, values = (host[chosen].flatten(0, 1)[: tokens - left * PAGE] for host in slots.host[0])
@@ -136,7 +136,7 @@ def test_slots_go_to_those_who_run() -> None:
 
     def loads(*pages: int) -> int:
         before = slots.traffic.loaded
-        slots.read(0, torch.tensor(pages))
+        slots.read(0, torch.tensor(pages), is_chosen=False)
         return slots.traffic.loaded - before
 
     assert [loads(1, 2), loads(3, 4), loads(1, 2)] == [2, 2, 0]

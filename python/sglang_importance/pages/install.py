@@ -79,6 +79,7 @@ def _tiered_pool(
     pool.attach_slots(
         plan,
         configurator.device,
+        options.residency_policy,
         _selector(options, plan.page_size),
         Selections(options, plan.page_size) if options.is_sparse else None,
     )
@@ -117,8 +118,12 @@ def _sparse_backend(model_runner: ModelRunner, options: ImportanceOptions) -> At
         window_tokens=WINDOW_TOKENS,
         top_p=prune.bound if prune.kind == "topp" else 1.0,
         least_share=prune.bound if prune.kind == "blasst" else 0.0,
+        resident_bias=options.sparse_resident_bias,
     )
-    chooser = PageChooser(pool.slots.representations, pool.page_size, rule, pool.slots.traffic)
+    slots = pool.slots
+    chooser = PageChooser(
+        slots.representations, pool.page_size, rule, slots.traffic, is_resident=slots.is_resident
+    )
     return TieredTorchNativeBackend(model_runner, chooser, frozenset(options.sparse_dense_layers))
 
 

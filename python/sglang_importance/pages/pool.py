@@ -10,6 +10,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from sgl_importance.pages.device_plan import DevicePlan
 from sgl_importance_kernels.pages.open_pages import WritePlan
+from sgl_importance_kernels.pages.page_history import Residency
 from sgl_importance_kernels.pages.page_slots import PageSlots
 from sgl_importance_kernels.pages.selectors.selector import Selector
 from sglang_importance.pages.selections import Selections
@@ -38,6 +39,7 @@ class TieredKVPool(MHATokenToKVPool):
         self,
         plan: DevicePlan,
         device: torch.device | str,
+        residency: Residency = "lru",
         selector: Selector | None = None,
         selections: Selections | None = None,
     ) -> None:
@@ -53,6 +55,7 @@ class TieredKVPool(MHATokenToKVPool):
             page_size=self.page_size,
             staging_pages=plan.staging_pages,
             device=device,
+            residency=residency,
             selector=selector,
         )
         taken = self.slots.device_bytes()
