@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from sgl_importance_kernels.pages.representations import Representations
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "extending.md").read_text()
 
@@ -35,6 +37,16 @@ def test_policy(capsys: pytest.CaptureFixture[str]) -> None:
     assert said
     assert capsys.readouterr().out.strip() == said[1]
     assert module.hits["lru"] < module.hits["lru2"] <= module.hits["belady"]
+
+
+def test_selector_finds_a_key_that_stands_out() -> None:
+    selector = example("selector").LongestKey()
+    keys = 0.1 * torch.randn(6, 8, 2, 16, generator=torch.Generator().manual_seed(0))
+    keys[4, 3, 1] = 1.0
+    representations = Representations(selector, (keys,), "cpu")
+    found = selector.logits(torch.ones(1, 2, 16), representations.of(0, torch.arange(6)))
+    assert int(found[1].argmax()) == 4
+    torch.testing.assert_close(found[1, 4], torch.tensor(16.0))
 
 
 def test_policy_in_object_level_replay() -> None:

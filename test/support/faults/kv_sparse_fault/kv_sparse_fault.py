@@ -10,6 +10,7 @@ from typing import Any
 
 
 def find_everything(limit: Any, dense_prefix: Any, params: Any) -> Any:
+    limit(dense_prefix, params)
     return params
 
 
