@@ -17,7 +17,7 @@ StoreBackends = Literal["tested", "any"]
 Switch = Literal["on", "off"]
 Prewarm = Literal["off", "start", "idle"]
 Residency = Literal["full", "tiered"]
-ResidencyPolicy = Literal["lru", "lfu", "ema"]
+ResidencyPolicy = Literal["lru", "lfu", "ema", "importance"]
 SparseSelector = Literal["all", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
@@ -389,7 +389,8 @@ SETTINGS: dict[str, Setting] = {
     ),
     "residency_policy": Setting(
         "which page leaves the device for one that a selector chose: the least recently read ('lru'), the "
-        "least often read ('lfu'), or the least often read of late ('ema')",
+        "least often chosen ('lfu'), the least often chosen of late ('ema'), or the one that was chosen for "
+        "the least attention of late ('importance')",
         choices=RESIDENCY_POLICIES,
     ),
     "sparse_selector": Setting(

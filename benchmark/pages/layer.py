@@ -95,15 +95,14 @@ class Layer:
     def dense(self, query: torch.Tensor) -> torch.Tensor:
         return attend(query, *self.in_order, SCALE)[0]
 
-    def scan(self, query: torch.Tensor) -> torch.Tensor:
-        chosen = self.chooser.choose(0, query * SCALE, self.pages, self.context, self.max_pages)
-        return chosen
+    def scan(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.chooser.choose(0, query * SCALE, self.pages, self.context, self.max_pages)
 
     def sparse(self, query: torch.Tensor) -> torch.Tensor:
         self.slots.begin_pass(torch.zeros(1, dtype=torch.int64))
-        chosen = self.scan(query)
+        chosen, shares = self.scan(query)
         sums = PartialAttention()
-        stream_attention(sums, query, self.slots, 0, chosen, len(chosen) * PAGE, SCALE, is_chosen=True)
+        stream_attention(sums, query, self.slots, 0, chosen, len(chosen) * PAGE, SCALE, shares)
         return sums.output
 
 
@@ -111,7 +110,7 @@ def measured(layer: Layer, steps: int, label: str) -> dict[str, Any]:
     """Median milliseconds of each arm."""
     draws = torch.Generator().manual_seed(1)
     query = torch.randn(1, HEADS, DIM, generator=draws)
-    arms: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    arms: dict[str, Callable[[torch.Tensor], Any]] = {
         name: getattr(layer, name) for name in ("upstream", "dense", "scan", "sparse")
     }
     times: dict[str, list[float]] = {name: [] for name in arms}

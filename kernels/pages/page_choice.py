@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from sgl_importance_kernels.pages.representations import Representations
 from sgl_importance_kernels.pages.traffic import PageTraffic
@@ -62,7 +63,7 @@ class PageChooser:
 
     def choose(
         self, layer: int, queries: torch.Tensor, pages: torch.Tensor, num_tokens: int, max_pages: int
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The pages that queries read, all of them the same.
 
         Args:
@@ -73,12 +74,13 @@ class PageChooser:
             max_pages: the budget. Sinks and window are part of it, and are read even where it is less.
 
         Returns:
-            Pages in the order of the context, int64.
+            Pages in the order of the context, int64, and the largest share of its estimated attention that a
+            query finds in each, float32; no shares where all pages are read.
         """
         self._traffic.candidates += len(pages)
         if max_pages >= len(pages):
             self._traffic.selected += len(pages)
-            return pages
+            return pages, None
         size = self._page_size
         num_complete = num_tokens // size
         num_partial = len(pages) - num_complete
@@ -100,7 +102,9 @@ class PageChooser:
             least_share=self._rule.least_share,
         )
         self._traffic.selected += len(kept) + num_partial
-        return torch.cat([pages[kept], pages[num_complete:]])
+        shares = logits.softmax(dim=1)[:, kept].amax(dim=0)
+        # The partial page is being filled, in a frame: nothing is known of it, nor asked.
+        return torch.cat([pages[kept], pages[num_complete:]]), pad(shares, (0, num_partial))
 
 
 def best_pages(
@@ -154,5 +158,5 @@ def _by_unit(scores: torch.Tensor, unit_pages: int) -> torch.Tensor:
     """The best score within each unit, for every page of it. Pages of a unit stay together in the order."""
     num_pages = len(scores)
     padding = -num_pages % unit_pages
-    units = torch.nn.functional.pad(scores, (0, padding), value=-math.inf).view(-1, unit_pages)
+    units = pad(scores, (0, padding), value=-math.inf).view(-1, unit_pages)
     return units.amax(dim=1, keepdim=True).expand_as(units).flatten()[:num_pages].clone()

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-Residency = Literal["lru", "lfu", "ema"]
+Residency = Literal["lru", "lfu", "ema", "importance"]
 
 NEVER = -2
 """Pass that an unread page was last read in: before the two that keep a page from a stream."""
@@ -19,8 +19,8 @@ class PageHistory:
     """Reads of every page in every layer. It outlives a page's stay in a slot, not the page.
 
     Args:
-        policy: ``lru`` values a page by its last read, ``lfu`` by the number of its reads, ``ema`` by reads
-            that fade with time.
+        policy: ``lru`` values a page by its last read, ``lfu`` by how often it was chosen, ``ema`` by choices
+            that fade with time, ``importance`` by the attention that it was chosen for, which fades, too.
         num_layers: layers, each with pages of its own.
         num_pages: logical pages of the pool.
         device: where the tables are.
@@ -30,20 +30,29 @@ class PageHistory:
         self, policy: Residency, num_layers: int, num_pages: int, device: torch.device | str
     ) -> None:
         self._policy = policy
-        self._decay = {"lru": 0.0, "lfu": 1.0, "ema": DECAY}[policy]
-        self._reads = torch.zeros(num_layers, num_pages, dtype=torch.float32, device=device)
+        self._decay = {"lru": 0.0, "lfu": 1.0, "ema": DECAY, "importance": DECAY}[policy]
+        self._choices = torch.zeros(num_layers, num_pages, dtype=torch.float32, device=device)
         self._last = torch.full((num_layers, num_pages), NEVER, dtype=torch.int32, device=device)
 
     @property
     def num_bytes(self) -> int:
         """Device bytes."""
-        return self._reads.nbytes + self._last.nbytes
+        return self._choices.nbytes + self._last.nbytes
 
-    def read(self, layer: int, pages: torch.Tensor, now: int) -> None:
-        """Pages, int64 [pages], were read in pass ``now``; a second read in a pass counts as none."""
-        last = self._last[layer, pages]
-        again = (last < now).float()
-        self._reads[layer, pages] = self._reads[layer, pages] * self._decay ** (now - last).float() + again
+    def read(self, layer: int, pages: torch.Tensor, now: int, shares: torch.Tensor | None) -> None:
+        """Pages were read.
+
+        Args:
+            layer: index among the pool's layers.
+            pages: int64 [pages].
+            now: the pass.
+            shares: of attention that they were chosen for, float32 [pages]; None where nobody chose them,
+                which says nothing of what they are worth.
+        """
+        choices = self._choices[layer, pages] * self._fading(layer, pages, now)
+        if shares is not None:
+            choices += shares if self._policy == "importance" else 1.0
+        self._choices[layer, pages] = choices
         self._last[layer, pages] = now
 
     def last_read(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
@@ -52,17 +61,19 @@ class PageHistory:
 
     def worth(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
         """How much pages are worth keeping in pass ``now``, [pages]; only the order means something."""
-        last = self._last[layer, pages]
         if self._policy == "lru":
-            return last.double()
-        return self._reads[layer, pages] * self._decay ** (now - last).float()
+            return self._last[layer, pages].double()
+        return self._choices[layer, pages] * self._fading(layer, pages, now)
+
+    def _fading(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
+        return torch.tensor(self._decay) ** (now - self._last[layer, pages]).float()
 
     def forget(self, pages: torch.Tensor) -> None:
         """The pages were freed."""
-        self._reads[:, pages] = 0
+        self._choices[:, pages] = 0
         self._last[:, pages] = NEVER
 
     def clear(self) -> None:
         """Forgets every page."""
-        self._reads.zero_()
+        self._choices.zero_()
         self._last.fill_(NEVER)

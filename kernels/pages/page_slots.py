@@ -149,7 +149,9 @@ class PageSlots:
             self.representations.build(layer, plan.completed, self.keys[layer, plan.completed_frames])
         self.traffic.written += len(plan.whole) + len(plan.completed)
 
-    def read(self, layer: int, pages: torch.Tensor, *, is_chosen: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(
+        self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Brings pages into the staging buffer, those without a slot from the host.
 
         A page that comes from the host takes a slot that is free, or one of a page that is worth less. Where
@@ -160,13 +162,14 @@ class PageSlots:
         Args:
             layer: index among the pool's layers.
             pages: int64 [pages], at most as many as the staging buffer holds.
-            is_chosen: whether a selector chose them; else they are all of a context, or a part of all.
+            shares: of attention that a selector chose them for, float32 [pages]; None where they are all of a
+                context, or a part of all.
 
         Returns:
             Keys and values, [pages * page_size, KV heads, head dimension] each, in the order of ``pages``;
             they are overwritten by the next call.
         """
-        slots = self._found(layer, pages)
+        slots = self._found(layer, pages, shares)
         there, missing = (slots >= 0).nonzero().flatten(), (slots < 0).nonzero().flatten()
         staged = []
         for buffer, kept, host in (
@@ -179,29 +182,29 @@ class PageSlots:
             if len(missing):
                 into[missing] = host[pages[missing]].to(into.device)
             staged.append(into.flatten(0, 1))
-        kept, own = self._give_slots(layer, pages[missing], is_chosen)
+        kept, own = self._give_slots(layer, pages[missing], shares is not None)
         for slot_tensor, buffer in ((self.keys, self.staging.keys), (self.values, self.staging.values)):
             slot_tensor[layer, own] = buffer[missing[kept]]
         return staged[0], staged[1]
 
-    def place(self, layer: int, pages: torch.Tensor, *, is_chosen: bool) -> torch.Tensor:
+    def place(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None = None) -> torch.Tensor:
         """Makes pages readable where they lie: brings those without a slot from the host, as ``read`` does.
 
         Args:
             layer: index among the pool's layers.
             pages: int64 [pages].
-            is_chosen: as in ``read``.
+            shares: as in ``read``.
 
         Returns:
             Places of the first of them, int64: a slot, or behind all slots, a page of the staging buffer.
             They hold until the next call, and are fewer than ``pages`` where the buffer cannot take the rest.
         """
-        places = self._found(layer, pages)
+        places = self._found(layer, pages, shares)
         missing = (places < 0).nonzero().flatten()
         if not len(missing):
             return places
         absent = pages[missing]
-        kept, own = self._give_slots(layer, absent, is_chosen)
+        kept, own = self._give_slots(layer, absent, shares is not None)
         is_staged = torch.ones(len(absent), dtype=torch.bool, device=absent.device)
         is_staged[kept] = False
         staged = absent[is_staged]
@@ -215,14 +218,15 @@ class PageSlots:
         places[missing[is_staged]] = torch.arange(len(staged), device=places.device) + self.num_slots
         return places
 
-    def _found(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+    def _found(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None) -> torch.Tensor:
         """Slots of pages that are read now, -1 of those without one: no more of these than are staged."""
         frames = self.open_pages.frame_of[pages]
         slots = torch.where(frames >= 0, frames, self._slot_of[layer, pages].long())
         missing = (slots < 0).nonzero().flatten()
         if len(missing) > self.staging.num_pages:
             slots, missing = slots[: missing[self.staging.num_pages]], missing[: self.staging.num_pages]
-        self.history.read(layer, pages[: len(slots)], self._pass)
+        read = slice(len(slots))
+        self.history.read(layer, pages[read], self._pass, None if shares is None else shares[read])
         self.traffic.read += len(slots)
         self.traffic.loaded += len(missing)
         return slots

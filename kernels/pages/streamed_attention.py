@@ -117,8 +117,7 @@ def stream_attention(
     pages: torch.Tensor,
     num_tokens: int,
     scale: float,
-    *,
-    is_chosen: bool = False,
+    shares: torch.Tensor | None = None,
 ) -> None:
     """Adds the attention of ``queries`` to the first ``num_tokens`` tokens of ``pages``, all of them.
 
@@ -130,15 +129,18 @@ def stream_attention(
         pages: of the context, in order; int64 [pages].
         num_tokens: of the context.
         scale: factor on the logits.
-        is_chosen: whether a selector chose the pages.
+        shares: of attention that a selector chose the pages for, float32 [pages]; None where it is all pages.
     """
     if not len(pages):
         return
     if len(queries) == 1 and slots.keys.dtype == torch.float32 and queries.device.type == "cpu":
-        sums.add(*_attend_in_place(queries, slots, layer, pages, num_tokens, scale, is_chosen))
+        sums.add(*_attend_in_place(queries, slots, layer, pages, num_tokens, scale, shares))
         return
+    first = 0
     for part, valid in tiles(pages, num_tokens, slots):
-        keys, values = slots.read(layer, part, is_chosen=is_chosen)
+        of_part = None if shares is None else shares[first : first + len(part)]
+        keys, values = slots.read(layer, part, of_part)
+        first += len(part)
         sums.add(*attend(queries, keys[:valid], values[:valid], scale))
 
 
@@ -149,7 +151,7 @@ def _attend_in_place(
     pages: torch.Tensor,
     num_tokens: int,
     scale: float,
-    is_chosen: bool,
+    shares: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one token without a copy of what is in slots; as a part for ``PartialAttention``."""
     slot_keys, slot_values = slots.keys[layer].numpy(), slots.values[layer].numpy()
@@ -161,7 +163,7 @@ def _attend_in_place(
     outputs = torch.zeros(*by_kv_head.shape[:2], value_dim)
     first = 0
     while first < len(pages):
-        places = slots.place(layer, pages[first:], is_chosen=is_chosen)
+        places = slots.place(layer, pages[first:], None if shares is None else shares[first:])
         attend_pages(
             by_kv_head.numpy(),
             slot_keys,

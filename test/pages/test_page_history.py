@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -16,22 +18,30 @@ reads = st.lists(st.sets(st.integers(0, 5), max_size=4), min_size=1, max_size=12
 
 
 @given(reads)
-def test_worth_is_what_the_reads_say(passes: list[set[int]]) -> None:
+def test_worth_is_what_the_choices_say(passes: list[set[int]]) -> None:
+    """Page p is chosen for a share of p / 10. In pass 2 all pages are streamed, too."""
     now = len(passes) - 1
+
+    def summed(of_choice: Callable[[int, int], float]) -> list[float]:
+        return [
+            sum(of_choice(page, at) for at, some in enumerate(passes) if page in some) for page in range(6)
+        ]
+
+    streamed = [2] if now >= 2 else []
+    chosen_in = [[at for at, some in enumerate(passes) if page in some] for page in range(6)]
     expected = {
-        "lru": [
-            max((at for at, pages in enumerate(passes) if page in pages), default=-2) for page in range(6)
-        ],
-        "lfu": [sum(page in pages for pages in passes) for page in range(6)],
-        "ema": [
-            sum(DECAY ** (now - at) for at, pages in enumerate(passes) if page in pages) for page in range(6)
-        ],
+        "lru": [max(at + streamed, default=-2) for at in chosen_in],
+        "lfu": summed(lambda page, at: 1),
+        "ema": summed(lambda page, at: DECAY ** (now - at)),
+        "importance": summed(lambda page, at: page / 10 * DECAY ** (now - at)),
     }
     for policy in RESIDENCY_POLICIES:
         history = PageHistory(policy, 2, 6, "cpu")
-        for at, pages in enumerate(passes):
-            for _ in range(2):  # as by two requests of a batch
-                history.read(1, torch.tensor(sorted(pages), dtype=torch.int64), at)
+        for at, some in enumerate(passes):
+            pages = torch.tensor(sorted(some), dtype=torch.int64)
+            history.read(1, pages, at, pages / 10)
+            if at == 2:
+                history.read(1, torch.arange(6), at, None)
         worth = history.worth(1, torch.arange(6), now).float()
         torch.testing.assert_close(worth, torch.tensor(expected[policy], dtype=torch.float32))
         history.forget(torch.tensor([3]))
@@ -51,13 +61,16 @@ def slots_with(policy: str, num_slots: int) -> PageSlots:
     )
 
 
-@pytest.mark.parametrize(("policy", "resident"), [("lru", {4, 5}), ("lfu", {1, 2}), ("ema", {1, 2})])
+@pytest.mark.parametrize(
+    ("policy", "resident"), [("lru", {4, 5}), ("lfu", {1, 2}), ("ema", {1, 2}), ("importance", {2, 4})]
+)
 def test_who_leaves(policy: str, resident: set[int]) -> None:
-    """Pages 1 and 2 are read in every step but the last, which reads two others."""
+    """Pages 1 and 2 are chosen in every step but the last, which chooses two others, 4 for much attention."""
     slots = slots_with(policy, 2)
+    attention = {1: 0.1, 2: 0.4, 4: 0.5, 5: 0.2}
     for pages in ([1, 2], [1, 2], [1, 2], [4, 5]):
         slots.begin_pass(torch.tensor([], dtype=torch.int64))
-        places = slots.place(0, torch.tensor(pages), is_chosen=True)
+        places = slots.place(0, torch.tensor(pages), torch.tensor([attention[page] for page in pages]))
         assert len(places) == len(pages)
         slots.check_integrity()
     found = slots.is_resident(0, torch.arange(20)).nonzero().flatten().tolist()
@@ -67,11 +80,11 @@ def test_who_leaves(policy: str, resident: set[int]) -> None:
 def test_a_stream_leaves_chosen_pages_where_they_are() -> None:
     slots = slots_with("ema", 2)
     slots.begin_pass(torch.tensor([], dtype=torch.int64))
-    slots.place(0, torch.tensor([1, 2]), is_chosen=True)
+    slots.place(0, torch.tensor([1, 2]), torch.ones(2))
     for _ in range(2):
         slots.begin_pass(torch.tensor([], dtype=torch.int64))
-        slots.place(0, torch.tensor([1, 2]), is_chosen=True)
-        slots.place(0, torch.tensor([7, 8, 9]), is_chosen=False)
+        slots.place(0, torch.tensor([1, 2]), torch.ones(2))
+        slots.place(0, torch.tensor([7, 8, 9]))
         assert slots.is_resident(0, torch.tensor([1, 2, 7])).tolist() == [True, True, False]
 
 
@@ -79,5 +92,5 @@ def test_pages_of_one_step_do_not_push_each_other_out() -> None:
     slots = slots_with("lru", 3)
     slots.begin_pass(torch.tensor([], dtype=torch.int64))
     for pages in ([1, 2, 3], [4, 5, 6]):  # two requests of a batch
-        slots.place(0, torch.tensor(pages), is_chosen=True)
+        slots.place(0, torch.tensor(pages), torch.ones(3))
     assert slots.is_resident(0, torch.arange(1, 7)).tolist() == [True] * 3 + [False] * 3

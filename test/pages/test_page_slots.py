@@ -34,6 +34,7 @@ class TieredPool(RuleBasedStateMachine):
             page_size=PAGE,
             staging_pages=3,
             device="cpu",
+            residency="importance",
             selector=RepresentativeKeys(PAGE, count=2),
         )
         self.free = list(range(1, PAGES))
@@ -80,9 +81,12 @@ class TieredPool(RuleBasedStateMachine):
         chosen = torch.tensor(data.draw(some))
         layer = data.draw(st.integers(0, LAYERS - 1))
         before = self.slots.traffic.read
-        found = self.slots.read(layer, chosen, is_chosen=data.draw(st.booleans()))
+        found = self.slots.read(layer, chosen, self.shares(chosen, data))
         assert self.slots.traffic.read == before + len(chosen)
         self.check(pages, length, chosen, layer, *found)
+
+    def shares(self, chosen: torch.Tensor, data: st.DataObject) -> torch.Tensor | None:
+        return torch.rand(len(chosen), generator=self.draws) if data.draw(st.booleans()) else None
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -92,7 +96,7 @@ class TieredPool(RuleBasedStateMachine):
         layer = data.draw(st.integers(0, LAYERS - 1))
         staging = self.slots.staging
         while len(chosen):
-            places = self.slots.place(layer, chosen, is_chosen=data.draw(st.booleans()))
+            places = self.slots.place(layer, chosen, self.shares(chosen, data))
             keys = torch.cat([self.slots.keys[layer], staging.keys])[places].flatten(0, 1)
             values = torch.cat([self.slots.values[layer], staging.values])[places].flatten(0, 1)
             self.check(pages, length, chosen[: len(places)], layer, keys, values)

@@ -62,7 +62,7 @@ def read(pool: TieredKVPool, layer: int, locations: torch.Tensor) -> list[torch.
     """What attention gets for these locations."""
     pages = torch.unique_consecutive(locations // PAGE)
     first = int(locations[0]) % PAGE
-    found = pool.slots.read(layer, pages, is_chosen=False)
+    found = pool.slots.read(layer, pages)
     return [tensor[first : first + len(locations)].clone() for tensor in found]
 
 

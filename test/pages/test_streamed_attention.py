@@ -99,11 +99,11 @@ def test_chosen_pages_are_attended_to_and_no_others(
     chooser = PageChooser(representations, PAGE, ChoiceRule(PAGE, PAGE), slots.traffic, slots.is_resident)
     query = torch.randn(1, 2 * KV_HEADS, DIM)
     pages = torch.arange(1, -(-tokens // PAGE) + 1)
-    chosen = chooser.choose(0, query * SCALE, pages, tokens, budget)
+    chosen, shares = chooser.choose(0, query * SCALE, pages, tokens, budget)
     assert len(chosen) == min(len(pages), max(budget, 2 if tokens % PAGE == 0 else 3))
     sums = PartialAttention()
     left = len(pages) - len(chosen)
-    stream_attention(sums, query, slots, 0, chosen, tokens - left * PAGE, SCALE, is_chosen=True)
+    stream_attention(sums, query, slots, 0, chosen, tokens - left * PAGE, SCALE, shares)
 
     slots.flush(0)
     keys, values = (host[chosen].flatten(0, 1)[: tokens - left * PAGE] for host in slots.host[0])
@@ -117,6 +117,11 @@ def test_chosen_pages_are_attended_to_and_no_others(
     torch.testing.assert_close(sums.output, expected[0].movedim(0, 1))
     if budget >= len(pages):
         assert torch.equal(chosen, pages)
+        assert shares is None
+    else:
+        assert shares is not None
+        assert shares.shape == chosen.shape
+        assert 0 <= shares.min() <= shares.max() <= 1
 
 
 def test_one_page_in_a_slot_is_not_loaded_again() -> None:
@@ -136,7 +141,7 @@ def test_slots_go_to_those_who_run() -> None:
 
     def loads(*pages: int) -> int:
         before = slots.traffic.loaded
-        slots.read(0, torch.tensor(pages), is_chosen=False)
+        slots.read(0, torch.tensor(pages))
         return slots.traffic.loaded - before
 
     assert [loads(1, 2), loads(3, 4), loads(1, 2)] == [2, 2, 0]

@@ -165,12 +165,14 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         pool = self.token_to_kv_pool
         index = layer.layer_id - pool.start_layer
         pages, context = span.pages, span.context
-        is_chosen = span.max_pages is not None and layer.layer_id not in self._dense_layers
-        if self._chooser is not None and span.max_pages is not None and is_chosen:
-            pages = self._chooser.choose(index, queries * layer.scaling, pages, context, span.max_pages)
+        shares = None
+        if self._chooser and span.max_pages is not None and layer.layer_id not in self._dense_layers:
+            pages, shares = self._chooser.choose(
+                index, queries * layer.scaling, pages, context, span.max_pages
+            )
             # The last page is among them: it alone may be partial.
             context -= (len(span.pages) - len(pages)) * pool.page_size
-        stream_attention(sums, queries, pool.slots, index, pages, context, layer.scaling, is_chosen=is_chosen)
+        stream_attention(sums, queries, pool.slots, index, pages, context, layer.scaling, shares)
 
 
 class EmittingTieredBackend(EmittingTorchNativeBackend, TieredTorchNativeBackend):
