@@ -66,7 +66,8 @@ def test_where_pages_are_changes_no_token_and_exact_answers_stay_exact(
         together = answers(server, asked, 8)
         everything = [ask(server, exchange, {"budget": 1e6}) for exchange in asked[FIRST_OF_THE_LONG:]]
         pages = server.get("/kv_importance?limit=1")["pages"]
-    with tiered_server(random_model, *SPARSE, "--kv-device-tokens", "1600") as server:
+    elsewhere = ("--kv-device-tokens", "1600", "--kv-residency-policy", "importance")
+    with tiered_server(random_model, *SPARSE, *elsewhere) as server:
         with_more_slots = answers(server, asked, 4)
         more = server.get("/kv_importance?limit=1")["pages"]
     print(f"{number_differing(alone, exact)} of {len(asked)} answers are not the exact ones; {pages}; {more}")

@@ -1,0 +1,90 @@
+"""Tables of what steps that read chosen pages cost, save and miss, made of ``benchmark/results``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmark.serving.measured import table
+from scripts.pages.figures import results
+
+
+def exact_match_table(task: str) -> str:
+    """Share of right answers by selector and length, the exact server's where it is below 1."""
+    rows = [row for row in results("pages_exact_match")["rows"] if row["task"] == task]
+    lengths = sorted({row["length"] for row in rows})
+    found = {(row["selector"], row["length"]): row for row in rows}
+
+    def cell(row: Mapping[str, Any] | None) -> str:
+        if row is None:
+            return ""
+        dense = "" if row["dense"] == 1 else f", exact {row['dense']:.2f}"
+        return f"{row['sparse']:.3f} of {row['n']}{dense}"
+
+    return table(
+        ["selector", *(f"{length:,} tokens" for length in lengths)],
+        [
+            [f"`{selector}`", *(cell(found.get((selector, length))) for length in lengths)]
+            for selector in dict.fromkeys(row["selector"] for row in rows)
+        ],
+    )
+
+
+def layer_table() -> str:
+    """One layer's decode step, in milliseconds and as ratios."""
+    return table(
+        [
+            "context",
+            "sglang's torch-native",
+            "dense, no copy",
+            "scan",
+            "sparse",
+            "times torch-native",
+            "times dense",
+        ],
+        [
+            [
+                f"{row['context']:,}",
+                *(f"{row[f'{arm}_ms']:.1f}" for arm in ("upstream", "dense", "scan", "sparse")),
+                f"{row['times_upstream']:.1f}",
+                f"{row['times_dense']:.1f}",
+            ]
+            for row in results("pages_layer")["rows"]
+        ],
+    )
+
+
+def served_pages_table() -> str:
+    """Requests to real servers, in milliseconds, and how many times as fast as stock in the same round."""
+    return table(
+        ["context", "what", "server", "ms", "times as fast as stock (worst to best round)"],
+        [
+            [
+                f"{row['context']:,}",
+                {"decode": "a further token", "question": "a question about a cached document"}[row["what"]],
+                row["arm"],
+                f"{row['ms']:.0f}",
+                f"{row['times_stock']:.2f} ({row['worst_round']:.2f} to {row['best_round']:.2f})",
+            ]
+            for row in results("pages_served")["rows"]
+        ],
+    )
+
+
+def residency_table() -> str:
+    """Share of the chosen pages that had to be loaded, by policy and bias; in brackets, of LRU's."""
+    rows = results("pages_residency")["rows"]
+    cells = {(row["policy"], row["bias"], row["context"], row["what"]): row for row in rows}
+    columns = list(dict.fromkeys((row["context"], row["what"]) for row in rows))
+
+    def cell(row: Mapping[str, Any]) -> str:
+        right = "" if row["exact_match"] is None else f", {row['exact_match']:.2f} right"
+        return f"{row['loaded_share']:.3f} ({row['of_lru']:.2f}{right})"
+
+    return table(
+        ["policy", "bias", *(f"{what}, {context:,}" for context, what in columns)],
+        [
+            [f"`{policy}`", f"{bias:g}", *(cell(cells[policy, bias, *column]) for column in columns)]
+            for policy, bias in dict.fromkeys((row["policy"], row["bias"]) for row in rows)
+        ],
+    )
