@@ -6,6 +6,7 @@ deterministic. ``gap`` is the part of the way from LRU to the optimum, with a 95
 which sessions begin (Student's t). Arms beside ``importance``:
 
 - ``ends not told``: the same requests without the ends of answers, as before turns;
+- ``ends in classes``: the same without turns, the ends are facts of the classes of nodes, as on a server;
 - ``without the end``, ``without rhythm``, ``without length``: turns, one fact of their classes left out;
 - ``one class``: turns without any of the three;
 - ``ages in requests``: the clock of turns counts admitted requests.
@@ -43,13 +44,14 @@ PUBLISHED = ("lru",)
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Student's t of 95 % intervals, by number of values."""
 
+WITHOUT_RHYTHM = "without rhythm"
 ARMS: dict[str, Classify] = {
     "without the end": lambda end, rhythm, tokens: turn_class(AnswerEnd.UNKNOWN, rhythm, tokens),
-    "without rhythm": lambda end, rhythm, tokens: turn_class(end, NO_RHYTHM, tokens),
+    WITHOUT_RHYTHM: lambda end, rhythm, tokens: turn_class(end, NO_RHYTHM, tokens),
     "without length": lambda end, rhythm, tokens: turn_class(end, rhythm, 0),
     "one class": lambda end, rhythm, tokens: turn_class(AnswerEnd.UNKNOWN, NO_RHYTHM, 0),
 }
-NOT_TOLD, IN_REQUESTS = "ends not told", "ages in requests"
+NOT_TOLD, IN_CLASSES, IN_REQUESTS = "ends not told", "ends in classes", "ages in requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ def hits(traces: Sequence[Trace], job: _Job) -> int:
     trace, capacity = traces[job.trace], job.capacity
     if job.policy == NOT_TOLD:
         return replay_importance(trace, capacity).hit_blocks
+    if job.policy == IN_CLASSES:
+        return replay_importance(trace, capacity, block_facts(trace, with_ends=True)).hit_blocks
     if job.policy == IN_REQUESTS:
         requests = np.arange(trace.num_requests, dtype=np.float64)
         return replay_turns(replace(trace, seconds=requests), capacity).hit_blocks
@@ -100,8 +104,7 @@ def main(
         for seed in range(seeds):
             trace = merge_sessions(f"{alive} alive", BLOCK_TOKENS, sessions, alive, seed, refuse_bad_record)
             arms = [*PUBLISHED, OPTIMUM, IMPORTANCE, NOT_TOLD]
-            if alive == ABLATED_ALIVE:
-                arms += [*ARMS, IN_REQUESTS]
+            arms += [IN_CLASSES, *ARMS, IN_REQUESTS] if alive == ABLATED_ALIVE else [WITHOUT_RHYTHM]
             for fraction in FRACTIONS:
                 for arm in arms:
                     work.append(_Job(len(traces), arm, max(1, int(fraction * trace.num_blocks))))

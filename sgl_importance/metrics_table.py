@@ -21,7 +21,7 @@ STORE = "store_"
 
 OPERATIONS = (
     *("importance", "pin", "pins", "unpin", "prewarm_facts", "prewarm_room"),
-    *("snapshot", "tree", "node", "node_prompt", "find", "events"),
+    *("snapshot", "tree", "node", "node_prompt", "find", "events", "answered"),
 )
 """Operations that the HTTP process asks a scheduler for."""
 SOURCES = (*(tier.value for tier in Tier), "computed")

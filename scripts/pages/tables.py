@@ -82,7 +82,8 @@ def policy_table(names: Mapping[str, str]) -> str:
 _AGENT_POLICIES = {
     "lru": "`lru`",
     "ends not told": "`importance`, ends not told",
-    "importance": "**`importance`**",
+    "ends in classes": "ends as facts of nodes, as on a server",
+    "importance": "**`importance`** (turns)",
     "belady": "optimum",
 }
 _AGENT_ARMS = {
@@ -92,7 +93,8 @@ _AGENT_ARMS = {
     "without length": "without the answer's length",
     "one class": "one class for all turns",
     "ages in requests": "ages in admitted requests",
-    "ends not told": "no turns: classes of nodes only",
+    "ends in classes": "no turns: the ends in the classes of nodes",
+    "ends not told": "no turns, no ends: classes of nodes only",
 }
 
 
@@ -125,9 +127,9 @@ def agents_ablation() -> str:
     return _table(["turns", *_capacities()], lines)
 
 
-def agents_alive_table() -> str:
-    """What is closed of the gap with other numbers of sessions alive, and the worst beside LRU."""
-    rows = [each for each in results("agents_alive")["rows"] if each["policy"] == "importance"]
+def agents_alive_table(policy: str = "importance") -> str:
+    """What an arm closes of the gap with other numbers of sessions alive, and its worst beside LRU."""
+    rows = [each for each in results("agents_alive")["rows"] if each["policy"] == policy]
     lines = []
     for alive in sorted({each["alive"] for each in rows}):
         found = [each for each in rows if each["alive"] == alive]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgl_importance.hints.block_places import PromptBlocks
-from sgl_importance.hints.hints import Hints
+from sgl_importance.hints.hints import ANSWER_ENDS, Hints
 from sgl_importance.nodes.ghosts import Eviction
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import BlockType, Transition
 from sgl_importance.tiers import Tier
 
@@ -75,6 +76,13 @@ class HintedRequest:
             if not is_tool_call:
                 self.outcome["transition"]["reason"] = "no earlier request of the session is in the cache"
         return Transition.TOOL_CALL if is_tool_call else observed
+
+    def answer_end(self, recognised: AnswerEnd) -> AnswerEnd:
+        """How the answer is taken to have ended; a hint overrides what the server recognised."""
+        if self.hints.answer_end is None:
+            return recognised
+        self.outcome["answer_end"] = {"applied": True}
+        return ANSWER_ENDS[self.hints.answer_end]
 
     def created(self, node: NodeMetadata) -> None:
         """The request brought the node, whose earlier visits have been restored from ghosts."""

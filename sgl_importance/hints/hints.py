@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import BlockType
 
 FIELD = "kv_hints"
@@ -31,6 +32,11 @@ BLOCK_TYPES: dict[BlockName, BlockType] = {
     "document": BlockType.USER,
     "tool_output": BlockType.TOOL_OUTPUT,
     "generated": BlockType.GENERATED,
+}
+EndName = Literal["tool_call", "end_of_turn"]
+ANSWER_ENDS: dict[EndName, AnswerEnd] = {
+    "tool_call": AnswerEnd.TOOL_CALL,
+    "end_of_turn": AnswerEnd.END_OF_TURN,
 }
 
 Position = Annotated[int, Field(strict=True, ge=0)]
@@ -140,6 +146,8 @@ class Hints(_Model):
             loaded, the rest is computed.
         block_types: of parts of the prompt; where parts overlap the later one counts.
         transition: ``tool_call``: the request goes on with the answer of a tool.
+        answer_end: who goes on from the answer, whatever the server makes of its last tokens: a program
+            (``tool_call``), or a person or nobody (``end_of_turn``).
         selector: ``all``: the answer reads every page of its context, whatever selector the server has.
         budget: tokens of its context that a step of the answer may read where the server has a selector;
             below 1, their share of the context.
@@ -152,6 +160,7 @@ class Hints(_Model):
     prefetch: Annotated[bool, Field(strict=True)] = False
     block_types: Annotated[tuple[Block, ...], Field(max_length=MAX_BLOCKS)] = ()
     transition: Literal["tool_call"] | None = None
+    answer_end: EndName | None = None
     selector: Literal["all"] | None = None
     budget: Annotated[float, Field(strict=True, gt=0, le=LARGEST_BUDGET, allow_inf_nan=False)] | None = None
     report: Annotated[bool, Field(strict=True)] = False

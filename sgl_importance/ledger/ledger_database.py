@@ -16,14 +16,16 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS
-from sgl_importance.reuse.reuse_class import NUM_CLASSES, visit_level
+from sgl_importance.reuse.reuse_class import CLASSES_OF_END, visit_level
 
 logger = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x53474C49  # "SGLI"
 SCHEMA_VERSION = 2
 _LEVELS = bytes(visit_level(2**power, 4**power) for power in range(12)).hex()
-REUSE_LAYOUT = f"{NUM_CLASSES} classes (visits {_LEVELS}) x {NUM_AGE_BUCKETS} age buckets"
+REUSE_LAYOUT = f"{CLASSES_OF_END} classes (visits {_LEVELS}) x {NUM_AGE_BUCKETS} age buckets"
+"""Of the classes of unknown ends of answers, the only ones that earlier versions have. Classes of other ends
+follow them in the evidence, if there are any."""
 BUSY_SECONDS = 5.0
 WAL_BYTES = 16 << 20
 _CURE = "make way for it, or name another directory with --kv-importance-ledger"

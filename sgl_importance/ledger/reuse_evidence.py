@@ -9,7 +9,7 @@ import numpy as np
 
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL, ReuseEstimator
 from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS, FloatArray
-from sgl_importance.reuse.reuse_class import NUM_CLASSES
+from sgl_importance.reuse.reuse_class import CLASSES_OF_END, NUM_CLASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,12 @@ class ReuseEvidence:
         )
 
     def to_bytes(self) -> bytes:
-        """A few KB; zlib adds a checksum."""
-        header = np.array([self.refreshes, NUM_CLASSES, NUM_AGE_BUCKETS], dtype="<i8").tobytes()
-        counts = np.stack([self.hits, self.reached]).astype("<f8").tobytes()
+        """A few KB; zlib adds a checksum. Without known ends of answers it is what earlier versions write."""
+        evidence = np.flatnonzero(self.hits.any(axis=1) | self.reached.any(axis=1))
+        last = int(evidence[-1]) if len(evidence) else 0
+        written = (last // CLASSES_OF_END + 1) * CLASSES_OF_END
+        header = np.array([self.refreshes, written, NUM_AGE_BUCKETS], dtype="<i8").tobytes()
+        counts = np.stack([self.hits[:written], self.reached[:written]]).astype("<f8").tobytes()
         return zlib.compress(header + counts, level=1)
 
     @classmethod
@@ -69,10 +72,14 @@ class ReuseEvidence:
         """Counts that ``to_bytes`` wrote; None where they are damaged or of other classes."""
         try:
             raw = zlib.decompress(data)
-            refreshes, *shape = np.frombuffer(raw, dtype="<i8", count=3).tolist()
-            if shape != [NUM_CLASSES, NUM_AGE_BUCKETS]:
+            refreshes, written, buckets = np.frombuffer(raw, dtype="<i8", count=3).tolist()
+            if written not in range(CLASSES_OF_END, NUM_CLASSES + 1, CLASSES_OF_END):
                 return None
-            hits, reached = np.frombuffer(raw, dtype="<f8", offset=24).reshape(2, *shape).copy()
+            if buckets != NUM_AGE_BUCKETS:
+                return None
+            hits, reached = np.zeros((2, NUM_CLASSES, NUM_AGE_BUCKETS))
+            kept = np.frombuffer(raw, dtype="<f8", offset=24).reshape(2, written, buckets)
+            hits[:written], reached[:written] = kept
         except (zlib.error, ValueError):
             return None
         counts = np.concatenate((hits, reached))

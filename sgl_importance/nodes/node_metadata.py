@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.calibration import Prediction
 from sgl_importance.reuse.reuse_class import BlockType, Transition, reuse_class, visit_level
 from sgl_importance.signal.node_importance import NodeImportance
@@ -43,6 +44,7 @@ class NodeMetadata:
         importance: accumulated attention of its pages.
         block_type: the kind of text that it holds.
         transition: of the last request that visited it.
+        answer_end: how the answer of that request ended; UNKNOWN while it runs.
         continuations: different texts that followed it.
         is_tip: whether an earlier request's path ended at its end.
         at_risk_as: class of its at-risk interval, which began at ``last_access``; None where there is none.
@@ -65,6 +67,7 @@ class NodeMetadata:
 
     __slots__ = (
         "accesses",
+        "answer_end",
         "at_risk_as",
         "block_type",
         "continuations",
@@ -96,6 +99,7 @@ class NodeMetadata:
         self.importance = NodeImportance(tokens // page_size)
         self.block_type = BlockType.USER
         self.transition = Transition.COLD
+        self.answer_end = AnswerEnd.UNKNOWN
         self.continuations = 0
         self.is_tip = False
         self.at_risk_as: int | None = None
@@ -116,7 +120,8 @@ class NodeMetadata:
 
     @property
     def reuse_class(self) -> int:
-        return reuse_class(self.block_type, self.transition, visit_level(self.accesses, self.span))
+        level = visit_level(self.accesses, self.span)
+        return reuse_class(self.block_type, self.transition, level, self.answer_end)
 
     def recall(self, tokens: int, *, accesses: int, span: int, block_type: BlockType) -> None:
         """The next ``tokens`` tokens, behind those recalled already, were known before."""
@@ -141,6 +146,7 @@ class NodeMetadata:
         prefix.importance = self.importance.split(prefix_tokens // page_size)
         prefix.block_type = self.block_type
         prefix.transition = self.transition
+        prefix.answer_end = self.answer_end
         prefix.continuations = 1
         prefix.accesses = self.accesses
         prefix.span = self.span

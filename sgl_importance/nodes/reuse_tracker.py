@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from sgl_importance.nodes.ghosts import Eviction, GhostNode, GhostTable
 from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.estimator import ReuseEstimator
-from sgl_importance.reuse.reuse_class import BlockType, Transition, transition_of
+from sgl_importance.reuse.reuse_class import BlockType, Transition, answer_end_of, transition_of
 
 
 class Facts(NamedTuple):
@@ -108,6 +109,7 @@ class ReuseTracker:
         if facts is not None:
             node.block_type, node.accesses, node.span, _ = facts
         node.transition = transition
+        node.answer_end = AnswerEnd.UNKNOWN
         node.last_access = self._reuse.clock
         node.at_risk_as = None
         if facts is None or facts.is_evidence:
@@ -134,6 +136,17 @@ class ReuseTracker:
             if node.depth < prompt_pages_end or node.importance.creator != serial:
                 break
             self.holds(node, BlockType.GENERATED)
+
+    def answered(self, path: Sequence[NodeMetadata], answer_end: AnswerEnd) -> None:
+        """It became known how the answer of the last request on this path ended; UNKNOWN says nothing.
+
+        Their at-risk intervals go on in the classes of that end, from their present ages on.
+        """
+        if answer_end is AnswerEnd.UNKNOWN:
+            return
+        for node in path:
+            node.answer_end = answer_end
+            self._reclassify(node)
 
     # ---- what a node holds ----
 
@@ -203,6 +216,7 @@ class ReuseTracker:
         if node.at_risk_as is not None:  # of the ghost before this one
             self._reuse.forgotten(node.at_risk_as, node.last_access)
         node.transition = transition_of(ghost.at_risk_as)
+        node.answer_end = answer_end_of(ghost.at_risk_as)
         if ghost.resolved:
             self.also_at_risk(node, ghost)
         else:

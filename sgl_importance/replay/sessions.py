@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
-from sgl_importance.reuse.reuse_class import GAP_STARTS, NUM_VISIT_LEVELS, VISIT_STARTS, BlockType, Transition
+from sgl_importance.reuse.reuse_class import (
+    CLASSES_OF_END,
+    GAP_STARTS,
+    NUM_VISIT_LEVELS,
+    VISIT_STARTS,
+    BlockType,
+    Transition,
+)
 
 
 class _Codes(NamedTuple):
@@ -55,8 +62,14 @@ class BlockFacts:
     is_evidence: npt.NDArray[np.bool_]
 
 
-def block_facts(trace: Trace) -> BlockFacts:
-    """Reads the facts off a trace in one pass; of independent objects only their visits are known."""
+def block_facts(trace: Trace, *, with_ends: bool = False) -> BlockFacts:
+    """Reads the facts off a trace in one pass; of independent objects only their visits are known.
+
+    Args:
+        trace: the trace.
+        with_ends: whether the end of a request's answer is part of the class of its blocks, from the request
+            on. A server's classes have it; replays rank by turns instead, where ends are known.
+    """
     block_types = np.zeros(trace.num_accesses, dtype=np.int8)
     transitions = np.zeros(trace.num_accesses, dtype=np.int8)
     accesses = np.zeros(trace.num_accesses, dtype=np.int64)
@@ -82,6 +95,9 @@ def block_facts(trace: Trace) -> BlockFacts:
     pairs = block_types.astype(np.int64) * len(Transition) + transitions
     levels = visit_levels(accesses, spans)
     classes = pairs * NUM_VISIT_LEVELS + levels
+    if with_ends:
+        ends = np.repeat(trace.answer_ends.astype(np.int64), np.diff(trace.offsets))
+        classes += np.where(block_types == BlockType.SHARED_PREFIX, 0, ends * CLASSES_OF_END)
     is_evidence = _ends_of_runs(trace, classes, previous)
     return BlockFacts(block_types, transitions, accesses, spans, levels, classes, is_evidence)
 

@@ -9,7 +9,6 @@ eviction loses no evidence, and the estimate does not depend on the size of the 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from sgl_importance.reuse.life_table import (
     BUCKET_STARTS,
@@ -29,27 +28,29 @@ DECAY = 0.5 ** (REFRESH_INTERVAL / HALF_LIFE)
 """Of the evidence at each of these computations."""
 
 
-def _no_intervals() -> npt.NDArray[np.int32]:
-    """Open intervals by start, a ring, and class; the system gives it no memory until it is written to."""
-    return np.zeros((MAX_AGE, NUM_CLASSES), dtype=np.int32)
+FIRST_COLUMNS = 32
+"""Classes for which there is room at first. Of all that there are, a server sees a few dozen."""
 
 
 class ReuseEstimator:
     """Reuse of nodes by class and age, learnt online. The clock counts admitted requests.
 
     Each method that ends an interval needs only the class under which it began and its start: no record of
-    single intervals is kept, whatever their number.
+    single intervals is kept, whatever their number. Classes get a column of the counts when they first occur.
     """
 
     def __init__(self) -> None:
         self.clock = 0
         self.version = 0
         """Grows whenever the index changes."""
-        self._open = _no_intervals()
-        self._hits = np.zeros((NUM_CLASSES, NUM_AGE_BUCKETS))
-        self._reached = np.zeros((NUM_AGE_BUCKETS, NUM_CLASSES))  # as the ring: requests add rows
+        self._columns: dict[int, int] = {}  # by class
+        # Open intervals by start, a ring, and column. The system gives it no memory until it is written to.
+        self._open = np.zeros((MAX_AGE, FIRST_COLUMNS), dtype=np.int32)
+        self._hits = np.zeros((FIRST_COLUMNS, NUM_AGE_BUCKETS))
+        self._reached = np.zeros((NUM_AGE_BUCKETS, FIRST_COLUMNS))  # as the ring: requests add rows
         self._index: list[list[float]] = []
         self._hazards: FloatArray = np.empty(0)
+        self._rows: list[int] = []  # of hazards and probabilities, by class
         self._probabilities: list[list[float]] | None = None  # computed on demand
         self.refresh()
 
@@ -68,22 +69,26 @@ class ReuseEstimator:
 
     def began(self, reuse_class: int) -> None:
         """A node of this class was visited or made now: an interval begins."""
-        self._open[self.clock % MAX_AGE, reuse_class] += 1
+        column = self._column(reuse_class)  # which may replace the arrays
+        self._open[self.clock % MAX_AGE, column] += 1
 
     def resumed(self, reuse_class: int, start: int) -> None:
         """An interval that began at clock ``start`` goes on twice: its node was cut in two."""
         if self.clock - start < MAX_AGE:
-            self._open[start % MAX_AGE, reuse_class] += 1
+            column = self._column(reuse_class)
+            self._open[start % MAX_AGE, column] += 1
 
     def hit(self, reuse_class: int, start: int) -> None:
         """An interval that began at clock ``start`` ends with a visit."""
-        self._hits[reuse_class, age_bucket(self.clock - start)] += 1.0
+        column = self._column(reuse_class)
+        self._hits[column, age_bucket(self.clock - start)] += 1.0
         self.forgotten(reuse_class, start)
 
     def forgotten(self, reuse_class: int, start: int) -> None:
         """An interval is censored: the next visit could not be recognised any more."""
         if self.clock - start < MAX_AGE:
-            self._open[start % MAX_AGE, reuse_class] -= 1
+            column = self._column(reuse_class)
+            self._open[start % MAX_AGE, column] -= 1
 
     def reclassified(self, old_class: int, new_class: int, start: int) -> None:
         """The node's class changed: its interval goes on in the new one."""
@@ -92,38 +97,60 @@ class ReuseEstimator:
 
     def forget_open(self) -> None:
         """Every open interval is censored."""
-        self._open = _no_intervals()
+        self._open[:] = 0
 
-    def open_intervals(self) -> npt.NDArray[np.int32]:
-        """Intervals without an outcome yet by start, a ring, and class; int32 [MAX_AGE, NUM_CLASSES]."""
-        return self._open
+    def open_intervals(self) -> dict[tuple[int, int], int]:
+        """How many intervals have no outcome yet, by their start modulo MAX_AGE and their class."""
+        class_of = {column: each for each, column in self._columns.items()}
+        found = np.argwhere(self._open).tolist()
+        return {(start, class_of[column]): int(self._open[start, column]) for start, column in found}
 
     def counts(self) -> tuple[FloatArray, FloatArray]:
-        """Copies of the ``hits`` and ``reached`` that ``hazards`` takes; without open intervals."""
-        return self._hits.copy(), self._reached.T.copy()
+        """The ``hits`` and ``reached`` so far, without open intervals; float64 [NUM_CLASSES, NUM_AGE_BUCKETS]
+        each, copies."""
+        hits, reached = np.zeros((2, NUM_CLASSES, NUM_AGE_BUCKETS))
+        classes, columns = list(self._columns), list(self._columns.values())
+        hits[classes], reached[classes] = self._hits[columns], self._reached[:, columns].T
+        return hits, reached
 
     def restore(self, hits: FloatArray, reached: FloatArray, clock: int) -> None:
-        """Goes on where an earlier estimator ended; ``resumed`` gives it the intervals that were open."""
+        """Goes on where an earlier estimator ended, whose ``counts`` these are; ``resumed`` gives it the
+        intervals that were open."""
         assert not self._open.any(), "restore an estimator without open intervals"
-        self._hits[:], self._reached[:] = hits, reached.T
+        self._hits[:] = self._reached[:] = 0.0
+        for reuse_class in np.flatnonzero(hits.any(axis=1) | reached.any(axis=1)).tolist():
+            column = self._column(reuse_class)
+            self._hits[column], self._reached[:, column] = hits[reuse_class], reached[reuse_class]
         self.clock = clock
         self.refresh()
+
+    def _column(self, reuse_class: int) -> int:
+        column = self._columns.get(reuse_class)
+        if column is None:
+            column = self._columns[reuse_class] = len(self._columns)
+            if column == len(self._hits):
+                self._hits = np.concatenate((self._hits, np.zeros_like(self._hits)))
+                self._reached = np.hstack((self._reached, np.zeros_like(self._reached)))
+                self._open = np.hstack((self._open, np.zeros_like(self._open)))
+        return column
 
     def refresh(self) -> None:
         """Computes hazards and index from the evidence so far."""
         from sgl_importance.reuse.hazards import hazards, retention_index  # imports numba
 
-        # A row for each class with evidence, then one for each level's classes without.
-        active = np.flatnonzero(self._reached.any(axis=0) | self._hits.any(axis=1))
+        # A row for each class with evidence, by its number, then one for each level's classes without.
+        with_evidence = set(np.flatnonzero(self._reached.any(axis=0) | self._hits.any(axis=1)).tolist())
+        active = sorted(each for each, column in self._columns.items() if column in with_evidence)
+        columns = [self._columns[each] for each in active]
         levels = np.arange(NUM_CLASSES) % NUM_VISIT_LEVELS
         hits, reached = np.zeros((2, len(active) + NUM_VISIT_LEVELS, NUM_AGE_BUCKETS))
-        hits[: len(active)], reached[: len(active)] = self._hits[active], self._reached[:, active].T
-        computed = hazards(hits, reached, np.append(levels[active], np.arange(NUM_VISIT_LEVELS)))
+        hits[: len(active)], reached[: len(active)] = self._hits[columns], self._reached[:, columns].T
+        self._hazards = hazards(hits, reached, np.append(levels[active], np.arange(NUM_VISIT_LEVELS)))
         rows = len(active) + levels
         rows[active] = np.arange(len(active))
-        self._hazards = computed[rows]
-        index: list[list[float]] = retention_index(computed).tolist()
-        self._index = [index[row] for row in rows.tolist()]
+        self._rows = rows.tolist()
+        index: list[list[float]] = retention_index(self._hazards).tolist()
+        self._index = [index[row] for row in self._rows]  # one list: the ledger's thread reads it, too
         self._probabilities = None
         self.version += 1
 
@@ -140,12 +167,12 @@ class ReuseEstimator:
         if self._probabilities is None:
             survival = np.cumprod((1.0 - self._hazards)[:, ::-1], axis=1)[:, ::-1]
             self._probabilities = (1.0 - survival).tolist()
-        return self._probabilities[reuse_class][age_bucket(age)]
+        return self._probabilities[self._rows[reuse_class]][age_bucket(age)]
 
     def probability_within(self, reuse_class: int, age: int, horizon: int) -> float:
         """P(a node of this class and age is visited in the next ``horizon`` admitted requests)."""
         survival = 1.0
-        hazard = self._hazards[reuse_class]
+        hazard = self._hazards[self._rows[reuse_class]]
         age = max(age, 1)
         end = age + horizon
         for bucket in range(age_bucket(age), NUM_AGE_BUCKETS):

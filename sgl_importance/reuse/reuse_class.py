@@ -1,10 +1,12 @@
-"""Classes of nodes whose reuse is predicted alike: by block type, transition
-and visit level."""
+"""Classes of nodes whose reuse is predicted alike: by how the last answer ended, block type, transition and
+visit level."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from enum import IntEnum
+
+from sgl_importance.reuse.answer_end import AnswerEnd
 
 
 class BlockType(IntEnum):
@@ -47,7 +49,9 @@ NUM_VISIT_LEVELS = len(VISIT_STARTS) + 1 + len(GAP_STARTS)
 NUM_COUNTED_LEVELS = len(VISIT_STARTS)
 """Levels below this one count visits; the others are told apart by the gaps between them."""
 NUM_TRANSITIONS = len(Transition)  # len() of an enumeration takes longer than the rest of ``reuse_class``
-NUM_CLASSES = len(BlockType) * NUM_TRANSITIONS * NUM_VISIT_LEVELS
+CLASSES_OF_END = len(BlockType) * NUM_TRANSITIONS * NUM_VISIT_LEVELS
+"""Classes of one end; those of UNKNOWN come first, so their numbers do not depend on the other ends."""
+NUM_CLASSES = len(AnswerEnd) * CLASSES_OF_END
 
 
 def visit_level(accesses: int, span: int) -> int:
@@ -61,17 +65,27 @@ def visit_level(accesses: int, span: int) -> int:
     return level if level < len(VISIT_STARTS) else level + bisect_right(GAP_STARTS, span / accesses)
 
 
-def reuse_class(block_type: BlockType, transition: Transition, level: int) -> int:
+def reuse_class(
+    block_type: BlockType, transition: Transition, level: int, answer_end: AnswerEnd = AnswerEnd.UNKNOWN
+) -> int:
     """Number of the class whose history predicts a node, in [0, NUM_CLASSES).
 
     Args:
         block_type: of the node.
         transition: of the last request that visited it.
         level: its ``visit_level``.
+        answer_end: of the last answer on its path. A prefix that sessions share returns whatever became of
+            one of them: there it does not count.
     """
-    return (block_type * NUM_TRANSITIONS + transition) * NUM_VISIT_LEVELS + level
+    number = (block_type * NUM_TRANSITIONS + transition) * NUM_VISIT_LEVELS + level
+    return number if block_type is BlockType.SHARED_PREFIX else answer_end * CLASSES_OF_END + number
 
 
 def transition_of(reuse_class: int) -> Transition:
     """The transition that a class number was made of."""
     return Transition(reuse_class // NUM_VISIT_LEVELS % NUM_TRANSITIONS)
+
+
+def answer_end_of(reuse_class: int) -> AnswerEnd:
+    """The end that a class number was made of."""
+    return AnswerEnd(reuse_class // CLASSES_OF_END)

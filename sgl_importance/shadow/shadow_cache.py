@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.shadow.shadow_node import ShadowNode
 from sgl_importance.shadow.shadow_ranking import Ranking
 
@@ -83,13 +84,16 @@ class ShadowCache:
             self._release(*self._running.popitem(last=False))
         return matched * self._page_size
 
-    def finish(self, request: str, pages: list[bytes], tokens: int) -> None:
+    def finish(
+        self, request: str, pages: list[bytes], tokens: int, answer_end: AnswerEnd = AnswerEnd.UNKNOWN
+    ) -> None:
         """A request ended, and its answer goes into the cache.
 
         Args:
             request: as ``admit`` named it; an unknown one is ignored.
             pages: chained digests of the whole pages of prompt and answer.
             tokens: of prompt and answer.
+            answer_end: how the answer ended.
         """
         running = self._running.pop(request, None)
         if running is None:
@@ -102,6 +106,7 @@ class ShadowCache:
         self._lock(end)
         self._release(request, running)
         self.ranking.ended(end.path(), running.prompt_pages, running.serial, is_finished=True)
+        self.ranking.answered(end.path(), answer_end)
         self._unlock(end)
 
     def _release(self, request: str, running: _Running) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.shadow.comparison import Comparison
 from sgl_importance.shadow.shadow_cache import ShadowCache
 from sgl_importance.shadow.shadow_ranking import ImportanceRanking, LruRanking
@@ -40,7 +41,9 @@ class ShadowPair:
         self.comparison.add(tokens, lru, importance)
         return lru, importance
 
-    def finish(self, request: str, pages: list[bytes], tokens: int) -> None:
+    def finish(
+        self, request: str, pages: list[bytes], tokens: int, answer_end: AnswerEnd = AnswerEnd.UNKNOWN
+    ) -> None:
         """A request ended with these tokens of prompt and answer."""
-        self.lru.finish(request, pages, tokens)
-        self.importance.finish(request, pages, tokens)
+        self.lru.finish(request, pages, tokens, answer_end)
+        self.importance.finish(request, pages, tokens, answer_end)

@@ -10,6 +10,7 @@ from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import Transition
 from sgl_importance.shadow.shadow_node import ShadowNode
 from sgl_importance.tiers import Tier
@@ -35,6 +36,9 @@ class Ranking(ABC):
 
     def ended(self, path: Sequence[ShadowNode], prompt_pages: int, serial: int, *, is_finished: bool) -> None:  # noqa: B027 -- recency needs little
         """The prefill or the answer of a request ended at the end of the path."""
+
+    def answered(self, path: Sequence[ShadowNode], answer_end: AnswerEnd) -> None:  # noqa: B027 -- recency needs little
+        """How the answer at the end of the path ended."""
 
     @abstractmethod
     def enter(self, node: ShadowNode) -> None:
@@ -145,6 +149,9 @@ class ImportanceRanking(Ranking):
             prompt_tokens=prompt_pages * self._page_size,
             is_finished=is_finished,
         )
+
+    def answered(self, path: Sequence[ShadowNode], answer_end: AnswerEnd) -> None:
+        self._tracker.answered([self._known(node) for node in path], answer_end)
 
     def enter(self, node: ShadowNode) -> None:
         self._evictable[node.id] = node

@@ -33,6 +33,7 @@ rest = st.fixed_dictionaries(
     optional={
         "block_types": st.lists(blocks, max_size=5),
         "transition": st.just("tool_call"),
+        "answer_end": st.sampled_from(["tool_call", "end_of_turn"]),
         "report": st.booleans(),
     },
 )
@@ -84,6 +85,7 @@ def _envelope(*actions: object, **more: object) -> dict:
         ({"prefetch": "yes"}, "kv_hints.prefetch"),
         ({"report": None}, "kv_hints.report"),
         ({"transition": "retry"}, "kv_hints.transition"),
+        ({"answer_end": "abort"}, "kv_hints.answer_end"),
         ({"block_types": {"type": "user"}}, "kv_hints.block_types"),
         ({"block_types": [{"type": "user"}] * 65}, "kv_hints.block_types"),
         ({"block_types": [{"type": "prose"}]}, "kv_hints.block_types.0.type"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,10 +36,7 @@ class Told:
 
     def intervals(self) -> Intervals:
         """Open at-risk intervals by (start, class)."""
-        intervals = self.reuse.open_intervals()[: self.reuse.clock + 1]  # the ring is long
-        return Counter(
-            {(int(start), int(k)): int(intervals[start, k]) for start, k in np.argwhere(intervals)}
-        )
+        return Counter(self.reuse.open_intervals())
 
 
 def pages_of(name: int, pages: int) -> list[bytes]:

@@ -17,14 +17,19 @@ from sgl_importance.policy.arc import ArcPolicy
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.policy.fifo import FifoPolicy
 from sgl_importance.policy.gdsf import GdsfPolicy
+from sgl_importance.policy.hyperbolic import HyperbolicPolicy
+from sgl_importance.policy.lecar import LeCaRPolicy
 from sgl_importance.policy.lfu import LfuPolicy
 from sgl_importance.policy.lhd import LhdPolicy
+from sgl_importance.policy.lirs import LirsPolicy
 from sgl_importance.policy.lru import LruPolicy
 from sgl_importance.policy.mq import MqPolicy
 from sgl_importance.policy.random import RandomPolicy
 from sgl_importance.policy.s3fifo import S3FifoPolicy
 from sgl_importance.policy.sieve import SievePolicy
 from sgl_importance.policy.slru import SlruPolicy
+from sgl_importance.policy.two_q import TwoQPolicy
+from sgl_importance.policy.wtinylfu import WTinyLfuPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
 
 from support.drivers.published import belady, object_hits, object_trace
@@ -39,6 +44,7 @@ EXACT: list[tuple[str, Callable[[int], EvictionPolicy]]] = [
     ("MQ", MqPolicy),
     ("S3FIFO", S3FifoPolicy),
     ("Sieve", SievePolicy),
+    ("TwoQ", TwoQPolicy),
     ("ARC", ArcPolicy),
     ("GDSF", GdsfPolicy),
 ]
@@ -149,7 +155,51 @@ def test_belady_hits_are_those_of_libcachesim(trace: Trace, capacity: int) -> No
     assert (object_hits(belady(trace)(capacity), trace) == their_hits("Belady", trace, capacity)).all()
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [("Random", RandomPolicy), ("LHD", LhdPolicy)])
+class ForgetfulLeCaR(LeCaRPolicy):
+    """As ``LeCaR.c``: a block that returns has been used once. The paper's authors remember its uses."""
+
+    def miss(self, block: int) -> None:
+        super().miss(block)
+        self._returning_uses = 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    trace=zipf_traces,
+    capacity=st.integers(10, 200),  # libCacheSim keeps nothing where A1in has no place
+    incoming=st.floats(0.1, 0.9),
+    history=st.floats(0.1, 2.0),
+)
+def test_2q_hits_are_those_of_libcachesim_at_any_setting(
+    trace: Trace, capacity: int, incoming: float, history: float
+) -> None:
+    policy = TwoQPolicy(capacity, incoming=incoming, history=history)
+    theirs = their_hits("TwoQ", trace, capacity, a_in_size_ratio=incoming, a_out_size_ratio=history)
+    assert (object_hits(policy, trace) == theirs).all()
+
+
+@settings(max_examples=12, deadline=None)
+@given(trace=zipf_traces, capacity=capacities)
+def test_lirs_hits_are_almost_those_of_libcachesim(trace: Trace, capacity: int) -> None:
+    assert (object_hits(LirsPolicy(capacity), trace) == their_hits("LIRS", trace, capacity)).mean() > 0.98
+
+
+@pytest.mark.parametrize("capacity", [200, 1_000])
+def test_wtinylfu_hits_no_less_with_exact_counts_than_with_a_sketch(capacity: int) -> None:
+    trace = zipf_trace(7, 3_000, 0.8, 40_000)
+    difference = object_hits(WTinyLfuPolicy(capacity), trace) - their_hits("WTinyLFU", trace, capacity) * 1.0
+    assert 0 <= difference.mean() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("Random", RandomPolicy),
+        ("LHD", LhdPolicy),
+        ("Hyperbolic", HyperbolicPolicy),
+        ("LeCaR", ForgetfulLeCaR),
+    ],
+)
 @pytest.mark.parametrize("capacity", [40, 200, 1_000])
 def test_sampling_policies_hit_as_often(
     theirs: str, ours: Callable[[int], EvictionPolicy], capacity: int

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from sgl_importance.policy.arc import ArcPolicy
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.policy.fifo import FifoPolicy
 from sgl_importance.policy.gdsf import GdsfPolicy
+from sgl_importance.policy.hyperbolic import HyperbolicPolicy
+from sgl_importance.policy.lecar import LeCaRPolicy
 from sgl_importance.policy.lfu import LfuPolicy
 from sgl_importance.policy.lhd import LhdPolicy
+from sgl_importance.policy.lirs import LirsPolicy
 from sgl_importance.policy.lru import LruPolicy
 from sgl_importance.policy.lru2 import Lru2Policy
 from sgl_importance.policy.mq import MqPolicy
@@ -18,6 +22,8 @@ from sgl_importance.policy.s3fifo import S3FifoPolicy
 from sgl_importance.policy.sieve import SievePolicy
 from sgl_importance.policy.slru import SlruPolicy
 from sgl_importance.policy.tlru import TlruPolicy
+from sgl_importance.policy.two_q import TwoQPolicy
+from sgl_importance.policy.wtinylfu import WTinyLfuPolicy
 from sgl_importance.replay.cache import replay_objects, replay_tree
 from sgl_importance.replay.trace import TraceBuilder
 
@@ -58,6 +64,18 @@ def pattern(policy: EvictionPolicy, accesses: str) -> str:
         (Lru2Policy(2), "aabcba", ".H...H"),
         (Lru2Policy(2), "aabcbda", ".H....."),
         (Lru2Policy(2, history=0), "aabcbda", ".H....H"),
+        # Five pass through A1in, where a's use counts for nothing; a returns from A1out to Am and stays.
+        (TwoQPolicy(4), "abacdeafghia", "..H........H"),
+        (TwoQPolicy(4, history=0), "abacdeafghia", "..H........."),
+        # a and b are LIR; c passes, returns while it is on the stack, and takes the place of a, which passes.
+        (LirsPolicy(3, passing=0.4), "abcdcbefac", ".....H...H"),
+        (LirsPolicy(3, passing=0.4, history=0), "abcdcbefac", ".....H..H."),
+        # c loses against a, used twice; used more often itself, it takes a's place.
+        (WTinyLfuPolicy(3), "aabbcdab", ".H.H..HH"),
+        (WTinyLfuPolicy(3), "aabbcccdb", ".H.H.HH.H"),
+        (WTinyLfuPolicy(3), "aabbcccda", ".H.H.HH.."),
+        # a, used three times in four accesses, goes before b, used once in one.
+        (HyperbolicPolicy(2), "aaabcb", ".HH..H"),
         # b leaves T1 for B1; its return makes T1's target 1, so a leaves T2; a's return makes it 0 again.
         (ArcPolicy(2), "abacbab", "..H...H"),
         # a's hit puts it in the class of soonest hits.
@@ -67,6 +85,19 @@ def pattern(policy: EvictionPolicy, accesses: str) -> str:
 )
 def test_pattern(policy: EvictionPolicy, accesses: str, expected: str) -> None:
     assert pattern(policy, accesses) == expected
+
+
+def test_lecar_leaves_the_expert_that_it_regrets() -> None:
+    popularity = 1 / np.arange(1, 401)
+    drawn = np.random.default_rng(2).choice(400, 4_000, p=popularity / popularity.sum())
+    steady = LeCaRPolicy(100)
+    object_hits(steady, object_trace(drawn.tolist()))
+    assert steady._recency_weight < 0.45
+    # Four blocks are counted often and never asked for again: their counts are in the way of all others.
+    moving = [0, 1, 2, 3] * 50 + [10 + i // 8 + i % 2 for i in range(2_000)]
+    moved = LeCaRPolicy(4)
+    object_hits(moved, object_trace(moving))
+    assert moved._recency_weight > 0.9
 
 
 def test_belady_evicts_the_furthest_next_use() -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import TraceBuilder
-from sgl_importance.reuse.reuse_class import BlockType, Transition
+from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.reuse_class import BlockType, Transition, reuse_class
 
 BLOCK = 16
 
@@ -41,3 +45,29 @@ def test_visits_and_spans_count_from_the_first_request() -> None:
     _, _, facts = facts_of(([1], 0), ([9], 0), ([1, 2], 0), ([1], 0))
     assert facts.accesses.tolist() == [0, 0, 1, 0, 2]
     assert facts.spans.tolist() == [0, 0, 2, 0, 3]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 2), min_size=1, max_size=4), st.sampled_from(AnswerEnd), st.integers(0, 1)
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_ends_are_part_of_the_classes_that_a_server_would_give(requests: list) -> None:
+    builder = TraceBuilder("ends", BLOCK)
+    for path, end, generated in requests:
+        blocks = [tuple(path[: depth + 1]) for depth in range(len(path))]
+        tokens = len(path) * BLOCK
+        builder.add(blocks, input_tokens=tokens, output_tokens=generated * BLOCK, answer_end=end)
+    trace = builder.build()
+    plain, told = block_facts(trace), block_facts(trace, with_ends=True)
+    for request, (_, end, _) in enumerate(requests):
+        for access in range(trace.offsets[request], trace.offsets[request + 1]):
+            block_type = BlockType(int(told.block_types[access]))
+            transition = Transition(int(told.transitions[access]))
+            level = int(told.visit_levels[access])
+            assert told.reuse_classes[access] == reuse_class(block_type, transition, level, end)
+            assert plain.reuse_classes[access] == reuse_class(block_type, transition, level)

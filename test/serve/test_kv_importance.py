@@ -25,7 +25,7 @@ NODE_FIELDS = {
         "self_mass",
         "cross_mass",
     ),
-    *("queries", "accesses", "age", "p_reuse", "loss", "pinned"),
+    *("queries", "accesses", "answer_end", "age", "p_reuse", "loss", "pinned"),
 }
 
 

@@ -34,8 +34,9 @@ async def get_kv_importance(request: Request) -> dict[str, Any]:
     ``observe`` also ``observe``, with a store also ``store``, with tiered pages also ``pages`` (what the
     device holds of them, and what has moved). Each node has its place (``id``, ``parent``,
     ``depth_tokens``, ``tokens``, ``tiers``), what attention gave it (``body_mass``, ``peak``, ``self_mass``,
-    ``cross_mass``, ``queries``), and what the policy makes of it (``accesses``, ``age``, ``p_reuse``,
-    ``loss``, ``pinned``).
+    ``cross_mass``, ``queries``), and what the policy makes of it (``accesses``, ``answer_end``,
+    ``age``, ``p_reuse``, ``loss``, ``pinned``). ``answer_end`` says how the answer of the last request on
+    its path ended: ``tool_call``, ``end_of_turn``, ``length``, ``abort`` or ``unknown``.
     """
     query = validated(SnapshotQuery, dict(request.query_params))
     return await ask("snapshot", query.model_dump())

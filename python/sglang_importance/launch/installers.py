@@ -37,13 +37,14 @@ def _routes(options: ImportanceOptions) -> None:
     server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if server is None:
         return
+    from sglang_importance.http import answer_reports
+    from sglang_importance.http.requests import openai_hints
     from sglang_importance.http.requests.generate_route import check_generate
-    from sglang_importance.http.requests.openai_hints import HOOKS
     from sglang_importance.http.routes import install_routes
 
     install_routes(server.app, options)
     check_generate(server.app)
-    install_hooks(HOOKS)
+    install_hooks(openai_hints.HOOKS | answer_reports.HOOKS)
 
 
 def _hints(_: object) -> None:
@@ -113,6 +114,17 @@ def _ledger(scheduler: Scheduler) -> None:
         component.attach_ledger(feed)
 
 
+def _answer_ends(scheduler: Scheduler) -> None:
+    from sglang_importance.placement.answer_ends import AnswerEnds, answer_markers
+
+    arguments: Any = scheduler.server_args  # sglang puts its fields together at import
+    markers = answer_markers(arguments.tool_call_parser, scheduler.tokenizer)
+    if markers is not None:
+        component = _cache(scheduler).importance
+        refresh = component.leaves.refresh
+        component.requests.answer_ends = AnswerEnds(markers, component.state.tree, refresh)
+
+
 def _message_handlers(scheduler: Scheduler) -> None:
     from sglang_importance.operations.messages import handle_messages
 
@@ -158,6 +170,7 @@ BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
 ON_SCHEDULER: dict[str, Callable[[Scheduler], None]] = {
     "message handlers": _message_handlers,
     "ledger": _ledger,
+    "ends of answers": _answer_ends,
     "deferred work": _deferred_work,
     "tiered pages": _tiered_pages,
 }

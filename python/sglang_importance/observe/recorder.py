@@ -15,6 +15,7 @@ import numpy as np
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.signal.fold import Observation
 from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import (
@@ -120,7 +121,7 @@ class Recorder:
         )
         self._writer.put(record, prompt_of(req))
 
-    def finished(self, req: Req, clock: int) -> None:
+    def finished(self, req: Req, clock: int, answer_end: AnswerEnd) -> None:
         """The request ended, or was retracted."""
         reason = "retracted"
         if req.finished():
@@ -133,6 +134,7 @@ class Recorder:
             reason=reason,
             output_tokens=len(req.output_ids),
             pages=NO_PAGES,
+            answer_end=answer_end.name.lower(),
         )
         self._writer.put(record, prompt_and_output_of(req))
         if req.finished():

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.background.batch_worker import BatchWorker
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.trace.token_sequence import TokenSequence
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 QUEUE_BYTES = 32 << 20
 _EVENT_BYTES = 256
 
-# What happened: name of the request and its tokens; no tokens mean a flush.
-_Event = tuple[str, TokenSequence | None, bool]
+# What happened: name of the request, its tokens, and at its end how the answer ended; no tokens mean a flush.
+_Event = tuple[str, TokenSequence | None, AnswerEnd | None]
 
 
 class Shadowing:
@@ -49,15 +50,15 @@ class Shadowing:
     def admitted(self, req: Req) -> None:
         if not req.rid.startswith(HEALTH_CHECK_PREFIX):
             self._server_hit_tokens += req.cached_tokens_device
-            self._offer((req.rid, prompt_of(req), False))
+            self._offer((req.rid, prompt_of(req), None))
 
-    def finished(self, req: Req) -> None:
+    def finished(self, req: Req, answer_end: AnswerEnd) -> None:
         """The request ended; one that was only retracted goes on for the shadows."""
         if req.finished() and not req.rid.startswith(HEALTH_CHECK_PREFIX):
-            self._offer((req.rid, prompt_and_output_of(req), True))
+            self._offer((req.rid, prompt_and_output_of(req), answer_end))
 
     def reset(self) -> None:
-        self._offer(("", None, False))
+        self._offer(("", None, None))
 
     def _offer(self, event: _Event) -> None:
         tokens = 0 if event[1] is None else len(event[1].tokens)
@@ -112,14 +113,14 @@ class Shadowing:
                 self._busy_seconds += time.thread_time() - start
 
     def _follow(self, event: _Event) -> None:
-        request, sequence, is_end = event
+        request, sequence, answer_end = event
         if sequence is None:
             with self._lock:
                 self._pair.reset()
             return
         pages = sequence.digests(self._pair.page_size)
         with self._lock:
-            if is_end:
-                self._pair.finish(request, pages, len(sequence.tokens))
+            if answer_end is not None:
+                self._pair.finish(request, pages, len(sequence.tokens), answer_end)
             else:
                 self._pair.admit(request, pages, len(sequence.tokens))

@@ -15,6 +15,7 @@ from sglang.srt.managers.io_struct import BaseReq
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_importance.operations import (
+    answers,
     node_view,
     page_importance,
     pin_operations,
@@ -46,6 +47,7 @@ OPERATIONS: dict[str, Operation] = {
     "pin": pin_operations.pin,
     "unpin": pin_operations.unpin,
     "pins": pin_operations.pins,
+    "answered": answers.answered,
 }
 WITHOUT_LEARNING = frozenset({"snapshot", "tree", "find", "events", "prewarm_room"})
 """Operations that answer also when a fault has ended learning: nothing is known of nodes then."""

@@ -151,6 +151,7 @@ def describe_node(
         "cross_mass": float(importance.body_mass(Origin.CROSS).sum()),
         "queries": importance.queries,
         "accesses": metadata.accesses,
+        "answer_end": metadata.answer_end.name.lower(),
         "age": component.state.policy.clock - metadata.last_access,
         "p_reuse": p_reuse,
         "loss": loss,

@@ -15,6 +15,7 @@ from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.pins.pin import Pin, PinEnd
 from sgl_importance.pins.pin_table import PinRefused
 from sgl_importance.pins.retained_pins import not_retained, pin_of, retained, superseded
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import Transition
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
@@ -107,6 +108,11 @@ class HintFollower:
                 return not_retained(str(refused))
             held = pin
         return retained(held, self._tree.page_size)
+
+    def answer_end(self, req: Req, recognised: AnswerEnd) -> AnswerEnd:
+        """How the answer of a finished request is taken to have ended."""
+        hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
+        return recognised if hinted is None else hinted.answer_end(recognised)
 
     def cached(self, req: Req, path: Sequence[UnifiedTreeNode], *, is_finished: bool) -> None:
         """The request's tokens are in the tree, root side first; a last page that is not full is not."""

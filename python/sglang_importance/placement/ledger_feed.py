@@ -11,8 +11,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from sgl_importance.ledger.ledger import LEDGER_FILE, Ledger
 from sgl_importance.ledger.ledger_database import LedgerUnusable
 from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
@@ -100,8 +98,9 @@ class LedgerFeed:
         """Feeds the ghosts; returns their pages."""
         reuse = self._policy.reuse
         evidence = ledger.evidence()
-        hits, reached = (evidence.hits, evidence.reached) if evidence else (0.0, 0.0)
-        reuse.restore(np.asarray(hits), np.asarray(reached), ledger.clock)
+        if evidence is None:
+            evidence = ReuseEvidence.nothing()
+        reuse.restore(evidence.hits, evidence.reached, ledger.clock)
         records = list(ledger.prefixes(max_pages=self._tree.ghosts.capacity_pages))
         records.reverse()  # last used, and of these the topmost, is forgotten last
         for record in records:

@@ -133,6 +133,8 @@ class ImportanceComponent(FullComponent):
             self.backups.reset()
         self.pins.reset()
         self.state.events.reset()
+        if self.requests.answer_ends is not None:
+            self.requests.answer_ends.reset()
         if self._recorder is not None:
             self._faults.beside(FaultPlace.RECORDING, self._recorder.reset, self.state.policy.clock)
         if self._shadowing is not None:

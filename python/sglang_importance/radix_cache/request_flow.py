@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.node_metadata import transition_after
+from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import EventKind
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
+from sglang_importance.placement.answer_ends import AnswerEnds
 from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.placement.hint_follower import HintFollower
 from sglang_importance.placement.ledger_feed import LedgerFeed
@@ -44,6 +46,8 @@ class RequestFlow:
     Attributes:
         backups: takes admissions and the paths that were used; None where there is no tier below the device.
         ledger: takes finished requests, for the ledger's file; None where there is none.
+        answer_ends: tells how an answer ended; None where the server parses no calls of tools: then only
+            hints say so.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class RequestFlow:
     ) -> None:
         self.backups: BackupFilter | None = None
         self.ledger: LedgerFeed | None = None
+        self.answer_ends: AnswerEnds | None = None
         self._state = state
         self._leaves = leaves
         self._node_events = node_events
@@ -163,8 +168,9 @@ class RequestFlow:
             The deferred learning from the request: for after its answer, and before its slot goes to another
             one. None where there is nothing to learn.
         """
+        answer_end = self._answer_end(req) if is_finished else AnswerEnd.UNKNOWN
         if is_finished and self._shadowing is not None:
-            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.finished, req)
+            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.finished, req, answer_end)
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
         if query is None and not is_prewarm(req.rid):
             return None
@@ -180,17 +186,35 @@ class RequestFlow:
         if is_chunk:
             return None
         tree = self._state.tree
+        nodes = [tree.metadata(node) for node in path]
         tree.tracker.ended(
-            [tree.metadata(node) for node in path],
+            nodes,
             serial=query.serial,
             prompt_tokens=len(req.origin_input_ids),
             is_finished=is_finished,
         )
+        tree.tracker.answered(nodes, answer_end)
+        if answer_end is AnswerEnd.UNKNOWN and self.answer_ends is not None and req.finished():
+            self.answer_ends.await_end(req.rid, end, self._state.policy.clock)
         self._hints.cached(req, path, is_finished=is_finished)
-        return partial(self._learn, req, query, end, req.kv.req_pool_idx, is_finished=is_finished)
+        return partial(self._learn, req, query, end, req.kv.req_pool_idx, answer_end, is_finished=is_finished)
+
+    def _answer_end(self, req: Req) -> AnswerEnd:
+        """How the answer ended; UNKNOWN of a request that was only retracted."""
+        if not req.finished():
+            return AnswerEnd.UNKNOWN
+        recognised = AnswerEnd.UNKNOWN if self.answer_ends is None else self.answer_ends.of(req)
+        return self._hints.answer_end(req, recognised)
 
     def _learn(
-        self, req: Req, query: QueryFolds, end: NodeId | None, slot: int | None, *, is_finished: bool
+        self,
+        req: Req,
+        query: QueryFolds,
+        end: NodeId | None,
+        slot: int | None,
+        answer_end: AnswerEnd,
+        *,
+        is_finished: bool,
     ) -> None:
         """Takes in the scores and hints of a request for its path, which ends with the node ``end``."""
         state = self._state
@@ -204,7 +228,9 @@ class RequestFlow:
         if is_finished and self.backups is not None:
             self.backups.offer_again(path)
         if is_finished and self._recorder is not None:
-            state.faults.beside(FaultPlace.RECORDING, self._recorder.finished, req, state.policy.clock)
+            state.faults.beside(
+                FaultPlace.RECORDING, self._recorder.finished, req, state.policy.clock, answer_end
+            )
         if is_finished and self.ledger is not None:
             state.faults.beside(FaultPlace.RECORDING, self.ledger.visited, req, path)
         for node in path:

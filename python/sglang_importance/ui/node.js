@@ -2,7 +2,7 @@
 
 import { TIERS } from "./chart.js";
 import { ago, count, el, heat, plural, refill, share } from "./dom.js";
-import { because, phrase } from "./words.js";
+import { answerEnd, because, phrase } from "./words.js";
 
 const fact = (name, help, value) =>
   el("div", {}, el("dt", { title: help }, name), el("dd", {}, value));
@@ -24,6 +24,7 @@ export function showNode(element, node, { policy, now, actions }) {
       fact("Predicted reuse", "Chance that another request comes for it", share(node.p_reuse)),
       fact("Loss", "Seconds expected to be lost, per KV byte freed and request, were it evicted now; the least goes first",
         node.loss === 0 ? "0" : node.loss.toExponential(1)),
+      fact("Last answer ended", "How the answer of the last request on this path ended", answerEnd(node)),
       fact("Last asked for", "Requests admitted since", node.age ? `${plural(node.age, "request")} ago` : "by the latest request")),
     el("p", { class: "move" }, el("strong", {}, "Last move: "),
       move ? `${phrase(move)} ${ago(now - move.time)}, because ${because(move)}.` : "longer ago than the server remembers."),

@@ -28,6 +28,14 @@ const REASONS = {
   made_room: "another automatic pin took its place",
 };
 
+const ENDS = {
+  unknown: "is not known",
+  tool_call: "with a tool call",
+  end_of_turn: "with the end of a turn",
+  length: "at its limit of tokens",
+  abort: "by an abort",
+};
+
 const TO = { device: "to the device", host: "to host memory", storage: "to storage" };
 const FROM = { device: "from the device", host: "from host memory", storage: "from storage" };
 
@@ -39,5 +47,7 @@ export function phrase({ kind, tier }) {
   if (kind === "remove") return "left the cache";
   return KINDS[kind] ?? kind;
 }
+
+export const answerEnd = (node) => ENDS[node.answer_end];
 
 export const because = (event) => REASONS[event.reason] ?? event.reason.replaceAll("_", " ");

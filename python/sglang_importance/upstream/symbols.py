@@ -103,6 +103,15 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.entrypoints.openai.serving_base.OpenAIServingBase.create_error_response": (
         "self, message, err_type, status_code, param"
     ),
+    # how an answer ended
+    f"{_SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._build_chat_response": (
+        "self, request, ret, created"
+    ),
+    f"{_SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._generate_chat_stream": (
+        "self, adapted_request, request, raw_request"
+    ),
+    f"{_SRT}.function_call.function_call_parser.FunctionCallParser": None,
+    f"{_SRT}.function_call.base_format_detector.BaseFormatDetector.has_tool_call": "self, text",
     # the radix cache
     f"{_CACHE}.cache_init_params.CacheInitParams.component_registry_override": None,
     f"{_CACHE}.cache_init_params.CacheInitParams.tp_cache_group": None,

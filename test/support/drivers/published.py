@@ -11,8 +11,11 @@ from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.policy.belady import BeladyPolicy, NextUses
 from sgl_importance.policy.fifo import FifoPolicy
 from sgl_importance.policy.gdsf import GdsfPolicy
+from sgl_importance.policy.hyperbolic import HyperbolicPolicy
+from sgl_importance.policy.lecar import LeCaRPolicy
 from sgl_importance.policy.lfu import LfuPolicy
 from sgl_importance.policy.lhd import LhdPolicy
+from sgl_importance.policy.lirs import LirsPolicy
 from sgl_importance.policy.lru import LruPolicy
 from sgl_importance.policy.lru2 import Lru2Policy
 from sgl_importance.policy.mq import MqPolicy
@@ -21,6 +24,8 @@ from sgl_importance.policy.s3fifo import S3FifoPolicy
 from sgl_importance.policy.sieve import SievePolicy
 from sgl_importance.policy.slru import SlruPolicy
 from sgl_importance.policy.tlru import TlruPolicy
+from sgl_importance.policy.two_q import TwoQPolicy
+from sgl_importance.policy.wtinylfu import WTinyLfuPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
 
 ONLINE: list[Callable[[int], EvictionPolicy]] = [
@@ -34,6 +39,11 @@ ONLINE: list[Callable[[int], EvictionPolicy]] = [
     S3FifoPolicy,
     SievePolicy,
     Lru2Policy,
+    TwoQPolicy,
+    LirsPolicy,
+    WTinyLfuPolicy,
+    LeCaRPolicy,
+    HyperbolicPolicy,
     ArcPolicy,
     GdsfPolicy,
     LhdPolicy,

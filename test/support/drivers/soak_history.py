@@ -118,7 +118,7 @@ class Soak:
             recorder=self.recorder,
         )
         # Zeroed memory becomes resident when it is first touched: not a leak.
-        self.driver.component.state.policy.reuse.open_intervals()[:] = 0
+        self.driver.component.state.policy.reuse.forget_open()
         self.traffic = Traffic(self._rng, MAX_PROMPT)
         self.placement = Placement(self.driver, self._rng, self.happened)
         self._live: list[_Live] = []

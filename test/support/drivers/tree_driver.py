@@ -81,6 +81,7 @@ class Request:
     is_finished: bool = False
     is_counted: bool = False
     time_stats: None = None
+    sampling_params: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(json_schema=None))
     finished_reason: SimpleNamespace = field(
         default_factory=lambda: SimpleNamespace(to_json=lambda: {"type": "stop"})
     )

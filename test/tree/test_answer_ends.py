@@ -1,0 +1,211 @@
+"""How an answer ended, on the nodes of a real tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
+
+from sgl_importance.hints.hints import Hints
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.answer_markers import AnswerMarkers
+from sgl_importance.reuse.reuse_class import BlockType, answer_end_of
+from sglang_importance.operations.answers import answered
+from sglang_importance.operations.snapshot import describe_node
+from sglang_importance.placement.answer_ends import MAX_AWAITED, AnswerEnds
+
+from support.drivers.ledgered_tree import prewarm, start, weights_loaded
+from support.drivers.tree_driver import PAGE, Request, TreeDriver
+from support.drivers.tree_requests import path_of, prompt
+
+MARKER = 99_999
+
+
+def with_tools(driver: TreeDriver, *markers: int, mark_every_call: bool) -> TreeDriver:
+    """As installed on a server whose parser these markers belong to."""
+    component = driver.component
+    found = AnswerMarkers(frozenset(markers), mark_every_call=mark_every_call)
+    component.requests.answer_ends = AnswerEnds(found, component.state.tree, component.leaves.refresh)
+    return driver
+
+
+def tool_server(driver: TreeDriver) -> TreeDriver:
+    return with_tools(driver, MARKER, mark_every_call=True)
+
+
+def serve(driver: TreeDriver, tokens: list[int], *, calls: bool, reason: str = "stop") -> Request:
+    """One request; its answer fills a page."""
+    request = driver.admit(tokens)
+    driver.prefill(request)
+    driver.decode(request, [*range(tokens[0] + 1000, tokens[0] + 1000 + PAGE - 1), MARKER if calls else 5, 6])
+    request.finished_reason = SimpleNamespace(to_json=lambda: {"type": reason})
+    driver.finish(request)
+    return request
+
+
+def ends(driver: TreeDriver, tokens: list[int]) -> list[AnswerEnd]:
+    return [metadata.answer_end for _, metadata in path_of(driver, tokens)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason", "end"),
+    [
+        (True, "stop", AnswerEnd.TOOL_CALL),
+        (False, "stop", AnswerEnd.END_OF_TURN),
+        (True, "length", AnswerEnd.LENGTH),
+        (False, "abort", AnswerEnd.ABORT),
+    ],
+)
+def test_an_end_becomes_a_fact_of_the_whole_path(calls: bool, reason: str, end: AnswerEnd) -> None:
+    driver = tool_server(TreeDriver())
+    request = serve(driver, prompt(0, 3), calls=calls, reason=reason)
+    path = path_of(driver, [*request.origin_input_ids, *request.output_ids])
+    assert [metadata.block_type for _, metadata in path] == [BlockType.USER, BlockType.GENERATED]
+    for node, metadata in path:
+        assert metadata.answer_end is end
+        assert metadata.at_risk_as == metadata.reuse_class
+        assert answer_end_of(metadata.reuse_class) is end
+        described = describe_node(driver.component, node, loss=0.0, p_reuse=0.0)
+        assert described["answer_end"] == end.name.lower()
+    driver.cache.sanity_check()
+
+
+def test_the_next_request_takes_it_back_until_it_ends_too() -> None:
+    driver = tool_server(TreeDriver())
+    first = serve(driver, prompt(0, 3), calls=True)
+    turn = [*first.origin_input_ids, *first.output_ids, *prompt(200, 2)]
+    running = driver.admit(turn)
+    driver.prefill(running)
+    path = driver.component.state.tree.path_to(running.last_node)
+    assert {driver.component.state.tree.metadata(node).answer_end for node in path} == {AnswerEnd.UNKNOWN}
+    driver.decode(running, [1, 2])
+    driver.finish(running)
+    assert set(ends(driver, turn)) == {AnswerEnd.END_OF_TURN}
+
+
+def test_a_prefix_that_sessions_share_does_not_follow_one_of_them() -> None:
+    driver = tool_server(TreeDriver())
+    system = prompt(0, 3)
+    for session in range(3):
+        serve(driver, [*system, *prompt(100 * (session + 1), 2)], calls=session == 0)
+    shared, own = (metadata for _, metadata in path_of(driver, [*system, *prompt(100, 2)]))
+    assert shared.block_type is BlockType.SHARED_PREFIX
+    assert answer_end_of(shared.reuse_class) is AnswerEnd.UNKNOWN
+    assert answer_end_of(own.reuse_class) is AnswerEnd.TOOL_CALL
+
+
+def test_a_hint_overrides_what_was_seen_and_needs_no_parser() -> None:
+    for driver in (TreeDriver(), tool_server(TreeDriver())):
+        request = driver.admit(prompt(0, 3))
+        request.kv_hints = decode_kv_hints_envelope(Hints(answer_end="end_of_turn").envelope())
+        driver.prefill(request)
+        driver.decode(request, [MARKER])
+        driver.finish(request)
+        assert ends(driver, prompt(0, 3)) == [AnswerEnd.END_OF_TURN]
+
+
+def test_a_retracted_request_has_not_ended() -> None:
+    driver = tool_server(TreeDriver())
+    request = driver.admit(prompt(0, 3))
+    driver.prefill(request)
+    driver.retract(request)
+    assert ends(driver, prompt(0, 3)) == [AnswerEnd.UNKNOWN]
+
+
+def test_what_is_learnt_of_an_end_moves_its_nodes_only() -> None:
+    """Sessions go on after a tool's call, and never after a turn."""
+    driver = tool_server(TreeDriver(tokens=1 << 14, requests=4))
+    for session in range(60):
+        calls = session % 2 == 0
+        request = serve(driver, prompt(100 * session, 2), calls=calls)
+        if calls:
+            text = [*request.origin_input_ids, *request.output_ids, *prompt(10**6 + 100 * session, 2)]
+            serve(driver, text, calls=False)
+    called = serve(driver, prompt(2 * 10**6, 2), calls=True)
+    turned = serve(driver, prompt(3 * 10**6, 2), calls=False)
+    policy = driver.component.state.policy
+
+    def probability(request: Request) -> float:
+        metadata: NodeMetadata = path_of(driver, [*request.origin_input_ids, *request.output_ids])[-1][1]
+        return policy.reuse.probability_within(metadata.reuse_class, 1, 8)
+
+    assert probability(called) > 0.9
+    assert probability(turned) < 0.2
+
+
+def test_it_survives_in_ghosts_and_in_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with weights_loaded(monkeypatch):
+        driver = tool_server(start(tmp_path / "l.sqlite"))
+        tokens = prompt(0, 3)
+        serve(driver, tokens, calls=True)
+        driver.evict(10**6)
+        assert not list(driver.all_nodes())
+        prewarm(driver, [*tokens, 0])
+        assert ends(driver, tokens) == [AnswerEnd.TOOL_CALL]
+        driver.component.ledger.close()
+        again = start(tmp_path / "l.sqlite")
+        prewarm(again, [*tokens, 0])
+        assert ends(again, tokens) == [AnswerEnd.TOOL_CALL]
+
+
+def test_what_the_http_process_parses_is_told_later() -> None:
+    driver = with_tools(TreeDriver(), mark_every_call=False)
+    first, second = (serve(driver, prompt(1000 * number, 3), calls=True) for number in (1, 2))
+    assert ends(driver, prompt(1000, 3)) == [AnswerEnd.UNKNOWN]
+    answered(driver.cache, {"ends": {first.rid: int(AnswerEnd.TOOL_CALL), "another server's": 2}})
+    path = path_of(driver, [*first.origin_input_ids, *first.output_ids])
+    assert {metadata.answer_end for _, metadata in path} == {AnswerEnd.TOOL_CALL}
+    assert all(metadata.at_risk_as == metadata.reuse_class for _, metadata in path)
+    answered(driver.cache, {"ends": {first.rid: int(AnswerEnd.END_OF_TURN)}})  # a second report of one answer
+    assert ends(driver, prompt(1000, 3)) == [AnswerEnd.TOOL_CALL]
+    assert ends(driver, prompt(2000, 3)) == [AnswerEnd.UNKNOWN]
+    driver.evict(10**6)
+    answered(driver.cache, {"ends": {second.rid: int(AnswerEnd.TOOL_CALL)}})  # its nodes are gone
+    driver.cache.sanity_check()
+    answered(TreeDriver().cache, {"ends": {first.rid: 1}})  # a server without tools is told nothing
+
+
+def test_a_report_that_comes_behind_the_next_request_is_not_taken() -> None:
+    driver = with_tools(TreeDriver(), mark_every_call=False)
+    first = serve(driver, prompt(0, 3), calls=True)
+    turn = [*first.origin_input_ids, *first.output_ids, *prompt(200, 2)]
+    serve(driver, turn, calls=False)
+    answered(driver.cache, {"ends": {first.rid: int(AnswerEnd.TOOL_CALL)}})
+    assert set(ends(driver, turn)) == {AnswerEnd.UNKNOWN}
+
+
+def test_ends_that_nobody_tells_are_forgotten() -> None:
+    driver = with_tools(TreeDriver(), mark_every_call=False)
+    request = serve(driver, prompt(0, 3), calls=True)
+    for number in range(MAX_AWAITED):
+        driver.component.requests.answer_ends.await_end(f"lost {number}", None, 1)
+    answered(driver.cache, {"ends": {request.rid: int(AnswerEnd.TOOL_CALL)}})
+    assert ends(driver, prompt(0, 3)) == [AnswerEnd.UNKNOWN]
+
+
+def victims(driver: TreeDriver, seed: int) -> list[tuple[tuple[int, ...], ...]]:
+    """Serves sessions in a small pool; what is left of the tree after each request."""
+    rng = Random(seed)
+    texts: list[list[int]] = []
+    left = []
+    for number in range(120):
+        if texts and rng.random() < 0.6:
+            text = [*texts.pop(rng.randrange(len(texts))), *prompt(1000 * number, rng.randint(1, 3))]
+        else:
+            text = [*prompt(0, rng.randint(1, 2)), *prompt(1000 * number, rng.randint(1, 4))]
+        request = serve(driver, text[:160], calls=rng.random() < 0.5)
+        texts.append([*request.origin_input_ids, *request.output_ids])
+        left.append(tuple(sorted(tuple(node.key.raw_token_ids()) for node in driver.all_nodes())))
+    return left
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_server_without_tools_evicts_as_if_there_were_no_ends(seed: int) -> None:
+    plain = victims(TreeDriver(), seed)
+    # As a parser whose calls have no tokens: whatever it sees, it says nothing.
+    assert victims(with_tools(TreeDriver(), mark_every_call=False), seed) == plain
+    assert victims(tool_server(TreeDriver()), seed) != plain, "ends do move victims"
