@@ -49,6 +49,7 @@ LATENT = {
     "n_group": 2,
     "topk_group": 1,
     "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
     "rope_parameters": YARN,
     **EXPERTS,
 }
@@ -84,7 +85,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "Gemma-2",
         "gemma2",
-        {**WINDOWED, "query_pre_attn_scalar": 16},
+        {**WINDOWED, "query_pre_attn_scalar": 16, "hidden_act": "gelu_pytorch_tanh"},
         attention="sliding windows in every other layer, one pool",
     ),
     Family(
@@ -96,14 +97,25 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "DeepSeek-V2",
         "deepseek_v2",
-        {**LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
+        {**LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", "scoring_func": "softmax"},
         attention="multi-head latent (MLA)",
     ),
-    Family("DeepSeek-V3", "deepseek_v3", LATENT, attention="multi-head latent (MLA)"),
+    Family(
+        "DeepSeek-V3",
+        "deepseek_v3",
+        {**LATENT, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+        attention="multi-head latent (MLA)",
+    ),
     Family(
         "gpt-oss",
         "gpt_oss",
-        {**WINDOWED, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN},
+        {
+            **WINDOWED,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 7.0,
+            "rope_parameters": YARN,
+        },
         attention="sliding windows in every other layer, a pool of their own; learnt sinks",
         # Upstream refuses torch_native for this model, and falls back to it where there is no AMX.
         flags=("--attention-backend", "intel_amx"),
