@@ -65,7 +65,7 @@ class Family:
         shape: of the tiny model, beside ``COMMON``.
         attention: how its layers attend, in a few words.
         flags: of its server.
-        sinks: whether its heads have learnt sinks.
+        window_pool: whether its sliding windows have a pool of their own.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Family:
     shape: dict[str, Any] = field(default_factory=dict)
     attention: str = "grouped-query"
     flags: tuple[str, ...] = ("--attention-backend", "torch_native")
-    sinks: bool = False
+    window_pool: bool = False
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -118,8 +118,8 @@ FAMILIES: tuple[Family, ...] = (
         },
         attention="sliding windows in every other layer, a pool of their own; learnt sinks",
         # Upstream refuses torch_native for this model, and falls back to it where there is no AMX.
-        flags=("--attention-backend", "intel_amx"),
-        sinks=True,
+        flags=("--attention-backend", "intel_amx", "--swa-full-tokens-ratio", "0.6"),
+        window_pool=True,
     ),
 )
 
