@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-
-from sgl_importance.metrics_table import PREFIX
 
 from support.models import write_random_llama
 from support.python_path import CHECKS, python_path
@@ -38,7 +37,8 @@ def from_storage(reply: dict) -> int:
 
 
 def store(*words: str) -> dict:
-    command = (sys.executable, "-W", "ignore", "-m", "sgl_importance.cli", "store", *words, "--json")
+    program = "from sgl_importance.cli import main; main()"
+    command = (sys.executable, "-W", "ignore", "-c", program, "store", *words, "--json")
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
@@ -61,7 +61,10 @@ def test_an_upgrade_of_sglang(tmp_path: Path) -> None:
     with ServerProcess(*flags, model=model, env=python_path(OTHER_RELEASE)) as server:
         (held,) = server.get("/kv_importance/pins")["pins"]
         assert (held["pin_id"], held["tokens"]) == (pin["pin_id"], PINNED_TOKENS)
-        assert server.metric(f"{PREFIX}ledger_rows") > 0
+        known = re.search(r"KV importance ledger .*: (\d+) pages known, 1 pins, (\d+) requests", server.log())
+        assert known is not None
+        assert int(known[1]) >= len(documents) * STORED_TOKENS // 16
+        assert int(known[2]) > len(documents)
         replies = [asked(server, document) for document in documents]
         assert [from_storage(reply) for reply in replies] == [0, 0, 0]
         assert [reply["output_ids"] for reply in replies] == answers
