@@ -128,7 +128,8 @@ def _with_windows(
                 layer, KVWriteLoc(forward_batch.out_cache_loc, backend.swa_out_cache_loc), k, v
             )
         keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
-        table: torch.Tensor = backend.req_to_token_pool.req_to_token
+        requests: Any = backend.req_to_token_pool
+        table: torch.Tensor = requests.req_to_token
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         output = query.new_zeros(len(query), layer.tp_q_head_num, layer.v_head_dim)
         window = layer.sliding_window_size
