@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ def _rows(kind: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _releases(rows: Iterable[dict[str, Any]]) -> str:
-    return ", ".join(
-        row["sglang"] if row["outcome"] == "passed" else f"**{row['sglang']} fails**" for row in rows
-    )
+def _releases(rows: list[dict[str, Any]]) -> str:
+    outcomes: dict[str, bool] = {}
+    for row in rows:
+        outcomes[row["sglang"]] = outcomes.get(row["sglang"], True) and row["outcome"] == "passed"
+    return ", ".join(release if passed else f"**{release} fails**" for release, passed in outcomes.items())
 
 
 def _grouped(rows: list[dict[str, Any]], *names: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
@@ -33,13 +33,13 @@ def _grouped(rows: list[dict[str, Any]], *names: str) -> dict[tuple[str, ...], l
 
 
 def tested_table(kind: str) -> str:
-    """One line for each row of a kind: what, how, the backend, the releases beside which it passed, when."""
+    """One line for each name of a kind: its ways, the backend, the releases beside which all passed, when."""
     lines = []
-    for (name, mode, backend), rows in _grouped(_rows(kind), "name", "mode", "backend").items():
-        file = rows[0]["test"].partition("::")[0]
-        lines.append(
-            [name, mode, f"`{backend}`", _releases(rows), max(row["when"] for row in rows), f"`{file}`"]
-        )
+    for (name, backend), rows in _grouped(_rows(kind), "name", "backend").items():
+        ways = "; ".join(sorted({row["mode"] for row in rows}))
+        tests = ", ".join(sorted({f"`{row['test'].partition('::')[0]}`" for row in rows}))
+        last = min(row["when"] for row in rows)  # of all its ways
+        lines.append([name, ways, f"`{backend}`", _releases(rows), last, tests])
     return _table(["", "how", "attention backend", "sglang", "last run", "test"], lines)
 
 
