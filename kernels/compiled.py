@@ -19,8 +19,8 @@ FloatArray = npt.NDArray[np.float32]
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
 _ADD_QUERIES = (
-    "void(float32[:,:,::1], float32[:,:,::1], int32[::1], float32, float32, int64, int64, int64, "
-    "float32[::1], float32[::1], float32[:,::1])"
+    "void(float32[:,:,::1], float32[:,:,::1], int32[::1], float32[::1], float32, float32, int64, int64, "
+    "int64, float32[::1], float32[::1], float32[:,::1])"
 )
 
 
@@ -94,8 +94,8 @@ def add_probabilities(
 
 
 @njit(**_OPTIONS)
-def _exponentials(row: FloatArray, exponents: npt.NDArray[np.int32], logit_cap: float) -> float:
-    """Replaces each logit x of the row by exp(x - max), after the soft cap, and returns their sum.
+def _exponentials(row: FloatArray, exponents: npt.NDArray[np.int32], logit_cap: float, sink: float) -> float:
+    """Replaces each logit x of the row by exp(x - max), after the soft cap; returns their sum and the sink's.
 
     ``math.exp`` is a call per number; this is vectorised: 2**n from the bits of a float, the rest, of at most
     ln(2) / 2, from a polynomial. Relative error below 1e-6 near the maximum.
@@ -103,7 +103,7 @@ def _exponentials(row: FloatArray, exponents: npt.NDArray[np.int32], logit_cap: 
     if logit_cap > 0:
         for column in range(len(row)):
             row[column] = logit_cap * math.tanh(row[column] / logit_cap)
-    top = row[0]
+    top = max(row[0], sink)
     for column in range(1, len(row)):
         top = max(top, row[column])
     for column in range(len(row)):
@@ -117,7 +117,7 @@ def _exponentials(row: FloatArray, exponents: npt.NDArray[np.int32], logit_cap: 
         row[column] = np.float32(1.0) + rest * (np.float32(1.0) + rest * series)
         exponents[column] = (np.int32(whole) + np.int32(127)) << np.int32(23)
     powers = exponents.view(np.float32)
-    total = np.float32(0.0)
+    total = np.float32(math.exp(sink - top))
     for column in range(len(row)):
         row[column] *= powers[column]
         total += row[column]
@@ -129,6 +129,7 @@ def add_queries(
     queries: FloatArray,
     keys: FloatArray,
     locations: npt.NDArray[np.int32],
+    sinks: FloatArray,
     scale: float,
     logit_cap: float,
     page_size: int,
@@ -144,6 +145,8 @@ def add_queries(
         queries: after positional encoding; float32 [tokens, heads, head_dim].
         keys: the pool, read where it lies; float32 [slots, kv_heads, head_dim].
         locations: slot of each token of the sequence; int32 [seq_len].
+        sinks: learnt logit of each head that takes part in its softmax, minus infinity for none;
+            float32 [heads].
         scale: factor on the dot product.
         logit_cap: soft cap of the scaled logits; 0 means none.
         page_size: tokens per page.
@@ -176,7 +179,8 @@ def add_queries(
                         row[column] += factor * line[column]
                 _add_head(
                     row,
-                    np.float32(1.0) / _exponentials(row[:visible], exponents[:visible], logit_cap),
+                    np.float32(1.0)
+                    / _exponentials(row[:visible], exponents[:visible], logit_cap, sinks[head]),
                     share,
                     page_size,
                     body_start,
@@ -192,6 +196,7 @@ def add_query(
     queries: FloatArray,
     keys: FloatArray,
     locations: npt.NDArray[np.int32],
+    sinks: FloatArray,
     scale: float,
     logit_cap: float,
     page_size: int,
@@ -220,7 +225,7 @@ def add_query(
     share = np.float32(1.0) / np.float32(num_heads)
     exponents = np.empty(seq_len, dtype=np.int32)
     for head in range(num_heads):
-        factor = np.float32(1.0) / _exponentials(logits[head, :seq_len], exponents, logit_cap)
+        factor = np.float32(1.0) / _exponentials(logits[head, :seq_len], exponents, logit_cap, sinks[head])
         body_end = seq_len - local_tokens
         _add_head(logits[head], factor, share, page_size, body_start, body_end, mass, peak, body[0])
 

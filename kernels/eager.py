@@ -76,6 +76,7 @@ class PageScoreAccumulator:
         *,
         scale: float,
         logit_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Adds one sampled layer.
 
@@ -85,6 +86,8 @@ class PageScoreAccumulator:
             locations: slot of each token of the sequence, int32 [padded_len]; padding: any slot.
             scale: factor on the dot product.
             logit_cap: soft cap of the scaled logits; 0 means none.
+            sinks: learnt logit of each query head that takes part in its softmax, any float dtype,
+                [num_heads]; None where the layer has none.
         """
         num_q, num_heads, head_dim = q.shape
         _, num_kv_heads, _ = keys.shape
@@ -99,6 +102,7 @@ class PageScoreAccumulator:
                 local_tokens=self._local_tokens,
                 scale=scale,
                 logit_cap=logit_cap,
+                sinks=sinks,
             )
             return
         # Query heads that share a KV head lie side by side: [kv head, group, token, dim].
@@ -111,23 +115,33 @@ class PageScoreAccumulator:
             logits = torch.matmul(queries.reshape(num_kv_heads, -1, head_dim), columns)
             if logit_cap > 0:
                 logits = logit_cap * torch.tanh(logits / logit_cap)
-            self._add_block(logits.view(num_heads, -1, self.padded_len), start)
+            self._add_block(logits.view(num_heads, -1, self.padded_len), start, sinks)
 
     def _is_small(self, q: torch.Tensor) -> bool:
         return len(q) == 1 or q.numel() * self.seq_len <= COMPILED_PRODUCTS
 
-    def _add_block(self, logits: torch.Tensor, start: int) -> None:
+    def _add_block(self, logits: torch.Tensor, start: int, sinks: torch.Tensor | None) -> None:
         """Adds query tokens ``start`` and following, from logits [num_heads, tokens, padded_len]."""
         # The first token sees all but these columns, each next one a column more.
         first_hidden = self._first_hidden + start
         hidden = logits[..., first_hidden:]
         hidden.masked_fill_(_from_diagonal(*hidden.shape[1:], logits.device), float("-inf"))
-        self._sums.add(torch.softmax(logits, dim=-1), start, first_hidden - self._local_tokens)
+        self._sums.add(_softmax_beside(logits, sinks), start, first_hidden - self._local_tokens)
 
     def sums(self) -> torch.Tensor:
         """Mass, body mass and peak over the query tokens: sum, sum and maximum; float32 [3, num_pages]."""
         assert self.num_layers > 0, "no layer was added"
         return self._sums.normalised(self.num_layers)
+
+
+def _softmax_beside(logits: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax of rows [num_heads, tokens, columns] over the columns and the head's sink, if it has one."""
+    probabilities = torch.softmax(logits, dim=-1)
+    if sinks is None:
+        return probabilities
+    # The share that the sink leaves: exp(lse) / (exp(lse) + exp(sink)).
+    left = torch.sigmoid(torch.logsumexp(logits, dim=-1, keepdim=True) - sinks.float().view(-1, 1, 1))
+    return probabilities.mul_(left)
 
 
 @lru_cache(maxsize=32)

@@ -100,6 +100,7 @@ class CompiledPageSums:
         local_tokens: int,
         scale: float,
         logit_cap: float,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Adds one layer of all query tokens, from the keys where they lie.
 
@@ -110,12 +111,17 @@ class CompiledPageSums:
             local_tokens: last tokens seen by a query token, itself included, outside its body.
             scale: factor on the dot product.
             logit_cap: soft cap of the scaled logits; 0 means none.
+            sinks: learnt logit of each query head that takes part in its softmax, any float dtype,
+                [num_heads]; None where the layer has none.
         """
+        if sinks is None:
+            sinks = torch.full((queries.shape[1],), float("-inf"))
         add = compiled.add_query if len(queries) == 1 else compiled.add_queries
         add(
             queries.numpy(),
             keys.numpy(),
             locations.numpy(),
+            sinks.float().numpy(),
             scale,
             logit_cap,
             self._page_size,

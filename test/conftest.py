@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from support import warm_start
+from support.tested_rows import name_rows
 
 # Times say nothing on a shared machine, and the first example of a test may compile.
 settings.register_profile("no-deadline", deadline=None)
@@ -53,6 +54,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Among several workers, what takes long goes first: the rest fills the gaps at the end."""
+    name_rows(items)
     if not hasattr(config, "workerinput"):
         return
     groups = {item: _group(item.nodeid.split("::")[0]) for item in items}

@@ -6,8 +6,9 @@ page may be partial. For one query token t at position p (0-based) that sees tok
 
 - attention probability a[h, i] of layer l: softmax over i <= p of ``cap(scale * q[h] . k[kv(h), i])``,
   where ``cap(x) = c * tanh(x / c)`` if the layer has a logit soft cap c, and kv(h) = h // (query heads per
-  KV head);
-- **mass** of page b: mean over query heads of the sum of a[h, i] over its tokens i. Sums to 1 over pages;
+  KV head). Where a head has learnt a sink, a logit that belongs to no token, the softmax is over it too;
+- **mass** of page b: mean over query heads of the sum of a[h, i] over its tokens i. Sums to 1 over pages, or
+  to what learnt sinks leave;
 - **peak** of page b: maximum over query heads of the same sum: one retrieval head among a hundred is
   invisible in a mean and plain in a maximum;
 - **body** of page b: as mass, but only over the body, the tokens S <= i < p + 1 - R: the first S tokens
@@ -37,7 +38,7 @@ class PageScores:
     """Scores of each query token, float32 [num_q, num_pages] each.
 
     Attributes:
-        mass: sums to 1 over pages.
+        mass: sums to 1 over pages, or to what learnt sinks leave.
         peak: in [0, 1], at least ``mass``.
         body: of one layer, the part of ``mass`` that lies in the body, sums to at most 1; of combined
             layers, the body mass, which sums to 1 over pages, or to 0 where the body is empty.
@@ -55,6 +56,7 @@ def attention_probabilities(
     *,
     scale: float,
     logit_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention probabilities of one layer.
 
@@ -65,9 +67,12 @@ def attention_probabilities(
         query_positions: 0-based position of each query token, integer [num_q], each below kv_len.
         scale: factor on the dot product.
         logit_cap: soft cap of the scaled logits; 0 means none.
+        sinks: learnt logit of each query head that takes part in its softmax, [num_heads]; None where the
+            layer has none.
 
     Returns:
-        float32 [num_heads, num_q, kv_len]; rows sum to 1, tokens after the query's own have 0.
+        float32 [num_heads, num_q, kv_len]; rows sum to 1, or to what the sinks leave; tokens after the
+        query's own have 0.
     """
     num_q, num_heads, head_dim = q.shape
     kv_len, num_kv_heads, _ = k.shape
@@ -82,7 +87,11 @@ def attention_probabilities(
     if logit_cap > 0:
         logits = logit_cap * torch.tanh(logits / logit_cap)
     visible = torch.arange(kv_len, device=k.device) <= query_positions[:, None]
-    return torch.softmax(logits.masked_fill(~visible, float("-inf")), dim=-1)
+    logits = logits.masked_fill(~visible, float("-inf"))
+    if sinks is None:
+        return torch.softmax(logits, dim=-1)
+    column = sinks.float().view(num_heads, 1, 1).expand(-1, num_q, -1)
+    return torch.softmax(torch.cat((logits, column), dim=-1), dim=-1)[..., :-1]
 
 
 def pages_of(token_values: torch.Tensor, page_size: int) -> torch.Tensor:
@@ -101,6 +110,7 @@ def layer_page_scores(
     *,
     scale: float,
     logit_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     page_size: int,
     sink_tokens: int,
     local_tokens: int,
@@ -108,12 +118,14 @@ def layer_page_scores(
     """Mass, peak and (not yet normalised) body of one layer.
 
     Args:
-        q, k, query_positions, scale, logit_cap: as for ``attention_probabilities``.
+        q, k, query_positions, scale, logit_cap, sinks: as for ``attention_probabilities``.
         page_size: tokens per page.
         sink_tokens: S, first tokens of the sequence outside the body, in tokens.
         local_tokens: R, last tokens seen by the query, itself included, outside the body, in tokens.
     """
-    probabilities = attention_probabilities(q, k, query_positions, scale=scale, logit_cap=logit_cap)
+    probabilities = attention_probabilities(
+        q, k, query_positions, scale=scale, logit_cap=logit_cap, sinks=sinks
+    )
     per_head = pages_of(probabilities, page_size)
     token = torch.arange(k.shape[0], device=k.device)
     in_body = (token >= sink_tokens) & (token < query_positions[:, None] + 1 - local_tokens)

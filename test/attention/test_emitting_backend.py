@@ -241,7 +241,6 @@ def test_install_registers_the_emitting_backend_and_publishes_its_rows() -> None
 @pytest.mark.parametrize(
     ("runner", "message"),
     [
-        ({"use_mla_backend": True}, "multi-head latent attention"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"dtype": torch.float8_e5m2}, "--kv-cache-dtype auto"),
         ({"model": Layers(sliding_window_size=16)}, "--kv-importance-source none"),

@@ -35,6 +35,11 @@ class Case:
     page_size: int
     sink_tokens: int
     local_tokens: int
+    learnt_sinks: list[torch.Tensor] | None = None
+
+    @property
+    def sinks(self) -> list[torch.Tensor | None]:
+        return [None] * len(self.q) if self.learnt_sinks is None else list(self.learnt_sinks)
 
     @property
     def num_q(self) -> int:
@@ -66,6 +71,9 @@ def cases(draw: st.DrawFn) -> Case:
         page_size=draw(st.sampled_from([1, 2, 7, 16, 64])),
         sink_tokens=draw(st.sampled_from([0, 1, 4, 15, 16, 17, 50])),
         local_tokens=draw(st.sampled_from([0, 1, 5, 16, 50])),
+        learnt_sinks=[3 * torch.randn(heads, generator=generator) for _ in layers]
+        if draw(st.booleans())
+        else None,
     )
 
 
@@ -78,11 +86,12 @@ def reference_scores(case: Case) -> PageScores:
                 case.positions,
                 scale=case.scale,
                 logit_cap=case.logit_cap,
+                sinks=sinks,
                 page_size=case.page_size,
                 sink_tokens=case.sink_tokens,
                 local_tokens=case.local_tokens,
             )
-            for q, k in zip(case.q, case.k, strict=True)
+            for q, k, sinks in zip(case.q, case.k, case.sinks, strict=True)
         ]
     )
 
@@ -93,7 +102,7 @@ def naive_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     mass, peak, body = (np.zeros((case.num_q, num_pages)) for _ in range(3))
     for t in range(case.num_q):
         position = case.kv_len - case.num_q + t
-        for q, k in zip(case.q, case.k, strict=True):
+        for q, k, sinks in zip(case.q, case.k, case.sinks, strict=True):
             heads, kv_heads = q.shape[1], k.shape[1]
             for head in range(heads):
                 kv_head = head * kv_heads // heads
@@ -106,9 +115,10 @@ def naive_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                     logits.append(logit)
                 top = max(logits)
                 weights = [math.exp(logit - top) for logit in logits]
+                total = sum(weights) + (0.0 if sinks is None else math.exp(float(sinks[head]) - top))
                 on_page = np.zeros(num_pages)
                 for i, weight in enumerate(weights):
-                    probability = weight / sum(weights)
+                    probability = weight / total
                     on_page[i // case.page_size] += probability
                     mass[t, i // case.page_size] += probability / heads / len(case.q)
                     if case.sink_tokens <= i <= position - case.local_tokens:
@@ -133,7 +143,7 @@ def eager_sums(
         local_tokens=case.local_tokens,
         compiled=compiled,
     )
-    for q, k in zip(case.q, case.k, strict=True):
+    for q, k, sinks in zip(case.q, case.k, case.sinks, strict=True):
         padded = torch.full((accumulator.padded_len, *k.shape[1:]), math.nan)
         padded[: case.kv_len] = k
         accumulator.add_layer(
@@ -142,6 +152,7 @@ def eager_sums(
             torch.arange(len(padded), dtype=torch.int32),
             scale=case.scale,
             logit_cap=case.logit_cap,
+            sinks=sinks,
         )
     return accumulator.sums().numpy()
 
@@ -159,7 +170,11 @@ def test_reference_agrees_with_naive_oracle(case: Case) -> None:
 @given(cases())
 def test_scores_of_a_query_token_add_up(case: Case) -> None:
     scores = reference_scores(case)
-    np.testing.assert_allclose(scores.mass.sum(dim=1), 1.0, atol=1e-5)
+    mass = scores.mass.sum(dim=1)
+    if case.learnt_sinks is None:
+        np.testing.assert_allclose(mass, 1.0, atol=1e-5)
+    else:  # they take their share
+        assert (mass <= 1 + 1e-5).all()
     visible = case.positions + 1
     has_body = (visible - case.local_tokens > case.sink_tokens).numpy()
     np.testing.assert_allclose(scores.body.sum(dim=1), has_body, atol=1e-5)

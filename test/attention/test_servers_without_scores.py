@@ -55,7 +55,14 @@ def check_no_scores(server: ServerProcess) -> None:
     assert all(node["queries"] == 0 for node in server.get("/kv_importance", limit=1000)["nodes"])
 
 
-@pytest.mark.parametrize("policy", ["observe", "importance"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(policy, marks=pytest.mark.tested(name=f"`--kv-policy {policy}`"))
+        for policy in ("observe", "importance")
+    ],
+)
+@pytest.mark.tested(kind="mode", mode="predicted reuse only", backend="torch_native")
 def test_torch_native_left_alone(
     model: Path, prompts: list[list[int]], answers: list[list[int]], policy: str
 ) -> None:
@@ -69,6 +76,12 @@ def test_torch_native_left_alone(
         check_no_scores(server)
 
 
+@pytest.mark.tested(
+    kind="mode",
+    name="pins, ledger, pre-warm and verified store over a restart",
+    mode="predicted reuse only",
+    backend="torch_native",
+)
 def test_pins_ledger_prewarm_and_store_need_no_scores(model: Path, tmp_path: Path) -> None:
     flags = (
         *("--kv-policy", "importance", "--kv-importance-source", "none", *POOL),
@@ -103,6 +116,12 @@ def test_pins_ledger_prewarm_and_store_need_no_scores(model: Path, tmp_path: Pat
         check_no_scores(server)
 
 
+@pytest.mark.tested(
+    kind="mode",
+    name="upstream's Triton attention, in Triton's interpreter",
+    mode="predicted reuse only",
+    backend="triton",
+)
 def test_upstreams_triton_attention(model: Path, prompts: list[list[int]], answers: list[list[int]]) -> None:
     """The kernels that a GPU would run, in Triton's interpreter; ``auto`` finds no producer that has run."""
     flags = (*("--kv-policy", "importance", "--max-total-tokens", "192", *POOL), "--context-length", "128")

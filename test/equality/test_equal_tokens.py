@@ -63,7 +63,14 @@ def compare(server: ServerProcess, title: str, exchanges: list[Exchange]) -> tup
     return alone, together
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(
+    "page_size",
+    [
+        pytest.param(size, marks=pytest.mark.tested(name=f"device, host and file tier, pages of {size}"))
+        for size in (1, 16)
+    ],
+)
+@pytest.mark.tested(kind="mode", mode="page scores from attention", backend="torch_native")
 def test_tokens_equal_those_without_a_radix_cache(
     random_model: Path, exchanges: list[Exchange], page_size: int
 ):

@@ -199,6 +199,34 @@ def test_shapes_beyond_the_time_limit_are_not_timed(
         run_module.main(dry_run=True, minutes=0.0, out=tmp_path / "kernels.json")
 
 
+def test_what_fails_is_written_and_the_rest_is_timed(
+    benchmark_modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_module, out = benchmark_modules.run, tmp_path / "kernels.json"
+
+    def wrong(*_: Any) -> float:
+        raise run_module.NotFit("the reduction is wrong by 3")
+
+    written: list[list[str]] = []
+
+    def timed(shape: Any, *_: Any) -> list[dict[str, Any]]:
+        written.append([row["shape"] for row in json.loads(out.read_text())["rows"][1:]])
+        return [run_module.row(shape, "tensor cores", "stock", 1.0, 1.0, 1.0)]
+
+    for check in ("check_probe", "check_logits", "check_replays"):
+        monkeypatch.setattr(run_module, check, lambda *_: 0.0)
+    monkeypatch.setattr(run_module, "check_reduction", wrong)
+    monkeypatch.setattr(run_module, "timed", timed)
+    with pytest.raises(SystemExit, match="the reduction is wrong by 3"):
+        run_module.main(dry_run=True, out=out)
+    first, second = (shape.name for shape in benchmark_modules.decode_shape.TINY)
+    assert written == [[], [first]], "a shape's rows are in the file before the next is timed"
+    facts, *rows = json.loads(out.read_text())["rows"]
+    assert facts["failures"] == {"reduction": "the reduction is wrong by 3"}
+    assert "reduction" not in facts["errors"]
+    assert [row["shape"] for row in rows] == [first, second]
+
+
 def test_one_command_for_a_machine_with_a_gpu(tmp_path: Path) -> None:
     import torch
 

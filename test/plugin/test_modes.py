@@ -166,7 +166,7 @@ def _context(*, sliding_window: int = -1, **changes: Any) -> Any:
         "is_multimodal": False,
         "is_generation": True,
     }
-    context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, "is_dsa": False}
+    context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, "is_dsa": False, "full_tokens_per_layer": None}
     config.update({name: changes.pop(name) for name in list(changes) if name in config})
     model = torch.nn.ModuleList([_attention_layer(sliding_window)])
     return SimpleNamespace(
@@ -176,18 +176,40 @@ def _context(*, sliding_window: int = -1, **changes: Any) -> Any:
     )
 
 
-def test_a_plain_text_model_is_allowed() -> None:
-    assert model_refusals(_context(), IMPORTANCE) == []
+LATENT = {"attention_arch": AttentionArch.MLA}
+ONE_POOL = {"sliding_window": 1023}
+TWO_POOLS = {"sliding_window": 127, "is_hybrid_swa": True, "full_tokens_per_layer": 4096}
+
+
+@pytest.mark.parametrize("changes", [{}, LATENT, ONE_POOL, TWO_POOLS])
+@pytest.mark.parametrize("source", ["auto", "none", "torch_native"])
+def test_text_models_of_every_tested_kind_are_allowed(changes: dict[str, Any], source: str) -> None:
+    options = ImportanceOptions(policy="importance", source=source)
+    assert model_refusals(_context(**changes), options) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "model"),
+    [(LATENT, "multi-head latent attention"), (ONE_POOL, "sliding-window layers")],
+)
+def test_parts_that_want_one_pool_of_keys_and_values_are_refused(changes: dict[str, Any], model: str) -> None:
+    (line,) = model_refusals(_context(**changes), ImportanceOptions(policy="importance", residency="tiered"))
+    assert line == f"--kv-residency tiered does not support {model}: use --kv-residency full"
+    for source in UNPROVEN:
+        (line,) = model_refusals(_context(**changes), ImportanceOptions(policy="observe", source=source))
+        assert f"--kv-importance-source {source} with {model}: use --kv-importance-source none" in line
 
 
 @pytest.mark.parametrize(
     ("changes", "mode"),
     [
-        ({"is_hybrid_swa": True}, "sliding-window models"),
-        ({"sliding_window": 1023}, "sliding-window models"),
+        (
+            {"is_hybrid_swa": True, "full_tokens_per_layer": 0},
+            "models whose layers all have a sliding window",
+        ),
         ({"is_hybrid_ssm": True}, "state-space and hybrid linear-attention models"),
         ({"is_dsa": True}, "sparse-attention models"),
-        ({"attention_arch": AttentionArch.MLA}, "MLA attention"),
+        ({"attention_arch": AttentionArch.SSM}, "SSM attention"),
         ({"is_encoder_decoder": True}, "encoder-decoder models"),
         ({"is_multimodal": True}, "multimodal models"),
         ({"is_generation": False}, "embedding and reward models"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 TEST = Path(__file__).parents[1]
 FAULTS = Path(__file__).parent / "faults"
+CHECKS = Path(__file__).parent / "checks"
 
 
 def python_path(*folders: Path | str) -> dict[str, str]:

@@ -31,16 +31,22 @@ class ScoreSource:
     sampler: StepSampler
 
 
-def refuse_unsupported(model_runner: ModelRunner) -> None:
+def refuse_unsupported(model_runner: ModelRunner, *, reads_latents: bool = False) -> None:
     """Refuses models whose queries are not multiplied with the keys in the pool.
 
+    Args:
+        reads_latents: whether the producer sees the absorbed queries of multi-head latent attention, which
+            are multiplied with the latents in the pool.
+
     Raises:
-        ValueError: encoder-decoder models, and multi-head latent attention.
+        ValueError: encoder-decoder models, and multi-head latent attention where its latents are not read.
     """
     if model_runner.model_config.is_encoder_decoder:
         raise ValueError(f"page scores of encoder-decoder models are not supported: {NO_POLICY}")
-    if model_runner.use_mla_backend:
-        raise ValueError(f"page scores of multi-head latent attention are not supported yet: {NO_POLICY}")
+    if model_runner.use_mla_backend and not reads_latents:
+        raise ValueError(
+            f"page scores of multi-head latent attention come from torch_native on a CPU only: {CURE}"
+        )
 
 
 def request_table(pool: ReqToTokenPool | None) -> torch.Tensor:

@@ -35,13 +35,14 @@ class _Pass:
         observed: the query tokens that it observes.
         rows: their rows in the batch's query tensor, one request after the other; int64 [tokens].
         missing_layers: the sampled layers that have not run.
-        queries: of the sampled layers that ran: those rows, [tokens, heads, head dimension].
+        queries: of the sampled layers that ran: those rows, [tokens, heads, head dimension], and the learnt
+            sinks of the heads, [heads], where the layer has some.
     """
 
     observed: list[ObservedQueries]
     rows: torch.Tensor
     missing_layers: set[int]
-    queries: list[tuple[RadixAttention, torch.Tensor]] = field(default_factory=list)
+    queries: list[tuple[RadixAttention, torch.Tensor, torch.Tensor | None]] = field(default_factory=list)
 
 
 class EmittingTorchNativeBackend(TorchNativeAttnBackend):
@@ -95,7 +96,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         **kwargs: Any,
     ) -> torch.Tensor:
         output: torch.Tensor = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        self.rows.attempt(self._observe, q, layer)
+        self.rows.attempt(self._observe, q, layer, kwargs.get("sinks"))
         return output
 
     def forward_decode(
@@ -109,17 +110,17 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         **kwargs: Any,
     ) -> torch.Tensor:
         output: torch.Tensor = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        self.rows.attempt(self._observe, q, layer)
+        self.rows.attempt(self._observe, q, layer, kwargs.get("sinks"))
         return output
 
-    def _observe(self, q: torch.Tensor, layer: RadixAttention) -> None:
+    def _observe(self, q: torch.Tensor, layer: RadixAttention, sinks: torch.Tensor | None) -> None:
         running = self._pass
         if running is None or layer.layer_id not in running.missing_layers:
             return
         running.missing_layers.remove(layer.layer_id)
         with EMISSION_TIME.measured():
             by_head = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-            running.queries.append((layer, by_head[running.rows]))
+            running.queries.append((layer, by_head[running.rows], sinks))
         if not running.missing_layers:
             self._pass = None
             self._commit(running)
@@ -141,7 +142,10 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
 
     @torch.inference_mode()
     def _scores(
-        self, observed: ObservedQueries, queries: list[tuple[RadixAttention, torch.Tensor]], rows: slice
+        self,
+        observed: ObservedQueries,
+        queries: list[tuple[RadixAttention, torch.Tensor, torch.Tensor | None]],
+        rows: slice,
     ) -> torch.Tensor:
         """Sums over the observed queries of a request, as ``ScoreRows`` takes them; it still has its slot.
 
@@ -162,16 +166,23 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             table = request_table(self.req_to_token_pool)
             locations = table.new_zeros(scores.padded_len)
             locations[: observed.seq_len] = table[observed.slot, : observed.seq_len]
-            for layer, kept in queries:
-                keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
-                scores.add_layer(kept[rows], keys, locations, scale=layer.scaling, logit_cap=layer.logit_cap)
+            for layer, kept, sinks in queries:
+                scores.add_layer(
+                    kept[rows],
+                    self.token_to_kv_pool.get_key_buffer(layer.layer_id),
+                    locations,
+                    scale=layer.scaling,
+                    logit_cap=layer.logit_cap,
+                    sinks=sinks,
+                )
             sums: torch.Tensor = scores.sums()
             return sums
 
 
 def _refuse_unsupported(model_runner: ModelRunner) -> None:
     """Raises where the model's queries are not multiplied with the keys in the pool."""
-    refuse_unsupported(model_runner)
+    # On a GPU, upstream computes prefills of latent attention with other keys than those in the pool.
+    refuse_unsupported(model_runner, reads_latents=torch.device(model_runner.device).type == "cpu")
     dtype = model_runner.token_to_kv_pool.dtype
     if dtype not in KEY_DTYPES:
         raise ValueError(

@@ -60,7 +60,9 @@ def install() -> None:
         TransferKernels,
         UnpinnedHostMemory,
     )
+    from sglang_importance.cpu.latent_attention import AbsorbedLatentAttention
     from sglang_importance.cpu.shim import apply_needed
+    from sglang_importance.cpu.window_attention import WindowPoolAndSinks
 
     applied = apply_needed(
         (
@@ -70,6 +72,8 @@ def install() -> None:
             TransferKernels(),
             DirectTransfers(),
             ExtendComputesCachedRows(),
+            WindowPoolAndSinks(),
+            AbsorbedLatentAttention(),
             PoolTakesAllMemory(),
         )
     )

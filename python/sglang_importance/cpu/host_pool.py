@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -53,20 +54,24 @@ def transfer_kv_all_layer_direct_lf_pf(
 
 
 class TransferKernels(Shim):
-    defect = "the transfer functions are imported on CUDA and HIP only (mem_cache/pool_host/mha.py:54)"
+    defect = (
+        "the transfer functions are imported on CUDA and HIP only (mem_cache/pool_host/mha.py:54, mla.py:51)"
+    )
 
     _FUNCTIONS = (transfer_kv_direct, transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf)
 
     def needed(self) -> bool:
-        from sglang.srt.mem_cache.pool_host import mha
-
-        return not hasattr(mha, "transfer_kv_direct")
+        return any(not hasattr(pools, "transfer_kv_direct") for pools in self._modules())
 
     def apply(self) -> None:
-        from sglang.srt.mem_cache.pool_host import mha
+        for pools in self._modules():
+            for function in self._FUNCTIONS:
+                setattr(pools, function.__name__, function)
 
-        for function in self._FUNCTIONS:
-            setattr(mha, function.__name__, function)
+    def _modules(self) -> tuple[ModuleType, ...]:
+        from sglang.srt.mem_cache.pool_host import mha, mla
+
+        return mha, mla
 
 
 class UnpinnedHostMemory(Shim):

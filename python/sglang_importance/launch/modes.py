@@ -283,16 +283,32 @@ def model_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> li
     config = ctx.model_config
     attention = config.attention_arch.name
     found = {
-        "sliding-window models": ctx.is_hybrid_swa or _has_window(ctx.tp_worker.model_runner.model),
+        "models whose layers all have a sliding window": ctx.is_hybrid_swa and not ctx.full_tokens_per_layer,
         "state-space and hybrid linear-attention models": ctx.is_hybrid_ssm,
         "sparse-attention models": ctx.is_dsa,
-        f"{attention} attention": attention != "MHA",
+        f"{attention} attention": attention not in ("MHA", "MLA"),
         "encoder-decoder models": config.is_encoder_decoder,
         "multimodal models": config.is_multimodal,
         "embedding and reward models": not config.is_generation,
     }
-    cure = "serve a text model whose layers all have full multi-head or grouped-query attention"
-    return [_line(options.policy, mode, cure) for mode, on in found.items() if on]
+    cure = "serve a text model with multi-head, grouped-query or latent attention"
+    lines = [_line(options.policy, mode, cure) for mode, on in found.items() if on]
+    return lines or list(_part_refusals(ctx, options))
+
+
+def _part_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> Iterator[str]:
+    """Parts of ours that have run with one pool of keys and values, in layers that see the whole sequence."""
+    if ctx.model_config.attention_arch.name == "MLA":
+        model = "multi-head latent attention"
+    elif ctx.is_hybrid_swa or _has_window(ctx.tp_worker.model_runner.model):
+        model = "sliding-window layers"
+    else:
+        return
+    if options.is_tiered:
+        yield f"{flag('residency')} tiered does not support {model}: use {flag('residency')} full"
+    if options.source in UNPROVEN:
+        what = f"{flag('source')} {options.source} with {model}"
+        yield _line(options.policy, what, f"use {flag('source')} none")
 
 
 def _has_window(model: torch.nn.Module) -> bool:

@@ -29,7 +29,7 @@ from sglang_importance.radix_cache.gauges import gauge_values
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.tree.nominal_costs import cost_model
-from sglang_importance.tree.occupancy import capacity_tokens
+from sglang_importance.tree.occupancy import capacity_tokens, full_attention_allocator
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import importance_options
@@ -57,7 +57,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     assert options is not None, "sglang chose our cache without our options"
     allocator = ctx.params.token_to_kv_pool_allocator
     page_size = ctx.params.page_size
-    device_pages = allocator.size // page_size
+    device_pages = full_attention_allocator(allocator).size // page_size
     policy = create_policy(options, cost_model(ctx.model_config, allocator))
     ghost_pages = min(GHOSTS_PER_DEVICE_PAGE * device_pages, MAX_GHOST_PAGES)
     rows = emitted_rows(ctx)
@@ -149,7 +149,7 @@ def create_recorder(
             page_size=ctx.params.page_size,
             model=Path(arguments.model_path).name,
             layers=rows.layers if rows else (),
-            device_tokens=ctx.params.token_to_kv_pool_allocator.size,
+            device_tokens=full_attention_allocator(ctx.params.token_to_kv_pool_allocator).size,
             cost=policy.cost,
         )
     except OSError as error:

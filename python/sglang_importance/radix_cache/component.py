@@ -271,12 +271,13 @@ class ImportanceComponent(FullComponent):
 
     def drive_host_eviction(self, num_tokens: int, tracker: Any, *collected: Any, **named: Any) -> None:
         # Also runs inside a device walk, to make room for the backup of its victim.
-        while self._decides and tracker[self.component_type] < num_tokens:
-            node = self._faults.learn(FaultPlace.RANKING, self._host_victim)
-            if node is not None:
-                self.tree_core._evict_host_leaf(node, tracker, *collected, **named)
-            elif self._faults.is_learning:
-                return
+        with self.order.deciding():
+            while self._decides and tracker[self.component_type] < num_tokens:
+                node = self._faults.learn(FaultPlace.RANKING, self._host_victim)
+                if node is not None:
+                    self.tree_core._evict_host_leaf(node, tracker, *collected, **named)
+                elif self._faults.is_learning:
+                    return
         if not self._decides:
             super().drive_host_eviction(num_tokens, tracker, *collected, **named)
 

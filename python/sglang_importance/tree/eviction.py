@@ -7,6 +7,8 @@ chooses them, and ours are only compared. After a fault upstream chooses as well
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import FaultPlace
@@ -119,6 +121,10 @@ class EvictionOrder(ABC):
 
     decides: bool
 
+    def deciding(self) -> AbstractContextManager[None]:
+        """While a host walk of ours runs, alone or within one over the device."""
+        return nullcontext()
+
     @abstractmethod
     def begin(self, tokens: int) -> None:
         """A walk begins that has to free this many tokens of the device."""
@@ -149,7 +155,11 @@ class EvictionOrder(ABC):
 
 
 class MarginalLossOrder(EvictionOrder):
-    """``importance``: the leaf of least marginal loss is evicted."""
+    """``importance``: the leaf of least marginal loss is evicted.
+
+    Where a model has further state beside its KV (sliding windows in a pool of their own), upstream makes
+    room for that by itself, least recently used first. The whole leaves that it takes then are not ours.
+    """
 
     decides = True
 
@@ -157,9 +167,19 @@ class MarginalLossOrder(EvictionOrder):
         self._state = state
         self._leaves = leaves
         self._taken: list[UnifiedTreeNode] = []
+        self._walks = 0
+
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        self._walks += 1
+        try:
+            yield
+        finally:
+            self._walks -= 1
 
     def begin(self, tokens: int) -> None:
         self._taken = []
+        self._walks += 1
 
     def device_victim(self) -> NodeId | None:
         node_id = self._state.policy.victim(Tier.DEVICE)
@@ -178,8 +198,11 @@ class MarginalLossOrder(EvictionOrder):
             if node in self._state.tree.core.evictable_device_leaves:
                 self._leaves.enter_device(node)
         self._taken = []
+        self._walks -= 1
 
     def reason(self, metadata: NodeMetadata) -> EvictionReason:
+        if not self._walks:
+            return EvictionReason.STOCK_ORDER
         return EvictionReason.DROPPED_AFTER_USE if metadata.expendable else EvictionReason.LEAST_LOSS
 
     def kept_by_importance(self, node: UnifiedTreeNode) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.ranking.cost_model import CostModel
+from sglang_importance.tree.occupancy import full_attention_allocator
 
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig
@@ -56,7 +57,7 @@ def cost_model(model_config: ModelConfig, allocator: BaseTokenToKVPoolAllocator)
         num_layers=num_layers,
         num_heads=num_heads,
         head_dim=head_dim,
-        bytes_per_token=max(1, round(pool_bytes / allocator.size)),
+        bytes_per_token=max(1, round(pool_bytes / full_attention_allocator(allocator).size)),
         flops_per_second=hardware.flops_per_second,
         host_bytes_per_second=hardware.host_bytes_per_second,
         storage_bytes_per_second=hardware.storage_bytes_per_second,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from sgl_importance.tiers import Tier
 
 if TYPE_CHECKING:
+    from sglang.srt.mem_cache.allocator import BaseTokenToKVPoolAllocator
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 
@@ -29,9 +30,15 @@ class _Pool(Protocol):
     def available_size(self) -> int: ...
 
 
+def full_attention_allocator(allocator: BaseTokenToKVPoolAllocator) -> BaseTokenToKVPoolAllocator:
+    """The one that a node's tokens are counted in, where sliding windows have a smaller pool of their own."""
+    full: BaseTokenToKVPoolAllocator = getattr(allocator, "full_attn_allocator", allocator)
+    return full
+
+
 def occupancy(cache: UnifiedRadixCache) -> dict[Tier, Occupancy]:
     """The tiers that sglang sized, device first; storage knows no size."""
-    pools: dict[Tier, _Pool] = {Tier.DEVICE: cache.token_to_kv_pool_allocator}
+    pools: dict[Tier, _Pool] = {Tier.DEVICE: full_attention_allocator(cache.token_to_kv_pool_allocator)}
     if cache.cache_controller is not None:
         pools[Tier.HOST] = cache.cache_controller.mem_pool_host
     found = {}

@@ -1,0 +1,50 @@
+"""What has run, from ``benchmark/results/tested.json``, which ``scripts/tested.py`` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmark.serving.measured import table as _table
+
+_FILE = Path(__file__).resolve().parents[2] / "benchmark/results/tested.json"
+
+
+def _rows(kind: str) -> list[dict[str, Any]]:
+    rows = [row for row in json.loads(_FILE.read_text())["rows"] if row["kind"] == kind]
+    if not rows:
+        raise ValueError(f"tested.json has no {kind}")
+    return rows
+
+
+def _releases(rows: list[dict[str, Any]]) -> str:
+    outcomes: dict[str, bool] = {}
+    for row in rows:
+        outcomes[row["sglang"]] = outcomes.get(row["sglang"], True) and row["outcome"] == "passed"
+    return ", ".join(release if passed else f"**{release} fails**" for release, passed in outcomes.items())
+
+
+def _grouped(rows: list[dict[str, Any]], *names: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def tested_table(kind: str) -> str:
+    """One line for each name of a kind: its ways, the backend, the releases beside which all passed, when."""
+    lines = []
+    for (name, backend), rows in _grouped(_rows(kind), "name", "backend").items():
+        ways = "; ".join(sorted({row["mode"] for row in rows}))
+        tests = ", ".join(sorted({f"`{row['test'].partition('::')[0]}`" for row in rows}))
+        last = min(row["when"] for row in rows)  # of all its ways
+        lines.append([name, ways, f"`{backend}`", _releases(rows), last, tests])
+    return _table(["", "how", "attention backend", "sglang", "last run", "test"], lines)
+
+
+def tested_families() -> str:
+    """The families that passed in every way that they were run in, as in a sentence."""
+    groups = _grouped(_rows("family"), "name")
+    passed = [name for (name,), rows in groups.items() if all(row["outcome"] == "passed" for row in rows)]
+    return f"{', '.join(passed[:-1])} and {passed[-1]}"

@@ -1,0 +1,141 @@
+"""Each family of models on a real server: stock's tokens, evictions by the policy, a sound tree, scores."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sgl_importance.metrics_table import PREFIX
+
+from support.families import FAMILIES, VOCABULARY, Family, write_random_model
+from support.python_path import CHECKS, python_path
+from support.servers import ServerProcess
+
+pytestmark = pytest.mark.server
+
+EVERY_RUN = ("Qwen3", "DeepSeek-V3", "gpt-oss")
+"""One of each kind of attention; the others are nightly."""
+PAGE_TOKENS = 16
+FLAGS = (
+    *("--skip-tokenizer-init", "--page-size", str(PAGE_TOKENS), "--max-running-requests", "4"),
+    *("--context-length", "2048"),
+)
+POOL_TOKENS = 512
+EAGER = python_path(CHECKS / "eager_torch")
+PLUGINS = python_path(CHECKS / "tree_check", CHECKS / "eager_torch")
+PREFIX_TOKENS, ANSWER_TOKENS = 96, 4
+
+Stock = Callable[[Family], tuple[Path, list[list[int]]]]
+
+
+def families() -> list:
+    """Parameters of a test: the families of every run, the others marked as nightly."""
+    return [
+        pytest.param(
+            family,
+            id=family.name,
+            marks=(
+                pytest.mark.tested(kind="family", name=family.name, backend="torch_native"),
+                *(() if family.name in EVERY_RUN else (pytest.mark.nightly,)),
+            ),
+        )
+        for family in FAMILIES
+    ]
+
+
+def ways() -> list:
+    """Parameters of a test: the ways that a family is served in, the first in every run."""
+    auto, none = ("--kv-importance-source", "auto"), ("--kv-importance-source", "none")
+    tiers = ("--enable-hierarchical-cache", "--hicache-ratio", "4")
+    chosen = {
+        "scores": ("page scores from attention", auto),
+        "reuse": ("predicted reuse only", none),
+        "host": ("page scores, and a host tier", (*auto, *tiers)),
+    }
+    return [
+        pytest.param(
+            flags,
+            id=name,
+            marks=(
+                pytest.mark.tested(mode=mode),
+                *(() if name == "scores" else (pytest.mark.nightly,)),
+            ),
+        )
+        for name, (mode, flags) in chosen.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Six prefixes of six pages, each asked about four times, in any order."""
+    rng = random.Random(0)
+    prefixes = [rng.choices(range(10, VOCABULARY), k=PREFIX_TOKENS) for _ in range(6)]
+    asked = [prefix + rng.choices(range(10, VOCABULARY), k=20) for prefix in prefixes for _ in range(4)]
+    return rng.sample(asked, len(asked))
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]) -> Stock:
+    """A family's checkpoint, and the answers of stock sglang that reuses nothing; made once."""
+    made: dict[str, tuple[Path, list[list[int]]]] = {}
+
+    def answers(family: Family) -> tuple[Path, list[list[int]]]:
+        if family.name not in made:
+            model = write_random_model(tmp_path_factory.mktemp(family.model_type), family)
+            flags = ("--kv-policy", "default", "--disable-radix-cache", *FLAGS, *family.flags)
+            with ServerProcess(*flags, model=model, env=EAGER) as server:
+                made[family.name] = model, [asked(server, prompt)["output_ids"] for prompt in prompts]
+        return made[family.name]
+
+    return answers
+
+
+def asked(server: ServerProcess, prompt: list[int]) -> dict:
+    return server.generate(prompt, max_new_tokens=ANSWER_TOKENS, ignore_eos=True)
+
+
+@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("way", ways())
+def test_a_family_is_served(
+    family: Family, way: tuple[str, ...], stock: Stock, prompts: list[list[int]]
+) -> None:
+    model, answers = stock(family)
+    assert len({tuple(answer) for answer in answers}) > len(answers) / 2, "the model ignores its prompt"
+    server = ServerProcess(
+        *("--kv-policy", "importance", *way, *FLAGS, *family.flags),
+        *("--max-total-tokens", str(POOL_TOKENS)),
+        model=model,
+        env=PLUGINS,
+    )
+    with server:
+        middle = len(prompts) // 2
+        replies = [asked(server, prompt) for prompt in prompts[:middle]]
+        with ThreadPoolExecutor(3) as pool:
+            replies += pool.map(lambda prompt: asked(server, prompt), prompts[middle:])
+        assert [reply["output_ids"] for reply in replies] == answers
+        check_tiers(server, replies, has_host="--hicache-ratio" in way, two_pools=family.window_pool)
+        check_scores(server, wanted="none" not in way)
+        server.flush_cache()
+        assert re.search(r"tree_check: sound with [1-9]\d* tokens", server.log())
+
+
+def check_tiers(server: ServerProcess, replies: list[dict], *, has_host: bool, two_pools: bool) -> None:
+    """Each tier gave tokens back, and who had a leaf evicted is told."""
+    details = [reply["meta_info"]["cached_tokens_details"] or {} for reply in replies]
+    assert sum(detail.get("device", 0) for detail in details) >= 2 * PREFIX_TOKENS
+    assert (sum(detail.get("host", 0) for detail in details) > 0) == has_host
+    evicted = f"{PREFIX}evicted_tokens_total"
+    assert server.metric(evicted, tier="device", reason="least_loss") > 0
+    # Room for sliding windows is made by upstream, which takes whole leaves too.
+    assert (server.metric(evicted, tier="device", reason="stock_order") > 0) == two_pools
+
+
+def check_scores(server: ServerProcess, *, wanted: bool) -> None:
+    nodes = server.get("/kv_importance", limit=1000)["nodes"]
+    assert (server.metric(f"{PREFIX}folds_total") > 0) == wanted
+    assert any(node["queries"] > 0 for node in nodes) == wanted
