@@ -188,9 +188,9 @@ class DecodeEmission(ABC):
         self._was_observing = bool(observed)
 
     def _clear_numbers(self) -> None:
-        numbers = self._numbers.numpy()
-        numbers[[_Number.ORDER, _Number.BATCH_START]] = -1
-        numbers[_Number.NUM_QUERIES] = 0
+        self._numbers[_Number.ORDER] = -1
+        self._numbers[_Number.BATCH_START] = -1
+        self._numbers[_Number.NUM_QUERIES] = 0
 
     def _close(self, observed: list[ObservedQueries], *, replayed: bool) -> None:
         EMISSION_TIME.passes += 1
