@@ -81,12 +81,17 @@ def selection_rule(
 
     Args:
         prompt_tokens: length of the prompt.
-        selecting_prompt_tokens: last tokens of the prompt that select; generated ones always do.
+        selecting_prompt_tokens: last tokens of the prompt that select, with those of their first page before
+            them; generated ones always do.
         min_context_tokens: a token with fewer before it reads all of them.
         budget: as in ``SelectionRule``.
         page_size: tokens per page.
     """
-    first = max(prompt_tokens - selecting_prompt_tokens, min_context_tokens)
+    first = prompt_tokens - selecting_prompt_tokens
+    if selecting_prompt_tokens:
+        # A hit ends with a page: tokens between it and the first that selects would read the whole context.
+        first -= first % page_size
+    first = max(first, min_context_tokens)
     return SelectionRule(prompt_tokens, first, budget, page_size)
 
 

@@ -56,8 +56,8 @@ def test_spans_of_a_prompt_end_with_their_page_and_generated_tokens_stand_alone(
         prompt_tokens=11, selecting_prompt_tokens=5, min_context_tokens=0, budget=8, page_size=PAGE
     )
     assert list(rule.spans(0, 13)) == [
-        Span(0, 6, selects=False),
-        Span(6, 8, selects=True),
+        Span(0, 4, selects=False),
+        Span(4, 8, selects=True),
         Span(8, 11, selects=True),
         Span(11, 12, selects=True, is_generated=True),
         Span(12, 13, selects=True, is_generated=True),
