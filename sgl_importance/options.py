@@ -414,7 +414,7 @@ SETTINGS: dict[str, Setting] = {
     ),
     "sparse_min_context": Setting("a token with fewer before it reads all of them", unit="tokens", minimum=0),
     "sparse_prompt_tokens": Setting(
-        "last tokens of a prompt, from the start of a page, that read chosen pages, too; they enter no cache. "
+        "last tokens of a prompt, from the start of a page, that read chosen pages too; they enter no cache. "
         "At 0 all of a prompt is read exactly",
         unit="tokens",
         minimum=0,
