@@ -86,6 +86,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.utils.auth.auth_level": "level",
     # the tokens of a prompt that a caller names
     f"{_SRT}.entrypoints.openai.protocol.ChatCompletionRequest": None,
+    f"{_SRT}.entrypoints.openai.protocol.ChatCompletionResponse": None,
     f"{_SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._validate_request": "self, request",
     f"{_SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request": (
         "self, request, raw_request"
