@@ -154,10 +154,10 @@ class PageSlots:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Brings pages into the staging buffer, those without a slot from the host.
 
-        A page that comes from the host takes a slot that is free, or one of a page that is worth less. Where
-        all of a context is read, only pages that the last two passes did not read make room: were the least
-        recently read to go, a context longer than the slots would push each page out before it comes round
-        again.
+        A page that comes from the host takes a slot that is free, or that of the page that is worth least.
+        Where all of a context is read, only pages that the last two passes did not read make room: were the
+        least recently read to go, a context longer than the slots would push each page out before it comes
+        round again.
 
         Args:
             layer: index among the pool's layers.
@@ -182,9 +182,9 @@ class PageSlots:
             if len(missing):
                 into[missing] = host[pages[missing]].to(into.device)
             staged.append(into.flatten(0, 1))
-        kept, own = self._give_slots(layer, pages[missing], shares is not None)
+        own = self._give_slots(layer, pages[missing], shares is not None)
         for slot_tensor, buffer in ((self.keys, self.staging.keys), (self.values, self.staging.values)):
-            slot_tensor[layer, own] = buffer[missing[kept]]
+            slot_tensor[layer, own] = buffer[missing[: len(own)]]
         return staged[0], staged[1]
 
     def place(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None = None) -> torch.Tensor:
@@ -204,18 +204,16 @@ class PageSlots:
         if not len(missing):
             return places
         absent = pages[missing]
-        kept, own = self._give_slots(layer, absent, shares is not None)
-        is_staged = torch.ones(len(absent), dtype=torch.bool, device=absent.device)
-        is_staged[kept] = False
-        staged = absent[is_staged]
+        own = self._give_slots(layer, absent, shares is not None)
+        kept, staged = absent[: len(own)], absent[len(own) :]
         for slots, buffer, host in (
             (self.keys[layer], self.staging.keys, self.host[layer][0]),
             (self.values[layer], self.staging.values, self.host[layer][1]),
         ):
-            slots[own] = host[absent[kept]].to(slots.device)
+            slots[own] = host[kept].to(slots.device)
             buffer[: len(staged)] = host[staged].to(buffer.device)
-        places[missing[kept]] = own
-        places[missing[is_staged]] = torch.arange(len(staged), device=places.device) + self.num_slots
+        places[missing[: len(own)]] = own
+        places[missing[len(own) :]] = torch.arange(len(staged), device=places.device) + self.num_slots
         return places
 
     def _found(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None) -> torch.Tensor:
@@ -231,36 +229,23 @@ class PageSlots:
         self.traffic.loaded += len(missing)
         return slots
 
-    def _give_slots(
-        self, layer: int, pages: torch.Tensor, is_chosen: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gives pages slots, as many as there are for them.
-
-        Returns:
-            Which of the pages got one, int64 indices, and those slots.
-        """
+    def _give_slots(self, layer: int, pages: torch.Tensor, is_chosen: bool) -> torch.Tensor:
+        """Gives the first of some pages slots, as many as there are for them; returns those slots."""
         now, history = self._pass, self.history
         held = self._page_in[layer, self.num_frames :].long()
         is_free = held < 0
         held = held.clamp(min=0)
         last_read = history.last_read(layer, held)
         may_leave = (is_free | (last_read < (now if is_chosen else now - 1))).nonzero().flatten()
-        if is_chosen:
-            worth, new_worth = history.worth(layer, held, now), history.worth(layer, pages, now)
-        else:
-            worth, new_worth = last_read.double(), torch.full(pages.shape, torch.inf, device=pages.device)
-        worth = worth.masked_fill(is_free, -torch.inf)[may_leave]
-        leaving, entering = worth.argsort(stable=True), new_worth.argsort(descending=True, stable=True)
-        count = min(len(leaving), len(entering))
-        leaving, entering = leaving[:count], entering[:count]
-        pays = new_worth[entering] >= worth[leaving]
-        slots, entering = may_leave[leaving[pays]] + self.num_frames, entering[pays]
-        pages = pages[entering]
+        worth = history.worth(layer, held, now) if is_chosen else last_read
+        leaving = worth.double().masked_fill_(is_free, -torch.inf)[may_leave].argsort(stable=True)
+        slots = may_leave[leaving[: len(pages)]] + self.num_frames
+        pages = pages[: len(slots)]
         left = self._page_in[layer, slots]
         self._slot_of[layer, left[left >= 0].long()] = -1
         self._slot_of[layer, pages] = slots.int()
         self._page_in[layer, slots] = pages.int()
-        return entering, slots
+        return slots
 
     def is_resident(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Whether pages can be read without the host, bool [pages]."""

@@ -182,3 +182,25 @@ def test_a_page_that_comes_whole_takes_no_frame() -> None:
     plan = frames.plan(torch.arange(PAGE, 3 * PAGE))
     assert len(plan.to_host) == 2 * PAGE
     assert len(plan.to_frames) == len(frames.open()[0]) == 0
+
+
+def test_what_somebody_else_wrote_on_the_host_is_represented_anew() -> None:
+    host = [torch.zeros(PAGES * PAGE, HEADS, dim) for dim in (KEY_DIM, VALUE_DIM)]
+    slots = PageSlots(
+        *([tensor] for tensor in host),
+        num_frames=1,
+        num_slots=3,
+        page_size=PAGE,
+        staging_pages=3,
+        device="cpu",
+        selector=RepresentativeKeys(PAGE, count=2),
+    )
+    assert slots.representations is not None
+    pages = torch.tensor([4, 5])
+    slots.representations.of(0, pages)
+    host[0][5 * PAGE :].normal_()
+    with pytest.raises(AssertionError, match="of other keys"):
+        slots.check_integrity()
+    slots.forget(pages)
+    slots.representations.of(0, pages)
+    slots.check_integrity()
