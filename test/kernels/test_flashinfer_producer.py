@@ -71,9 +71,13 @@ def test_requests_are_told_apart_by_their_starts() -> None:
 @pytest.mark.parametrize(
     "mutation",
     [
-        Mutation("order_for_batch_row", "BATCH_ROW, index] = batch_row", "BATCH_ROW, index] = index"),
+        Mutation(
+            "order_for_batch_row", "BATCH_ROW, :count] = batch_rows", "BATCH_ROW, :count] = range(count)"
+        ),
         pytest.param(
-            Mutation("one_start_for_all", "BATCH_START, batch_row] = start", "BATCH_START, batch_row] = 0"),
+            Mutation(
+                "one_start_for_all", "BATCH_START, batch_rows] = starts", "BATCH_START, batch_rows] = 0"
+            ),
             marks=pytest.mark.nightly,
         ),
     ],

@@ -107,7 +107,10 @@ TWINS = [
         producer,
         Mutation("other_layer", "            index,\n            gate=", "            0,\n            gate="),
     ),
-    (decode_emission, Mutation("row_by_order", "BATCH_ROW, index] = batch_row", "BATCH_ROW, index] = index")),
+    (
+        decode_emission,
+        Mutation("row_by_order", "BATCH_ROW, :count] = batch_rows", "BATCH_ROW, :count] = range(count)"),
+    ),
 ]
 
 

@@ -68,9 +68,13 @@ def test_replays_of_one_graph_observe_and_do_not() -> None:
 
 
 TWINS = [
-    Mutation("order_for_batch", "_Number.ORDER, batch_row]", "_Number.ORDER, index]"),
-    Mutation("stale_length", "SEQ_LEN, index] = queries.seq_len", "SEQ_LEN, index] = 5"),
-    Mutation("slot_by_order", "SLOT, index] = queries.slot", "SLOT, index] = index + 1"),
+    Mutation("order_for_batch", "_Number.ORDER, batch_rows]", "_Number.ORDER, :count]"),
+    Mutation("stale_length", "SEQ_LEN, :count] = seq_lens", "SEQ_LEN, :count] = 5"),
+    Mutation(
+        "slot_by_order",
+        "SLOT, :count] = [queries.slot for queries in observed]",
+        "SLOT, :count] = range(1, count + 1)",
+    ),
     Mutation("never_named", "        self._staged.send(self._numbers)\n        self.opened()\n", ""),
 ]
 
