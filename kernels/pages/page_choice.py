@@ -91,7 +91,7 @@ class PageChooser:
         if self._rule.resident_bias:
             resident = self._is_resident(layer, pages[:num_complete])
             bonus = math.log1p(self._rule.resident_bias) * resident.float()
-        kept = best_pages(
+        kept, shares = best_pages(
             logits,
             bonus=bonus,
             max_pages=max_pages - num_partial,
@@ -102,7 +102,6 @@ class PageChooser:
             least_share=self._rule.least_share,
         )
         self._traffic.selected += len(kept) + num_partial
-        shares = logits.softmax(dim=1)[:, kept].amax(dim=0)
         # The partial page is being filled, in a frame: nothing is known of it, nor asked.
         return torch.cat([pages[kept], pages[num_complete:]]), pad(shares, (0, num_partial))
 
@@ -117,8 +116,8 @@ def best_pages(
     top_p: float = 1.0,
     least_share: float = 0.0,
     bonus: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Indices of the pages to read, ascending; int64.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices of the pages to read, ascending, int64, and the largest share that a query has there, float32.
 
     A page is as good as the largest share of a query's estimated attention that it has, over all queries:
     heads are compared by shares, as the scales of their logits differ.
@@ -135,9 +134,8 @@ def best_pages(
     """
     num_pages = logits.shape[1]
     log_shares = logits - logits.logsumexp(dim=1, keepdim=True)
-    scores = log_shares.amax(dim=0)
-    if bonus is not None:
-        scores += bonus
+    largest = log_shares.amax(dim=0)
+    scores = largest.clone() if bonus is None else largest + bonus
     num_forced = min(num_sinks + num_recent, num_pages)
     if unit_pages > 1:
         scores = _by_unit(scores, unit_pages)
@@ -151,7 +149,8 @@ def best_pages(
         weights = logits[:, best] - logits.amax(dim=1, keepdim=True)
         matters = (weights >= math.log(least_share)).any(dim=0)
         best = best[matters | scores[best].isinf()]
-    return best.sort().values
+    best = best.sort().values
+    return best, largest[best].exp()
 
 
 def _by_unit(scores: torch.Tensor, unit_pages: int) -> torch.Tensor:

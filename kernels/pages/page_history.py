@@ -12,7 +12,7 @@ NEVER = -2
 """Pass that an unread page was last read in: before the two that keep a page from a stream."""
 
 DECAY = 0.95
-"""Of what a read is worth, by pass, under ``ema``."""
+"""What is left of a choice after each pass, under ``ema`` and ``importance``."""
 
 
 class PageHistory:
@@ -66,7 +66,7 @@ class PageHistory:
         return self._choices[layer, pages] * self._fading(layer, pages, now)
 
     def _fading(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
-        return torch.tensor(self._decay) ** (now - self._last[layer, pages]).float()
+        return torch.pow(self._decay, (now - self._last[layer, pages]).float())
 
     def forget(self, pages: torch.Tensor) -> None:
         """The pages were freed."""

@@ -17,6 +17,7 @@ from sgl_importance.tiers import Tier
 
 MAX_LOST_PARTS = 8
 OBSERVED = "--kv-policy observe keeps stock's evictions"
+NO_SELECTOR = "the server has no selector: every page is read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,18 @@ class HintedRequest:
         cached_tokens: tokens of it that the cache knew when the request was admitted.
         clock: serial of the request, in admitted requests.
         observe: whether hints may predict, but move nothing.
+        has_selector: whether the server's steps read chosen pages only, which a budget is for.
     """
 
     def __init__(
-        self, hints: Hints, *, prompt_tokens: int, cached_tokens: int, clock: int, observe: bool
+        self,
+        hints: Hints,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int,
+        clock: int,
+        observe: bool,
+        has_selector: bool = False,
     ) -> None:
         self.hints = hints
         self.lost: list[LostPages] = []
@@ -51,6 +60,12 @@ class HintedRequest:
         self._blocks = PromptBlocks(hints.block_types, new_from=cached_tokens, prompt_tokens=prompt_tokens)
         if hints.prefetch:
             self.outcome["prefetch"] = {"applied": True}
+        if hints.selector is not None:
+            self.outcome["selector"] = {"applied": True}
+        if hints.budget is not None:
+            self.outcome["budget"] = {"applied": has_selector}
+            if not has_selector:
+                self.outcome["budget"]["reason"] = NO_SELECTOR
         if observe:
             for name in ("retain", "drop_after_use"):
                 if getattr(hints, name):

@@ -120,7 +120,7 @@ def test_the_choice_keeps_its_promises(
     least_share: float,
 ) -> None:
     logits = 4 * torch.randn(3, num_pages, generator=torch.Generator().manual_seed(seed))
-    kept = best_pages(
+    found, shares = best_pages(
         logits,
         max_pages=max_pages,
         num_sinks=num_sinks,
@@ -128,7 +128,9 @@ def test_the_choice_keeps_its_promises(
         unit_pages=unit_pages,
         top_p=top_p,
         least_share=least_share,
-    ).tolist()
+    )
+    torch.testing.assert_close(shares, logits.softmax(dim=1).amax(dim=0)[found])
+    kept = found.tolist()
     forced = {*range(min(num_sinks, num_pages)), *range(max(num_pages - num_recent, 0), num_pages)}
     assert kept == sorted(set(kept))
     assert forced <= set(kept)
@@ -145,6 +147,6 @@ def test_the_choice_keeps_its_promises(
 def test_units_are_taken_whole() -> None:
     logits = torch.zeros(1, 16)
     logits[0, 6] = 5.0
-    kept = best_pages(logits, max_pages=5, num_sinks=1, num_recent=0, unit_pages=4)
+    kept, _ = best_pages(logits, max_pages=5, num_sinks=1, num_recent=0, unit_pages=4)
     assert kept.tolist()[:1] == [0]
     assert {4, 5, 6, 7} <= set(kept.tolist())

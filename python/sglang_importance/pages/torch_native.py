@@ -120,30 +120,6 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache)
-
-    def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: RadixAttention,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool = True,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache)
-
-    def _forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: RadixAttention,
-        forward_batch: ForwardBatch,
-        *,
-        save_kv_cache: bool,
-    ) -> torch.Tensor:
         assert save_kv_cache, "tiered pages need every layer's own keys and values in the pool"
         self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         heads = layer.tp_q_head_num
@@ -158,6 +134,9 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
                 sums.add(*attend_causally(queries[rows], k[rows], v[rows], layer.scaling))
             results[rows] = sums.output.to(output.dtype)
         return output
+
+    # What sets a decode step apart is in its spans, which are made before the first layer.
+    forward_decode = forward_extend
 
     def _read_pages(
         self, sums: PartialAttention, queries: torch.Tensor, span: _Span, layer: RadixAttention

@@ -59,6 +59,7 @@ class HintFollower:
             cached_tokens=cached_tokens,
             clock=self._policy.clock,
             observe=self._state.options.policy == "observe",
+            has_selector=self._state.options.is_sparse,
         )
         setattr(req, HINTED_ATTRIBUTE, hinted)
         if hints.report:
