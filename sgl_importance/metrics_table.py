@@ -125,6 +125,17 @@ _SCHEDULER = (
     Metric("pages_written_total", "Pages of tiered KV that went to the host, in each layer"),
     Metric("pages_candidates_total", "Pages that a selector chose from, in each layer"),
     Metric("pages_selected_total", "Of these, those that it chose for a step to read"),
+    Metric("pages_loaded_bytes_total", "Bytes of tiered KV that came from the host"),
+    Metric("pages_load_seconds_total", "Time that attention waited for pages from the host, in seconds"),
+    # ---- audits of chosen pages ----
+    Metric("page_audits_total", "Choices of pages that were compared with exact attention"),
+    Metric("page_audits_failed_total", "Of these, those that missed too much: the exact output was used"),
+    Metric("page_audit_missed_mass_total", "Share of attention outside the chosen pages, summed over audits"),
+    Metric(
+        "page_audit_output_error_total",
+        "Length of the difference from the exact output, in lengths of that, summed over audits",
+    ),
+    Metric("unsure_tokens_total", "Generated tokens that were less probable than audits ask for"),
     # ---- memory ----
     Metric("size_tokens", "Tokens that a tier can hold", Kind.GAUGE, {"tier": _EVICTING}),
     Metric("used_tokens", "Tokens of a tier that are taken", Kind.GAUGE, {"tier": _EVICTING}),

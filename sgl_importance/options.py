@@ -76,6 +76,9 @@ class ImportanceOptions:
     sparse_prompt_tokens: int = 0
     sparse_dense_layers: tuple[int, ...] = ()
     sparse_resident_bias: float = 0.0
+    sparse_audit_interval: int = 0
+    sparse_audit_missed_mass: float = 1.0
+    sparse_audit_confidence: float = 0.0
 
     def __post_init__(self) -> None:
         problems = [
@@ -104,7 +107,13 @@ class ImportanceOptions:
             Prune.parse(self.sparse_prune)
         except ValueError as error:
             problems.append(f"{keyword('sparse_prune')} {error}")
+        if self.sparse_audit_missed_mass < 1 and not self.sparse_audit_interval:
+            problems.append(
+                f"{keyword('sparse_audit_missed_mass')} needs audits: give {keyword('sparse_audit_interval')}"
+            )
         if not self.is_sparse:
+            if self.sparse_audit_interval or self.sparse_audit_confidence:
+                problems.append(f"audits need {keyword('sparse_selector')} to be a selector, not 'all'")
             return problems
         selector = f"{keyword('sparse_selector')} {self.sparse_selector!r}"
         if not self.is_tiered:
@@ -432,6 +441,29 @@ SETTINGS: dict[str, Setting] = {
         minimum=0,
         whole=False,
         cost="above 0 the same prompt may be answered with other tokens at another time",
+    ),
+    "sparse_audit_interval": Setting(
+        "generated tokens from one audit of a request to the next: one layer's choice of pages is compared "
+        "with exact attention; 0 for none",
+        unit="generated tokens",
+        minimum=0,
+        cost="one layer of one step in N attends to its whole context on the host",
+    ),
+    "sparse_audit_missed_mass": Setting(
+        "an audit that finds a larger share of attention outside the chosen pages fails: its layer's output "
+        "becomes the exact one, and the request's budget doubles until an audit passes; at 1 none fails",
+        unit="share",
+        minimum=0,
+        maximum=1,
+        whole=False,
+    ),
+    "sparse_audit_confidence": Setting(
+        "a token whose probability is less than this doubles the budget of those behind it, until one is "
+        "surer; 0 for never",
+        unit="probability",
+        minimum=0,
+        maximum=1,
+        whole=False,
     ),
 }
 

@@ -65,6 +65,11 @@ class PageHistory:
             return self._last[layer, pages].double()
         return self._choices[layer, pages] * self._fading(layer, pages, now)
 
+    def choices(self, pages: torch.Tensor, now: int) -> torch.Tensor:
+        """How often pages were chosen of late in each layer, by the policy; float32 [layers, pages]."""
+        fading = torch.pow(self._decay, (now - self._last[:, pages]).float())
+        return self._choices[:, pages] * fading
+
     def _fading(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
         return torch.pow(self._decay, (now - self._last[layer, pages]).float())
 

@@ -171,21 +171,18 @@ class PageSlots:
         """
         slots = self._found(layer, pages, shares)
         there, missing = (slots >= 0).nonzero().flatten(), (slots < 0).nonzero().flatten()
-        staged = []
-        for buffer, kept, host in (
-            (self.staging.keys, self.keys[layer], self.host[layer][0]),
-            (self.staging.values, self.values[layer], self.host[layer][1]),
-        ):
-            into = buffer[: len(pages)]
-            if len(there):
-                into[there] = kept[slots[there]]
-            if len(missing):
-                into[missing] = host[pages[missing]].to(into.device)
-            staged.append(into.flatten(0, 1))
+        keys, values = (buffer[: len(pages)] for buffer in (self.staging.keys, self.staging.values))
+        kept_keys, kept_values = self.keys[layer], self.values[layer]
+        if len(there):
+            keys[there], values[there] = kept_keys[slots[there]], kept_values[slots[there]]
+        if len(missing):
+            host_keys, host_values = self.host[layer]
+            with self.traffic.loading(len(missing), self.page_bytes):
+                keys[missing] = host_keys[pages[missing]].to(keys.device)
+                values[missing] = host_values[pages[missing]].to(values.device)
         own = self._give_slots(layer, pages[missing], shares is not None)
-        for slot_tensor, buffer in ((self.keys, self.staging.keys), (self.values, self.staging.values)):
-            slot_tensor[layer, own] = buffer[missing[: len(own)]]
-        return staged[0], staged[1]
+        kept_keys[own], kept_values[own] = keys[missing[: len(own)]], values[missing[: len(own)]]
+        return keys.flatten(0, 1), values.flatten(0, 1)
 
     def place(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None = None) -> torch.Tensor:
         """Makes pages readable where they lie: brings those without a slot from the host, as ``read`` does.
@@ -206,12 +203,13 @@ class PageSlots:
         absent = pages[missing]
         own = self._give_slots(layer, absent, shares is not None)
         kept, staged = absent[: len(own)], absent[len(own) :]
-        for slots, buffer, host in (
-            (self.keys[layer], self.staging.keys, self.host[layer][0]),
-            (self.values[layer], self.staging.values, self.host[layer][1]),
-        ):
-            slots[own] = host[kept].to(slots.device)
-            buffer[: len(staged)] = host[staged].to(buffer.device)
+        with self.traffic.loading(len(absent), self.page_bytes):
+            for slots, buffer, host in (
+                (self.keys[layer], self.staging.keys, self.host[layer][0]),
+                (self.values[layer], self.staging.values, self.host[layer][1]),
+            ):
+                slots[own] = host[kept].to(slots.device)
+                buffer[: len(staged)] = host[staged].to(buffer.device)
         places[missing[: len(own)]] = own
         places[missing[len(own) :]] = torch.arange(len(staged), device=places.device) + self.num_slots
         return places
@@ -226,7 +224,6 @@ class PageSlots:
         read = slice(len(slots))
         self.history.read(layer, pages[read], self._pass, None if shares is None else shares[read])
         self.traffic.read += len(slots)
-        self.traffic.loaded += len(missing)
         return slots
 
     def _give_slots(self, layer: int, pages: torch.Tensor, is_chosen: bool) -> torch.Tensor:
@@ -250,6 +247,10 @@ class PageSlots:
     def is_resident(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Whether pages can be read without the host, bool [pages]."""
         return (self._slot_of[layer, pages] >= 0) | (self.open_pages.frame_of[pages] >= 0)
+
+    def choices(self, pages: torch.Tensor) -> torch.Tensor:
+        """How often pages were chosen of late in each layer, by the policy; float32 [layers, pages]."""
+        return self.history.choices(pages, self._pass)
 
     def flush(self, layer: int) -> None:
         """Copies open pages of a layer to the host, for those who read the pool there."""

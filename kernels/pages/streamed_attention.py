@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from sgl_importance_kernels.pages.decode_attention import attend_pages
 from sgl_importance_kernels.pages.page_slots import PageSlots
+from sgl_importance_kernels.pages.running_attention import RunningAttention
 
 
 class PartialAttention:
@@ -41,6 +41,12 @@ class PartialAttention:
         """Of all parts, float32 [tokens, heads, value dimension]."""
         assert self._output is not None, "no part was added"
         return self._output
+
+    @property
+    def log_sum(self) -> torch.Tensor:
+        """Log of the sum of exponentials of all logits, float32 [tokens, heads]."""
+        assert self._log_sum is not None, "no part was added"
+        return self._log_sum
 
 
 def attend(
@@ -154,29 +160,16 @@ def _attend_in_place(
     shares: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one token without a copy of what is in slots; as a part for ``PartialAttention``."""
-    slot_keys, slot_values = slots.keys[layer].numpy(), slots.values[layer].numpy()
-    staging = slots.staging
-    kv_heads, value_dim = slot_values.shape[-2:]
-    by_kv_head = queries.float().view(kv_heads, -1, queries.shape[-1]).contiguous()
-    largest = torch.full(by_kv_head.shape[:2], -torch.inf)
-    sums = torch.zeros(by_kv_head.shape[:2])
-    outputs = torch.zeros(*by_kv_head.shape[:2], value_dim)
+    running = RunningAttention(queries, *slots.values.shape[-2:], scale)
     first = 0
     while first < len(pages):
         places = slots.place(layer, pages[first:], None if shares is None else shares[first:])
-        attend_pages(
-            by_kv_head.numpy(),
-            slot_keys,
-            slot_values,
-            staging.keys.numpy(),
-            staging.values.numpy(),
-            places.numpy(),
+        running.add(
+            slots.keys[layer],
+            slots.values[layer],
+            slots.staging,
+            places,
             num_tokens - first * slots.page_size,
-            scale,
-            largest.numpy(),
-            sums.numpy(),
-            outputs.numpy(),
         )
         first += len(places)
-    output = outputs / sums[..., None]
-    return output.view(1, -1, value_dim), (largest + sums.log()).view(1, -1)
+    return running.part()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -15,6 +18,8 @@ class PageTraffic:
         written: pages that went to the host.
         candidates: pages that a selector chose from.
         selected: those that it chose.
+        loaded_bytes: of the pages that came from the host.
+        load_seconds: that attention waited for them.
     """
 
     read: int = 0
@@ -22,3 +27,14 @@ class PageTraffic:
     written: int = 0
     candidates: int = 0
     selected: int = 0
+    loaded_bytes: int = 0
+    load_seconds: float = 0.0
+
+    @contextmanager
+    def loading(self, num_pages: int, page_bytes: int) -> Iterator[None]:
+        """Counts the copies from the host that are made inside."""
+        self.loaded += num_pages
+        self.loaded_bytes += num_pages * page_bytes
+        start = time.perf_counter()
+        yield
+        self.load_seconds += time.perf_counter() - start

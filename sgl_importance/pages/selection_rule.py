@@ -32,7 +32,7 @@ class Span:
     is_generated: bool = False
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class SelectionRule:
     """Of one request. It depends on positions only, so that a prompt is read alike, cached or not.
 
@@ -63,10 +63,10 @@ class SelectionRule:
             yield Span(at, end, selects=True, is_generated=is_generated)
             at = end
 
-    def max_pages(self, context_tokens: int) -> int:
-        """Pages that a query over a context may read."""
+    def max_pages(self, context_tokens: int, factor: int = 1) -> int:
+        """Pages that a query over a context may read, of a budget that counts ``factor``-fold."""
         tokens = self.budget * context_tokens if self.budget < 1 else self.budget
-        return int(-(-tokens // self.page_size))
+        return int(-(-factor * tokens // self.page_size))
 
 
 def selection_rule(

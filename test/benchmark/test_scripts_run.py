@@ -32,6 +32,7 @@ ONLY_READ = (
     "agents.py",
     "kernels/run.py",
     "overhead.py",
+    "pages/adversarial.py",
     "pages/exact_match.py",
     "pages/residency.py",
     "pages/served.py",

@@ -50,6 +50,32 @@ def sparse_then_exact(
     return [sparse for sparse, _ in pairs], [exact for _, exact in pairs]
 
 
+AUDITED = (
+    *("--kv-sparse-audit-interval", "2", "--kv-sparse-audit-missed-mass", "0.5"),
+    *("--kv-sparse-audit-confidence", "0.01"),
+)
+
+
+def test_audits_make_answers_more_exact_and_depend_on_the_request_alone(
+    random_model: Path, exchanges: list[Exchange]
+) -> None:
+    """Retracted and computed again, a request keeps the budgets that its audits gave it."""
+    long = [exchange for exchange in exchanges if len(exchange.answer) == LONG_ANSWER_TOKENS]
+    asked = long[:FIRST_OF_THE_LONG] + exchanges[:30]
+    with tiered_server(random_model, *SPARSE, *AUDITED, "--kv-device-tokens", "640") as server:
+        alone = answers(server, asked, 1)
+        once = server.get("/kv_importance?limit=1")["pages"]["audits"]
+        together = answers(server, asked, 8)
+        twice = server.get("/kv_importance?limit=1")["pages"]["audits"]
+    print(once, twice)
+    assert number_differing(together, alone) == 0
+    assert 0 < once["failed"] < once["audits"]
+    assert once["unsure"] > 0
+    # What was computed again after a retraction was not counted again.
+    assert twice["audits"] == 2 * once["audits"]
+    assert twice["failed"] == 2 * once["failed"]
+
+
 def number_differing(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> int:
     return sum(list(one) != list(other) for one, other in zip(some, others, strict=True))
 

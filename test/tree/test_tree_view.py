@@ -17,6 +17,7 @@ from sgl_importance.trace.records import EventKind
 from sglang_importance.operations import job as job_module
 from sglang_importance.operations.messages import OPERATIONS
 from sglang_importance.operations.node_view import MAX_CELLS, strip
+from sglang_importance.operations.tiered_pages import NodePages
 from sglang_importance.operations.prefix_search import common_prefix
 from sglang_importance.operations.runner import Desk
 from sglang_importance.tree.event_log import EventLog
@@ -156,6 +157,18 @@ def test_a_strip_is_bounded_and_loses_no_mass(pages: int):
     assert sum(cells["cross_mass"]) == pytest.approx(importance.body_mass(Origin.CROSS).sum(), rel=1e-3)
     assert max(cells["peak"]) == pytest.approx(pages, rel=1e-3)
     assert not any(cells["self_mass"])
+
+
+@given(pages=st.integers(1, 3 * MAX_CELLS), seed=st.integers(0, 99))
+def test_a_cell_of_tiered_pages_is_as_chosen_as_its_best_page(pages: int, seed: int):
+    rng = np.random.default_rng(seed)
+    tiered = NodePages(resident=rng.integers(0, 2, pages).astype(float), chosen=rng.random(pages))
+    cells = strip(NodeImportance(pages, creator=0), tiered)
+    wide = cells["pages_per_cell"]
+    starts = range(0, pages, wide)
+    for name, of_cell in (("resident", np.mean), ("chosen", np.max)):
+        expected = [of_cell(getattr(tiered, name)[start : start + wide]) for start in starts]
+        assert cells[name] == pytest.approx(expected, rel=1e-3)
 
 
 # ---- search ----

@@ -141,7 +141,10 @@ def _tiered_pages(scheduler: Scheduler) -> None:
     cache = _cache(scheduler)
     if cache.importance.state.options.is_tiered:
         pool = cache.token_to_kv_pool_allocator.get_kvcache()
-        cache.importance.state.counters.page_traffic = pool.slots.traffic
+        counters = cache.importance.state.counters
+        counters.page_traffic = pool.slots.traffic
+        if pool.selections is not None:
+            counters.page_audits = pool.selections.audits
 
 
 def _cache(scheduler: Scheduler) -> ImportanceRadixCache:

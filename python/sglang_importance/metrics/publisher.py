@@ -25,7 +25,7 @@ FIELDS = {
 
 def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
     """The value of every counter of the scheduler so far: by name, then by label value or values."""
-    calibration, pages = counters.calibration, counters.page_traffic
+    calibration, pages, audits = counters.calibration, counters.page_traffic, counters.page_audits
     values: dict[str, Mapping[Any, float]] = {
         "emissions_total": {(): EMISSION_TIME.passes},
         "emission_seconds_total": {(): EMISSION_TIME.seconds},
@@ -34,6 +34,13 @@ def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
         "pages_written_total": {(): pages.written},
         "pages_candidates_total": {(): pages.candidates},
         "pages_selected_total": {(): pages.selected},
+        "pages_loaded_bytes_total": {(): pages.loaded_bytes},
+        "pages_load_seconds_total": {(): pages.load_seconds},
+        "page_audits_total": {(): audits.audits},
+        "page_audits_failed_total": {(): audits.failed},
+        "page_audit_missed_mass_total": {(): audits.missed_mass},
+        "page_audit_output_error_total": {(): audits.output_error},
+        "unsure_tokens_total": {(): audits.unsure},
         "reuse_predictions_total": dict(zip(BUCKETS, calibration.judged, strict=True)),
         "reuse_predicted_total": dict(zip(BUCKETS, calibration.predicted, strict=True)),
         "reuse_observed_total": dict(zip(BUCKETS, calibration.observed, strict=True)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import OPERATIONS, SHADOWS, FaultPlace
 from sgl_importance.nodes.ghosts import EvictionReason
+from sgl_importance.pages.audits import AuditCounts
 from sgl_importance.ranking.write_gate import Refusal
 from sgl_importance.reuse.calibration import Calibration
 from sgl_importance.tiers import Tier
@@ -33,7 +34,8 @@ class Counters:
 
     Attributes:
         calibration: predictions of reuse and what became of them, which is three series.
-        page_traffic: the pool's own counts of tiered pages, which are three series, too.
+        page_traffic: the pool's own counts of tiered pages.
+        page_audits: the pool's own counts of audits of chosen pages.
     """
 
     requests: int = 0
@@ -60,6 +62,7 @@ class Counters:
     faults: dict[FaultPlace, int] = field(default_factory=lambda: dict.fromkeys(FaultPlace, 0))
     calibration: Calibration = field(default_factory=Calibration)
     page_traffic: PageTraffic = field(default_factory=PageTraffic)
+    page_audits: AuditCounts = field(default_factory=AuditCounts)
     observed_saved_tokens: int = 0
     observed_lost_tokens: int = 0
     observed_agreed_tokens: int = 0

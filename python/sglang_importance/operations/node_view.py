@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sgl_importance.signal.node_importance import FloatArray, NodeImportance, Origin
 from sglang_importance.operations.job import Document, Job, Slices
 from sglang_importance.operations.recent_events import describe_event
 from sglang_importance.operations.snapshot import describe_node
+from sglang_importance.operations.tiered_pages import NodePages, node_pages
 from sglang_importance.operations.tree_view import find_node
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
@@ -36,7 +38,8 @@ def node(cache: ImportanceRadixCache, arguments: Document) -> Job:
         stack.extend(below.children.values())
         if pause.is_due():
             yield
-    return _describe(component, find_node(component, found.id), p_reuse)
+    found = find_node(component, found.id)
+    return _describe(component, found, p_reuse, node_pages(cache, found))
 
 
 def prompt(cache: ImportanceRadixCache, arguments: Document) -> Document:
@@ -49,7 +52,9 @@ def prompt(cache: ImportanceRadixCache, arguments: Document) -> Document:
     return {"input_ids": ids, **_namespace(found)}
 
 
-def _describe(component: ImportanceComponent, node: UnifiedTreeNode, p_reuse: float) -> dict[str, Any]:
+def _describe(
+    component: ImportanceComponent, node: UnifiedTreeNode, p_reuse: float, pages: NodePages | None
+) -> dict[str, Any]:
     metadata = component.state.tree.metadata(node)
     digest = component.state.tree.end_digest(node)
     ids = key_of(node).raw_token_ids()
@@ -67,7 +72,7 @@ def _describe(component: ImportanceComponent, node: UnifiedTreeNode, p_reuse: fl
             {"pin_id": pin.pin_id, "source": pin.source.name.lower(), "tokens": len(pin.tokens)}
             for pin in component.pins.table.holders(digest)
         ],
-        "strip": strip(metadata.importance),
+        "strip": strip(metadata.importance, pages),
         "head_ids": list(ids[:HEAD_TOKENS]),
         "tail_ids": list(ids[max(HEAD_TOKENS, len(ids) - TAIL_TOKENS) :]),
     }
@@ -77,17 +82,33 @@ def _namespace(node: UnifiedTreeNode) -> dict[str, str | None]:
     return {"extra_key": key_of(node).extra_key, "cache_salt": key_of(node).cache_salt}
 
 
-def strip(importance: NodeImportance) -> dict[str, Any]:
-    """Body mass and peak along a node, at most MAX_CELLS cells: masses add up in a cell, peaks do not."""
+def strip(importance: NodeImportance, pages: NodePages | None = None) -> dict[str, Any]:
+    """Body mass and peak along a node, at most MAX_CELLS cells: masses add up in a cell, peaks do not.
+
+    Args:
+        importance: of the node.
+        pages: what the device knows of them, where they are tiered: ``resident`` is a cell's mean, ``chosen``
+            its largest.
+    """
     pages_per_cell = -(-importance.num_pages // MAX_CELLS)
     starts = np.arange(0, importance.num_pages, pages_per_cell)
 
-    def rounded(values: FloatArray) -> list[float]:
-        return [float(f"{value:.4g}") for value in values]
-
     return {
         "pages_per_cell": pages_per_cell,
-        "self_mass": rounded(np.add.reduceat(importance.body_mass(Origin.SELF), starts)),
-        "cross_mass": rounded(np.add.reduceat(importance.body_mass(Origin.CROSS), starts)),
-        "peak": rounded(np.maximum.reduceat(importance.peak(), starts)),
+        "self_mass": _rounded(np.add.reduceat(importance.body_mass(Origin.SELF), starts)),
+        "cross_mass": _rounded(np.add.reduceat(importance.body_mass(Origin.CROSS), starts)),
+        "peak": _rounded(np.maximum.reduceat(importance.peak(), starts)),
+        **(_residency_strip(pages, starts) if pages is not None else {}),
     }
+
+
+def _residency_strip(pages: NodePages, starts: npt.NDArray[np.int64]) -> dict[str, list[float]]:
+    counts = np.diff(starts, append=len(pages.resident))
+    return {
+        "resident": _rounded(np.add.reduceat(pages.resident, starts) / counts),
+        "chosen": _rounded(np.maximum.reduceat(pages.chosen, starts)),
+    }
+
+
+def _rounded(values: FloatArray) -> list[float]:
+    return [float(f"{value:.4g}") for value in values]

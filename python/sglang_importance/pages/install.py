@@ -19,6 +19,7 @@ from sgl_importance_kernels.pages.selectors.registry import SELECTORS
 from sgl_importance_kernels.pages.selectors.selector import Selector
 from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.score_sources import NONE
+from sglang_importance.pages import confidence
 from sglang_importance.pages.pool import TieredKVPool, forget_freed_pages
 from sglang_importance.pages.selections import Selections
 from sglang_importance.pages.torch_native import EmittingTieredBackend, TieredTorchNativeBackend
@@ -46,6 +47,8 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
             f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator": (_forgetting_allocator, HookType.AROUND),
         }
     )
+    if options.sparse_audit_confidence:
+        install_hooks(confidence.HOOKS)
 
     def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
         if model_runner.is_draft_worker:
@@ -124,7 +127,8 @@ def _sparse_backend(model_runner: ModelRunner, options: ImportanceOptions) -> At
     chooser = PageChooser(
         slots.representations, pool.page_size, rule, slots.traffic, is_resident=slots.is_resident
     )
-    return TieredTorchNativeBackend(model_runner, chooser, frozenset(options.sparse_dense_layers))
+    selecting = [layer for layer in layers if layer not in options.sparse_dense_layers]
+    return TieredTorchNativeBackend(model_runner, chooser, selecting)
 
 
 def _forgetting_allocator(

@@ -1,44 +1,79 @@
-"""Which tokens of each request read chosen pages: known to its attention and to the tree."""
+"""Which tokens of each request read chosen pages, and what came of it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.pages.audits import AuditCounts, AuditRule, AuditTrail
 from sgl_importance.pages.selection_rule import SelectionRule, read_all, selection_rule
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
-RULE_ATTRIBUTE = "importance_selection"
+SELECTION_ATTRIBUTE = "importance_selection"
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Selection:
+    """Of one request.
+
+    Attributes:
+        rule: which tokens select, and how many pages.
+        trail: checks of its choices.
+        candidates: pages that its tokens chose from, in all layers.
+        selected: those that were chosen.
+    """
+
+    rule: SelectionRule
+    trail: AuditTrail
+    candidates: int = 0
+    selected: int = 0
+
+    def report(self) -> dict[str, Any]:
+        """The part ``pages`` of the report that a request may ask for; means are None where none was made."""
+        counts = self.trail.counts
+        return {
+            "candidates": self.candidates,
+            "selected": self.selected,
+            "audits": counts.audits,
+            "failed_audits": counts.failed,
+            "missed_mass": counts.missed_mass / counts.audits if counts.audits else None,
+            "output_error": counts.output_error / counts.audits if counts.audits else None,
+            "unsure_tokens": counts.unsure,
+        }
 
 
 class Selections:
-    """The rules of requests. A request holds its own, which goes with it.
+    """The selections of all requests. A request holds its own, which goes with it.
 
     Args:
         options: what the operator chose for requests that say nothing.
         page_size: tokens per page.
+
+    Attributes:
+        audits: of all requests so far.
     """
 
     def __init__(self, options: ImportanceOptions, page_size: int) -> None:
+        self.audits = AuditCounts()
         self._options = options
         self._page_size = page_size
-        self._read_all = read_all(page_size)
-        self._by_rid: WeakValueDictionary[str, SelectionRule] = WeakValueDictionary()
+        self._audit_rule = AuditRule(
+            options.sparse_audit_interval, options.sparse_audit_missed_mass, options.sparse_audit_confidence
+        )
+        # Of a request in a batch that nobody opened, such as a warm-up.
+        self._unopened = self._selection(read_all(page_size))
+        self._by_rid: WeakValueDictionary[str, Selection] = WeakValueDictionary()
 
-    def of(self, rid: str) -> SelectionRule:
-        """The rule of a request in a batch. One that nobody opened, such as a warm-up, reads all."""
-        return self._by_rid.get(rid, self._read_all)
+    def of(self, rid: str) -> Selection:
+        """The selection of a request in a batch; one that nobody opened reads all."""
+        return self._by_rid.get(rid, self._unopened)
 
-    def opened(self, req: Req) -> SelectionRule | None:
-        """The rule of a request; None before ``open``."""
-        rule: SelectionRule | None = getattr(req, RULE_ATTRIBUTE, None)
-        return rule
-
-    def open(self, req: Req, *, reads_all: bool, budget: float | None) -> SelectionRule:
-        """Gives a request its rule.
+    def open(self, req: Req, *, reads_all: bool, budget: float | None) -> Selection:
+        """Gives a request its selection.
 
         Args:
             reads_all: whether no token of it selects.
@@ -54,6 +89,17 @@ class Selections:
                 budget=self._options.sparse_budget if budget is None else budget,
                 page_size=self._page_size,
             )
-        setattr(req, RULE_ATTRIBUTE, rule)
-        self._by_rid[req.rid] = rule
-        return rule
+        selection = self._selection(rule)
+        setattr(req, SELECTION_ATTRIBUTE, selection)
+        self._by_rid[req.rid] = selection
+        return selection
+
+    def _selection(self, rule: SelectionRule) -> Selection:
+        first = max(rule.first, rule.prompt_tokens)
+        return Selection(rule, AuditTrail(self._audit_rule, first, self.audits))
+
+
+def opened_selection(req: Req) -> Selection | None:
+    """The selection of a request; None before its server gave it one, and where all pages are read."""
+    selection: Selection | None = getattr(req, SELECTION_ATTRIBUTE, None)
+    return selection

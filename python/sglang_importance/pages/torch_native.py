@@ -11,7 +11,8 @@ import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-from sgl_importance.pages.selection_rule import SelectionRule, read_all
+from sgl_importance.pages.selection_rule import read_all
+from sgl_importance_kernels.pages.audit import audit
 from sgl_importance_kernels.pages.page_choice import PageChooser
 from sgl_importance_kernels.pages.streamed_attention import (
     PartialAttention,
@@ -21,11 +22,29 @@ from sgl_importance_kernels.pages.streamed_attention import (
 from sglang_importance.attention.source import request_table
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 from sglang_importance.pages.pool import TieredKVPool
+from sglang_importance.pages.selections import Selection
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """How tokens of a request choose among the pages of their context.
+
+    Attributes:
+        selection: of the request.
+        position: of the first of them.
+        max_pages: how many pages may be read.
+        audited_layer: whose choice is compared with exact attention; None for none.
+    """
+
+    selection: Selection
+    position: int
+    max_pages: int
+    audited_layer: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +56,14 @@ class _Span:
         context: tokens in the pool that they attend to through pages.
         pages: those tokens' pages, in order; int64 [pages].
         is_causal: whether they attend to each other beside, as they are; else the context has them.
-        max_pages: how many pages may be read; None for all.
+        choice: which of the pages they read; None for all.
     """
 
     rows: slice
     context: int
     pages: torch.Tensor
     is_causal: bool
-    max_pages: int | None
+    choice: _Choice | None
 
 
 class TieredTorchNativeBackend(TorchNativeAttnBackend):
@@ -52,7 +71,7 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
 
     Args:
         chooser: makes steps read the pages that it chooses; None where they read all.
-        dense_layers: layers whose steps read all the same.
+        selecting_layers: those whose steps do; they are audited in turn.
     """
 
     token_to_kv_pool: TieredKVPool
@@ -61,12 +80,13 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         self,
         model_runner: ModelRunner,
         chooser: PageChooser | None = None,
-        dense_layers: Collection[int] = (),
+        selecting_layers: Collection[int] = (),
     ) -> None:
         super().__init__(model_runner)
         assert isinstance(self.token_to_kv_pool, TieredKVPool), "sglang built another pool"
         self._chooser = chooser
-        self._dense_layers = dense_layers
+        self._selecting_layers = tuple(selecting_layers)
+        self._read_all = read_all(self.token_to_kv_pool.page_size)
         self._spans: list[_Span] = []
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
@@ -88,7 +108,8 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         self._spans = []
         row = 0
         for slot, rid, start, stop in zip_longest(slots, rids[: len(slots)], starts, stops):
-            rule = self._rule(rid)
+            selection = self._selection(rid)
+            rule = self._read_all if selection is None else selection.rule
             for span in rule.spans(start, stop):
                 is_causal = not (is_decode or span.is_generated)
                 context = span.start if is_causal else span.stop
@@ -99,16 +120,29 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
                         context=context,
                         pages=table[slot, :context:page_size].long() // page_size,
                         is_causal=is_causal,
-                        max_pages=rule.max_pages(context) if span.selects else None,
+                        choice=self._choice(selection, span.start, context) if span.selects else None,
                     )
                 )
             row += stop - start
 
-    def _rule(self, rid: str | None) -> SelectionRule:
+    def _selection(self, rid: str | None) -> Selection | None:
         selections = self.token_to_kv_pool.selections
-        if selections is None or rid is None:
-            return read_all(self.token_to_kv_pool.page_size)
-        return selections.of(rid)
+        return None if selections is None or rid is None else selections.of(rid)
+
+    def _choice(self, selection: Selection | None, position: int, context: int) -> _Choice:
+        assert selection is not None
+        rule, trail = selection.rule, selection.trail
+        turn = trail.turn(position)
+        layers = self._selecting_layers
+        return _Choice(
+            selection,
+            position,
+            max_pages=rule.max_pages(context, trail.budget_factor(position)),
+            # Where turns begin differs between prompts: short answers have one audit each, in any layer.
+            audited_layer=layers[(turn + rule.prompt_tokens) % len(layers)]
+            if layers and turn is not None
+            else None,
+        )
 
     def forward_extend(
         self,
@@ -128,8 +162,7 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         results = output.view(-1, heads, layer.v_head_dim)
         for span in self._spans:
             rows = span.rows
-            sums = PartialAttention()
-            self._read_pages(sums, queries[rows], span, layer)
+            sums = self._read_pages(queries[rows], span, layer)
             if span.is_causal:
                 sums.add(*attend_causally(queries[rows], k[rows], v[rows], layer.scaling))
             results[rows] = sums.output.to(output.dtype)
@@ -138,20 +171,39 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
     # What sets a decode step apart is in its spans, which are made before the first layer.
     forward_decode = forward_extend
 
-    def _read_pages(
-        self, sums: PartialAttention, queries: torch.Tensor, span: _Span, layer: RadixAttention
-    ) -> None:
+    def _read_pages(self, queries: torch.Tensor, span: _Span, layer: RadixAttention) -> PartialAttention:
         pool = self.token_to_kv_pool
         index = layer.layer_id - pool.start_layer
-        pages, context = span.pages, span.context
+        pages, context, choice = span.pages, span.context, span.choice
         shares = None
-        if self._chooser and span.max_pages is not None and layer.layer_id not in self._dense_layers:
+        if self._chooser and choice is not None and layer.layer_id in self._selecting_layers:
             pages, shares = self._chooser.choose(
-                index, queries * layer.scaling, pages, context, span.max_pages
+                index, queries * layer.scaling, pages, context, choice.max_pages
             )
+            choice.selection.candidates += len(span.pages)
+            choice.selection.selected += len(pages)
             # The last page is among them: it alone may be partial.
             context -= (len(span.pages) - len(pages)) * pool.page_size
+        sums = PartialAttention()
         stream_attention(sums, queries, pool.slots, index, pages, context, layer.scaling, shares)
+        if choice is not None and choice.audited_layer == layer.layer_id:
+            return self._audited(sums, queries, span, choice, index, layer.scaling)
+        return sums
+
+    def _audited(
+        self,
+        sums: PartialAttention,
+        queries: torch.Tensor,
+        span: _Span,
+        choice: _Choice,
+        layer: int,
+        scale: float,
+    ) -> PartialAttention:
+        """The attention of a step, the exact one where chosen pages missed too much of it."""
+        slots = self.token_to_kv_pool.slots
+        result = audit(sums, queries, slots, layer, span.pages, span.context, scale)
+        is_replaced = choice.selection.trail.audited(choice.position, result.missed_mass, result.output_error)
+        return result.exact if is_replaced else sums
 
 
 class EmittingTieredBackend(EmittingTorchNativeBackend, TieredTorchNativeBackend):

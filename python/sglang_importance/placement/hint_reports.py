@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from sgl_importance.tiers import Tier
+from sglang_importance.pages.selections import opened_selection
 from sglang_importance.placement.hint_follower import REPORT_ATTRIBUTE
 from sglang_importance.upstream.hooks import Hook, HookType
 
@@ -33,7 +34,11 @@ def _after_get_cached_tokens_details(
         Tier.STORAGE: req.cached_tokens_storage,
     }
     report = make_report(hits)
-    return None if report is None else {**(details or {}), REPORT_KEY: json.dumps(report)}
+    if report is None:
+        return None
+    if selection := opened_selection(req):
+        report["pages"] = selection.report()
+    return {**(details or {}), REPORT_KEY: json.dumps(report)}
 
 
 HOOKS: dict[str, Hook] = {DETAILS_TARGET: (_after_get_cached_tokens_details, HookType.AFTER)}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sgl_importance.pages.selection_rule import SelectionRule
-from sglang_importance.pages.selections import Selections
+from sglang_importance.pages.selections import Selection, Selections, opened_selection
 from sglang_importance.placement.hint_follower import hints_of
 from sglang_importance.placement.prewarm_request import is_prewarm
 
@@ -46,9 +46,9 @@ class DensePrefix:
         return max(self._rule(req).first, found_tokens)
 
     def _rule(self, req: Req) -> SelectionRule:
-        return self._selections.opened(req) or self._open(req)
+        return (opened_selection(req) or self._open(req)).rule
 
-    def _open(self, req: Req) -> SelectionRule:
+    def _open(self, req: Req) -> Selection:
         hints = hints_of(req)
         if hints is None:
             return self._selections.open(req, reads_all=is_prewarm(req.rid), budget=None)

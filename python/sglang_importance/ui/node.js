@@ -49,14 +49,16 @@ export function showUnknown(element, id) {
 
 /** Pages as cells, warmer where later requests looked more; under it the text of the cell pointed at. */
 function strip(node) {
-  const { cross_mass: cross, self_mass: own, peak, pages_per_cell: pages } = node.strip;
-  const masses = node.queries ? cross : own;
+  const { cross_mass: cross, self_mass: own, peak, chosen, resident, pages_per_cell: pages } = node.strip;
+  const isChosen = chosen?.some((times) => times > 0);
+  const masses = isChosen ? chosen : node.queries ? cross : own;
   const most = Math.max(1e-9, ...masses);
   const text = el("p", { class: "page-text", "data-key": "page-text" });
   const first = masses.indexOf(Math.max(...masses));
   const cells = masses.map((mass, index) => {
     const cell = el("span", { class: "cell", onpointerenter: () => point(index) });
     heat(cell, mass / most);
+    if (resident) cell.classList.toggle("absent", resident[index] < 0.5);
     return cell;
   });
   const slider = el("input", {
@@ -68,13 +70,15 @@ function strip(node) {
     slider.value = index;
     const name = pages === 1 ? `page ${index + 1} of ${node.pages}`
       : `pages ${index * pages + 1} to ${Math.min(node.pages, (index + 1) * pages)} of ${node.pages}`;
-    const facts = `${name}: later requests ${share(cross[index])}, its own request ${share(own[index])}, peak ${share(peak[index])}`;
+    const attention = `later requests ${share(cross[index])}, its own request ${share(own[index])}, peak ${share(peak[index])}`;
+    const facts = `${name}: ${isChosen ? `chosen ${chosen[index].toFixed(1)} times of late` : attention}` +
+      (resident ? `, on the device in ${share(resident[index])} of the layers` : "");
     slider.setAttribute("aria-valuetext", facts);
     text.replaceChildren(el("span", { class: "page-facts" }, facts),
       el("q", {}, node.text.cells[index] ?? "text not shown: the node is long"));
   }
   point(Math.max(0, first));
-  const whose = node.queries ? "where later requests looked" : "where its own request looked";
+  const whose = isChosen ? "where steps read of late" : node.queries ? "where later requests looked" : "where its own request looked";
   return el("div", { class: "pages" },
     el("p", { class: "strip-name" }, `Pages, ${whose}`),
     el("div", { class: "strip", "aria-hidden": "true" }, cells), slider, text);

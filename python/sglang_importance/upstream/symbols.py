@@ -251,6 +251,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
         "self, forward_batch, skip_attn_backend_init, pp_proxy_tensors, reinit_attn_backend, "
         "split_forward_count"
     ),
+    f"{_SRT}.model_executor.model_runner.ModelRunner.sample": "self, logits_output, forward_batch",
     f"{_SRT}.model_executor.model_runner.ModelRunnerOutput.can_run_graph": None,
     f"{_SRT}.layers.attention.flashinfer_backend.DecodeMetadata.decode_wrappers": None,
     f"{_FLASHINFER}.__init__": (
