@@ -51,7 +51,7 @@ PREFIX = (BEGIN, SYSTEM, *INSTRUCTION, USER)
 MENTIONS = 16
 LATE_TOKENS = 2000
 MODES = {
-    "none": (),
+    "none": ("--kv-sparse-audit-interval", "1"),
     "audit": ("--kv-sparse-audit-interval", "1", "--kv-sparse-audit-missed-mass"),
     "confidence": ("--kv-sparse-audit-confidence",),
 }
@@ -138,9 +138,11 @@ class ForcedTokens(CustomLogitProcessor):
 
     def __call__(self, logits: Any, custom_param_list: list[dict[str, Any]] | None = None) -> Any:
         for row, params in enumerate(custom_param_list or ()):
-            done, forced = len(params["__req__"].output_ids), params["forced"]
+            # Counted here: the request's own list of tokens may be a step behind.
+            done, forced = params.setdefault("done", 0), params["forced"]
+            params["done"] += 1
             if done < len(forced):
-                logits[row] = -math.inf
+                logits[row] = float("-inf")  # this class travels without the names of its module
                 logits[row, forced[done]] = 0.0
         return logits
 

@@ -46,6 +46,7 @@ NOT_RUN = {
     "python scripts/screenshots.py": "needs a browser; test/ui drives one",
     "python scripts/render_docs.py": "test_rendered_pages.py asks it, and it would change the pages",
     "sgl-importance observe": "needs a server under observe; test/shadow asks one",
+    "sgl-importance probe eval --lengths 16384": "prompts of 16k tokens; test/pages has shorter ones",
     "sgl-importance size recording --bytes": "takes 10 s; the other one runs, test/sizing has the options",
     "sgl-importance study h2": "needs hundreds of recorded questions; test/study has them",
 }
