@@ -228,6 +228,8 @@ def main(
             *("--kv-sparse-selector", "rep" if selector == "all" else selector),
             *("--kv-sparse-budget", str(budget), "--max-running-requests", "2"),
             *("--max-total-tokens", "40000", "--enable-custom-logit-processor"),
+            # A prompt in chunks would be sampled, and forced, behind each of them.
+            *("--chunked-prefill-size", "-1"),
             *(*MODES[mode], *bounds[mode]),
         )
         with script_server(*flags, model=checkpoint_path()) as server:

@@ -311,7 +311,7 @@ def test_python_blocks(reader: Reader, capsys: pytest.CaptureFixture[str]) -> No
     question = [{"role": "user", "content": "Alice copper. Bruno lantern. Question: Bruno"}]
     names: dict[str, object] = {"client": client, "messages": question}
     blocks = python_blocks()
-    assert len(blocks) >= 2
+    assert blocks
     for name, block in blocks:
         code = block.replace(DEFAULT_URL, reader.server.base_url)
         code = code.replace('model="default"', f'model="{reader.server.name}"')
