@@ -7,7 +7,11 @@ import os
 import pytest
 import torch
 
+from support.interpreter import patch_once_a_launch
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    patch_once_a_launch()
 
 
 @pytest.fixture(scope="session")

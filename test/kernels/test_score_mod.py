@@ -58,7 +58,12 @@ def decode(case: ProbeCase, layer: int, splits: int, **emission: Any) -> torch.T
 
 
 def emitted(
-    case: ProbeCase, *, splits: int = 4, observed: list[bool] | None = None, mods: Any = score_mod
+    case: ProbeCase,
+    *,
+    splits: int = 4,
+    observed: list[bool] | None = None,
+    mods: Any = score_mod,
+    checks_outputs: bool = True,
 ) -> np.ndarray:
     """Rows after one decode step of upstream's kernels with the score_mod, over the observed requests."""
     batch = len(case.sequences)
@@ -79,10 +84,10 @@ def emitted(
     rows_of_batch[chosen] = torch.arange(len(chosen), dtype=torch.int32).flip(0)
     log_sums.observe(rows_of_batch.to(case.device))
     for layer in range(case.num_layers):
-        stock = decode(case, layer, splits)
         aux = (log_sums.aux(layer),)
         output = decode(case, layer, splits, score_mod=mods.SCORE_MODS[case.page_size], aux_tensors=aux)
-        assert torch.equal(output, stock), "the score_mod changed an output"
+        if checks_outputs:
+            assert torch.equal(output, decode(case, layer, splits)), "the score_mod changed an output"
     if not chosen:
         assert (log_sums.values == POISON).all()
     rows = case.empty_rows()
@@ -160,7 +165,7 @@ def test_broken_twins_are_told_apart(mutation: Mutation, device: str, tmp_path: 
     case = replace(FIXED, device=device)
     expected = case.expected()
     twin = broken_twin(score_mod, mutation, tmp_path)
-    assert not np.allclose(emitted(case, mods=twin), expected, atol=1e-3)
+    assert not np.allclose(emitted(case, mods=twin, checks_outputs=False), expected, atol=1e-3)
 
 
 def test_upstream_aligns_tiles_to_whole_pages() -> None:

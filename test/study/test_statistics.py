@@ -63,6 +63,13 @@ def test_the_interval_of_a_median_is_that_of_order_statistics() -> None:
     assert estimate.high == pytest.approx(201 + 0.98 * 401**0.5, abs=2)
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 33])
+def test_medians_are_drawn_as_all_others(count: int) -> None:
+    values = np.random.default_rng(count).random(count)
+    one_by_one = bootstrap(values[:, None], lambda table: float(np.median(table)), seed=5)
+    assert median_of(values.tolist(), seed=5) == one_by_one
+
+
 def test_a_ratio_divides_sums_not_means_of_ratios() -> None:
     assert ratio_of([(1, 1), (0, 9)]).value == pytest.approx(0.1)
 
