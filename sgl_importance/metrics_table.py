@@ -132,6 +132,10 @@ _SCHEDULER = (
     Metric("page_audits_failed_total", "Of these, those that missed too much: the exact output was used"),
     Metric("page_audit_missed_mass_total", "Share of attention outside the chosen pages, summed over audits"),
     Metric(
+        "page_audit_missed_page_total",
+        "Largest share of a head's attention on one page that was not read, summed over audits",
+    ),
+    Metric(
         "page_audit_output_error_total",
         "Length of the difference from the exact output, in lengths of that, summed over audits",
     ),

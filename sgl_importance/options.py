@@ -77,7 +77,7 @@ class ImportanceOptions:
     sparse_dense_layers: tuple[int, ...] = ()
     sparse_resident_bias: float = 0.0
     sparse_audit_interval: int = 0
-    sparse_audit_missed_mass: float = 1.0
+    sparse_audit_missed_page: float = 1.0
     sparse_audit_confidence: float = 0.0
 
     def __post_init__(self) -> None:
@@ -107,9 +107,9 @@ class ImportanceOptions:
             Prune.parse(self.sparse_prune)
         except ValueError as error:
             problems.append(f"{keyword('sparse_prune')} {error}")
-        if self.sparse_audit_missed_mass < 1 and not self.sparse_audit_interval:
+        if self.sparse_audit_missed_page < 1 and not self.sparse_audit_interval:
             problems.append(
-                f"{keyword('sparse_audit_missed_mass')} needs audits: give {keyword('sparse_audit_interval')}"
+                f"{keyword('sparse_audit_missed_page')} needs audits: give {keyword('sparse_audit_interval')}"
             )
         if not self.is_sparse:
             if self.sparse_audit_interval or self.sparse_audit_confidence:
@@ -449,9 +449,10 @@ SETTINGS: dict[str, Setting] = {
         minimum=0,
         cost="one layer of one step in N attends to its whole context on the host",
     ),
-    "sparse_audit_missed_mass": Setting(
-        "an audit that finds a larger share of attention outside the chosen pages fails: its layer's output "
-        "becomes the exact one, and the request's budget doubles until an audit passes; at 1 none fails",
+    "sparse_audit_missed_page": Setting(
+        "an audit fails where a head has a larger share of its attention on one page that was not read: its "
+        "layer's output becomes the exact one, and the request's budget doubles until an audit passes; at 1 "
+        "none fails",
         unit="share",
         minimum=0,
         maximum=1,

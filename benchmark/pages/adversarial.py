@@ -52,7 +52,7 @@ MENTIONS = 16
 LATE_TOKENS = 2000
 MODES = {
     "none": ("--kv-sparse-audit-interval", "1"),
-    "audit": ("--kv-sparse-audit-interval", "1", "--kv-sparse-audit-missed-mass"),
+    "audit": ("--kv-sparse-audit-interval", "1", "--kv-sparse-audit-missed-page"),
     "confidence": ("--kv-sparse-audit-confidence",),
 }
 
@@ -138,9 +138,7 @@ class ForcedTokens(CustomLogitProcessor):
 
     def __call__(self, logits: Any, custom_param_list: list[dict[str, Any]] | None = None) -> Any:
         for row, params in enumerate(custom_param_list or ()):
-            # Counted here: the request's own list of tokens may be a step behind.
-            done, forced = params.setdefault("done", 0), params["forced"]
-            params["done"] += 1
+            done, forced = len(params["__req__"].output_ids), params["forced"]
             if done < len(forced):
                 logits[row] = float("-inf")  # this class travels without the names of its module
                 logits[row, forced[done]] = 0.0
@@ -193,7 +191,7 @@ def summary(asked: list[dict[str, Any]]) -> dict[str, Any]:
     candidates = sum(each["candidates"] for each in asked)
     row["read"] = sum(each["selected"] for each in asked) / candidates if candidates else 1.0
     for label, those in (("right", right), ("wrong", wrong)):
-        for name in ("missed_mass", "output_error"):
+        for name in ("missed_mass", "missed_page", "output_error"):
             found = [each[name] for each in those if each[name] is not None]
             row[f"{name}_{label}"] = mean(found)
     row["failed_audits"] = mean([each["failed_audits"] for each in asked])
@@ -207,7 +205,7 @@ def main(
     modes: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(MODES),
     length: Annotated[int, typer.Option(help="Tokens of a document; middle has twice as many.")] = 8000,
     budget: Annotated[float, typer.Option(help="As --kv-sparse-budget.")] = 0.05,
-    missed_mass: Annotated[float, typer.Option(help="Above which an audit fails.")] = 0.6,
+    missed_page: Annotated[float, typer.Option(help="Above which an audit fails.")] = 0.2,
     confidence: Annotated[float, typer.Option(help="Below which a token is unsure.")] = 0.5,
     n: Annotated[int, typer.Option(help="Questions of a case.")] = 20,
     late_n: Annotated[int, typer.Option(help="Questions of the case late.")] = 5,
@@ -216,7 +214,7 @@ def main(
     path = out or RESULTS / "pages_adversarial.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     done = {(row["selector"], row["mode"], row["case"]) for row in rows}
-    bounds = {"none": (), "audit": (str(missed_mass),), "confidence": (str(confidence),)}
+    bounds = {"none": (), "audit": (str(missed_page),), "confidence": (str(confidence),)}
     arms = [(selector, mode) for mode in modes.split(",") for selector in selectors.split(",")]
     arms.insert(0, ("all", "none"))
     for selector, mode in arms:
@@ -228,8 +226,7 @@ def main(
             *("--kv-sparse-selector", "rep" if selector == "all" else selector),
             *("--kv-sparse-budget", str(budget), "--max-running-requests", "2"),
             *("--max-total-tokens", "40000", "--enable-custom-logit-processor"),
-            # A prompt in chunks would be sampled, and forced, behind each of them.
-            *("--chunked-prefill-size", "-1"),
+            "--disable-overlap-schedule",  # which lets a request's own list of tokens fall a step behind
             *(*MODES[mode], *bounds[mode]),
         )
         with script_server(*flags, model=checkpoint_path()) as server:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from sgl_importance_kernels.pages.page_slots import PageSlots
-from sgl_importance_kernels.pages.running_attention import RunningAttention
-from sgl_importance_kernels.pages.streamed_attention import PartialAttention, attend
+from sgl_importance_kernels.pages.streamed_attention import PartialAttention, tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,17 +17,20 @@ class Audit:
 
     Attributes:
         missed_mass: share of its attention outside the pages that it read, mean over heads, from 0 to 1.
+        missed_page: largest share of a head's attention that one page has which was not read, from 0 to 1.
         output_error: length of the difference between its output and the exact one, in lengths of that.
         exact: attention to all pages.
     """
 
     missed_mass: float
+    missed_page: float
     output_error: float
     exact: PartialAttention
 
 
 def audit(
     read: PartialAttention,
+    chosen: torch.Tensor,
     queries: torch.Tensor,
     slots: PageSlots,
     layer: int,
@@ -39,6 +42,7 @@ def audit(
 
     Args:
         read: attention to the chosen pages.
+        chosen: those pages, int64.
         queries: of one token, [1, heads, head dimension].
         slots: where the pages are.
         layer: index among the pool's layers.
@@ -47,21 +51,25 @@ def audit(
         scale: factor on the logits.
     """
     slots.flush(layer)
-    exact = PartialAttention()
-    exact.add(*_attend_on_host(queries, slots, layer, pages, num_tokens, scale))
-    found = (read.log_sum - exact.log_sum).exp().clamp(max=1.0)
+    host_keys, host_values = slots.host[layer]
+    by_kv_head = queries.float().view(host_keys.shape[2], -1, queries.shape[-1]) * scale
+    exact, of_pages = PartialAttention(), []
+    for part, valid in tiles(pages, num_tokens, slots):
+        keys, values = (
+            host[part].flatten(0, 1)[:valid].to(queries.device).float() for host in (host_keys, host_values)
+        )
+        logits = torch.einsum("kgd,nkd->kgn", by_kv_head, keys).flatten(0, 1)
+        log_sum = logits.logsumexp(dim=-1)
+        weights = (logits - log_sum[:, None]).exp().view(*by_kv_head.shape[:2], -1)
+        exact.add(torch.einsum("kgn,nkd->kgd", weights, values).flatten(0, 1)[None], log_sum[None])
+        whole = pad(logits, (0, len(part) * slots.page_size - valid), value=-torch.inf)
+        of_pages.append(whole.unflatten(1, (len(part), slots.page_size)).logsumexp(dim=-1))
+    shares = (torch.cat(of_pages, dim=1) - exact.log_sum[0, :, None]).exp()
+    missed = shares[:, ~torch.isin(pages, chosen)]
     difference = (read.output - exact.output).norm() / exact.output.norm()
-    return Audit(float(1 - found.mean()), float(difference), exact)
-
-
-def _attend_on_host(
-    queries: torch.Tensor, slots: PageSlots, layer: int, pages: torch.Tensor, num_tokens: int, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one token to pages on the host, as a part for ``PartialAttention``."""
-    keys, values = slots.host[layer]
-    if keys.dtype != torch.float32 or queries.device.type != "cpu":
-        of_context = (host[pages].flatten(0, 1)[:num_tokens] for host in (keys, values))
-        return attend(queries, *(tokens.to(queries.device) for tokens in of_context), scale)
-    running = RunningAttention(queries, *values.shape[-2:], scale)
-    running.add(keys, values, slots.staging, pages, num_tokens)
-    return running.part()
+    return Audit(
+        missed_mass=float(missed.sum(dim=1).mean()),
+        missed_page=float(missed.amax()) if missed.numel() else 0.0,
+        output_error=float(difference),
+        exact=exact,
+    )

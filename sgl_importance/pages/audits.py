@@ -15,12 +15,13 @@ class AuditRule:
 
     Attributes:
         interval: generated tokens from one audit to the next; 0 for none.
-        largest_missed_mass: an audit fails above this share of attention; at 1 none does.
+        largest_missed_page: an audit fails where a head has more of its attention than this on one page that
+            was not read; at 1 none does.
         least_confidence: a generated token fails below this probability; at 0 none does.
     """
 
     interval: int
-    largest_missed_mass: float
+    largest_missed_page: float
     least_confidence: float
 
     def turn(self, step: int) -> int | None:
@@ -39,14 +40,16 @@ class AuditCounts:
     Attributes:
         audits: comparisons with exact attention, each in one layer.
         failed: audits that found too much missing; their layer's output was the exact one.
-        missed_mass: share of attention that audits found missing, summed.
-        output_error: of audited outputs, in lengths of the exact one, summed.
+        missed_mass: share of attention outside the pages that were read, mean over heads, summed over audits.
+        missed_page: largest share of a head's attention on one page that was not read, summed over audits.
+        output_error: of audited outputs, in lengths of the exact one, summed over audits.
         unsure: generated tokens that were less probable than they must be.
     """
 
     audits: int = 0
     failed: int = 0
     missed_mass: float = 0.0
+    missed_page: float = 0.0
     output_error: float = 0.0
     unsure: int = 0
 
@@ -115,21 +118,21 @@ class AuditTrail:
         """The multiple of the request's budget for the token at a position."""
         return max(self._by_audits.at(position), self._by_confidence.at(position))
 
-    def audited(self, position: int, missed_mass: float, output_error: float) -> bool:
+    def audited(self, position: int, *, missed_mass: float, missed_page: float, output_error: float) -> bool:
         """Takes in an audit; returns whether the exact output is to take the place of the other.
 
         Args:
             position: of the token.
-            missed_mass: share of its attention outside the pages that it read.
-            output_error: as in ``AuditCounts``, of this audit.
+            missed_mass: as in ``AuditCounts``, of this audit; so are the others.
         """
         if not self._by_audits.is_judged(position):
-            fails = missed_mass > self._rule.largest_missed_mass
+            fails = missed_page > self._rule.largest_missed_page
             self._by_audits.judge(position, fails=fails)
             for counts in (self.counts, self._totals):
                 counts.audits += 1
                 counts.failed += fails
                 counts.missed_mass += missed_mass
+                counts.missed_page += missed_page
                 counts.output_error += output_error
         return self._by_audits.has_failed(position)
 

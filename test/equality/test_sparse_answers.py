@@ -51,7 +51,7 @@ def sparse_then_exact(
 
 
 AUDITED = (
-    *("--kv-sparse-audit-interval", "2", "--kv-sparse-audit-missed-mass", "0.5"),
+    *("--kv-sparse-audit-interval", "2", "--kv-sparse-audit-missed-page", "0.1"),
     *("--kv-sparse-audit-confidence", "0.05"),
 )
 

@@ -34,7 +34,7 @@ def test_an_audit_finds_what_was_missed(
     stream_attention(sums, queries, slots, 0, chosen, num_read, SCALE, torch.ones(len(chosen)))
     before = (slots.traffic.read, slots.resident_pages().tolist())
 
-    found = audit(sums, queries, slots, 0, pages, TOKENS, SCALE)
+    found = audit(sums, chosen, queries, slots, 0, pages, TOKENS, SCALE)
 
     assert (slots.traffic.read, slots.resident_pages().tolist()) == before
     exact = dense(queries, slots, TOKENS).float()
@@ -42,8 +42,12 @@ def test_an_audit_finds_what_was_missed(
     keys = slots.host[0][0].flatten(0, 1)[PAGE : PAGE + TOKENS].float()
     logits = torch.einsum("hgd,nhd->hgn", queries.float().view(KV_HEADS, 3, DIM), keys) * SCALE
     is_read = torch.isin(pages, chosen).repeat_interleave(PAGE)[:TOKENS]
-    missed = logits.softmax(dim=-1)[..., ~is_read].sum(dim=-1).mean()
+    shares = logits.softmax(dim=-1)
+    missed = shares[..., ~is_read].sum(dim=-1).mean()
     assert found.missed_mass == pytest.approx(float(missed), abs=tolerance)
+    left_out = [page for page in range(1, 6) if page not in read]
+    of_pages = [shares[..., PAGE * page - PAGE : PAGE * page].sum(dim=-1).max() for page in left_out]
+    assert found.missed_page == pytest.approx(float(max(of_pages, default=0.0)), abs=tolerance)
     error = (sums.output - exact).norm() / exact.norm()
     assert found.output_error == pytest.approx(float(error), abs=2 * tolerance)
 
@@ -84,15 +88,23 @@ def test_audits_take_place_at_every_nth_generated_token() -> None:
 def test_a_failed_audit_is_replaced_and_one_that_is_made_again_counts_once() -> None:
     totals = AuditCounts()
     trail = AuditTrail(AuditRule(1, 0.25, 0.0), 10, totals)
-    assert not trail.audited(10, 0.25, 0.5)
-    assert trail.audited(11, 0.5, 0.5)
+
+    def audited(position: int, missed_page: float) -> bool:
+        return trail.audited(position, missed_mass=0.75, missed_page=missed_page, output_error=0.5)
+
+    assert not audited(10, 0.25)
+    assert audited(11, 0.5)
     assert trail.budget_factor(11) == 1
     assert trail.budget_factor(12) == 2
     # After a retraction, with other numbers: the answer must come out as it did.
-    assert trail.audited(11, 0.0, 0.0)
-    assert not trail.audited(10, 1.0, 0.0)
+    assert audited(11, 0.0)
+    assert not audited(10, 1.0)
     assert trail.budget_factor(12) == 2
-    assert trail.counts == totals == AuditCounts(audits=2, failed=1, missed_mass=0.75, output_error=1.0)
+    assert (
+        trail.counts
+        == totals
+        == AuditCounts(audits=2, failed=1, missed_mass=1.5, missed_page=0.75, output_error=1.0)
+    )
 
 
 def test_an_unsure_token_doubles_the_budget_of_the_next_until_one_is_sure() -> None:
@@ -107,7 +119,7 @@ def test_an_unsure_token_doubles_the_budget_of_the_next_until_one_is_sure() -> N
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"sparse_audit_missed_mass": 0.5}, "needs audits"),
+        ({"sparse_audit_missed_page": 0.5}, "needs audits"),
         ({"sparse_audit_interval": 8}, "to be a selector"),
         ({"sparse_audit_confidence": 0.5}, "to be a selector"),
         ({"sparse_audit_confidence": 1.5}, "at most 1"),

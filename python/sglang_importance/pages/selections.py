@@ -35,13 +35,18 @@ class Selection:
     def report(self) -> dict[str, Any]:
         """The part ``pages`` of the report that a request may ask for; means are None where none was made."""
         counts = self.trail.counts
+
+        def mean(total: float) -> float | None:
+            return total / counts.audits if counts.audits else None
+
         return {
             "candidates": self.candidates,
             "selected": self.selected,
             "audits": counts.audits,
             "failed_audits": counts.failed,
-            "missed_mass": counts.missed_mass / counts.audits if counts.audits else None,
-            "output_error": counts.output_error / counts.audits if counts.audits else None,
+            "missed_mass": mean(counts.missed_mass),
+            "missed_page": mean(counts.missed_page),
+            "output_error": mean(counts.output_error),
             "unsure_tokens": counts.unsure,
         }
 
@@ -62,7 +67,7 @@ class Selections:
         self._options = options
         self._page_size = page_size
         self._audit_rule = AuditRule(
-            options.sparse_audit_interval, options.sparse_audit_missed_mass, options.sparse_audit_confidence
+            options.sparse_audit_interval, options.sparse_audit_missed_page, options.sparse_audit_confidence
         )
         # Of a request in a batch that nobody opened, such as a warm-up.
         self._unopened = self._selection(read_all(page_size))

@@ -186,24 +186,20 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
             context -= (len(span.pages) - len(pages)) * pool.page_size
         sums = PartialAttention()
         stream_attention(sums, queries, pool.slots, index, pages, context, layer.scaling, shares)
-        if choice is not None and choice.audited_layer == layer.layer_id:
-            return self._audited(sums, queries, span, choice, index, layer.scaling)
-        return sums
-
-    def _audited(
-        self,
-        sums: PartialAttention,
-        queries: torch.Tensor,
-        span: _Span,
-        choice: _Choice,
-        layer: int,
-        scale: float,
-    ) -> PartialAttention:
-        """The attention of a step, the exact one where chosen pages missed too much of it."""
-        slots = self.token_to_kv_pool.slots
-        result = audit(sums, queries, slots, layer, span.pages, span.context, scale)
-        is_replaced = choice.selection.trail.audited(choice.position, result.missed_mass, result.output_error)
-        return result.exact if is_replaced else sums
+        if choice is None or choice.audited_layer != layer.layer_id:
+            return sums
+        trail = choice.selection.trail
+        if context == span.context:
+            trail.audited(choice.position, missed_mass=0.0, missed_page=0.0, output_error=0.0)
+            return sums
+        found = audit(sums, pages, queries, pool.slots, index, span.pages, span.context, layer.scaling)
+        is_replaced = trail.audited(
+            choice.position,
+            missed_mass=found.missed_mass,
+            missed_page=found.missed_page,
+            output_error=found.output_error,
+        )
+        return found.exact if is_replaced else sums
 
 
 class EmittingTieredBackend(EmittingTorchNativeBackend, TieredTorchNativeBackend):
