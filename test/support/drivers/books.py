@@ -80,7 +80,7 @@ OUR_OBJECTS = (
 
 
 def object_counts() -> Counter[str]:
-    """Live Python objects of the kinds that could leak, and of all kinds."""
+    """Live Python objects of the kinds that could leak, and of all kinds; none that are frozen (``gc``)."""
     gc.collect()
     names = Counter(type(item).__name__ for item in gc.get_objects())
     counts = Counter({name: names[name] for name in OUR_OBJECTS})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -76,6 +77,7 @@ class Soak:
         seed: decides every operation.
         gated: whether copies to the host are gated, and nodes pinned by what attention said.
         record_to: folder of a recording of all events; None records nothing.
+        counts_objects: whether live Python objects are counted at rest, of those made since the start.
 
     Attributes:
         happened: how often each kind of operation really took place.
@@ -87,11 +89,14 @@ class Soak:
     tokens: int = 1536
     gated: bool = False
     record_to: Path | None = None
+    counts_objects: bool = True
     happened: Counter[str] = field(default_factory=Counter)
     checkpoints: list[Checkpoint] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._objects_before = object_counts()  # which other tests of the process keep
+        if self.counts_objects:
+            gc.collect()
+            gc.freeze()  # what the process holds already is neither counted nor walked
         self._rng = random.Random(self.seed)
         options = ImportanceOptions(
             policy="observe" if self.kind == "observe" else "importance",
@@ -143,6 +148,7 @@ class Soak:
 
     def close(self) -> dict[str, int]:
         """Ends the recording and adds it up; events by kind."""
+        gc.unfreeze()
         if self.recorder is None or self.record_to is None:
             return {}
         self.recorder.close()
@@ -157,14 +163,13 @@ class Soak:
         self.driver.settle()
         self.driver.cache.sanity_check()
         self._check([])
-        objects = {name: count - self._objects_before[name] for name, count in object_counts().items()}
         self.checkpoints.append(
             Checkpoint(
                 number,
                 psutil.Process().memory_info().rss,
                 sum(1 for _ in self.driver.component.state.tree.nodes()),
                 len(self.driver.component.state.tree.ghosts),
-                objects,
+                dict(object_counts()) if self.counts_objects else {},
             )
         )
 
