@@ -51,8 +51,7 @@ def zero_copy(
         *("--hicache-storage-backend-extra-config", json.dumps(settings)),
     )
     wait_for_memory()
-    # Of the servers with a policy, the one whose processes are new interpreters, as a user's are.
-    with ServerProcess(*flags, model=models[0], env=fault_env(disk.control), imports_anew=True) as server:
+    with ServerProcess(*flags, model=models[0], env=fault_env(disk.control)) as server:
         server.expects_faults = True
         yield Bench(server, disk, references)
 

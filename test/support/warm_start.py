@@ -10,14 +10,15 @@ So upstream's launch runs unchanged, in processes that differ from new ones in w
 program finds its own PYTHONPATH, and with it plugins of sglang, which sglang looks for when it launches, not
 when it is imported. Most of sglang's variables are read when they are needed, too. What is read while sglang
 is imported (``SERVER_ENV``, plugins of a platform) is as it was when the fork server began: a test that sets
-such a thing starts its program for real. So do a few others, so that real starts stay tested:
-``test_default_is_stock`` and ``sglang serve`` in test/plugin, test/storage/test_zero_copy_server.py.
+such a thing starts its program for real: among others a server with a policy (test/attention). So does
+``sglang serve`` in test/plugin, as a user types it.
 """
 
 from __future__ import annotations
 
 import atexit
 import fcntl
+import gc
 import multiprocessing
 import os
 import pickle
@@ -40,6 +41,10 @@ IMPORTED = [
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.models.registry",  # brings every model
+    # Ours that numba has compiled, and with them numba: its registries take a second to fill.
+    "sgl_importance.reuse.hazards",
+    "sgl_importance_kernels.compiled",
+    "sgl_importance_kernels.pages.page_scan",
 ]
 SERVER_ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 """Of every server; both are read while sglang is imported."""
@@ -154,6 +159,7 @@ def _launch(words: list[str], env: dict[str, str], folder: Path, stderr: Path, s
     import setproctitle  # sglang brings it
 
     assert set(IMPORTED) <= sys.modules.keys(), "the fork server has not imported sglang"
+    gc.freeze()  # what it has imported stays, and collections need not walk it
     os.setsid()
     for number, path in ((1, stdout), (2, stderr)):
         with _emptied(path) as file:
