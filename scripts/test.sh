@@ -12,6 +12,8 @@ workers=$((workers > 4 ? 4 : workers))
 # Tests start servers of small models: more threads cost more in waiting for each other than they save.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS-1}
 bin=$PWD/.venv/bin
+# Where it is set, as in many containers, every process that a test starts would compile our sources anew.
+unset PYTHONDONTWRITEBYTECODE
 
 if (($#)); then
   exec "$bin/python" -m pytest "$@"
@@ -23,7 +25,7 @@ step "ruff check"
 step "ruff format"
 "$bin/ruff" format --check .
 step "mypy"
-"$bin/mypy"
+MYPY_NUM_WORKERS=$workers "$bin/mypy"
 step "pytest"
 "$bin/python" -m pytest --durations=15 --numprocesses "$workers" --dist loadfile --no-loadscope-reorder
 step "All passed"
