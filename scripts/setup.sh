@@ -140,7 +140,10 @@ if [[ $extras == test && $target == cpu ]] && command -v nvcc >/dev/null; then
 fi
 
 step "Checking that sglang can be imported"
-(cd / && "$venv/bin/python" -W ignore -c 'import sglang, sglang_importance.cpu')
+# With the others numba compiles what the first server would wait for.
+modules="sglang, sglang_importance.cpu, sgl_importance.reuse.hazards, sgl_importance_kernels.compiled"
+modules+=", sgl_importance_kernels.pages.decode_attention, sgl_importance_kernels.pages.page_scan"
+(cd / && "$venv/bin/python" -W ignore -c "import $modules")
 
 for finished in runtime "$extras"; do echo "$wanted" >"$(stamp "$finished")"; done
 step "Done: $(du -sh "$venv" | cut -f1) in .venv"
