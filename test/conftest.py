@@ -27,10 +27,17 @@ def probe_model() -> Path:
 
 
 # Without a server, and among the longest: begun last, one would run alone at the end.
-_LONG = ("test/kernels/test_interpreter.py", "test/tree/test_faults.py", "test/tree/test_soak.py")
+_LONG = (
+    "test/kernels/test_flashinfer_compiles.py",
+    "test/kernels/test_interpreter.py",
+    "test/kernels/test_kernel_benchmark.py",
+    "test/scripts/test_release.py",
+    "test/tree/test_faults.py",
+    "test/tree/test_soak.py",
+)
 
 # Folders whose modules share one server or its answers; elsewhere a module needs nothing of another.
-_TOGETHER = ("abuse/http", "equality", "serve")
+_TOGETHER = ("abuse/http", "equality", "serve", "storage")
 
 
 def _group(module: str) -> str:
