@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from support.fuzz import run
 from support.models import write_random_llama
 from support.python_path import CHECKS, python_path
 from support.servers import ServerProcess
@@ -37,9 +36,9 @@ def from_storage(reply: dict) -> int:
 
 
 def store(*words: str) -> dict:
-    program = "from sgl_importance.cli import main; main()"
-    command = (sys.executable, "-W", "ignore", "-c", program, "store", *words, "--json")
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    code, printed, error = run(["store", *words, "--json"])
+    assert code == 0, error
+    return json.loads(printed)
 
 
 def test_an_upgrade_of_sglang(tmp_path: Path) -> None:
@@ -53,10 +52,8 @@ def test_an_upgrade_of_sglang(tmp_path: Path) -> None:
         answers = [asked(server, document)["output_ids"] for document in documents]
         time.sleep(1.5)  # the ledger is at most half a second behind
     (before,) = store("stat", str(tmp_path / "store"))["models"]
-
-    with ServerProcess(*flags, model=model) as server:  # the same release finds everything
-        assert from_storage(asked(server, documents[1])) == STORED_TOKENS
-        time.sleep(1.5)
+    # The same release would find everything: test/serve/test_restart.py.
+    assert before["pages"] >= len(documents) * STORED_TOKENS // 16
 
     with ServerProcess(*flags, model=model, env=python_path(OTHER_RELEASE)) as server:
         (held,) = server.get("/kv_importance/pins")["pins"]
