@@ -12,9 +12,9 @@ from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
 
-# The device tier holds 8 prompts, the host tier 16, the file tier all of them.
-POOL_TOKENS, PROMPTS, PROMPT_TOKENS = 4096, 30, 480
-IN_DEVICE, IN_HOST, IN_STORAGE = PROMPTS - 1, PROMPTS - 12, 0
+# The device tier holds 4 prompts, the host tier 8, the file tier all of them.
+POOL_TOKENS, PROMPTS, PROMPT_TOKENS = 2048, 14, 480
+IN_DEVICE, IN_HOST, IN_STORAGE = PROMPTS - 1, PROMPTS - 6, 0
 COMPUTED = "sglang:realtime_tokens_total"
 QUIET_SECONDS, WRITE_SECONDS = 1.0, 30.0
 
@@ -110,11 +110,11 @@ def test_every_tier_answers_with_the_same_tokens(random_model: Path, page_size: 
 
 def test_a_cached_prefix_is_not_computed_again(random_model: Path, tmp_path: Path) -> None:
     """By the server's own count; that attention computes no cached rows, test_extend_attention.py shows."""
-    tokens = prompt(1000, 2000)
+    tokens = prompt(1000, 1008)
     computed = []
     with server(random_model, 16, tmp_path) as process:
         for _ in range(2):
             before = process.metric(COMPUTED, mode="prefill_compute")
             process.generate(tokens, max_new_tokens=1)
             computed.append(process.metric(COMPUTED, mode="prefill_compute") - before)
-    assert computed == [2000, 16]
+    assert computed == [1008, 16]
