@@ -3,7 +3,7 @@
     python scripts/release.py          # a rehearsal: everything but the tag
     python scripts/release.py --tag
 
-Needs only the standard library; what scripts/pins-release.txt names is installed into .cache/release.
+Needs only the standard library and pip; what scripts/pins-release.txt names is installed into .cache/release.
 Nothing is pushed or uploaded: the last line says how.
 """
 
@@ -73,11 +73,16 @@ def environment(name: str, *packages: str | Path, made_for: bytes, anew: bool = 
     """The programs of an environment below .cache/release; made again for other contents of ``made_for``."""
     folder, wanted = CACHE / name, hashlib.sha256(made_for).hexdigest()
     if anew or not (folder / ".made-for").exists() or (folder / ".made-for").read_text() != wanted:
-        venv.create(folder, clear=True, with_pip=True)
-        pip = (folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        run(*pip, "--no-input", *packages)
+        venv.create(folder, clear=True)
+        install(folder / "bin", *packages)
         (folder / ".made-for").write_text(wanted)
     return folder / "bin"
+
+
+def install(programs: Path, *packages: str | Path) -> None:
+    """Into an environment, with the pip that is here: one of its own would take longer to install."""
+    pip = (sys.executable, "-m", "pip", "--python", programs / "python", "install")
+    run(*pip, "--quiet", "--disable-pip-version-check", "--no-input", "--no-compile", *packages)
 
 
 def build(root: Path, out: Path) -> Path:
@@ -108,7 +113,7 @@ def try_out(wheel: Path, *, anew: bool) -> None:
     step("Running the core without sglang and torch")
     asked_for = (ROOT / "pyproject.toml").read_bytes()  # as long as it is the same, so are its dependencies
     programs = environment("empty", wheel, made_for=asked_for, anew=anew)
-    run(programs / "python", "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", wheel)
+    install(programs, "--force-reinstall", "--no-deps", wheel)
     with tempfile.TemporaryDirectory() as folder:  # without a checkout
         shutil.copy(ROOT / "scripts/check_install.py", folder)
         print(run(programs / "python", "-P", "check_install.py", cwd=Path(folder)), end="")
