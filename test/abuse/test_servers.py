@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from support.fuzz import run
 from support.models import write_random_llama
 from support.servers import ServerProcess
 from support.waiting import HANG_SECONDS, wait_until
@@ -94,24 +94,15 @@ def check_admin_key(server: ServerProcess) -> None:
         for key in (None, "wrong", KEY + "x"):
             assert call(server, method, path, key, body).status_code == 401, (method, path, key)
         assert call(server, method, path, KEY, body).status_code in (200, 400, 404), (method, path)
-    command = [
-        sys.executable,
-        "-c",
-        "from sgl_importance.cli import main; main()",
-        "pins",
-        "--url",
-        server.base_url,
-    ]
-    environment = {name: value for name, value in os.environ.items() if name != "SGLANG_API_KEY"}
     for words, code, said in (
         (["--api-key", KEY, "--json"], 0, '"pins"'),
         (["--api-key", "wrong"], 2, "refuses the key: give --api-key or set SGLANG_API_KEY"),
         ([], 2, "refuses the key: give --api-key or set SGLANG_API_KEY"),
     ):
-        done = subprocess.run(
-            [*command, *words], capture_output=True, text=True, env=environment, check=False
-        )
-        assert (done.returncode, said in done.stdout + done.stderr) == (code, True), (words, done.stderr)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("SGLANG_API_KEY", raising=False)
+            ended, output, error = run(["pins", "--url", server.base_url, *words])
+        assert (ended, said in output + error) == (code, True), (words, error)
 
 
 def test_a_server_whose_directory_is_taken_away(probe_model: Path, tmp_path: Path) -> None:
