@@ -26,7 +26,7 @@ from support.workloads.exchanges import TIER_FLAGS, Exchange, replay
 pytestmark = pytest.mark.server
 
 PREFIX = "sglang:kv_importance_"
-EXCHANGES = 16
+EXCHANGES = 10
 PROMPT = {"input_ids": list(range(300, 340))}
 # How each operation is asked for; a pre-warm asks for its room only where a ledger has planned it.
 ASKED: dict[str, tuple[str, str, Any]] = {

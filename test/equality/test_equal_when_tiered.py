@@ -27,7 +27,7 @@ def test_tokens_equal_those_without_a_radix_cache(
     random_model: Path, exchanges: list[Exchange], tmp_path: Path
 ) -> None:
     """Over evictions, storage hits and retractions."""
-    middle = len(exchanges) // 2
+    middle, requests = len(exchanges) // 2, 500
     store = (
         *SCORES,
         "--kv-importance-store",
@@ -38,7 +38,7 @@ def test_tokens_equal_those_without_a_radix_cache(
     with tiered_server(random_model, *store) as server:
         alone = replay(server, exchanges[:middle], concurrency=1)
         together = replay(server, exchanges[middle:], concurrency=8)
-        again = replay(server, exchanges, concurrency=8)
+        again = replay(server, exchanges[-(requests - len(exchanges)) :], concurrency=8)
         assert server.metric(f"{PREFIX}evicted_tokens_total", tier="device") > 0
         document = server.get("/kv_importance?limit=1")
         read, loaded = (server.metric(f"{PREFIX}pages_{name}_total") for name in ("read", "loaded"))
@@ -46,7 +46,7 @@ def test_tokens_equal_those_without_a_radix_cache(
     (finding,) = (finding for finding in server_findings(document) if finding.subject == "tiered pages")
     assert "8 requests at a time" in finding.detail
     print([part.retractions for part in parts], [dict(part.hit_tokens) for part in parts], pages)
-    assert len(exchanges) * 2 >= 500
+    assert 0 < requests - len(exchanges) <= len(exchanges)
     assert [part.differing for part in parts] == [[], [], []]
     assert together.retractions > 0
     for tier in ("device", "storage"):
@@ -85,7 +85,10 @@ def test_prompts_of_sixteen_times_the_slots_are_answered_as_by_stock(random_mode
 
 def test_one_damaged_slot_of_one_layer_changes_tokens(random_model: Path, exchanges: list[Exchange]) -> None:
     with tiered_server(random_model, *SCORES, env=python_path(FAULTS / "kv_slot_fault")) as server:
-        differing = replay(server, exchanges[:80], concurrency=1).differing
+        for start in range(0, 80, 10):
+            differing = replay(server, exchanges[start : start + 10], concurrency=1).differing
+            if differing:
+                break
         assert server.log().count("kv_slot_fault: damaged a slot of layer 1") == 1
-    print(f"{len(differing)} of 80 answers differ")
+    print(f"{len(differing)} of the answers {start} to {start + 9} differ")
     assert differing

@@ -15,7 +15,7 @@ from support.workloads.exchanges import POOL_FLAGS, POOL_TOKENS, Exchange, repla
 
 pytestmark = pytest.mark.server
 
-EXCHANGES = 120
+EXCHANGES = 80
 FLAGS = (*POOL_FLAGS, "--max-total-tokens", str(POOL_TOKENS), "--page-size", "16")
 
 
