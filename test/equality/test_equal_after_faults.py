@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_importance.launch import doctor
-from sglang_importance.operations.messages import OPERATIONS
+from sglang_importance.operations.handlers import OPERATIONS
 
 from support.browser import NoBrowser, open_browser
 from support.callbacks import BESIDE, LEARNING, ON_FLUSH, RECORDING, WITH_STORAGE, name_of

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_importance.operations import job as job_module
+from sglang_importance.operations.handlers import OPERATIONS
 from sglang_importance.operations.job import NotFound, run_slice
-from sglang_importance.operations.messages import OPERATIONS
 from sglang_importance.operations.runner import MAX_JOBS, Desk
 from sglang_importance.operations.snapshot import InvalidCursor, decode_cursor, encode_cursor, snapshot
 

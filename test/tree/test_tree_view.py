@@ -15,7 +15,7 @@ from sgl_importance.signal.node_importance import NodeImportance, Origin
 from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import EventKind
 from sglang_importance.operations import job as job_module
-from sglang_importance.operations.messages import OPERATIONS
+from sglang_importance.operations.handlers import OPERATIONS
 from sglang_importance.operations.node_view import MAX_CELLS, strip
 from sglang_importance.operations.prefix_search import common_prefix
 from sglang_importance.operations.runner import Desk

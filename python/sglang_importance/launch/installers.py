@@ -126,7 +126,7 @@ def _answer_ends(scheduler: Scheduler) -> None:
 
 
 def _message_handlers(scheduler: Scheduler) -> None:
-    from sglang_importance.operations.messages import handle_messages
+    from sglang_importance.operations.handlers import handle_messages
 
     handle_messages(scheduler)
 

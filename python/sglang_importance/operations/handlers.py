@@ -1,0 +1,69 @@
+"""A scheduler's handlers of what the HTTP process asks."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from sglang.utils import TypeBasedDispatcher
+
+from sglang_importance.operations import (
+    answers,
+    node_view,
+    page_importance,
+    pin_operations,
+    prefix_search,
+    prewarm_facts,
+    recent_events,
+    snapshot,
+    tree_view,
+)
+from sglang_importance.operations.job import Operation
+from sglang_importance.operations.messages import KvImportanceReq, KvImportanceReqOutput
+from sglang_importance.operations.runner import Desk
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+OPERATIONS: dict[str, Operation] = {
+    "prewarm_facts": prewarm_facts.facts,
+    "prewarm_room": prewarm_facts.room,
+    "snapshot": snapshot.describe_tree,
+    "importance": page_importance.importance,
+    "tree": tree_view.tree,
+    "node": node_view.node,
+    "node_prompt": node_view.prompt,
+    "find": prefix_search.find,
+    "events": recent_events.events,
+    "pin": pin_operations.pin,
+    "unpin": pin_operations.unpin,
+    "pins": pin_operations.pins,
+    "answered": answers.answered,
+}
+WITHOUT_LEARNING = frozenset({"snapshot", "tree", "find", "events", "prewarm_room"})
+"""Operations that answer also when a fault has ended learning: nothing is known of nodes then."""
+
+
+def handle_messages(scheduler: Scheduler) -> None:
+    """Adds our handlers to a scheduler's dispatcher."""
+
+    cache = scheduler.tree_cache
+    assert isinstance(cache, ImportanceRadixCache), "sglang built another cache"
+
+    def account(operation: str, seconds: float, is_over: bool) -> None:
+        component = cache.importance
+        component.state.counters.answered(operation, seconds, is_over=is_over)
+        if is_over:
+            component.publish()
+
+    desk = Desk(cache, OPERATIONS, WITHOUT_LEARNING, account)
+
+    def answer(request: KvImportanceReq) -> KvImportanceReqOutput:
+        if request.job is not None:
+            reply = desk.resume(request.job)
+        else:
+            reply = desk.begin(request.operation, json.loads(request.arguments))
+        return KvImportanceReqOutput(**reply._asdict())
+
+    scheduler._request_dispatcher += TypeBasedDispatcher([(KvImportanceReq, answer)])
