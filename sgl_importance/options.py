@@ -17,7 +17,7 @@ StoreBackends = Literal["tested", "any"]
 Switch = Literal["on", "off"]
 Prewarm = Literal["off", "start", "idle"]
 Residency = Literal["full", "tiered"]
-ResidencyPolicy = Literal["lru", "lfu", "ema", "importance"]
+ResidencyPolicy = Literal["lru", "bucketed_lru", "lfu", "ema", "importance"]
 SparseSelector = Literal["all", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
@@ -57,6 +57,7 @@ class ImportanceOptions:
     trace: str = ""
     trace_detail: TraceDetail = "folds"
     trace_megabytes: int = 1024
+    trace_pages: float = 0.0
     store: str = ""
     store_bytes: int = 64 << 30
     store_backends: StoreBackends = "tested"
@@ -90,6 +91,8 @@ class ImportanceOptions:
             problems.append(
                 f"{keyword('auto_pins')} rests on what attention said: it needs {keyword('g')} to be 'on'"
             )
+        if self.trace_pages and not self.trace:
+            problems.append(f"{keyword('trace_pages')} needs {keyword('trace')}: name a directory")
         if self.is_tiered and self.policy != "importance":
             problems.append(f"{keyword('residency')} 'tiered' needs {keyword('policy')} to be 'importance'")
         problems += self._sparse_problems()
@@ -324,6 +327,16 @@ SETTINGS: dict[str, Setting] = {
         minimum=1,
         cost="so much disk",
     ),
+    "trace_pages": Setting(
+        "records, for every generated token, layer and KV head, which pages got the most attention, best "
+        "first: this share of the context's pages; 0 records none. A selector's choices are recorded too",
+        unit="share",
+        minimum=0,
+        maximum=1,
+        whole=False,
+        cost="every layer's attention weights are computed once more in each step; at 0.4, 1.6 bytes of disk "
+        "for each page, layer and KV head of a step",
+    ),
     "store": Setting(
         "directory of verified pages below the host tier, under any policy; with --hicache-storage-backend, "
         "the pages lie there and this directory takes what fails a check",
@@ -397,9 +410,9 @@ SETTINGS: dict[str, Setting] = {
         whole=False,
     ),
     "residency_policy": Setting(
-        "which page leaves the device for one that a selector chose: the least recently read ('lru'), the "
-        "least often chosen ('lfu'), the least often chosen of late ('ema'), or the one that was chosen for "
-        "the least attention of late ('importance')",
+        "which page leaves the device for one that a selector chose: the least recently read ('lru'; "
+        "'bucketed_lru' with ages in powers of two), the least often chosen ('lfu'), the least often chosen "
+        "of late ('ema'), or the one that was chosen for the least attention of late ('importance')",
         choices=RESIDENCY_POLICIES,
     ),
     "sparse_selector": Setting(

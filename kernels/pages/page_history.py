@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-Residency = Literal["lru", "lfu", "ema", "importance"]
+Residency = Literal["lru", "bucketed_lru", "lfu", "ema", "importance"]
 
 NEVER = -2
 """Pass that an unread page was last read in: before the two that keep a page from a stream."""
@@ -19,8 +19,10 @@ class PageHistory:
     """Reads of every page in every layer. It outlives a page's stay in a slot, not the page.
 
     Args:
-        policy: ``lru`` values a page by its last read, ``lfu`` by how often it was chosen, ``ema`` by choices
-            that fade with time, ``importance`` by the attention that it was chosen for, which fades, too.
+        policy: ``lru`` values a page by its last read, ``bucketed_lru`` by that in powers of two of passes, a
+            bounded range that a device can count through where ``lru`` must sort (SPIN), ``lfu`` by how often
+            it was chosen, ``ema`` by choices that fade with time, ``importance`` by the attention that it was
+            chosen for, which fades, too.
         num_layers: layers, each with pages of its own.
         num_pages: logical pages of the pool.
         device: where the tables are.
@@ -30,7 +32,7 @@ class PageHistory:
         self, policy: Residency, num_layers: int, num_pages: int, device: torch.device | str
     ) -> None:
         self._policy = policy
-        self._decay = {"lru": 0.0, "lfu": 1.0, "ema": DECAY, "importance": DECAY}[policy]
+        self._decay = {"lfu": 1.0, "ema": DECAY, "importance": DECAY}.get(policy, 0.0)
         self._choices = torch.zeros(num_layers, num_pages, dtype=torch.float32, device=device)
         self._last = torch.full((num_layers, num_pages), NEVER, dtype=torch.int32, device=device)
 
@@ -61,8 +63,11 @@ class PageHistory:
 
     def worth(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
         """How much pages are worth keeping in pass ``now``, [pages]; only the order means something."""
+        last = self._last[layer, pages]
         if self._policy == "lru":
-            return self._last[layer, pages].double()
+            return last.double()
+        if self._policy == "bucketed_lru":
+            return -torch.frexp((now - last).float()).exponent
         return self._choices[layer, pages] * self._fading(layer, pages, now)
 
     def choices(self, pages: torch.Tensor, now: int) -> torch.Tensor:

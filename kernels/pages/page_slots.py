@@ -10,6 +10,7 @@ from sgl_importance_kernels.pages.open_pages import OpenPages, WritePlan
 from sgl_importance_kernels.pages.page_history import PageHistory, Residency
 from sgl_importance_kernels.pages.representations import Representations
 from sgl_importance_kernels.pages.selectors.selector import Selector
+from sgl_importance_kernels.pages.slot_table import SlotTable
 from sgl_importance_kernels.pages.traffic import PageTraffic
 
 
@@ -95,10 +96,8 @@ class PageSlots:
             else Representations(selector, tuple(keys for keys, _ in self.host), device)
         )
         self.open_pages = OpenPages(num_frames, self.num_pages, page_size, device)
-        self._slot_of = torch.full((num_layers, self.num_pages), -1, dtype=torch.int32, device=device)
-        self._page_in = torch.full((num_layers, num_slots), -1, dtype=torch.int32, device=device)
-        self.history = PageHistory(residency, num_layers, self.num_pages, device)
-        self._pass = 0
+        history = PageHistory(residency, num_layers, self.num_pages, device)
+        self.table = SlotTable(history, num_layers, self.num_pages, num_slots, num_frames, device)
         self.traffic = PageTraffic()
 
     @property
@@ -108,12 +107,11 @@ class PageSlots:
 
     def device_bytes(self) -> dict[str, int]:
         """What is on the device, in bytes by purpose."""
-        tables = self._slot_of.nbytes + self._page_in.nbytes + self.history.num_bytes
         representations = 0 if self.representations is None else self.representations.num_bytes
         return {
             "slots": self.keys.nbytes + self.values.nbytes,
             "staging": self.staging.num_bytes,
-            "tables": tables + self.open_pages.num_bytes,
+            "tables": self.table.num_bytes + self.open_pages.num_bytes,
             **({"representations": representations} if representations else {}),
         }
 
@@ -123,10 +121,10 @@ class PageSlots:
         Args:
             locations: in the pool, int64 [tokens]; those of a page are consecutive and ascend.
         """
-        self._pass += 1
+        self.table.begin_pass()
         plan = self.open_pages.plan(locations)
         # What a slot holds of a page that goes on would fall behind its frame.
-        self._free_slots(plan.reopened)
+        self.table.free(plan.reopened)
         return plan
 
     def write(self, layer: int, plan: WritePlan, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -180,7 +178,7 @@ class PageSlots:
             with self.traffic.loading(len(missing), self.page_bytes):
                 keys[missing] = host_keys[pages[missing]].to(keys.device)
                 values[missing] = host_values[pages[missing]].to(values.device)
-        own = self._give_slots(layer, pages[missing], shares is not None)
+        own = self.table.give(layer, pages[missing], is_chosen=shares is not None)
         kept_keys[own], kept_values[own] = keys[missing[: len(own)]], values[missing[: len(own)]]
         return keys.flatten(0, 1), values.flatten(0, 1)
 
@@ -201,7 +199,7 @@ class PageSlots:
         if not len(missing):
             return places
         absent = pages[missing]
-        own = self._give_slots(layer, absent, shares is not None)
+        own = self.table.give(layer, absent, is_chosen=shares is not None)
         kept, staged = absent[: len(own)], absent[len(own) :]
         with self.traffic.loading(len(absent), self.page_bytes):
             for slots, buffer, host in (
@@ -217,40 +215,17 @@ class PageSlots:
     def _found(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None) -> torch.Tensor:
         """Slots of pages that are read now, -1 of those without one: no more of these than are staged."""
         frames = self.open_pages.frame_of[pages]
-        slots = torch.where(frames >= 0, frames, self._slot_of[layer, pages].long())
-        missing = (slots < 0).nonzero().flatten()
-        if len(missing) > self.staging.num_pages:
-            slots, missing = slots[: missing[self.staging.num_pages]], missing[: self.staging.num_pages]
-        read = slice(len(slots))
-        self.history.read(layer, pages[read], self._pass, None if shares is None else shares[read])
+        slots = self.table.read(layer, pages, shares, most_missing=self.staging.num_pages, elsewhere=frames)
         self.traffic.read += len(slots)
-        return slots
-
-    def _give_slots(self, layer: int, pages: torch.Tensor, is_chosen: bool) -> torch.Tensor:
-        """Gives the first of some pages slots, as many as there are for them; returns those slots."""
-        now, history = self._pass, self.history
-        held = self._page_in[layer, self.num_frames :].long()
-        is_free = held < 0
-        held = held.clamp(min=0)
-        last_read = history.last_read(layer, held)
-        may_leave = (is_free | (last_read < (now if is_chosen else now - 1))).nonzero().flatten()
-        worth = history.worth(layer, held, now) if is_chosen else last_read
-        leaving = worth.double().masked_fill_(is_free, -torch.inf)[may_leave].argsort(stable=True)
-        slots = may_leave[leaving[: len(pages)]] + self.num_frames
-        pages = pages[: len(slots)]
-        left = self._page_in[layer, slots]
-        self._slot_of[layer, left[left >= 0].long()] = -1
-        self._slot_of[layer, pages] = slots.int()
-        self._page_in[layer, slots] = pages.int()
         return slots
 
     def is_resident(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Whether pages can be read without the host, bool [pages]."""
-        return (self._slot_of[layer, pages] >= 0) | (self.open_pages.frame_of[pages] >= 0)
+        return self.table.is_resident(layer, pages) | (self.open_pages.frame_of[pages] >= 0)
 
     def choices(self, pages: torch.Tensor) -> torch.Tensor:
         """How often pages were chosen of late in each layer, by the policy; float32 [layers, pages]."""
-        return self.history.choices(pages, self._pass)
+        return self.table.choices(pages)
 
     def flush(self, layer: int) -> None:
         """Copies open pages of a layer to the host, for those who read the pool there."""
@@ -262,41 +237,30 @@ class PageSlots:
     def forget(self, pages: torch.Tensor) -> None:
         """Drops what the device holds of pages that were freed, or written on the host by somebody else."""
         self.open_pages.close(pages)
-        self._free_slots(pages)
-        self.history.forget(pages)
+        self.table.forget(pages)
         if self.representations is not None:
             self.representations.forget(pages)
-
-    def _free_slots(self, pages: torch.Tensor) -> None:
-        slots = self._slot_of[:, pages].long()
-        layers, columns = (slots >= 0).nonzero(as_tuple=True)
-        self._page_in[layers, slots[layers, columns]] = -1
-        self._slot_of[:, pages] = -1
 
     def clear(self) -> None:
         """Forgets every page."""
         self.open_pages.clear()
-        self._slot_of.fill_(-1)
-        self._page_in.fill_(-1)
-        self.history.clear()
+        self.table.clear()
         if self.representations is not None:
             self.representations.clear()
 
     def resident_pages(self) -> torch.Tensor:
         """Pages in slots, frames not counted, by layer; int64 [layers]."""
-        return (self._page_in >= 0).sum(dim=1)
+        return (self.table.page_in >= 0).sum(dim=1)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless tables agree and every slot holds what the host holds."""
         self.open_pages.check_integrity()
         if self.representations is not None:
             self.representations.check_integrity()
-        assert not bool((self._page_in[:, : self.num_frames] >= 0).any()), "a frame is used as a slot"
+        self.table.check_integrity()
         for layer, (host_keys, host_values) in enumerate(self.host):
-            slots = (self._page_in[layer] >= 0).nonzero().flatten()
-            pages = self._page_in[layer, slots].long()
-            assert torch.equal(self._slot_of[layer, pages].long(), slots)
-            assert int((self._slot_of[layer] >= 0).sum()) == len(slots)
+            slots = (self.table.page_in[layer] >= 0).nonzero().flatten()
+            pages = self.table.page_in[layer, slots].long()
             assert torch.equal(self.keys[layer, slots].to(host_keys.device), host_keys[pages])
             assert torch.equal(self.values[layer, slots].to(host_values.device), host_values[pages])
 

@@ -90,6 +90,44 @@ def metadata_gigabytes(purpose: str) -> float:
     return sizes[purpose] / 1e9
 
 
+def h3_table() -> str:
+    """H3: share of the pages read that was loaded, in brackets of LRU's, and attention on what was read."""
+    # The server's own first request is a workload of one.
+    rows = [row for row in results("findings/h3/h3")["rows"] if row["requests"] > 1]
+    columns = list(dict.fromkeys((row["context"], row["workload"]) for row in rows))
+    cells = {(row["policy"], row["bias"], row["workload"]): row for row in rows}
+    return table(
+        [
+            "policy",
+            "bias",
+            *(f"{workload.partition(': ')[2]}, {context:,}" for context, workload in columns),
+            "attention read",
+        ],
+        [
+            [
+                f"`{policy}`",
+                f"{bias:g}",
+                *(
+                    f"{cell['loaded']:.3f} ({cell['of lru']:.2f})"
+                    for cell in (cells[policy, bias, workload] for _, workload in columns)
+                ),
+                " to ".join(f"{end:.3f}" for end in _range(cells, policy, bias)),
+            ]
+            for policy, bias in dict.fromkeys((row["policy"], row["bias"]) for row in rows)
+        ],
+    )
+
+
+def _range(cells: Mapping[Any, Mapping[str, Any]], policy: str, bias: float) -> tuple[float, float]:
+    masses = [cell["mass"] for (name, x, _), cell in cells.items() if (name, x) == (policy, bias)]
+    return min(masses), max(masses)
+
+
+def h3_verdict() -> str:
+    """The verdict as the study words it."""
+    return str(results("findings/h3/h3")["verdict"])
+
+
 def residency_table() -> str:
     """Share of the chosen pages that had to be loaded, by policy and bias; in brackets, of LRU's."""
     rows = results("pages_residency")["rows"]

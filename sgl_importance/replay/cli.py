@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,8 @@ import typer
 
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.gated_tiers import Gating, StorageOffer
+from sgl_importance.replay.pages.page_command import parse_page_policies, replay_pages
+from sgl_importance.replay.pages.page_replay import PAGE_POLICIES, Selection
 from sgl_importance.replay.policy_registry import OPTIMUM
 from sgl_importance.replay.replay_arguments import (
     BYTES_PER_TOKEN,
@@ -52,6 +55,7 @@ app = typer.Typer(
 # A group stops looking for options at the first argument, and traces come before options.
 _OPTIONS_AFTER_TRACES = {"allow_interspersed_args": True}
 _TIERS = "Tiers"
+_PAGES = "Pages in tiers"
 
 
 @app.callback(invoke_without_command=True, context_settings=_OPTIONS_AFTER_TRACES)
@@ -122,9 +126,54 @@ def replay_command(
     storage_gbps: StorageGbps = STORAGE_GBPS,
     prefill_tokens_per_second: PrefillTokensPerSecond = PREFILL_TOKENS_PER_SECOND,
     bytes_per_token: BytesPerToken = BYTES_PER_TOKEN,
+    pages: Annotated[
+        bool,
+        typer.Option(
+            "--pages",
+            rich_help_panel=_PAGES,
+            help="Replay which pages tokens read (recorded with --kv-importance-trace-pages) through the "
+            f"policies of residency: {', '.join(PAGE_POLICIES)}. Capacities are pages that each layer and "
+            "KV head keeps, or parts of the longest context.",
+        ),
+    ] = False,
+    selected: Annotated[
+        float,
+        typer.Option(
+            min=0.0001,
+            max=1,
+            rich_help_panel=_PAGES,
+            help="Share of its context's pages that a generated token reads: those with the most attention.",
+        ),
+    ] = 0.1,
+    chosen: Annotated[
+        bool,
+        typer.Option(
+            "--chosen", rich_help_panel=_PAGES, help="It reads what the recording server's selector chose."
+        ),
+    ] = False,
+    resident_bias: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=_PAGES,
+            metavar="X,X...",
+            help="Resident pages count (1 + X)-fold when pages are selected.",
+        ),
+    ] = "0",
 ) -> None:
     """Replay traces: the hit rate of each eviction policy, and its distance from the optimum."""
     check_traces(traces)
+    if pages:
+        _replay_pages(
+            traces,
+            parse_page_policies(policies),
+            parse_numbers("--capacity-blocks", capacity_blocks, int),
+            parse_numbers("--capacity-fraction", capacity_fraction, float),
+            Selection(0 if chosen else selected),
+            parse_numbers("--resident-bias", resident_bias, float, may_be_zero=True),
+            json_file,
+            jobs or os.cpu_count() or 1,
+        )
+        return
     names = parse_policies(policies)
     blocks = parse_numbers("--capacity-blocks", capacity_blocks, int)
     fractions = parse_numbers("--capacity-fraction", capacity_fraction, float)
@@ -191,6 +240,30 @@ def replay_command(
         write_rows(json_file, asked)
     if plot_file is not None:
         plot_rows(rows, {trace.name: trace.num_blocks for trace in read}, plot_file)
+
+
+def _replay_pages(
+    directories: list[Path],
+    policies: list[str],
+    slots: list[int],
+    fractions: list[float],
+    selection: Selection,
+    biases: list[float],
+    json_file: Path | None,
+    processes: int,
+) -> None:
+    if bool(slots) == bool(fractions):
+        fail("say how many pages stay on the device: one of --capacity-blocks and --capacity-fraction")
+    check_results(json_file, None)
+    replay_pages(
+        directories,
+        policies=policies,
+        slots=slots,
+        fractions=fractions,
+        selections=[replace(selection, bias=bias) for bias in dict.fromkeys(biases)],
+        json_file=json_file,
+        processes=processes,
+    )
 
 
 def _capacities(trace: Trace, blocks: list[int], fractions: list[float]) -> list[int]:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from multiprocessing import resource_tracker
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sgl_importance.replay.cache import ReplayCounts, replay_objects, replay_tree
 from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM, create_policy, load_policy
 from sgl_importance.replay.radix_nodes import mean_node_blocks, replay_nodes
 from sgl_importance.replay.trace import Trace
 
+InputT = TypeVar("InputT")
 JobT = TypeVar("JobT")
 RowT = TypeVar("RowT")
 
@@ -131,8 +132,8 @@ def run_job(traces: Sequence[Trace], job: Job) -> Row:
 
 
 def run_jobs(
-    run_one: Callable[[Sequence[Trace], JobT], RowT],
-    traces: Sequence[Trace],
+    run_one: Callable[[Sequence[InputT], JobT], RowT],
+    traces: Sequence[InputT],
     jobs: Sequence[JobT],
     processes: int,
 ) -> Generator[tuple[int, RowT]]:
@@ -142,6 +143,7 @@ def run_jobs(
 
     Args:
         run_one: a function of a module, so that other processes find it.
+        traces: what every job may look at, handed to each process once.
 
     Raises:
         ReplayError: a process died.
@@ -190,13 +192,13 @@ def _blocked_for_children(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_traces: Sequence[Trace] = ()
+_traces: Sequence[Any] = ()
 
 
-def _start_worker(traces: Sequence[Trace]) -> None:
+def _start_worker(traces: Sequence[Any]) -> None:
     global _traces
     _traces = traces
 
 
-def _work(run_one: Callable[[Sequence[Trace], JobT], RowT], job: JobT) -> RowT:
+def _work(run_one: Callable[[Sequence[Any], JobT], RowT], job: JobT) -> RowT:
     return run_one(_traces, job)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -16,9 +16,10 @@ from sgl_importance.study.h1 import study_h1
 from sgl_importance.study.h2 import study_h2
 from sgl_importance.study.recording import Recording, load_recording
 from sgl_importance.study.sensitivity import study_sensitivity
-from sgl_importance.study.study_report import Finding, StudyError
+from sgl_importance.study.study_report import Finding, Studied, StudyError
 from sgl_importance.terminal import check_outputs, existing_file, fail, some_path
 from sgl_importance.trace import TraceError
+from sgl_importance.trace.page_steps import load_page_steps
 from sgl_importance.workload.workload_request import WorkloadError, read_requests
 
 app = typer.Typer(
@@ -26,6 +27,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+RecordingT = TypeVar("RecordingT", bound=Studied)
 
 Directories = Annotated[
     list[Path], typer.Argument(parser=some_path, help="What --kv-importance-trace named, one or more.")
@@ -44,13 +47,25 @@ def run_study(
     study: Callable[[Sequence[Recording], Path | None], Finding],
 ) -> None:
     """Loads the recordings, runs one study, prints and writes its finding."""
+    run_study_on(load_recording, name, directories, out, with_figure, study)
+
+
+def run_study_on(
+    load: Callable[[Path], RecordingT],
+    name: str,
+    directories: Sequence[Path],
+    out: Path,
+    with_figure: bool,
+    study: Callable[[Sequence[RecordingT], Path | None], Finding],
+) -> None:
+    """The same on what ``load`` makes of each directory."""
     if not out.is_dir():
         fail(f"no directory {out}: create it or give --out")
     console = Console()
     try:
         with console.status(f"reading {len(directories)} recordings"):
-            recordings = [load_recording(directory) for directory in directories]
-        if empty := [recording.name for recording in recordings if not recording.queries]:
+            recordings = [load(directory) for directory in directories]
+        if empty := [recording.name for recording in recordings if not recording.num_requests]:
             fail(f"no requests in {', '.join(empty)}: record while clients ask")
         finding = study(recordings, out / f"{name}.png" if with_figure else None)
     except (TraceError, StudyError) as error:
@@ -71,6 +86,21 @@ def h1_command(directories: Directories, out: Out = Path("."), figure: WithFigur
 def h2_command(directories: Directories, out: Out = Path("."), figure: WithFigure = True) -> None:
     """Do the pages that matter to one query matter to the others on the same context?"""
     run_study("h2", directories, out, figure, lambda recordings, path: study_h2(recordings, figure=path))
+
+
+@app.command("h3")
+def h3_command(directories: Directories, out: Out = Path("."), figure: WithFigure = True) -> None:
+    """Does choosing pages together with where they are save loads? (recorded page lists)"""
+    from sgl_importance.study.h3 import study_h3
+
+    run_study_on(
+        load_page_steps,
+        "h3",
+        directories,
+        out,
+        figure,
+        lambda recordings, path: study_h3(recordings, figure=path),
+    )
 
 
 @app.command("sensitivity")

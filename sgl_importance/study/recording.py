@@ -95,6 +95,10 @@ class Recording:
     def page_size(self) -> int:
         return self.header.page_size
 
+    @property
+    def num_requests(self) -> int:
+        return len(self.queries)
+
 
 def load_recording(directory: Path) -> Recording:
     """Reads a whole recording; the server's own requests are left out.

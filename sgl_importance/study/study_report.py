@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
 
-from sgl_importance.study.recording import Recording
 from sgl_importance.study.statistics import Estimate
+from sgl_importance.trace.records import Header
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,19 @@ WIDEST = 1000  # columns of a terminal
 
 class StudyError(Exception):
     """The recordings cannot answer the question; the message says why and what to record."""
+
+
+class Studied(Protocol):
+    """What a finding says of a recording that it rests on."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def header(self) -> Header: ...
+
+    @property
+    def num_requests(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +74,7 @@ class Finding:
         for note in self.notes:
             console.print(f"note: {note}")
 
-    def write(self, folder: Path, recordings: Sequence[Recording], command: str) -> Path:
+    def write(self, folder: Path, recordings: Sequence[Studied], command: str) -> Path:
         """Writes ``<study>.json`` into the folder."""
         path = folder / f"{self.study}.json"
         document = {
@@ -71,10 +84,10 @@ class Finding:
                 {
                     "name": recording.name,
                     "model": recording.header.model,
-                    "page_size": recording.page_size,
+                    "page_size": recording.header.page_size,
                     "layers": list(recording.header.layers),
                     "options": {k: v for k, v in recording.header.options.items() if k != "trace"},
-                    "requests": len(recording.queries),
+                    "requests": recording.num_requests,
                 }
                 for recording in recordings
             ],

@@ -171,6 +171,39 @@ class Step(_Record, frozen=True):
     peak: Vector
 
 
+class PageLists(_Record, frozen=True):
+    """The pages that one token of a request attends to most, and those that it read where a selector chose.
+
+    Pages are counted from the start of the sequence. The token is the last one of its pass: a generated one,
+    or the last of a prompt or of its part.
+
+    Attributes:
+        forward_pass: number of the pass within the run, from 1.
+        seq_len: tokens that it sees, itself included.
+        new_tokens: tokens of the request that the pass computes, the last of which it is.
+        layers: attention layers, in the order of the lists.
+        kv_heads: of each layer.
+        pages: of largest attention mass, best first; uint16 or uint32 [layers, kv_heads, listed pages].
+        mass: of these pages, mean over the query heads of the KV head; float16, the same shape. The masses
+            of all pages of the context would sum to 1, or to what the head's sink leaves.
+        num_read: pages that a selector chose, of each layer; -1 where the token read all.
+        read: these pages, those of a layer ascending; uint16 or uint32 [sum of ``num_read``].
+        shares: of its attention that the selector estimated there; float32, the same shape.
+    """
+
+    request: int
+    forward_pass: int
+    seq_len: int
+    new_tokens: int
+    layers: tuple[int, ...]
+    kv_heads: int
+    pages: Vector
+    mass: Vector
+    num_read: tuple[int, ...]
+    read: Vector
+    shares: Vector
+
+
 class TreeEvent(_Record, frozen=True):
     """Something happened to a node of the radix tree.
 
@@ -209,7 +242,7 @@ class Dropped(_Record, frozen=True):
     records: int
 
 
-Record = Header | Pages | RequestAdmitted | RequestFinished | Fold | Step | TreeEvent | Dropped
+Record = Header | Pages | RequestAdmitted | RequestFinished | Fold | Step | PageLists | TreeEvent | Dropped
 
 RECORD_TYPES: tuple[type[_Record], ...] = get_args(Record)
 SCHEMA = {record.__name__: record.__struct_fields__ for record in RECORD_TYPES}
@@ -219,6 +252,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     2: np.dtype("<f4"),
     3: np.dtype("<u4"),
     4: np.dtype("<i8"),
+    5: np.dtype("<u2"),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
@@ -241,7 +275,7 @@ _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record, ext_
 
 def encode(record: Record) -> bytes:
     """One record as MessagePack: an array of its type's name and its fields; arrays of numbers as
-    extensions 1 to 4 (little-endian float16, float32, uint32, int64)."""
+    extensions 1 to 5 (little-endian float16, float32, uint32, int64, uint16)."""
     return _encoder.encode(record)
 
 

@@ -35,6 +35,7 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "probe prompt": ("--length", "64"),
     "study h1": ("folder",),
     "study h2": ("folder",),
+    "study h3": ("folder",),
     "study g": ("folder",),
     "study sensitivity": ("folder",),
     "study reuse": ("ok.jsonl",),

@@ -34,6 +34,7 @@ ONLY_READ = (
     "overhead.py",
     "pages/adversarial.py",
     "pages/exact_match.py",
+    "pages/joint.py",
     "pages/residency.py",
     "pages/served.py",
     "restart.py",

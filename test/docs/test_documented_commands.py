@@ -48,6 +48,7 @@ NOT_RUN = {
     "sgl-importance observe": "needs a server under observe; test/shadow asks one",
     "sgl-importance probe eval --lengths 16384": "prompts of 16k tokens; test/pages has shorter ones",
     "sgl-importance size recording --bytes": "takes 10 s; the other one runs, test/sizing has the options",
+    "sgl-importance replay recording --pages": "needs recorded page lists; test/replay has them",
     "sgl-importance study h2": "needs hundreds of recorded questions; test/study has them",
 }
 

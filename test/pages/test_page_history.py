@@ -31,6 +31,8 @@ def test_worth_is_what_the_choices_say(passes: list[set[int]]) -> None:
     chosen_in = [[at for at, some in enumerate(passes) if page in some] for page in range(6)]
     expected = {
         "lru": [max(at + streamed, default=-2) for at in chosen_in],
+        # Ages 0, 1, 2 to 3, 4 to 7 and so on are alike.
+        "bucketed_lru": [-(now - max(at + streamed, default=-2)).bit_length() for at in chosen_in],
         "lfu": summed(lambda page, at: 1),
         "ema": summed(lambda page, at: DECAY ** (now - at)),
         "importance": summed(lambda page, at: page / 10 * DECAY ** (now - at)),
@@ -45,7 +47,8 @@ def test_worth_is_what_the_choices_say(passes: list[set[int]]) -> None:
         worth = history.worth(1, torch.arange(6), now).float()
         torch.testing.assert_close(worth, torch.tensor(expected[policy], dtype=torch.float32))
         history.forget(torch.tensor([3]))
-        assert history.worth(1, torch.tensor([3]), now).item() == {"lru": -2}.get(policy, 0)
+        unread = {"lru": -2, "bucketed_lru": -(now + 2).bit_length()}
+        assert history.worth(1, torch.tensor([3]), now).item() == unread.get(policy, 0)
 
 
 def slots_with(policy: str, num_slots: int) -> PageSlots:
@@ -61,7 +64,9 @@ def slots_with(policy: str, num_slots: int) -> PageSlots:
     )
 
 
-@pytest.mark.parametrize(("policy", "leaves"), [("lru", 1), ("lfu", 3), ("ema", 3), ("importance", 2)])
+@pytest.mark.parametrize(
+    ("policy", "leaves"), [("lru", 1), ("bucketed_lru", 1), ("lfu", 3), ("ema", 3), ("importance", 2)]
+)
 def test_who_leaves(policy: str, leaves: int) -> None:
     """Page 1 is chosen most often, page 3 last, page 2 for the least attention; then page 4 comes."""
     slots = slots_with(policy, 3)

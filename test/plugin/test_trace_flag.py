@@ -14,6 +14,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.trace import open_trace
+from sglang_importance.launch.modes import page_list_refusals
 from sglang_importance.radix_cache.cache_factory import create_recorder
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import importance_options
@@ -69,3 +70,36 @@ def test_a_directory_that_cannot_be_written_stops_the_launch(tmp_path: Path) -> 
     assert line == (
         f"cannot record in {tmp_path / 'file'} (File exists): give --kv-importance-trace a writable directory"
     )
+
+
+def test_page_lists_need_a_recording(parse: Parse, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--kv-policy", "observe", "--kv-importance-trace-pages", "0.4")
+    assert "kv_importance_trace_pages needs kv_importance_trace: name a directory" in (
+        capsys.readouterr().err
+    )
+    listed = parse(
+        *("--kv-policy", "observe", "--kv-importance-trace", "recordings"),
+        *("--kv-importance-trace-pages", "0.4"),
+    )
+    options = importance_options(listed)
+    assert options is not None
+    assert options.trace_pages == 0.4
+
+
+@pytest.mark.parametrize(
+    ("changes", "cure"),
+    [
+        ({"attention_backend": "torch_native"}, None),
+        ({"attention_backend": "triton"}, "use --attention-backend torch_native"),
+        ({"device": "cuda"}, "use --device cpu"),
+    ],
+)
+def test_page_lists_are_refused_where_nobody_has_taken_them(
+    changes: dict[str, Any], cure: str | None
+) -> None:
+    args = SimpleNamespace(**{"device": "cpu", **changes})
+    recording = ImportanceOptions(policy="observe", trace="recordings", trace_pages=0.4)
+    lines = list(page_list_refusals(args, recording))
+    assert ["--kv-importance-trace-pages" in line and cure in line for line in lines] == [True] * bool(cure)
+    assert not list(page_list_refusals(args, ImportanceOptions(policy="observe", trace="recordings")))

@@ -67,11 +67,11 @@ class StepSampler:
             yield from self._decodes(forward_batch, rids)
 
     def _extends(self, forward_batch: ForwardBatch, rids: Sequence[str]) -> Iterator[ObservedQueries]:
-        seq_lens = _on_host(forward_batch, "seq_lens")
-        extend_lens = _on_host(forward_batch, "extend_seq_lens")
+        seq_lens = on_host(forward_batch, "seq_lens")
+        extend_lens = on_host(forward_batch, "extend_seq_lens")
         end = 0
         # Padding follows the requests.
-        slots = _on_host(forward_batch, "req_pool_indices")
+        slots = on_host(forward_batch, "req_pool_indices")
         for row, (rid, slot) in enumerate(zip(rids, slots, strict=False)):
             end += extend_lens[row]
             if slot == PADDING_SLOT or extend_lens[row] == 0:
@@ -90,7 +90,7 @@ class StepSampler:
         due = np.flatnonzero(is_due).tolist()
         if not due:  # as in most steps, which need not ask how long sequences are
             return
-        seq_lens = _on_host(forward_batch, "seq_lens")
+        seq_lens = on_host(forward_batch, "seq_lens")
         for row in due:
             rid, slot = self._decoding[row], int(slots[row])
             yield ObservedQueries(slot, rid, Phase.DECODE, slice(row, row + 1), seq_lens[row])
@@ -103,7 +103,7 @@ class StepSampler:
         """
         slots = [self._slot_of[rid] for rid in rids if rid in self._slot_of]
         if len(slots) < len(rids):
-            slots = _on_host(forward_batch, "req_pool_indices")[: len(rids)]
+            slots = on_host(forward_batch, "req_pool_indices")[: len(rids)]
             for rid, slot in zip(rids, slots, strict=True):
                 if slot != PADDING_SLOT and self._rows.owner(slot) != rid:
                     self._begin(slot, rid)
@@ -124,7 +124,7 @@ class StepSampler:
         self._decoding = []
 
 
-def _on_host(forward_batch: ForwardBatch, name: str) -> list[int]:
+def on_host(forward_batch: ForwardBatch, name: str) -> list[int]:
     """A field of the batch as numbers, from the copy that upstream keeps on the host where there is one."""
     values: torch.Tensor | list[int] | None = getattr(forward_batch, f"{name}_cpu", None)
     if values is None:

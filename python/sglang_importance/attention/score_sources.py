@@ -17,6 +17,8 @@ UNPROVEN: dict[str, tuple[str, ...]] = {
     "triton": ("triton",),
     "flashinfer": ("flashinfer",),
 }
+LISTED_BACKEND = "torch_native"
+"""The attention backend that page lists (``trace_pages``) have been taken beside, on a CPU."""
 SOURCES: tuple[str, ...] = ("auto", NONE, *PRODUCERS, *UNPROVEN)
 
 

@@ -77,6 +77,10 @@ def _attention(options: ImportanceOptions) -> None:
         from sglang_importance.pages.install import install_before_scheduler
 
         install_before_scheduler(options)
+    if options.trace_pages:
+        from sglang_importance.attention.page_lists import install_page_lists
+
+        install_page_lists(options.trace_pages)
     for name, create in ATTENTION_BACKENDS.items():
         if create is not before.get(name):
             ATTENTION_BACKENDS[name] = _refusing(create)

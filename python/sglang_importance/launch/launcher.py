@@ -14,7 +14,7 @@ import zmq
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.installers import install_in_launcher
-from sglang_importance.launch.modes import check_modes
+from sglang_importance.launch.modes import check_modes, page_list_refusals
 from sglang_importance.launch.preflight import check_inputs
 from sglang_importance.launch.source_choice import settle_source
 from sglang_importance.storage.install import mount, store_refusals
@@ -80,6 +80,8 @@ def _check_resolved(server_args: Any, options: ImportanceOptions) -> ImportanceO
     options = settle_source(resolved, options)
     attach_options(server_args, options)
     check_modes(resolved, options)
+    if lines := list(page_list_refusals(resolved, options)):
+        raise LaunchRefused(lines)
     if options.store and (lines := store_refusals(resolved, options)):
         raise LaunchRefused(lines)
     return options

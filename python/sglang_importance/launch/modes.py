@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.environ import envs
 
 from sgl_importance.options import ImportanceOptions, KvPolicy, flag
-from sglang_importance.attention.score_sources import PRODUCERS, UNPROVEN
+from sglang_importance.attention.score_sources import LISTED_BACKEND, PRODUCERS, UNPROVEN
 from sglang_importance.launch.source_choice import attention_backends
 from sglang_importance.upstream.refusal import LaunchRefused
 
@@ -224,6 +224,23 @@ def _tiered_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
             f"{mode} holds all KV on the host, where HiCache would hold it once more: drop "
             f"--enable-hierarchical-cache, or name a directory for storage below with {flag('store')}"
         )
+
+
+def page_list_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
+    """Page lists are taken beside the attention backend, and on the kind of device, that they have run on.
+
+    Args:
+        args: as resolved only: upstream puts ``torch_native`` in the place of a backend that a CPU lacks.
+        options: what the operator chose.
+    """
+    if not options.trace_pages:
+        return
+    for backend in sorted(attention_backends(args) - {LISTED_BACKEND}):
+        what = f"{flag('trace_pages')} beside attention backend {backend}"
+        yield _line(options.policy, what, f"use --attention-backend {LISTED_BACKEND}")
+    if getattr(args, "device", None) not in (None, "cpu"):
+        what = f"{flag('trace_pages')} on a GPU, where nobody has run it"
+        yield _line(options.policy, what, "use --device cpu")
 
 
 def refusals(args: Any, options: ImportanceOptions) -> list[str]:

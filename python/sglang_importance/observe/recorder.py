@@ -25,12 +25,14 @@ from sgl_importance.trace.records import (
     EventKind,
     Fold,
     Header,
+    PageLists,
     RequestAdmitted,
     RequestFinished,
     Step,
     TreeEvent,
 )
 from sgl_importance.trace.writer import NO_PAGES, TraceWriter
+from sglang_importance.observe.observed_pages import ObservedPages
 from sglang_importance.observe.request_tokens import prompt_and_output_of, prompt_of
 from sglang_importance.upstream.nodes import key_of
 
@@ -165,6 +167,27 @@ class Recorder:
             mass=(mass / query_tokens).astype(np.float16),
             body=(body / query_tokens).astype(np.float16),
             peak=peak.astype(np.float16),
+        )
+        self._writer.put(record)
+
+    def page_lists(self, rid: str, lists: ObservedPages) -> None:
+        """One token of a request: which pages it attends to most, and which it read."""
+        dtype = np.uint16 if lists.seq_len <= 1 << 16 else np.uint32
+        nothing = np.zeros(0, np.float32)
+        chosen = [each for each in lists.chosen if each is not None]
+        read, shares = (np.concatenate([each[part] for each in chosen] or [nothing]) for part in (0, 1))
+        record = PageLists(
+            request=self._number(rid),
+            forward_pass=lists.forward_pass,
+            seq_len=lists.seq_len,
+            new_tokens=lists.new_tokens,
+            layers=lists.layers,
+            kv_heads=lists.pages.shape[1],
+            pages=lists.pages.astype(dtype).ravel(),
+            mass=lists.mass.astype(np.float16).ravel(),
+            num_read=tuple(-1 if each is None else len(each[0]) for each in lists.chosen),
+            read=read.astype(dtype),
+            shares=shares.astype(np.float32),
         )
         self._writer.put(record)
 

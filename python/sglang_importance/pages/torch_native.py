@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
+
+ChoiceListener = Callable[[slice, "RadixAttention", torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Takes rows of the batch, layer, pages of the context, those of them that were chosen, and their shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         self._chooser = chooser
         self._selecting_layers = tuple(selecting_layers)
         self._read_all = read_all(self.token_to_kv_pool.page_size)
+        self.on_choice: ChoiceListener | None = None
         self._spans: list[_Span] = []
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
@@ -182,6 +186,8 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
             )
             choice.selection.candidates += len(span.pages)
             choice.selection.selected += len(pages)
+            if self.on_choice is not None and shares is not None:
+                self.on_choice(span.rows, layer, span.pages, pages, shares)
             # The last page is among them: it alone may be partial.
             context -= (len(span.pages) - len(pages)) * pool.page_size
         sums = PartialAttention()

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
+from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.options import ImportanceOptions, flag
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.study.shuffled_policy import ShuffledImportancePolicy
 from sgl_importance.tiers import Tier
+from sglang_importance.attention.page_lists import PageListProbe
 from sglang_importance.attention.rank_sums import share
 from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.metrics.publisher import MetricsPublisher
@@ -51,6 +53,12 @@ def emitted_rows(ctx: TreeCacheBuildContext) -> ScoreRows | None:
     return rows
 
 
+def listed_pages(ctx: TreeCacheBuildContext) -> PageListProbe | None:
+    """What lists pages beside the attention backend of the loaded model; None where nothing does."""
+    probe: PageListProbe | None = getattr(ctx.tp_worker.model_runner.attn_backend, "page_lists", None)
+    return probe
+
+
 def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     """Factory for ``register_radix_cache_backend``: the unified cache, our component, the Python core."""
     options = importance_options(ctx.server_args)
@@ -69,6 +77,8 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     if options.policy == "observe":
         shadowing = Shadowing(ShadowPair(device_pages, page_size, policy.cost, ghost_pages))
     state = TreeState.create(options, policy, page_size=page_size, ghost_pages=ghost_pages)
+    if recorder is not None and (lists := listed_pages(ctx)) is not None:
+        lists.attach(recorder.page_lists, partial(state.faults.note, FaultPlace.RECORDING))
     publisher = MetricsPublisher.create(enabled=ctx.params.enable_metrics)
     if publisher is not None:
         StorePublisher.create(enabled=True)  # a server without a store shows that nothing is stored

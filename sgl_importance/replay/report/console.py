@@ -34,16 +34,18 @@ def parse_policies(text: str) -> list[str]:
     return names
 
 
-def parse_numbers(option: str, text: str | None, kind: type[NumberT]) -> list[NumberT]:
-    """Positive numbers of a comma-separated list; none if the option is absent."""
+def parse_numbers(
+    option: str, text: str | None, kind: type[NumberT], *, may_be_zero: bool = False
+) -> list[NumberT]:
+    """Positive numbers of a comma-separated list, or 0 where it may be; none if the option is absent."""
     if text is None:
         return []
     try:
         numbers = [kind(number) for number in text.split(",")]
     except ValueError:
         fail(f"{option} takes numbers such as {'1827,3655' if kind is int else '0.01,0.02'}, not {text!r}")
-    if not all(0 < number < float("inf") for number in numbers):
-        fail(f"{option} takes numbers above 0, not {text!r}")
+    if not all(0 < number < float("inf") or (may_be_zero and number == 0) for number in numbers):
+        fail(f"{option} takes numbers {'from 0 on' if may_be_zero else 'above 0'}, not {text!r}")
     return numbers
 
 

@@ -1,0 +1,142 @@
+"""Which page is in which slot of each layer, and which page leaves for another: residency, without any KV.
+
+``PageSlots`` moves keys and values by it, and ``residency_replay`` counts what it would have moved.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sgl_importance_kernels.pages.page_history import PageHistory
+
+
+class SlotTable:
+    """Slots of every layer. Those before ``first_slot`` are not its own: they are never given nor taken.
+
+    Args:
+        history: of reads; says what pages in slots are worth.
+        num_layers: layers, each with slots of its own.
+        num_pages: logical pages.
+        num_slots: slots of a layer, the first ones included.
+        first_slot: the first that a page may get.
+        device: where the tables are.
+    """
+
+    def __init__(
+        self,
+        history: PageHistory,
+        num_layers: int,
+        num_pages: int,
+        num_slots: int,
+        first_slot: int,
+        device: torch.device | str,
+    ) -> None:
+        self.history = history
+        self.first_slot = first_slot
+        self.slot_of = torch.full((num_layers, num_pages), -1, dtype=torch.int32, device=device)
+        self.page_in = torch.full((num_layers, num_slots), -1, dtype=torch.int32, device=device)
+        self._pass = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Device bytes, the history's included."""
+        return self.slot_of.nbytes + self.page_in.nbytes + self.history.num_bytes
+
+    def begin_pass(self) -> None:
+        """A forward pass begins: what it reads keeps its slot until it ends."""
+        self._pass += 1
+
+    def read(
+        self,
+        layer: int,
+        pages: torch.Tensor,
+        shares: torch.Tensor | None,
+        *,
+        most_missing: int,
+        elsewhere: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Pages are read now.
+
+        Args:
+            layer: index among the layers.
+            pages: int64 [pages].
+            shares: of attention that a selector chose them for, float32 [pages]; None where nobody chose.
+            most_missing: pages without a slot that can be read at a time.
+            elsewhere: where pages are that have no slot and need none, -1 of the others; int64 [pages].
+
+        Returns:
+            Slots of the first of them, -1 of those without one; int64. They are fewer than ``pages`` where
+            more than ``most_missing`` have none.
+        """
+        slots = self.slot_of[layer, pages].long()
+        if elsewhere is not None:
+            slots = torch.where(elsewhere >= 0, elsewhere, slots)
+        missing = (slots < 0).nonzero().flatten()
+        if len(missing) > most_missing:
+            slots = slots[: missing[most_missing]]
+        read = slice(len(slots))
+        self.history.read(layer, pages[read], self._pass, None if shares is None else shares[read])
+        return slots
+
+    def give(self, layer: int, pages: torch.Tensor, *, is_chosen: bool) -> torch.Tensor:
+        """Gives the first of some pages slots, as many as there are for them; those slots, int64.
+
+        A page that was chosen takes the slot of the page that is worth least, of those that this pass did not
+        read. Where all of a context is read, only pages that the last two passes did not read make room, the
+        least recently read first.
+
+        Args:
+            layer: index among the layers.
+            pages: without a slot, just read; int64 [pages].
+            is_chosen: whether a selector chose them.
+        """
+        now, history = self._pass, self.history
+        held = self.page_in[layer, self.first_slot :].long()
+        is_free = held < 0
+        held = held.clamp(min=0)
+        last_read = history.last_read(layer, held)
+        may_leave = (is_free | (last_read < (now if is_chosen else now - 1))).nonzero().flatten()
+        worth = history.worth(layer, held, now) if is_chosen else last_read
+        leaving = worth.double().masked_fill_(is_free, -torch.inf)[may_leave].argsort(stable=True)
+        slots = may_leave[leaving[: len(pages)]] + self.first_slot
+        pages = pages[: len(slots)]
+        left = self.page_in[layer, slots]
+        self.slot_of[layer, left[left >= 0].long()] = -1
+        self.slot_of[layer, pages] = slots.int()
+        self.page_in[layer, slots] = pages.int()
+        return slots
+
+    def is_resident(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """Whether pages have a slot, bool [pages]."""
+        return self.slot_of[layer, pages] >= 0
+
+    def choices(self, pages: torch.Tensor) -> torch.Tensor:
+        """How often pages were chosen of late in each layer, by the policy; float32 [layers, pages]."""
+        return self.history.choices(pages, self._pass)
+
+    def free(self, pages: torch.Tensor) -> None:
+        """Takes pages out of their slots, in every layer."""
+        slots = self.slot_of[:, pages].long()
+        layers, columns = (slots >= 0).nonzero(as_tuple=True)
+        self.page_in[layers, slots[layers, columns]] = -1
+        self.slot_of[:, pages] = -1
+
+    def forget(self, pages: torch.Tensor) -> None:
+        """As ``free``, and their numbers go to other pages."""
+        self.free(pages)
+        self.history.forget(pages)
+
+    def clear(self) -> None:
+        """Forgets every page."""
+        self.slot_of.fill_(-1)
+        self.page_in.fill_(-1)
+        self.history.clear()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless both tables say the same."""
+        assert not bool((self.page_in[:, : self.first_slot] >= 0).any()), "a frame is used as a slot"
+        for layer in range(len(self.page_in)):
+            slots = (self.page_in[layer] >= 0).nonzero().flatten()
+            pages = self.page_in[layer, slots].long()
+            assert torch.equal(self.slot_of[layer, pages].long(), slots)
+            assert int((self.slot_of[layer] >= 0).sum()) == len(slots)

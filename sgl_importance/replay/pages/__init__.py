@@ -1,0 +1,1 @@
+"""Recorded page lists through the policies of residency."""
