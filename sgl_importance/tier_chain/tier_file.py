@@ -51,7 +51,7 @@ class TierSpec:
         folder: where they are; empty where the kind has none.
         bytes_per_second: published bandwidth of reads, for replays; inf where the file gives none.
         latency_seconds: published time to the first byte, for replays.
-        price_per_gigabyte: for replays, in whatever currency and period the file means; 0 where not given.
+        price_per_gigabyte_hour: for replays, in any currency; 0 where the file gives none.
         injected_seconds: added to each access of a server, to stand for what the machine lacks.
         injected_bytes_per_second: most that a server gets from the tier, for the same end; inf for no limit.
         source: where published numbers are from, in words.
@@ -63,7 +63,7 @@ class TierSpec:
     folder: str = ""
     bytes_per_second: float = inf
     latency_seconds: float = 0.0
-    price_per_gigabyte: float = 0.0
+    price_per_gigabyte_hour: float = 0.0
     injected_seconds: float = 0.0
     injected_bytes_per_second: float = inf
     source: str = ""
@@ -161,7 +161,7 @@ def _tier(number: int, entry: Mapping[str, Any]) -> TierSpec:
         folder=folder,
         bytes_per_second=fields.size("bytes_per_second", inf),
         latency_seconds=fields.number("latency_us", 0.0) / 1e6,
-        price_per_gigabyte=fields.number("price_per_gb", 0.0),
+        price_per_gigabyte_hour=fields.number("price_per_gb_hour", 0.0),
         injected_seconds=fields.number("inject_latency_us", 0.0) / 1e6,
         injected_bytes_per_second=fields.size("inject_bytes_per_second", inf),
         source=fields.word("source", ""),

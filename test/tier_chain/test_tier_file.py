@@ -27,7 +27,7 @@ inject_latency_us = 2
 inject_bytes_per_second = "20GB"
 bytes_per_second = "28GB"
 latency_us = 2
-price_per_gb = 1.5
+price_per_gb_hour = 1.5
 source = "a paper"
 """
 
@@ -41,7 +41,8 @@ def test_reads_what_is_written() -> None:
     assert not first.is_injected
     assert second.is_injected
     assert (second.injected_seconds, second.injected_bytes_per_second) == (2e-6, 2e10)
-    assert (second.bytes_per_second, second.latency_seconds, second.price_per_gigabyte) == (2.8e10, 2e-6, 1.5)
+    assert (second.bytes_per_second, second.latency_seconds) == (2.8e10, 2e-6)
+    assert second.price_per_gigabyte_hour == 1.5
     assert (second.name, second.folder, second.source) == ("far", "/dev/shm/kv", "a paper")
 
 
