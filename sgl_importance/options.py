@@ -60,6 +60,7 @@ class ImportanceOptions:
     store: str = ""
     store_bytes: int = 64 << 30
     store_backends: StoreBackends = "tested"
+    tiers: str = ""
     fetch_timeout_ms: int = 1000
     ledger: str = "auto"
     ledger_token_ids: Switch = "on"
@@ -86,6 +87,10 @@ class ImportanceOptions:
         if self.auto_pins == "on" and not self.use_importance:
             problems.append(
                 f"{keyword('auto_pins')} rests on what attention said: it needs {keyword('g')} to be 'on'"
+            )
+        if self.tiers and not self.store:
+            problems.append(
+                f"{keyword('tiers')} needs {keyword('store')}: a directory for the ledger and for locks"
             )
         if self.is_tiered and self.policy != "importance":
             problems.append(f"{keyword('residency')} 'tiered' needs {keyword('policy')} to be 'importance'")
@@ -333,6 +338,11 @@ SETTINGS: dict[str, Setting] = {
         choices=STORE_BACKENDS,
         process="launcher",
         cost="'any' trusts code that nobody has run here; wrong pages are still refused",
+    ),
+    "tiers": Setting(
+        "TOML file of a chain of storage tiers that hold the pages of the store instead of its directory "
+        "(docs/tier_chain.md)",
+        cost="the bytes that the file gives each tier, for each rank; moves between them",
     ),
     "fetch_timeout_ms": Setting(
         "longest wait for the next page of the store; a slower one is computed",

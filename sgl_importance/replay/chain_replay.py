@@ -231,9 +231,10 @@ def chain_jobs(
     arms = [(policy, False) for policy in policies]
     if len(spec.tiers) > 1:
         arms.append((LRU, True))
+    sizes: Sequence[float | None] = fractions or [None]
     return [
         ChainJob(index, spec, policy, fraction, hardware, one_tier)
         for index in range(len(traces))
-        for fraction in (fractions or [None])
+        for fraction in sizes
         for policy, one_tier in arms
     ]

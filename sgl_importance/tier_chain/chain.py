@@ -14,13 +14,13 @@ import errno
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from sgl_importance.storage.page_record import MissReason, PageDamaged, PageMiss, page_digest
 from sgl_importance.storage.pages import RUN_BYTES, RUN_PAGES, Lanes, Page
@@ -28,7 +28,7 @@ from sgl_importance.tier_chain.costs import FetchCost, fetch_seconds
 from sgl_importance.tier_chain.measure import probe_name
 from sgl_importance.tier_chain.move_budget import MoveBudget
 from sgl_importance.tier_chain.placement import Placement, Step
-from sgl_importance.tier_chain.ranking import Ranking
+from sgl_importance.tier_chain.ranking import Ranking, ReuseRanking
 from sgl_importance.tier_chain.records import (
     NO_PAGE,
     Bytes,
@@ -48,6 +48,14 @@ PATIENCE_SECONDS = 10.0
 """For whoever changes places at the moment; he may hang in a disk."""
 LOOKS = 3
 """For a page that others move meanwhile, and for a way to make room."""
+
+
+class Visit(NamedTuple):
+    """A request asked for these pages of a sequence: of which class they are since, and when that was."""
+
+    keys: Sequence[str]
+    reuse_class: int
+    last_access: int
 
 
 class Point(StrEnum):
@@ -88,6 +96,7 @@ class TierChain:
         counters: of the tiers.
         move_bytes_per_second: most that moves may write into each tier.
         recompute_seconds: to compute a page again; inf where that is always dearer than to fetch it.
+        visits: what was learnt since the last call, for a ``ReuseRanking``.
         at: called at each ``Point`` of a move.
         clock: seconds.
     """
@@ -101,6 +110,7 @@ class TierChain:
         counters: TierCounters,
         move_bytes_per_second: float = inf,
         recompute_seconds: float = 1e3,
+        visits: Callable[[], Iterable[Visit]] = tuple,
         at: Callable[[Point], None] = lambda point: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -108,6 +118,7 @@ class TierChain:
         self.counters = counters
         self._page_bytes = page_bytes
         self._ranking = ranking
+        self._visits = visits
         self._at = at
         self._clock = clock
         self._numbers: dict[PageName, int] = {}
@@ -201,7 +212,7 @@ class TierChain:
         names = [PageName(identity, page_digest(key)) for key in keys]
         parent = None if before is None else PageName(identity, page_digest(before))
         outcomes: list[bool | Exception] = []
-        with self._changing(names if parent is None else [parent, *names]):
+        with self._changing(identity, names if parent is None else [parent, *names]):
             for page in reversed(names):
                 self._ranking.use(self._numbers[page])
             for index, (name, body) in enumerate(zip(names, bodies, strict=True)):
@@ -248,7 +259,7 @@ class TierChain:
         """A sequence was used: its pages come up where that pays."""
         names = [PageName(identity, page_digest(key)) for key in keys]
         present = self.count_present(identity, keys)
-        with self._changing(names[:present]):
+        with self._changing(identity, names[:present]):
             pages = [self._numbers[name] for name in names[:present]]
             for page in reversed(pages):
                 self._ranking.use(page)
@@ -385,6 +396,16 @@ class TierChain:
                 if number is not None and number not in self._placement:
                     self._forget(number)
 
+    def _hear(self, identity: bytes) -> None:
+        """Takes in what requests asked for; pages that are not in the chain are not remembered."""
+        for visit in self._visits():
+            for key in visit.keys:
+                page = self._numbers.get(PageName(identity, page_digest(key)))
+                if page is not None:
+                    assert isinstance(self._ranking, ReuseRanking)
+                    self._ranking.visited(page, visit.reuse_class, visit.last_access)
+                    self._placement.reranked(page)
+
     # ---- names ----
 
     def _level_of(self, name: PageName) -> int | None:
@@ -405,7 +426,7 @@ class TierChain:
         self._numbers.pop(self._names.pop(page, PageName(b"", b"")), None)
 
     @contextmanager
-    def _changing(self, names: Sequence[PageName]) -> Iterator[None]:
+    def _changing(self, identity: bytes, names: Sequence[PageName]) -> Iterator[None]:
         """Nobody else changes places, and these pages stay where they are or come to be.
 
         Raises:
@@ -415,6 +436,7 @@ class TierChain:
             raise OSError(errno.ETIMEDOUT, "a tier of the chain does not answer")
         try:
             self._settle()
+            self._hear(identity)
             self._held = frozenset(map(self._number, names))
             self._placement.hold(self._held)
             try:

@@ -104,6 +104,30 @@ class MappedTier(Tier):
         self._map.flush()
 
 
+def read_slots(path: Path) -> Iterator[tuple[Listed | None, Bytes]]:
+    """The slots of a file that a server may be using, read only: what each lists, and its record.
+
+    Empty slots are left out; None for one whose header is not intact.
+
+    Raises:
+        OSError: it cannot be read, or is no file of slots.
+    """
+    data = np.memmap(path, np.uint8, mode="r")
+    try:
+        shape = read_json(data[:_PREAMBLE_BYTES].tobytes().rstrip(b"\0"))
+        size, slots = int(shape["record_bytes"]), int(shape["slots"])
+    except (BadJson, KeyError, TypeError, ValueError):
+        raise OSError(f"{path} is no file of slots") from None
+    stride = -(-size // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+    if data.nbytes != _PREAMBLE_BYTES + slots * stride:
+        raise OSError(f"{path} is no file of slots")
+    for slot in data[_PREAMBLE_BYTES:].reshape(slots, stride):
+        if slot[:HEADER_BYTES].any():
+            record = np.array(slot[:size])
+            link = record[size - LINK_BYTES :].tobytes()
+            yield list_record(record[:HEADER_BYTES].tobytes(), link), record
+
+
 def _has_shape(file: int, shape: bytes, total: int) -> bool:
     if os.fstat(file).st_size != total:
         return False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
-from sgl_importance.tier_chain.chain import Member, TierChain
+from sgl_importance.tier_chain.chain import Member, TierChain, Visit
 from sgl_importance.tier_chain.costs import FetchCost
 from sgl_importance.tier_chain.file_tier import FileTier
 from sgl_importance.tier_chain.mapped_tier import MappedTier
@@ -63,6 +63,7 @@ class OpenChain:
         page_bytes: of each page.
         make_ranking: makes the ranking for so many tiers.
         counters: of the tiers.
+        visits: as for ``TierChain``.
 
     Raises:
         ChainError: a tier cannot be used.
@@ -76,6 +77,7 @@ class OpenChain:
         page_bytes: int,
         make_ranking: Callable[[int], Ranking],
         counters: TierCounters,
+        visits: Callable[[], Iterable[Visit]] = tuple,
     ) -> None:
         size = record_bytes(page_bytes)
         self._locks: list[int] = []
@@ -105,6 +107,7 @@ class OpenChain:
             ranking=make_ranking(len(members)),
             counters=counters,
             move_bytes_per_second=spec.move_bytes_per_second,
+            visits=visits,
         )
 
     def close(self) -> None:

@@ -131,6 +131,11 @@ class Placement:
             if page in self._pages:
                 self._refresh(page)
 
+    def reranked(self, page: int) -> None:
+        """The ranking has learnt something of the page."""
+        if page in self._pages:
+            self._refresh(page)
+
     # ---- decisions ----
 
     def plan(self, page: int, *, parent: int | None, now: float = 0.0) -> list[Step]:
@@ -152,6 +157,8 @@ class Placement:
             if above is None:
                 return []  # nobody could reach it
             highest = above
+        if start <= highest:
+            return []
         if record is not None and not record.present:
             lowest = record.level  # pages continue it from there on
         best: list[Step] = []
