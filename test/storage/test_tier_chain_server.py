@@ -41,7 +41,13 @@ def test_a_chain_of_tiers(models: list[Path], references: list[list[list[int]]],
         f'[[tier]]\nkind = "cxl"\ncapacity = "1MB"\nfolder = "{tmp_path / "cxl"}"\ninject_latency_us = 10\n'
         f'[[tier]]\nkind = "nvme"\ncapacity = "50MB"\nfolder = "{tmp_path / "nvme"}"\n'
     )
-    flags = (*store_flags(tmp_path / "store"), "--kv-importance-tiers", str(file))
+    flags = (
+        *store_flags(tmp_path / "store"),
+        "--kv-policy",
+        "importance",
+        "--kv-importance-tiers",
+        str(file),
+    )
 
     def ask(server: ServerProcess, index: int) -> int:
         reply = answer(server, index)

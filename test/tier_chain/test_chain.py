@@ -165,6 +165,23 @@ def wrong_pages_or_miss(chain: TierChain, sessions: str) -> list[str]:
     return wrong
 
 
+class Garbling(DramTier):
+    """A tier that takes everything and gives other bytes back."""
+
+    def put(self, name: PageName, record: Bytes) -> None:
+        changed = record.copy()
+        changed[400] ^= 1
+        super().put(name, changed)
+
+
+def test_a_tier_that_garbles_pages_gets_none_of_those_that_move(tmp_path: Path) -> None:
+    chain = open_chain(tmp_path, ("dram", "cxl"), tiers={"cxl": Garbling()})
+    write(chain, keys_of("a", 2))
+    assert isinstance(write(chain, keys_of("b", 1))[0], OSError), "no way to make room"
+    assert wrong_pages(chain, keys_of("a", 2)) == []
+    assert kept(chain, "a") == {"a": 2}
+
+
 @pytest.mark.parametrize("victim", [Point.COPIED, Point.CHECKED])
 def test_a_move_that_ends_early_changes_nothing(tmp_path: Path, victim: Point) -> None:
     """An exception in place of a kill; the tests of kills are in test_kills.py."""
