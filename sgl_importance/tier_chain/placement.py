@@ -38,7 +38,10 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class _Record:
-    """A page's place; ``children`` counts the pages that continue it by their tier."""
+    """A page's place; ``children`` counts the pages that continue it by their tier.
+
+    The level of a page that is absent is that of the first page which continues it.
+    """
 
     level: int
     parent: int | None
@@ -272,16 +275,18 @@ class Placement:
         record = self._pages.get(page)
         if self.used[level] >= self._limits[level] or (record is not None and record.present):
             return False
-        if parent is not None:
-            above = self._pages.get(parent)
-            if above is None:
-                self._pages[parent] = above = _Record(level, None)
-            if above.present and above.level > level:
-                return False
-            if not above.present and above.level > level:
-                self._place(parent, level)
         if record is not None and record.children and level > min(record.children):
             return False
+        ancestor = parent
+        while ancestor is not None and ancestor in self._pages:
+            above = self._pages[ancestor]
+            if above.present:
+                if above.level > level:
+                    return False
+                break
+            ancestor = above.parent
+        if parent is not None and parent not in self._pages:
+            self._pages[parent] = _Record(level, None)
         self.apply(Step(page, None, level), parent=parent)
         return True
 
@@ -322,7 +327,7 @@ class Placement:
             self._count_child(record.parent, record.level, -1)
             if record.parent is not None:
                 self._refresh(record.parent)
-        elif record.level < min(record.children):
+        elif record.level != min(record.children):
             self._place(page, min(record.children))
 
     def check_integrity(self) -> None:
