@@ -27,7 +27,8 @@ from sgl_importance.tier_chain.tier_file import read_tier_file
 
 TIERS = Path(__file__).with_suffix(".toml")
 FRACTIONS = (0.02, 0.05, 0.1, 0.2)
-BLOCK_TOKENS = 512
+BLOCK_TOKENS = 4096
+"""Of the sessions, whose prompts are long: joined, their blocks take an eighth of the time."""
 
 
 def main(

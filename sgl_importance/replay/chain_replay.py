@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -110,7 +111,8 @@ def replay_chain(
     for index in range(trace.num_requests):
         path = trace.request(index).tolist()
         left, tokens_in = int(trace.input_tokens[index]), [0] * len(tiers)
-        for level in placement.find(path):
+        found = placement.find(path)
+        for level in found:
             tokens = min(trace.block_tokens, left)
             left -= tokens
             tokens_in[level] += tokens
@@ -123,7 +125,8 @@ def replay_chain(
         now = float(trace.seconds[index])
         placement.hold(path)
         ranking.request(index)
-        for parent, page in zip([None, *path], path, strict=False):
+        first = next((i for i, level in enumerate(found) if level), len(found))  # those ahead are at the top
+        for parent, page in islice(zip([None, *path], path, strict=False), first, None):
             for step in placement.plan(page, parent=parent, now=now):
                 placement.apply(step, parent=parent if step.page == page else None)
                 if step.source is not None and step.target is not None:

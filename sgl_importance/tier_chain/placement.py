@@ -36,6 +36,13 @@ class Step(NamedTuple):
     target: int | None
 
 
+class _Room(NamedTuple):
+    """Steps that give a tier room for a page, and what they cost: seconds per unit of time from then on."""
+
+    loss: float
+    steps: list[Step]
+
+
 @dataclass(slots=True)
 class _Record:
     """A page's place; ``children`` counts the pages that continue it by their tier.
@@ -168,37 +175,40 @@ class Placement:
         # Of two equal pages the new one stays: it was used last. One that is there would move for nothing.
         most = 0.0 if source is not None else -1e-30
         rate = self._ranking.rate(page)
+        rooms: dict[int, _Room | None] = {start: _Room(0.0, [])}
         for target in self._usable:
             if not highest <= target <= lowest:
                 continue
-            steps = self._making_room(target, start)
-            if steps is None:
+            room = self._room(target, rooms)
+            if room is None:
                 continue
-            gain = rate * (self._seconds[start] - self._seconds[target]) - sum(map(self._loss, steps))
-            if gain > most and self._affords([*steps, Step(page, source, target)], now):
-                best, most = [*steps, Step(page, source, target)], gain
+            gain = rate * (self._seconds[start] - self._seconds[target]) - room.loss
+            if gain > most:
+                steps = [*room.steps, Step(page, source, target)]
+                if self._affords(steps, now):
+                    best, most = steps, gain
         return best
 
-    def _making_room(self, target: int, start: int) -> list[Step] | None:
-        """Steps by which ``target`` gets room for a page from ``start``; None where there is no way."""
-        steps: list[Step] = []
-        level = target
-        while level != start and self.used[level] >= self._limits[level]:
-            victim = self._ranking.cheapest(level)
-            if victim is None:
-                return None
-            below = next((each for each in self._usable if each > level), None)
-            steps.append(Step(victim, level, below))
-            if below is None:
-                break
-            level = below
-        return steps[::-1]
+    def _room(self, level: int, rooms: dict[int, _Room | None]) -> _Room | None:
+        """How a tier gets room for one page; None where there is no way.
 
-    def _loss(self, step: Step) -> float:
-        """Seconds per unit of time that a page which makes room costs from then on."""
-        assert step.source is not None
-        target = len(self.capacities) if step.target is None else step.target
-        return self._ranking.rate(step.page) * (self._seconds[target] - self._seconds[step.source])
+        Args:
+            rooms: what is known already, which is added to; the tier that the page leaves has room.
+        """
+        if level in rooms:
+            return rooms[level]
+        rooms[level] = None
+        if self.used[level] < self._limits[level]:
+            rooms[level] = _Room(0.0, [])
+        elif (victim := self._ranking.cheapest(level)) is not None:
+            below = next((each for each in self._usable if each > level), None)
+            further = _Room(0.0, []) if below is None else self._room(below, rooms)
+            if further is not None:
+                where = len(self.capacities) if below is None else below
+                loss = self._ranking.rate(victim) * (self._seconds[where] - self._seconds[level])
+                step = Step(victim, level, below)
+                rooms[level] = _Room(further.loss + loss, [*further.steps, step])
+        return rooms[level]
 
     def _affords(self, steps: Sequence[Step], now: float) -> bool:
         amounts: dict[int, int] = {}

@@ -76,7 +76,7 @@ def test_a_chain_of_tiers(models: list[Path], references: list[list[list[int]]],
         assert all(tier["pages"] for tier in chain["tiers"])
         os.killpg(server.pid, signal.SIGKILL)
     wait_for_memory()
-    with ServerProcess(*flags, model=models[0]) as server:
+    with ServerProcess(*flags, "--kv-importance-prewarm", "off", model=models[0]) as server:
         (dram, *rest) = server.get("/kv_importance", limit=1)["store_tiers"]["tiers"]
         assert dram["pages"] == 0
         assert all(tier["pages"] for tier in rest)
