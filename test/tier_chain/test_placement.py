@@ -77,9 +77,11 @@ def test_promotion_changes_places_with_what_is_worth_less() -> None:
 
 
 def test_no_page_lies_below_one_that_continues_it() -> None:
-    placement = Placement([2, 2], [1.0, 2.0, 100.0], Given({1: 1.0, 2: 9.0, 3: 9.0}))
-    store(placement, 1)
-    assert store(placement, 2, parent=1) == [Step(2, None, 1)], "above it there is only the page it continues"
+    placement = Placement([2, 4], [1.0, 2.0, 100.0], Given({0: 5.0, 1: 1.0, 2: 9.0, 3: 9.0}))
+    assert store(placement, 0) == [Step(0, None, 0)]
+    assert store(placement, 1) == [Step(1, None, 1)]
+    assert store(placement, 2, parent=1) == [Step(2, None, 1)], "though it is worth more than what is above"
+    assert store(placement, 2, parent=1) == []
     assert store(placement, 3, parent=7) == [], "nobody could reach it"
 
 
