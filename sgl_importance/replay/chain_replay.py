@@ -103,7 +103,7 @@ def replay_chain(
         fetch_seconds(costs, block_bytes, recompute=trace.block_tokens / hardware.prefill_tokens_per_second),
         ranking,
         page_bytes=block_bytes,
-        budget=MoveBudget(len(tiers), move_bytes_per_second),
+        budget=MoveBudget(len(tiers), move_bytes_per_second, page_bytes=block_bytes),
     )
     hit_tokens, moved_in = [0] * len(tiers), [0] * len(tiers)
     fetched, ttft = np.zeros(trace.num_requests), np.zeros(trace.num_requests)

@@ -134,7 +134,7 @@ class TierChain:
             fetch_seconds([member.cost for member in members], page_bytes, recompute=recompute_seconds),
             ranking,
             page_bytes=page_bytes,
-            budget=MoveBudget(len(members), move_bytes_per_second),
+            budget=MoveBudget(len(members), move_bytes_per_second, page_bytes=page_bytes),
             on_forget=self._forget,
         )
         for level in range(len(members)):
@@ -299,6 +299,8 @@ class TierChain:
             source.tier.delete(name)
         except OSError:
             self._failed(step.source)  # it is there twice until the next start
+            if not self._placement.is_open(step.source):
+                raise  # what else was planned may need the tier
         self._at(Point.DELETED)
 
     def _copy_checked(self, name: PageName, source: int, target: int) -> None:

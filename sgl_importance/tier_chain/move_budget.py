@@ -15,11 +15,13 @@ class MoveBudget:
     Args:
         tiers: their number.
         bytes_per_second: into each of them; inf for no bound.
+        page_bytes: which a tier may take at once however low the bound is, or nothing would ever move.
     """
 
-    def __init__(self, tiers: int, bytes_per_second: float = inf) -> None:
+    def __init__(self, tiers: int, bytes_per_second: float = inf, *, page_bytes: int = 1) -> None:
         self._speed = bytes_per_second
-        self._left = [bytes_per_second * BURST_SECONDS] * tiers
+        self._burst = max(bytes_per_second * BURST_SECONDS, float(page_bytes))
+        self._left = [self._burst] * tiers
         self._now = [0.0] * tiers
 
     def affords(self, amounts: Mapping[int, int], now: float) -> bool:
@@ -28,7 +30,7 @@ class MoveBudget:
             return True
         for level in amounts:
             passed = max(now - self._now[level], 0.0)
-            self._left[level] = min(self._left[level] + passed * self._speed, self._speed * BURST_SECONDS)
+            self._left[level] = min(self._left[level] + passed * self._speed, self._burst)
             self._now[level] = max(now, self._now[level])
         return all(self._left[level] >= size for level, size in amounts.items())
 

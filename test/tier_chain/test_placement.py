@@ -260,3 +260,11 @@ def test_moves_never_exceed_their_bytes_per_second(requests: list[tuple[float, i
             budget.spend(0, size)
             spent += size
     assert spent <= 10.0 * (now + 1.0) + 1e-6
+
+
+def test_a_page_larger_than_a_seconds_bytes_moves_in_the_end() -> None:
+    budget = MoveBudget(1, 10.0, page_bytes=25)
+    assert budget.affords({0: 25}, now=0.0)
+    budget.spend(0, 25)
+    assert not budget.affords({0: 25}, now=2.0)
+    assert budget.affords({0: 25}, now=2.5)
