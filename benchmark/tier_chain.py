@@ -87,33 +87,37 @@ def main(
         traces.append(merge_sessions(name, block_tokens, odd, alive, 0, refuse_bad_record))
     sizes = [float(size) for size in fractions.split(",")]
     jobs_of_both = chain_jobs(traces, spec, CHAIN_POLICIES, sizes, hardware)
-    work = [job for job in jobs_of_both if not job.one_tier]
+    # The smallest first, of every trace: a run that is cut short has rows of each.
+    work = sorted((job for job in jobs_of_both if not job.one_tier), key=lambda job: job.fraction or 0.0)
     done = track(run_jobs(run_chain_job, traces, work, jobs), total=len(work), description="replaying")
     rows: list[dict[str, Any]] = [{} for _ in work]
     one_tier = []
-    for index, row in done:
-        trace = traces[work[index].trace]
-        alone = row.prompt_tokens / row.requests / hardware.prefill_tokens_per_second
-        rows[index] = {
-            "trace": row.trace,
-            "policy": row.policy,
-            "fraction": row.fraction,
-            "gigabytes": sum(tier.capacity_blocks for tier in row.tiers)
-            * trace.block_tokens
-            * hardware.bytes_per_token
-            / 1e9,
-            "recomputed_share": row.recomputed_tokens / row.prompt_tokens,
-            "fetch_microseconds_per_token": row.fetch_microseconds_per_token,
-            "ttft_mean": row.ttft_mean,
-            "ttft_times_faster_than_computing": alone / row.ttft_mean,
-            "price": row.price,
-            "price_of_computing_all": row.prompt_tokens / 1e6 * price_computed,
-            "hit_shares": {tier.name: tier.hit_tokens / row.prompt_tokens for tier in row.tiers},
-            "moved_in_blocks": {tier.name: tier.moved_in_blocks for tier in row.tiers},
-        }
-        if row.policy == "lru":
-            one_tier.append(one_tier_row(trace, rows[index], spec, hardware, alone))
-    rows += one_tier
+    try:
+        for index, row in done:
+            trace = traces[work[index].trace]
+            alone = row.prompt_tokens / row.requests / hardware.prefill_tokens_per_second
+            rows[index] = {
+                "trace": row.trace,
+                "policy": row.policy,
+                "fraction": row.fraction,
+                "gigabytes": sum(tier.capacity_blocks for tier in row.tiers)
+                * trace.block_tokens
+                * hardware.bytes_per_token
+                / 1e9,
+                "recomputed_share": row.recomputed_tokens / row.prompt_tokens,
+                "fetch_microseconds_per_token": row.fetch_microseconds_per_token,
+                "ttft_mean": row.ttft_mean,
+                "ttft_times_faster_than_computing": alone / row.ttft_mean,
+                "price": row.price,
+                "price_of_computing_all": row.prompt_tokens / 1e6 * price_computed,
+                "hit_shares": {tier.name: tier.hit_tokens / row.prompt_tokens for tier in row.tiers},
+                "moved_in_blocks": {tier.name: tier.moved_in_blocks for tier in row.tiers},
+            }
+            if row.policy == "lru":
+                one_tier.append(one_tier_row(trace, rows[index], spec, hardware, alone))
+    except KeyboardInterrupt:
+        typer.echo("interrupted: the file has the rows that were finished", err=True)
+    rows = [row for row in rows if row] + one_tier
     columns = ("trace", "policy", "fraction", "recomputed_share", "fetch_microseconds_per_token", "ttft_mean")
     print_rows("Chain of tiers", [{column: row[column] for column in columns} for row in rows])
     typer.echo(f"written to {write_results('tier_chain', rows, out=out)}")
