@@ -14,10 +14,12 @@ from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.ranking.write_gate import Refusal
 from sgl_importance.reuse.calibration import BUCKETS, HORIZON
 from sgl_importance.storage.store_counters import LABEL_VALUES, SERIES
+from sgl_importance.tier_chain.tier_counters import TIER_SERIES
 from sgl_importance.tiers import Tier
 
 PREFIX = "sglang:kv_importance_"
 STORE = "store_"
+TIER = "store_tier_"
 
 OPERATIONS = (
     *("importance", "pin", "pins", "unpin", "prewarm_facts", "prewarm_room"),
@@ -215,7 +217,13 @@ _STORE = tuple(
     for name, (text, label) in SERIES.items()
 )
 
-METRICS: tuple[Metric, ...] = (*_SCHEDULER, *_HTTP, *_STORE)
+_STORE_TIERS = tuple(
+    # The names of tiers are in the operator's file.
+    Metric(f"{TIER}{name}_total", text, labels={"tier": ()}, process=Process.STORE)
+    for name, text in TIER_SERIES.items()
+)
+
+METRICS: tuple[Metric, ...] = (*_SCHEDULER, *_HTTP, *_STORE, *_STORE_TIERS)
 
 
 def of_process(process: Process) -> tuple[Metric, ...]:

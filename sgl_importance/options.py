@@ -61,6 +61,7 @@ class ImportanceOptions:
     store: str = ""
     store_bytes: int = 64 << 30
     store_backends: StoreBackends = "tested"
+    tiers: str = ""
     fetch_timeout_ms: int = 1000
     ledger: str = "auto"
     ledger_token_ids: Switch = "on"
@@ -93,6 +94,10 @@ class ImportanceOptions:
             )
         if self.trace_pages and not self.trace:
             problems.append(f"{keyword('trace_pages')} needs {keyword('trace')}: name a directory")
+        if self.tiers and not self.store:
+            problems.append(
+                f"{keyword('tiers')} needs {keyword('store')}: a directory for the ledger and for locks"
+            )
         if self.is_tiered and self.policy != "importance":
             problems.append(f"{keyword('residency')} 'tiered' needs {keyword('policy')} to be 'importance'")
         problems += self._sparse_problems()
@@ -355,6 +360,11 @@ SETTINGS: dict[str, Setting] = {
         choices=STORE_BACKENDS,
         process="launcher",
         cost="'any' trusts code that nobody has run here; wrong pages are still refused",
+    ),
+    "tiers": Setting(
+        "TOML file of a chain of storage tiers that hold the pages of the store instead of its directory "
+        "(docs/tier_chain.md)",
+        cost="the bytes that the file gives each tier, for each rank; moves between them",
     ),
     "fetch_timeout_ms": Setting(
         "longest wait for the next page of the store; a slower one is computed",

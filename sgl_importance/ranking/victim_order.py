@@ -92,20 +92,28 @@ class VictimOrder:
         if entry is not None:
             entry[0].live -= 1
 
-    def pop(self) -> int | None:
-        """Removes and returns the node that loses least now; None if there is none."""
+    def peek(self) -> int | None:
+        """The node that loses least now; None if there is none."""
         if not self._entries:
             return None
         if self._agenda_made_at != (self._reuse.clock, self._reuse.version):
             self._make_agenda()
         while True:
-            _, last_access, node_id, key = heappop(self._agenda)
+            _, last_access, node_id, key = self._agenda[0]
             cell = self._cells[key]
             if self._entries.get(node_id) == (cell, last_access):
-                self.discard(node_id)
-                self._schedule_oldest(cell)
                 return node_id
+            heappop(self._agenda)
             self._schedule_oldest(cell)
+
+    def pop(self) -> int | None:
+        """Removes and returns the node that loses least now; None if there is none."""
+        node_id = self.peek()
+        if node_id is not None:
+            cell = self._cells[heappop(self._agenda)[3]]
+            self.discard(node_id)
+            self._schedule_oldest(cell)
+        return node_id
 
     def _cell(self, reuse_class: int, level: int, bucket: int) -> _Cell:
         key = (reuse_class, level, bucket)

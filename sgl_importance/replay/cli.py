@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from sgl_importance.replay.chain_ranking import CHAIN_POLICIES
+from sgl_importance.replay.chain_replay import ChainHardware, chain_jobs, run_chain_job
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.gated_tiers import Gating, StorageOffer
 from sgl_importance.replay.pages.page_command import parse_page_policies, replay_pages
@@ -30,6 +32,7 @@ from sgl_importance.replay.replay_arguments import (
     check_results,
 )
 from sgl_importance.replay.replay_runner import Job, ReplayMode, run_job
+from sgl_importance.replay.report.chain_report import chain_table
 from sgl_importance.replay.report.console import (
     check_traces,
     parse_numbers,
@@ -43,7 +46,8 @@ from sgl_importance.replay.report.replay_report import results_table
 from sgl_importance.replay.report.tier_report import TieredJob, run_tiered_job, tiered_table
 from sgl_importance.replay.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
-from sgl_importance.terminal import fail, show, some_path
+from sgl_importance.terminal import existing_file, fail, show, some_path
+from sgl_importance.tier_chain.tier_file import ChainSpec, TierFileError, read_tier_file
 from sgl_importance.tiers import Tier
 
 app = typer.Typer(
@@ -56,6 +60,7 @@ app = typer.Typer(
 _OPTIONS_AFTER_TRACES = {"allow_interspersed_args": True}
 _TIERS = "Tiers"
 _PAGES = "Pages in tiers"
+_CHAIN = "Chain of storage tiers"
 
 
 @app.callback(invoke_without_command=True, context_settings=_OPTIONS_AFTER_TRACES)
@@ -159,6 +164,19 @@ def replay_command(
             help="Resident pages count (1 + X)-fold when pages are selected.",
         ),
     ] = "0",
+    tiers_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--tiers",
+            parser=existing_file,
+            metavar="FILE",
+            rich_help_panel=_CHAIN,
+            help="Replay the chain of storage tiers that this TOML file describes.",
+        ),
+    ] = None,
+    price_computed: Annotated[
+        float, typer.Option(min=0, rich_help_panel=_CHAIN, help="Of a million computed tokens.")
+    ] = 0.0,
 ) -> None:
     """Replay traces: the hit rate of each eviction policy, and its distance from the optimum."""
     check_traces(traces)
@@ -177,6 +195,21 @@ def replay_command(
     names = parse_policies(policies)
     blocks = parse_numbers("--capacity-blocks", capacity_blocks, int)
     fractions = parse_numbers("--capacity-fraction", capacity_fraction, float)
+    if tiers_file is not None:
+        if blocks or device_blocks is not None or object_level or node_granular or plot_file is not None:
+            fail("--tiers takes sizes from its file or --capacity-fraction: leave out other sizes and modes")
+        check_results(json_file, None)
+        options = ReadOptions(tokenizer, block_tokens, object_level, alive, seed)
+        hardware = ChainHardware(prefill_tokens_per_second, bytes_per_token, price_computed)
+        spec, arms = chain_of(tiers_file), chain_policies(policies)
+        read = read_traces(traces, options, format_name, skip_bad=skip_bad)
+        work = chain_jobs(read, spec, arms, fractions, hardware)
+        chain_rows = run_with_progress(run_chain_job, read, work, jobs or os.cpu_count() or 1)
+        for trace in read:
+            show(chain_table([row for row in chain_rows if row.trace == trace.name]))
+        if json_file is not None:
+            write_rows(json_file, chain_rows)
+        return
     if [bool(blocks), bool(fractions), device_blocks is not None].count(True) != 1:
         fail("say how large the cache is: one of --capacity-blocks, --capacity-fraction and --device-blocks")
     if object_level and node_granular:
@@ -226,13 +259,13 @@ def replay_command(
     mode = ReplayMode.OBJECTS if object_level else ReplayMode.NODES if node_granular else ReplayMode.TREE
     read = read_traces(traces, options, format_name, skip_bad=skip_bad)
     planned = names + [OPTIMUM] * (plot_file is not None and OPTIMUM not in names)
-    work = [
+    replays = [
         Job(index, policy, capacity, mode)
         for index, trace in enumerate(read)
         for policy in planned
         for capacity in _capacities(trace, blocks, fractions)
     ]
-    rows = run_with_progress(run_job, read, work, processes)
+    rows = run_with_progress(run_job, read, replays, processes)
     asked = [row for row in rows if row.policy in names]
     for trace in read:
         show(results_table(trace, [row for row in asked if row.trace == trace.name], mode))
@@ -264,6 +297,22 @@ def _replay_pages(
         json_file=json_file,
         processes=processes,
     )
+
+
+def chain_of(path: Path) -> ChainSpec:
+    """The tiers of a file; fails on a bad one."""
+    try:
+        return read_tier_file(path)
+    except TierFileError as error:
+        fail(str(error))
+
+
+def chain_policies(text: str) -> list[str]:
+    """Policies of a chain; the default list of the command names one that is none, which is left out."""
+    names = [name for name in parse_policies(text) if name != OPTIMUM]
+    if unknown := [name for name in names if name not in CHAIN_POLICIES]:
+        fail(f"a chain of tiers is not ranked by {unknown[0]}: use {' or '.join(CHAIN_POLICIES)}")
+    return names
 
 
 def _capacities(trace: Trace, blocks: list[int], fractions: list[float]) -> list[int]:

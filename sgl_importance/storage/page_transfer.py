@@ -174,6 +174,7 @@ class PageTransfer:
                 identity,
                 keys[start : start + self._run_pages],
                 start=start,
+                before=keys[start - 1] if start else prefix[-1] if prefix else None,
                 depth=len(prefix) + start,
                 moment=moment,
             )
@@ -251,6 +252,7 @@ class _WriteRun:
         keys: Sequence[str],
         *,
         start: int,
+        before: str | None,
         depth: int,
         moment: int,
     ) -> None:
@@ -261,6 +263,7 @@ class _WriteRun:
         self.finished: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._transfer = transfer
         self._identity = identity
+        self._before = before
         self._depth = depth
         self._moment = moment
 
@@ -268,7 +271,12 @@ class _WriteRun:
         counters = self._transfer.counters
         try:
             outcomes = self._transfer.pages.write_run(
-                self._identity, self.keys, self.bodies, depth=self._depth, moment=self._moment
+                self._identity,
+                self.keys,
+                self.bodies,
+                before=self._before,
+                depth=self._depth,
+                moment=self._moment,
             )
         except Exception as error:
             outcomes = [error] * len(self.keys)

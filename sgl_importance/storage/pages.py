@@ -63,9 +63,20 @@ class Pages(Protocol):
         ...
 
     def write_run(
-        self, identity: bytes, keys: Sequence[str], bodies: Sequence[Page], *, depth: int, moment: int
+        self,
+        identity: bytes,
+        keys: Sequence[str],
+        bodies: Sequence[Page],
+        *,
+        before: str | None,
+        depth: int,
+        moment: int,
     ) -> list[bool | Exception]:
-        """Stores pages, the first of which has ``depth`` in front, of a sequence used at ``moment`` (ns).
+        """Stores neighbouring pages of a sequence that is used at ``moment`` (ns).
+
+        Args:
+            before: key of the page in front of the first; None at the start of a sequence.
+            depth: pages in front of the first.
 
         Returns:
             Of each page, whether it is new, or why it is not stored.
@@ -119,7 +130,14 @@ class PageByPage(ABC):
             yield body
 
     def write_run(
-        self, identity: bytes, keys: Sequence[str], bodies: Sequence[Page], *, depth: int, moment: int
+        self,
+        identity: bytes,
+        keys: Sequence[str],
+        bodies: Sequence[Page],
+        *,
+        before: str | None,
+        depth: int,
+        moment: int,
     ) -> list[bool | Exception]:
         outcomes: list[bool | Exception] = []
         for index, (key, body) in enumerate(zip(keys, bodies, strict=True)):

@@ -57,12 +57,7 @@ class PageStore(PageByPage):
 
     def describe(self, identity: bytes, facts: str) -> None:
         """Keeps beside an identity's pages what it stands for, as JSON, for people."""
-        with suppress(OSError):
-            folder = self._folder(identity)
-            folder.mkdir(parents=True, exist_ok=True)
-            unfinished = folder / f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
-            unfinished.write_text(facts + "\n")
-            unfinished.replace(folder / IDENTITY_FILE)
+        describe_identity(self._folder(identity), facts)
 
     def exists(self, identity: bytes, key: str) -> bool:
         return os.path.exists(self._path(identity, page_digest(key)))
@@ -177,6 +172,15 @@ class PageStore(PageByPage):
 def _touch(path: str, mtime_ns: int) -> None:
     with suppress(OSError):
         os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+def describe_identity(folder: Path, facts: str) -> None:
+    """Says in the folder of an identity's pages what it stands for; disk trouble is no trouble here."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f"{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
+        unfinished.write_text(facts + "\n")
+        unfinished.replace(folder / IDENTITY_FILE)
 
 
 def set_aside(path: Path, quarantine: Path, reason: MissReason) -> bool:

@@ -234,6 +234,9 @@ def reader(probe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         request["hash_ids"] = [first, 10 + first, 100 + 2 * first, 1000 + request["timestamp"]]  # type: ignore[operator]
     (folder / "mooncake_conversation.jsonl").write_text("".join(json.dumps(r) + "\n" for r in requests))
 
+    (folder / "tiers.toml").write_text(
+        '[[tier]]\nkind = "dram"\ncapacity = "8GB"\n[[tier]]\nkind = "fs"\ncapacity = "8GB"\nfolder = "kv"\n'
+    )
     programs = folder / "bin"
     programs.mkdir()
     command = programs / "sgl-importance"

@@ -46,6 +46,7 @@ def make_backend(pool: MHATokenToKVPoolHost, folder: Path, **changes: Any) -> Ve
         "directory": str(folder),
         "budget_bytes": 1 << 30,
         "fetch_timeout_ms": changes.pop("timeout_ms", 5000),
+        "tiers": changes.pop("tiers", None),
         "wrapped": changes.pop("wrapped", None),
         "wrapped_config": changes.pop("wrapped_config", {}),
     }

@@ -19,6 +19,8 @@ def server_findings(document: dict[str, Any]) -> Iterator[Finding]:
     yield _eviction(document["policy"], document["faults"]["fallback"])
     if "pages" in document:
         yield _pages(document["pages"])
+    if "store_tiers" in document:
+        yield from _store_tiers(document["store_tiers"])
 
 
 def _faults(counts: dict[str, int]) -> Iterator[Finding]:
@@ -53,6 +55,19 @@ def _pages(pages: dict[str, Any]) -> Finding:
         f"the device ({taken} of {pages['device_budget_bytes'] / 2**20:.1f} MiB), {pages['max_requests']} "
         f"requests at a time; {pages['loaded']:,} of {pages['read']:,} pages read came from the host",
     )
+
+
+def _store_tiers(chain: dict[str, Any]) -> Iterator[Finding]:
+    for tier in chain["tiers"]:
+        note = f" ({tier['note']})" if tier["note"] else ""
+        yield Finding(
+            f"storage tier {tier['name']}",
+            Status.OK if tier["state"] == "in use" else Status.PROBLEM,
+            f"{tier['state']}: {tier['kind']}{note}, {tier['pages']:,} of {tier['capacity_pages']:,} pages, "
+            f"read at {tier['read_bytes_per_second'] / 1e9:.2f} GB/s when the server started; "
+            f"by {chain['ranking']}",
+            "" if tier["state"] == "in use" else "look after its medium: it is tried again every 10 s",
+        )
 
 
 def _log_line(place: str) -> str:

@@ -13,6 +13,7 @@ from sglang_importance.operations.job import Document, Job, RequestError, Slices
 from sglang_importance.operations.tiered_pages import describe_pages, tiered_pool
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.storage.served_chain import SERVED
 from sglang_importance.storage.weights import WATCH
 from sglang_importance.tree.occupancy import Occupancy, occupancy
 from sglang_importance.upstream.nodes import key_of
@@ -126,6 +127,8 @@ def describe_tree(cache: ImportanceRadixCache, arguments: Document) -> Job:
         document["observe"] = observation
     if (pool := tiered_pool(cache)) is not None:
         document["pages"] = describe_pages(pool)
+    if (chain := SERVED.chain) is not None:
+        document["store_tiers"] = {"ranking": SERVED.ranking, "tiers": chain.snapshot()}
     if counts := WATCH.counters.values():
         document["store"] = {".".join(filter(None, key)): count for key, count in counts.items()}
     return document

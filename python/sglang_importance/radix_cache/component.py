@@ -24,6 +24,7 @@ from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.radix_cache.dense_prefix import DensePrefix
 from sglang_importance.radix_cache.node_events import NodeEvents
 from sglang_importance.radix_cache.request_flow import RequestFlow
+from sglang_importance.storage.served_chain import SERVED
 from sglang_importance.tree.body_mass import BodyMassBook
 from sglang_importance.tree.deferred_work import DeferredWork
 from sglang_importance.tree.eviction import EvictionOrder, MarginalLossOrder, RankedLeaves, StockOrder
@@ -91,6 +92,9 @@ class ImportanceComponent(FullComponent):
             recorder=recorder,
             shadowing=shadowing,
         )
+        if state.options.tiers and state.options.policy == "importance":
+            SERVED.predict_by(state.policy.reuse)
+            self.requests.storage_tiers = SERVED
         self._faults = state.faults
         self._recorder = recorder
         self._shadowing = shadowing

@@ -22,6 +22,7 @@ from sglang_importance.placement.ledger_feed import LedgerFeed
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.radix_cache.node_events import NodeEvents
+from sglang_importance.storage.served_chain import ServedChain
 from sglang_importance.tree.body_mass import BodyMassBook
 from sglang_importance.tree.eviction import RankedLeaves
 from sglang_importance.tree.folding import Folding
@@ -46,6 +47,7 @@ class RequestFlow:
     Attributes:
         backups: takes admissions and the paths that were used; None where there is no tier below the device.
         ledger: takes finished requests, for the ledger's file; None where there is none.
+        storage_tiers: takes finished requests, to rank stored pages by; None without a chain of tiers.
         answer_ends: tells how an answer ended; None where the server parses no calls of tools: then only
             hints say so.
     """
@@ -65,6 +67,7 @@ class RequestFlow:
         self.backups: BackupFilter | None = None
         self.ledger: LedgerFeed | None = None
         self.answer_ends: AnswerEnds | None = None
+        self.storage_tiers: ServedChain | None = None
         self._state = state
         self._leaves = leaves
         self._node_events = node_events
@@ -233,6 +236,10 @@ class RequestFlow:
             )
         if is_finished and self.ledger is not None:
             state.faults.beside(FaultPlace.RECORDING, self.ledger.visited, req, path)
+        if is_finished and self.storage_tiers is not None:
+            for node in path:
+                metadata = state.tree.metadata(node)
+                self.storage_tiers.visited(node.hash_value or (), metadata.reuse_class, metadata.last_access)
         for node in path:
             self._leaves.refresh(node)
         state.counters.fold_seconds += time.perf_counter() - start

@@ -18,8 +18,11 @@ from sgl_importance.storage.pages import Page, Pages
 from sgl_importance.storage.presence import Presence
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
+from sgl_importance.tier_chain.chain import TierChain
+from sgl_importance.tier_chain.open_chain import OpenChain
 from sglang_importance.storage.interfaces import TESTED, Interface, interface_of
 from sglang_importance.storage.page_buffers import StagingPool, create_backend
+from sglang_importance.storage.served_chain import SERVED
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.storage.weights import WATCH, Weights
 from sglang_importance.storage.wrapped import Names, ValuePages, ZeroCopyPages
@@ -51,6 +54,8 @@ class VerifiedStorage(HiCacheStorage):
         self._timeout = settings["fetch_timeout_ms"] / 1000
         self._budget_bytes: int = settings["budget_bytes"]
         self._wrapped: str | None = settings.get("wrapped")
+        self._tiers: str | None = settings.get("tiers")
+        self._opened: OpenChain | None = None
         self._publisher = StorePublisher.create(enabled=config.enable_storage_metrics)
         self._identity: tuple[Weights, bytes] | None = None
         self._backend: HiCacheStorage | None = None
@@ -74,6 +79,12 @@ class VerifiedStorage(HiCacheStorage):
         self._presence.look()
 
     def _open_pages(self) -> Pages:
+        if self._tiers:
+            config = self._config
+            owner = f"tp{config.tp_rank}-pp{config.pp_rank}-cp{config.attn_cp_rank}"
+            self._opened, lines = SERVED.open(Path(self._tiers), owner=owner, page_bytes=self._page_bytes)
+            logger.info("kv-importance-tiers by %s: %s", SERVED.ranking, "; ".join(lines))
+            return self._opened.chain
         store = PageStore(self._directory, budget_bytes=self._budget_bytes, counters=self.counters)
         if self._wrapped is None:
             return store
@@ -121,6 +132,8 @@ class VerifiedStorage(HiCacheStorage):
         self._presence.leave()
         if self._backend is not None and hasattr(self._backend, "close"):
             self._backend.close()
+        if self._opened is not None:
+            self._opened.close()
 
     # ---- what the storage threads call ----
 
@@ -198,7 +211,7 @@ class VerifiedStorage(HiCacheStorage):
         if self._identity is None or self._identity[0] != weights:
             identity = self._identify(weights)
             self._identity = (weights, identity.digest())
-            if isinstance(self._pages, PageStore):
+            if isinstance(self._pages, PageStore | TierChain):
                 describe = partial(self._pages.describe, identity.digest(), identity.to_json())
                 self._transfer.at_leisure(describe)
         return self._identity[1]
@@ -232,6 +245,7 @@ class VerifiedStorage(HiCacheStorage):
             self._transfer.at_leisure(self._presence.look)
         if self._publisher is not None:
             self._publisher.publish(self.counters)
+            self._publisher.publish_tiers(SERVED.counters)
         return result
 
 

@@ -12,6 +12,8 @@ from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.options import ImportanceOptions, flag
 from sgl_importance.storage.checksum import checksum_problem
 from sgl_importance.storage.store import check_writable
+from sgl_importance.tier_chain.open_chain import chain_problems
+from sgl_importance.tier_chain.tier_file import TierFileError, read_tier_file
 from sglang_importance.storage.interfaces import DYNAMIC, INTERFACES, TESTED, UNUSABLE
 from sglang_importance.upstream.hooks import install_hooks, is_applied
 from sglang_importance.upstream.refusal import LaunchRefused
@@ -90,6 +92,8 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
         given = {}
     if backend is not None and (line := _backend_refusal(backend, given, options)):
         lines.append(line)
+    if options.tiers:
+        lines += _tier_lines(options, backend)
     if lines:
         raise LaunchRefused(lines)
     args.enable_hierarchical_cache = True
@@ -105,6 +109,7 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
             "directory": str(directory),
             "budget_bytes": options.store_bytes,
             "fetch_timeout_ms": options.fetch_timeout_ms,
+            "tiers": str(Path(options.tiers).expanduser().absolute()) if options.tiers else None,
             "wrapped": backend,
             "wrapped_config": given,
         }
@@ -134,6 +139,18 @@ def _backend_refusal(backend: str, settings: dict[str, Any], options: Importance
             f"use {' or '.join(TESTED)}, or drop --hicache-storage-backend"
         )
     return None
+
+
+def _tier_lines(options: ImportanceOptions, backend: str | None) -> list[str]:
+    """One line for each reason why the chain of tiers cannot hold the store's pages."""
+    lines = []
+    if backend is not None:
+        lines.append(f"{flag('tiers')} holds the pages itself: drop --hicache-storage-backend {backend}")
+    try:
+        spec = read_tier_file(Path(options.tiers).expanduser())
+    except TierFileError as error:
+        return [*lines, f"{flag('tiers')} {error}"]
+    return [*lines, *(f"{flag('tiers')} {options.tiers}: {line}" for line in chain_problems(spec))]
 
 
 def _extra_config(text: str | None) -> dict[str, Any]:

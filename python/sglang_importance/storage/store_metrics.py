@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
-from sgl_importance.metrics_table import STORE, Process, of_process
+from sgl_importance.metrics_table import STORE, TIER, Process, of_process
 from sgl_importance.storage.store_counters import StoreCounters
+from sgl_importance.tier_chain.tier_counters import TierCounters
 from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
 
 
@@ -29,13 +31,19 @@ class StorePublisher:
         return _publisher
 
     def publish(self, counters: StoreCounters) -> None:
+        self._publish(STORE, counters.values().items())
+
+    def publish_tiers(self, counters: TierCounters) -> None:
+        self._publish(TIER, counters.values().items())
+
+    def _publish(self, family: str, values: Iterable[tuple[tuple[str, str | None], int]]) -> None:
         with self._lock:
-            for (name, label), value in counters.values().items():
-                increment = value - self._published.get((name, label), 0)
+            for (name, label), value in values:
+                increment = value - self._published.get((family + name, label), 0)
                 if increment:
                     labels = () if label is None else (label,)
-                    self._exposition.increase(f"{STORE}{name}_total", labels, increment)
-                    self._published[name, label] = value
+                    self._exposition.increase(f"{family}{name}_total", labels, increment)
+                    self._published[family + name, label] = value
 
 
 _publisher: StorePublisher | None = None

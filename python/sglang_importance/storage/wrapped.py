@@ -173,7 +173,14 @@ class ZeroCopyPages:
                 yield body
 
     def write_run(
-        self, identity: bytes, keys: Sequence[str], bodies: Sequence[Page], *, depth: int, moment: int
+        self,
+        identity: bytes,
+        keys: Sequence[str],
+        bodies: Sequence[Page],
+        *,
+        before: str | None,
+        depth: int,
+        moment: int,
     ) -> list[bool | Exception]:
         names = [self._names.of(identity, key) for key in keys]
         with _taken(self._free_writes) as start:

@@ -1,0 +1,127 @@
+"""A chain of storage tiers under one placement, against LRU in every tier and one LRU tier of the same bytes.
+
+Traces: production requests of Mooncake, and recorded coding agents, of which only odd lines are used (the
+policy was chosen on even ones), so many sessions alive at a time. All tiers together hold a share of the
+trace's unique blocks, divided as the bytes of the file of tiers. Times follow from the numbers of that file
+and of ``--prefill-tokens-per-second``: they compare, and forecast nothing. Hits are deterministic.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from results import print_rows, write_results
+from rich.progress import track
+
+from sgl_importance.replay.chain_ranking import CHAIN_POLICIES
+from sgl_importance.replay.chain_replay import ChainHardware, chain_jobs, run_chain_job
+from sgl_importance.replay.fast_lru import replay_lru
+from sgl_importance.replay.formats.detect import read_trace
+from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
+from sgl_importance.replay.formats.line_reader import ReadOptions, refuse_bad_record
+from sgl_importance.replay.replay_arguments import BYTES_PER_TOKEN, PREFILL_TOKENS_PER_SECOND
+from sgl_importance.replay.replay_runner import run_jobs
+from sgl_importance.replay.trace import Trace
+from sgl_importance.tier_chain.tier_file import ChainSpec, read_tier_file
+
+TIERS = Path(__file__).with_suffix(".toml")
+
+
+def one_tier_row(
+    trace: Trace, chain: dict[str, Any], spec: ChainSpec, hardware: ChainHardware, alone: float
+) -> dict[str, Any]:
+    """LRU in one tier of all bytes, as fast as the last of the chain, by the compiled replay."""
+    last = spec.tiers[-1]
+    blocks = round(chain["gigabytes"] * 1e9 / trace.block_tokens / hardware.bytes_per_token)
+    prompt_tokens = int(trace.input_tokens.sum())
+    found = replay_lru(trace, blocks).hit_tokens
+    fetched = found * hardware.bytes_per_token / last.bytes_per_second
+    computed = (prompt_tokens - found) / hardware.prefill_tokens_per_second
+    ttft = (fetched + computed) / trace.num_requests
+    hours = float(trace.seconds[-1] - trace.seconds[0]) / 3600
+    rent = chain["gigabytes"] * last.price_per_gigabyte_hour * hours
+    return {
+        "trace": chain["trace"],
+        "policy": "lru, one tier",
+        "fraction": chain["fraction"],
+        "gigabytes": chain["gigabytes"],
+        "recomputed_share": 1 - found / prompt_tokens,
+        "fetch_microseconds_per_token": 1e6 * hardware.bytes_per_token / last.bytes_per_second,
+        "ttft_mean": ttft,
+        "ttft_times_faster_than_computing": alone / ttft,
+        "price": rent + (prompt_tokens - found) / 1e6 * hardware.price_per_million_computed,
+        "price_of_computing_all": chain["price_of_computing_all"],
+        "hit_shares": {last.name: found / prompt_tokens},
+        "moved_in_blocks": {},
+    }
+
+
+def main(
+    conversation: Annotated[Path, typer.Argument(help="mooncake_conversation.jsonl, or a file like it.")],
+    sessions_file: Annotated[Path, typer.Argument(help="claude_code_sessions.jsonl.gz, or a file like it.")],
+    alive_at_a_time: Annotated[
+        str, typer.Option("--alive", help="Comma-separated numbers of sessions that are alive at a time.")
+    ] = "20,80",
+    fractions: Annotated[
+        str, typer.Option(help="Comma-separated shares of the unique blocks that all tiers hold.")
+    ] = "0.02,0.05,0.1,0.2",
+    block_tokens: Annotated[
+        int, typer.Option(min=64, help="Tokens of a block of the sessions: their prompts are long.")
+    ] = 4096,
+    tiers_file: Annotated[Path, typer.Option("--tiers", help="The tiers, with their numbers.")] = TIERS,
+    price_computed: Annotated[float, typer.Option(min=0, help="Of a million computed tokens.")] = 0.10,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
+) -> None:
+    """Measures and writes the results."""
+    spec = read_tier_file(tiers_file)
+    hardware = ChainHardware(PREFILL_TOKENS_PER_SECOND, BYTES_PER_TOKEN, price_computed)
+    traces = [read_trace(conversation, ReadOptions())]
+    _, sessions = read_sessions(sessions_file, block_tokens, refuse_bad_record)
+    odd = [session for session in sessions if session.line % 2]
+    for alive in map(int, alive_at_a_time.split(",")):
+        name = f"coding agents, {alive} alive"
+        traces.append(merge_sessions(name, block_tokens, odd, alive, 0, refuse_bad_record))
+    sizes = [float(size) for size in fractions.split(",")]
+    jobs_of_both = chain_jobs(traces, spec, CHAIN_POLICIES, sizes, hardware)
+    # The smallest first, of every trace: a run that is cut short has rows of each.
+    work = sorted((job for job in jobs_of_both if not job.one_tier), key=lambda job: job.fraction or 0.0)
+    done = track(run_jobs(run_chain_job, traces, work, jobs), total=len(work), description="replaying")
+    rows: list[dict[str, Any]] = [{} for _ in work]
+    one_tier = []
+    try:
+        for index, row in done:
+            trace = traces[work[index].trace]
+            alone = row.prompt_tokens / row.requests / hardware.prefill_tokens_per_second
+            rows[index] = {
+                "trace": row.trace,
+                "policy": row.policy,
+                "fraction": row.fraction,
+                "gigabytes": sum(tier.capacity_blocks for tier in row.tiers)
+                * trace.block_tokens
+                * hardware.bytes_per_token
+                / 1e9,
+                "recomputed_share": row.recomputed_tokens / row.prompt_tokens,
+                "fetch_microseconds_per_token": row.fetch_microseconds_per_token,
+                "ttft_mean": row.ttft_mean,
+                "ttft_times_faster_than_computing": alone / row.ttft_mean,
+                "price": row.price,
+                "price_of_computing_all": row.prompt_tokens / 1e6 * price_computed,
+                "hit_shares": {tier.name: tier.hit_tokens / row.prompt_tokens for tier in row.tiers},
+                "moved_in_blocks": {tier.name: tier.moved_in_blocks for tier in row.tiers},
+            }
+            if row.policy == "lru":
+                one_tier.append(one_tier_row(trace, rows[index], spec, hardware, alone))
+    except KeyboardInterrupt:
+        typer.echo("interrupted: the file has the rows that were finished", err=True)
+    rows = [row for row in rows if row] + one_tier
+    columns = ("trace", "policy", "fraction", "recomputed_share", "fetch_microseconds_per_token", "ttft_mean")
+    print_rows("Chain of tiers", [{column: row[column] for column in columns} for row in rows])
+    typer.echo(f"written to {write_results('tier_chain', rows, out=out)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""A chain of storage tiers below host memory: each page in exactly one, placed by marginal loss."""

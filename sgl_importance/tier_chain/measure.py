@@ -1,0 +1,107 @@
+"""Bandwidth and latency of a tier, measured once at start; and tiers that are slowed down on purpose."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import numpy as np
+
+from sgl_importance.storage.page_record import MissReason
+from sgl_importance.tier_chain.costs import FetchCost
+from sgl_importance.tier_chain.records import NO_PAGE, Bytes, Listed, PageName, make_record
+from sgl_importance.tier_chain.tier import Tier
+
+MEASURED_BYTES = 32 << 20
+MOST_RECORDS = 64
+_PROBE_IDENTITY = b"\xff" * 32
+
+
+def probe_name() -> PageName:
+    """A name that no page has."""
+    return PageName(_PROBE_IDENTITY, os.urandom(32))
+
+
+def measure_reads(
+    tier: Tier, page_bytes: int, *, room: int, clock: Callable[[], float] = time.perf_counter
+) -> FetchCost:
+    """Reads records of the size that will be read; the latency is part of the time of each.
+
+    Args:
+        tier: with room for one record or more; left as it was.
+        page_bytes: of a page.
+        room: most records to store for it.
+        clock: seconds.
+
+    Raises:
+        OSError: the tier does not work.
+    """
+    count = max(1, min(MOST_RECORDS, MEASURED_BYTES // max(page_bytes, 1), room))
+    names = [probe_name() for _ in range(count)]
+    page = np.frombuffer(os.urandom(min(page_bytes, 1 << 16)), np.uint8)
+    record = make_record(names[0], np.resize(page, page_bytes), parent=NO_PAGE, depth=0, moment=0)
+    into, took = np.empty_like(record), []
+    try:
+        for name in names:
+            tier.put(name, record)
+        for name in names:
+            begin = clock()
+            tier.get(name, into)
+            took.append(clock() - begin)
+        if not (into == record).all():
+            raise OSError("what is read is not what was written")
+    finally:
+        for name in names:
+            tier.delete(name)
+    return FetchCost(bytes_per_second=record.nbytes / max(median(took), 1e-9))
+
+
+class InjectedTier(Tier):
+    """A tier that answers later, to stand for what the machine lacks.
+
+    Args:
+        seconds: added to each access.
+        bytes_per_second: most that it moves; inf for no limit.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        *,
+        seconds: float,
+        bytes_per_second: float,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._tier = tier
+        self._cost = FetchCost(bytes_per_second, seconds)
+        self._sleep = sleep
+        added = f"+{self._cost.describe()} injected"
+        self.note = f"{tier.note}; {added}" if tier.note else added
+
+    def put(self, name: PageName, record: Bytes) -> None:
+        self._sleep(self._cost.seconds(record.nbytes))
+        self._tier.put(name, record)
+
+    def get(self, name: PageName, record: Bytes) -> None:
+        self._sleep(self._cost.seconds(record.nbytes))
+        self._tier.get(name, record)
+
+    def delete(self, name: PageName) -> None:
+        self._tier.delete(name)
+
+    def contains(self, name: PageName) -> bool:
+        return self._tier.contains(name)
+
+    def records(self) -> Iterator[Listed]:
+        return self._tier.records()
+
+    def set_aside(self, name: PageName, reason: MissReason) -> bool:
+        return self._tier.set_aside(name, reason)
+
+    def describe(self, identity: bytes, facts: str) -> None:
+        self._tier.describe(identity, facts)
+
+    def close(self) -> None:
+        self._tier.close()

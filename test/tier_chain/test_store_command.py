@@ -1,0 +1,84 @@
+"""`sgl-importance store tiers`: what lies in the folders of a chain, while nobody or a server uses them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sgl_importance.tier_chain.open_chain import OpenChain
+from sgl_importance.tier_chain.ranking import LruRanking
+from sgl_importance.tier_chain.store_command import app
+from sgl_importance.tier_chain.tier_counters import TierCounters
+from sgl_importance.tier_chain.tier_file import parse_tiers
+
+from support.tier_chains import PAGE_BYTES, SIZE, keys_of, write
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Path:
+    """A file of tiers that hold nine pages of one rank, and are still in use."""
+    file = tmp_path / "tiers.toml"
+    file.write_text(
+        "".join(
+            f'[[tier]]\nkind = "{kind}"\ncapacity = {pages * SIZE}\n'
+            + (f'folder = "{tmp_path / kind}"\n' if kind != "dram" else "")
+            for kind, pages in {"dram": 3, "cxl": 4, "nvme": 9}.items()
+        )
+    )
+    opened = OpenChain(
+        parse_tiers(file.read_text()),
+        owner="tp0",
+        page_bytes=PAGE_BYTES,
+        make_ranking=LruRanking,
+        counters=TierCounters(),
+    )
+    assert write(opened.chain, keys_of("a", 9)) == [True] * 9
+    yield file
+    opened.close()
+
+
+def run(*arguments: object) -> tuple[int, list[dict]]:
+    result = CliRunner().invoke(app, ["tiers", *map(str, arguments), "--json"])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_counts_the_pages_of_each_tier(tiers: Path) -> None:
+    code, rows = run(tiers, "--verify")
+    assert code == 0
+    assert [(row["tier"], row["rank"], row["pages"], row["damaged"]) for row in rows] == [
+        ("dram", "", 0, {}),
+        ("cxl", "tp0", 3, {}),
+        ("nvme", "tp0", 4, {}),
+    ]
+    assert rows[1]["bytes"] == 3 * SIZE
+    assert "in the server" in CliRunner().invoke(app, ["tiers", str(tiers)]).stdout
+
+
+def test_finds_damage_in_slots_and_files(tiers: Path) -> None:
+    slots = tiers.parent / "cxl" / "tp0" / "slots"
+    data = bytearray(slots.read_bytes())
+    data[4096 + 300] ^= 1
+    slots.write_bytes(data)
+    (file, *_) = (tiers.parent / "nvme").rglob("*.page")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert [row["damaged"] for row in run(tiers)[1]] == [{}, {}, {}]
+    code, rows = run(tiers, "--verify")
+    assert code == 1
+    assert [row["damaged"] for row in rows] == [{}, {"body": 1}, {"truncated": 1}]
+
+
+def test_what_is_no_chain_gets_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "tiers.toml"
+    file.write_text("nothing")
+    result = CliRunner().invoke(app, ["tiers", str(file)])
+    assert result.exit_code == 2
+    assert "no TOML" in result.output
+    (tmp_path / "cxl" / "tp0").mkdir(parents=True)
+    (tmp_path / "cxl" / "tp0" / "slots").write_bytes(b"x" * 9000)
+    file.write_text(f'[[tier]]\nkind = "cxl"\ncapacity = 9\nfolder = "{tmp_path / "cxl"}"')
+    result = CliRunner().invoke(app, ["tiers", str(file)])
+    assert result.exit_code == 2
+    assert "no file of slots" in result.output
