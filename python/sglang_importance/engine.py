@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.options import SETTINGS, ImportanceOptions, keyword
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.settings import SETTINGS, keyword
 from sglang_importance.upstream.server_options import attach_options
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def flag_reference() -> str:
     """Every flag of ours: meaning, default, values, process and cost."""
-    from sgl_importance.options import SETTINGS, ImportanceOptions, flag
+    from sgl_importance.options import ImportanceOptions
+    from sgl_importance.settings import SETTINGS, flag
     from sglang_importance.attention.score_sources import SOURCES
 
     defaults, sections = ImportanceOptions(), []

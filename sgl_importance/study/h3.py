@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from sgl_importance.options import RESIDENCY_POLICIES
 from sgl_importance.replay.pages.page_replay import (
     PageCounts,
     PageReplayError,
@@ -22,6 +21,7 @@ from sgl_importance.replay.pages.page_replay import (
 )
 from sgl_importance.replay.policy_registry import OPTIMUM
 from sgl_importance.replay.replay_runner import ReplayError, run_jobs
+from sgl_importance.settings import RESIDENCY_POLICIES
 from sgl_importance.study.statistics import Estimate, Floats, bootstrap
 from sgl_importance.study.study_report import SMALL_MODEL, Finding, StudyError, draw
 from sgl_importance.terminal import counted

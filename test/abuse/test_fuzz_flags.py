@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sglang.srt.server_args import ServerArgs
 
-from sgl_importance.options import SETTINGS, flag
+from sgl_importance.settings import SETTINGS, flag
 from sglang_importance.launch.flags import add_flags, options_of
 
 from support.fuzz import check_message, check_one_line, command, examples, word

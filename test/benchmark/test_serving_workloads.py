@@ -26,7 +26,8 @@ from benchmark.serving.workloads import (
     make_workload,
     prefix_pages,
 )
-from sgl_importance.options import SETTINGS, ImportanceOptions, flag
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.settings import SETTINGS, flag
 from sgl_importance.workload.workload_request import WorkloadRequest
 
 PARAMETERS = load_parameters()

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.options import RESIDENCY_POLICIES
+from sgl_importance.settings import RESIDENCY_POLICIES
 from sgl_importance_kernels.pages.page_history import DECAY, PageHistory
 from sgl_importance_kernels.pages.page_slots import PageSlots
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.options import SPARSE_SELECTORS
+from sgl_importance.settings import SPARSE_SELECTORS
 from sgl_importance_kernels.pages.page_choice import best_pages
 from sgl_importance_kernels.pages.representations import Representations
 from sgl_importance_kernels.pages.selectors.registry import SELECTORS

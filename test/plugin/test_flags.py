@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
-from sgl_importance.options import SETTINGS, ImportanceOptions, flag
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.settings import SETTINGS, flag
 from sglang_importance.launch.flags import add_flags
 from sglang_importance.upstream.server_options import importance_options
 

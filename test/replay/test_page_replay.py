@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.options import RESIDENCY_POLICIES
 from sgl_importance.replay.pages.fewest_loads import Read, fewest_loads
 from sgl_importance.replay.pages.page_replay import (
     PAGE_POLICIES,
@@ -24,6 +23,7 @@ from sgl_importance.replay.pages.page_replay import (
     run_policy,
 )
 from sgl_importance.replay.policy_registry import OPTIMUM
+from sgl_importance.settings import RESIDENCY_POLICIES
 from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance_kernels.pages.page_slots import PageSlots
 from sgl_importance_kernels.pages.residency_replay import ResidencyReplay

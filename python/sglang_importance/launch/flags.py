@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from sgl_importance.options import SETTINGS, ImportanceOptions, Setting, flag, keyword
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.settings import SETTINGS, Setting, flag, keyword
 from sglang_importance.attention.score_sources import SOURCES
 from sglang_importance.upstream.server_options import RADIX_CACHE_BACKEND
 

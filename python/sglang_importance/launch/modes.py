@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
 
-from sgl_importance.options import ImportanceOptions, KvPolicy, flag
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.settings import KvPolicy, flag
 from sglang_importance.attention.score_sources import LISTED_BACKEND, PRODUCERS, UNPROVEN
 from sglang_importance.launch.source_choice import attention_backends
 from sglang_importance.upstream.refusal import LaunchRefused

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from sgl_importance.options import ImportanceOptions, flag
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.settings import flag
 from sglang_importance.attention.score_sources import NONE, UNPROVEN, automatic_source
 from sglang_importance.upstream.refusal import LaunchRefused
 

@@ -10,10 +10,11 @@ from sglang.srt.layers.attention.attention_registry import register_attention_ba
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.runtime_context import get_parallel, get_schedule
 
-from sgl_importance.options import ImportanceOptions, flag
+from sgl_importance.options import ImportanceOptions
 from sgl_importance.pages.device_plan import DevicePlan, DeviceTooSmall, KvShape, plan_device
 from sgl_importance.pages.prune import Prune
 from sgl_importance.pages.selection_rule import SINK_TOKENS, WINDOW_TOKENS
+from sgl_importance.settings import flag
 from sgl_importance_kernels.pages.page_choice import ChoiceRule, PageChooser
 from sgl_importance_kernels.pages.selectors.registry import SELECTORS
 from sgl_importance_kernels.pages.selectors.selector import Selector

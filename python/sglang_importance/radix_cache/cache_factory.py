@@ -11,9 +11,10 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.metrics_table import FaultPlace
-from sgl_importance.options import ImportanceOptions, flag
+from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.settings import flag
 from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.study.shuffled_policy import ShuffledImportancePolicy
 from sgl_importance.tiers import Tier

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.json_text import BadJson, read_json
-from sgl_importance.options import ImportanceOptions, flag
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.settings import flag
 from sgl_importance.storage.checksum import checksum_problem
 from sgl_importance.storage.store import check_writable
 from sgl_importance.tier_chain.open_chain import chain_problems

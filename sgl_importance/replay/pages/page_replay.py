@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sgl_importance.options import RESIDENCY_POLICIES
 from sgl_importance.pages.device_plan import TILE_TOKENS
 from sgl_importance.replay.pages.fewest_loads import Read, fewest_loads
 from sgl_importance.replay.policy_registry import OPTIMUM
+from sgl_importance.settings import RESIDENCY_POLICIES
 from sgl_importance.trace.page_steps import Floats, Numbers, PageRecording, PageStep, RequestEnd
 
 if TYPE_CHECKING:
