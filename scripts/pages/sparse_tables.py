@@ -145,3 +145,44 @@ def residency_table() -> str:
             for policy, bias in dict.fromkeys((row["policy"], row["bias"]) for row in rows)
         ],
     )
+
+
+def adversarial_table() -> str:
+    """Wrong answers by selector and case, how sure the model was, what audits found, and with what they cost."""
+    rows = {(row["selector"], row["mode"], row["case"]): row for row in results("pages_adversarial")["rows"]}
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}"
+
+    return table(
+        [
+            "selector",
+            "case",
+            "right",
+            "confidence when right, wrong",
+            "mean missed when right, wrong",
+            "largest missed page when right, wrong",
+            "right with audits",
+            "read with audits",
+        ],
+        [
+            [
+                f"`{selector}`",
+                case,
+                f"{row['right']:.2f} of {row['n']}",
+                *(
+                    f"{number(row[f'{name}_right'])}, {number(row[f'{name}_wrong'])}"
+                    for name in ("confidence", "missed_mass", "missed_page")
+                ),
+                f"{audited['right']:.2f}",
+                f"{audited['read']:.2f}",
+            ]
+            for (selector, mode, case), row in rows.items()
+            if mode == "none" and (audited := rows.get((selector, "audit", case)))
+        ],
+    )
+
+
+def least_bound() -> float:
+    """Smallest bound on the missed share that bounding boxes gave in any layer, of all questions."""
+    return min(row["least_bound"] for row in results("pages_bounds")["rows"])

@@ -33,6 +33,7 @@ ONLY_READ = (
     "kernels/run.py",
     "overhead.py",
     "pages/adversarial.py",
+    "pages/bounds.py",
     "pages/exact_match.py",
     "pages/joint.py",
     "pages/residency.py",
