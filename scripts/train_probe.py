@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 from torch.nn import functional as F
 
-from sgl_importance.probe.model_config import ModelConfig, probe_config, write_config
+from sgl_importance.probe.model_config import probe_config, write_config
 from sgl_importance.probe.tasks import TASKS, make_task
 from sgl_importance.probe.tokenizer import END, PAD, encode, token_ids, write_tokenizer
 

@@ -4,9 +4,9 @@
     python scripts/train_reasoner.py --out build/reasoner --threads 2 --finish-in 800
     python scripts/train_reasoner.py --out build/control --no-thinking --threads 2 --finish-in 800
 
-The run goes on until it is stopped or its time is up, and saves its state beside the output; the same command
-takes it up again. ``--finish-in`` lets the learning rate fall from where the run stands, and ends it. The same
-seed, steps and falls give the same weights on the same machine and number of threads.
+The run goes on until it is stopped or its time is up, and saves its state beside the output; the same
+command takes it up again. ``--finish-in`` lets the learning rate fall from where the run stands, and ends it.
+The same seed, steps and falls give the same weights on the same machine and number of threads.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def evaluate(decoder: Decoder, thinks: bool, instances: dict[int, int]) -> list[
 class Run:
     """A training run whose state survives an interruption."""
 
-    def __init__(self, curriculum: Curriculum, state_path: Path, shape: ModelConfig, from_probe: bool) -> None:
+    def __init__(
+        self, curriculum: Curriculum, state_path: Path, shape: ModelConfig, from_probe: bool
+    ) -> None:
         self.curriculum = curriculum
         self.state_path = state_path
         self.shape = shape
@@ -159,7 +161,7 @@ class Run:
             torch._foreach_lerp_(list(self.average.parameters()), list(self.decoder.parameters()), 1 - decay)
 
     def train(self, max_seconds: float, max_steps: int | None) -> None:
-        """Trains until the learning rate has fallen, or the time or steps of this call are used up; then saves."""
+        """Trains until the learning rate has fallen, or this call's time or steps are used up; then saves."""
         curriculum = self.curriculum
         started = saved = time.monotonic()
         before = self.seconds
@@ -235,7 +237,9 @@ def main(
     finish_in: Annotated[
         int | None, typer.Option(min=1, help="Let the learning rate fall for so many steps, then end.")
     ] = None,
-    max_minutes: Annotated[float, typer.Option(help="Stop, save and export after this many minutes.")] = 120.0,
+    max_minutes: Annotated[
+        float, typer.Option(help="Stop, save and export after this many minutes.")
+    ] = 120.0,
     max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps of this call.")] = None,
     smoke: Annotated[bool, typer.Option(help="Run a few small steps, in seconds.")] = False,
 ) -> None:

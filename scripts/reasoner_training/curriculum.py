@@ -13,7 +13,6 @@ from random import Random
 from typing import Any
 
 from reasoner_training.training_data import ReasoningSequence, reasoning_sequence
-
 from sgl_importance.reasoner.tasks import draw_task
 
 SKILLS: Mapping[str, Mapping[str, float]] = {
@@ -35,7 +34,7 @@ class Plan:
     lengths: Sequence[int]
     target: float = 0.7
     thinks: bool = True
-    tokens_per_step: int = 4096
+    tokens_per_step: int = 1536
     learning_rate: float = 1e-3
     warm_up_steps: int = 100
     last_rate: float = 0.02

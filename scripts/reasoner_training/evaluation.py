@@ -1,7 +1,7 @@
 """Right replies of a decoder, token for token, with all attention or with a limited one.
 
-Greedy generation follows the right reply as long as every token of it is the most likely one, so one pass over
-the right reply tells whether generation would write it.
+Greedy generation follows the right reply as long as every token of it is the most likely one, so one pass
+over the right reply tells whether generation would write it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from decoder_training.decoder import Decoder
-from reasoner_training.training_data import ReasoningSequence
 from torch import Tensor
 
+from reasoner_training.training_data import ReasoningSequence
 from sgl_importance.probe.word_tokenizer import PAD
 from sgl_importance.reasoner.tokenizer import reasoner_tokenizer
 

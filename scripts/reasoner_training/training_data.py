@@ -25,7 +25,9 @@ class ReasoningSequence:
     reply_start: int
 
 
-def reasoning_sequence(task: ReasoningTask, thinks: bool, stretch_rng: Random | None = None) -> ReasoningSequence:
+def reasoning_sequence(
+    task: ReasoningTask, thinks: bool, stretch_rng: Random | None = None
+) -> ReasoningSequence:
     """The chat with its right reply: with the thought, or with nothing but the answer.
 
     `stretch_rng` opens gaps between the positions of steps, so that distances beyond the length are seen.

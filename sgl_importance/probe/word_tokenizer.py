@@ -96,7 +96,12 @@ class WordTokenizer:
         added = {token: index for index, token in enumerate(self._added)}
         byte_ids = {sign: len(added) + index for index, sign in enumerate(_byte_alphabet())}
         words = {_stand_in(word): self.ids[word] for word in self.words}
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        byte_level = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        }
         return {
             "version": "1.0",
             "truncation": None,

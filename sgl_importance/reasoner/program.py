@@ -1,4 +1,4 @@
-"""Programs of dependent variables: the thought states every value, and later lines need the values of far ones."""
+"""Programs of dependent variables: the thought states every value, and later lines need far ones."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class Program:
             rest[: len(rest) - len(question) - 2], _LINE_WORDS
         ):
             if equals != "=" or end != "." or operator not in OPERATORS or target in known:
-                raise BadPrompt(f"'{target} {equals} {left} {operator} {right} {end}' is no line of a program")
+                words = (target, equals, left, operator, right, end)
+                raise BadPrompt(f"'{' '.join(words)}' is no line of a program")
             for operand in (left, right):
                 if operand not in known:
                     raise BadPrompt(f"the line of {target} needs {operand}, which has no value by then")

@@ -1,4 +1,4 @@
-"""Depth-first search with an explicit stack: every node is entered once, dead ends go back to their parent."""
+"""Depth-first search with an explicit stack: a dead end goes back to the node that it was entered from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_TOKENS = _TOKENS_PER_NODE[1] * len(NODES) * 3 // 4
 
 @dataclass(frozen=True)
 class Search:
-    """From `start` to `goal`; asks for the path, or, with `asked`, for the node that a node was entered from."""
+    """From `start` to `goal`; asks for the path, or, with `asked`, for the node that one was entered from."""
 
     neighbours: Mapping[str, Sequence[str]]
     start: str
@@ -70,8 +70,9 @@ class Search:
 
         `visit Bea from Ada : Ada seen Carl new` lists the neighbours of Bea up to the first that was not
         entered yet, which the next step enters. Where all are seen, `back Ada from none : ...` leaves Bea for
-        the node it was entered from, and says where that one had been entered from. Raises BadPrompt where the
-        goal cannot be reached, or the node asked for is not entered before the goal.
+        the node it was entered from, and says where that one had been entered from.
+
+        Raises BadPrompt where the goal cannot be reached, or the node asked for is not entered before it.
         """
         thought = Thought()
         parents: dict[str, str] = {}

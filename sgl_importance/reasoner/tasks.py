@@ -1,8 +1,8 @@
 """Tasks that are right only after a long thought: `program`, `search` and `state`.
 
-`program` asks for a variable of a program, `search` for the path that a depth-first search finds, `state` for
-the node from which such a search entered another. Every task has one right thought, so the first wrong step of
-any other is known.
+`program` asks for a variable of a program, `search` for the path that a depth-first search finds, from its
+goal back to its start, `state` for the node from which such a search entered another. Every task has one
+right thought, so the first wrong step of any other is known.
 """
 
 from __future__ import annotations
@@ -37,8 +37,13 @@ class ReasoningTask:
     problem: Program | Search
 
     @property
+    def prompt(self) -> str:
+        """The text of the user's message."""
+        return " ".join(self.problem.words)
+
+    @property
     def messages(self) -> list[Message]:
-        return [{"role": "user", "content": " ".join(self.problem.words)}]
+        return [{"role": "user", "content": self.prompt}]
 
     @cached_property
     def solution(self) -> Solution:

@@ -31,9 +31,7 @@ CHAT_TEMPLATE = (
 
 @cache
 def reasoner_tokenizer() -> WordTokenizer:
-    return WordTokenizer(
-        words=word_pieces(), chat_template=CHAT_TEMPLATE, marks=(THINK, END_OF_THOUGHT)
-    )
+    return WordTokenizer(words=word_pieces(), chat_template=CHAT_TEMPLATE, marks=(THINK, END_OF_THOUGHT))
 
 
 def render(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sgl_importance.reasoner.tasks import read_prompt
-from sgl_importance.reasoner.tokenizer import END_OF_THOUGHT, THINK
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,3 @@ def verify(prompt: str, thought: str) -> Verdict:
         wrong = WrongStep(len(steps), "end of thought", "", " ".join(words[place:]))
         return Verdict(len(steps), len(steps), wrong)
     return Verdict(len(steps), len(steps), None)
-
-
-def split_reply(reply: str) -> tuple[str, str]:
-    """The thought of a reply, without marks, and what follows it; an empty thought where there is none.
-
-    A thought that does not end has no answer behind it.
-    """
-    head, begin, rest = reply.partition(THINK)
-    if not begin:
-        return "", head.strip()
-    thought, end, answer = rest.partition(END_OF_THOUGHT)
-    return thought.strip(), answer.strip() if end else ""

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from sgl_importance.probe.chat_client import ServerError, task_group
 from sgl_importance.probe.cli import app
-from sgl_importance.probe.evaluate import ServerError, task_group
 from sgl_importance.probe.vocabulary import UNSEEN_NAMES
 
 Reply = tuple[int, bytes]
