@@ -1,4 +1,4 @@
-"""The reasoning tasks: sized by tokens, deterministic, and their right thoughts right by independent means."""
+"""The reasoning tasks: sized by tokens, deterministic, their right thoughts right by independent means."""
 
 from __future__ import annotations
 

@@ -56,4 +56,6 @@ def test_a_thought_that_ends_early_or_late(task: str) -> None:
 def test_a_wrong_step_reads_as_a_sentence() -> None:
     prompt = "Program : Ada 3 . Compute : Bea = Ada + Ada . Question : Bea ?"
     wrong = verify(prompt, "Bea = Ada 3 + Ada 3 : Bea 7 . answer Bea 7").first_wrong
-    assert str(wrong) == "step 0 (line) is 'Bea = Ada 3 + Ada 3 : Bea 7 .', not 'Bea = Ada 3 + Ada 3 : Bea 6 .'"
+    assert (
+        str(wrong) == "step 0 (line) is 'Bea = Ada 3 + Ada 3 : Bea 7 .', not 'Bea = Ada 3 + Ada 3 : Bea 6 .'"
+    )
