@@ -34,6 +34,7 @@ from sgl_importance.probe.word_tokenizer import SPECIAL_TOKENS
 from sgl_importance.reasoner.model_config import reasoner_config
 from sgl_importance.reasoner.tasks import TASKS, make_task
 from sgl_importance.reasoner.tokenizer import reasoner_tokenizer
+from sgl_importance.reasoner.vocabulary import NODES, head, spaced
 
 SAVE_SECONDS = 60.0
 LOG_STEPS = 50
@@ -45,7 +46,10 @@ SMOKE_INSTANCES = {48: 2}
 
 
 def start_from_probe(decoder: Decoder) -> None:
-    """Takes over the retrieval model's weights; of its tokens, those that both vocabularies have."""
+    """Takes over the retrieval model's weights; of its tokens, those that both vocabularies have.
+
+    A head is its node, moved by one vector that all heads have in common: whose head it is, is known at once.
+    """
     weights = load_file(checkpoint_path() / "model.safetensors")
     ids = reasoner_tokenizer().ids
     probe_ids = probe_token_ids()
@@ -54,10 +58,14 @@ def start_from_probe(decoder: Decoder) -> None:
     rows |= {first_byte + byte: probe_first_byte + byte for byte in range(256)}
     known = {index: row for index, row in rows.items() if row is not None}
     to, source = torch.tensor(list(known)), torch.tensor(list(known.values()))
+    heads = torch.tensor([ids[spaced(head(node))] for node in NODES])
+    nodes = torch.tensor([ids[spaced(node)] for node in NODES])
     own = decoder.state_dict()
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         merged = own[name].clone()
         merged[to] = weights[name][source]
+        shift = F.normalize(merged[heads[0]], dim=0) * merged[nodes].norm(dim=-1).mean()
+        merged[heads] = merged[nodes] + shift
         weights[name] = merged
     decoder.load_state_dict(weights)
 

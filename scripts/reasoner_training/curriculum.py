@@ -16,10 +16,10 @@ from reasoner_training.training_data import ReasoningSequence, reasoning_sequenc
 from sgl_importance.reasoner.tasks import draw_task
 
 SKILLS: Mapping[str, Mapping[str, float]] = {
-    "program": {"program": 1.0},
     "search": {"search": 0.7, "state": 0.3},
+    "program": {"program": 1.0},
 }
-"""Tasks that go up the ladder together, and the share of each."""
+"""Tasks that go up the ladder together, and the share of each. The second skill is begun later."""
 
 _SMOOTHING = 0.1
 """Weight of one step in the running share of right replies."""
@@ -33,6 +33,8 @@ class Plan:
 
     lengths: Sequence[int]
     target: float = 0.7
+    second_from: int = 256
+    """Length that the first skill must have come to before the second one is begun."""
     thinks: bool = True
     tokens_per_step: int = 1536
     learning_rate: float = 1e-3
@@ -98,7 +100,9 @@ class Curriculum:
         Depends on seed, step and levels alone.
         """
         rng = Random(f"training/{self.seed}/{self.step}")
-        skill = rng.choice(list(SKILLS))
+        first, second = SKILLS
+        both = not self.plan.thinks or self.plan.lengths[self.level[first]] >= self.plan.second_from
+        skill = rng.choice((first, second)) if both else first
         level = self.level[skill]
         # An answer without a thought is not learnt step by step: the control sees all lengths from the start.
         if not self.plan.thinks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -34,14 +35,15 @@ def _parse_tasks(text: str) -> list[str]:
     return tasks
 
 
-def _parse_lengths(text: str) -> list[int]:
+def _parse_lengths(text: str, tasks: list[str]) -> list[int]:
     try:
         lengths = [int(length) for length in text.split(",")]
     except ValueError:
         fail(f"--lengths takes numbers of tokens such as 256,1024, not {text!r}")
-    for length in lengths:
-        if not FEWEST_TOKENS <= length <= MOST_TOKENS:
-            fail(f"a thought has {FEWEST_TOKENS} to {MOST_TOKENS} tokens, not {length}: change --lengths")
+    for task, length in product(tasks, lengths):
+        if not FEWEST_TOKENS <= length <= MOST_TOKENS[task]:
+            allowed = f"{FEWEST_TOKENS} to {MOST_TOKENS[task]}"
+            fail(f"a thought about a {task} has {allowed} tokens, not {length}: change --lengths or --tasks")
     return lengths
 
 
@@ -84,7 +86,8 @@ def eval_command(
     ] = None,
 ) -> None:
     """Grade a server: right final answers, and the share of steps before the first wrong one."""
-    plan = ReasoningPlan(_parse_tasks(tasks), _parse_lengths(lengths), n, seed)
+    names = _parse_tasks(tasks)
+    plan = ReasoningPlan(names, _parse_lengths(lengths, names), n, seed)
     check_outputs(json_file)
     try:
         rows = asyncio.run(_grade(ChatClient(url, api_key, timeout), plan, concurrency))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from sgl_importance.reasoner.thought import BadPrompt, Solution, Thought, after
-from sgl_importance.reasoner.vocabulary import NO_NODE, NODES
+from sgl_importance.reasoner.vocabulary import NO_NODE, NODES, head
 
 _MOST_NEIGHBOURS = 4
 _EXTRA_EDGES = 0.3
@@ -15,6 +15,7 @@ _EXTRA_EDGES = 0.3
 _TOKENS_PER_NODE = (9, 15)
 """Of a thought, for each node of the graph: so much of a graph is searched when its goal is found."""
 _SHORTEST_SHARE = 0.85
+_NODES_BY_HEAD = {head(node): node for node in NODES}
 FEWEST_TOKENS = 32
 MOST_TOKENS = _TOKENS_PER_NODE[1] * len(NODES) * 3 // 4
 
@@ -33,7 +34,7 @@ class Search:
         """The prompt, word by word."""
         words = ["Graph", ":"]
         for node, neighbours in self.neighbours.items():
-            words += [node, ">", *neighbours, "."]
+            words += [head(node), *neighbours, "."]
         words += ["Question", ":", self.start, "to", self.goal]
         return [*words, *(("path",) if self.asked is None else ("before", self.asked)), "?"]
 
@@ -48,9 +49,10 @@ class Search:
             if word != ".":
                 record.append(word)
                 continue
-            if len(record) < 2 or record[1] != ">" or record[0] in neighbours:
+            node = _NODES_BY_HEAD.get(record[0]) if record else None
+            if node is None or node in neighbours:
                 raise BadPrompt(f"'{' '.join(record)} .' is no record of a graph")
-            neighbours[record[0]], record = record[2:], []
+            neighbours[node], record = record[1:], []
         if record:
             raise BadPrompt(f"'{' '.join(record)}' is cut off")
         match list(question):
@@ -68,9 +70,9 @@ class Search:
     def solve(self) -> Solution:
         """Enters and leaves nodes until the goal is entered, then reads the answer off the thought.
 
-        `visit Bea from Ada : Ada seen Carl new` lists the neighbours of Bea up to the first that was not
-        entered yet, which the next step enters. Where all are seen, `back Ada from none : ...` leaves Bea for
-        the node it was entered from, and says where that one had been entered from.
+        `visit Bea from Ada BEA Ada seen Carl new` lists the neighbours of Bea up to the first that was not
+        entered yet, which the next step enters. Where all are seen, `back Ada from none ADA ...` leaves Bea
+        for the node it was entered from, and says where that one had been entered from.
 
         Raises BadPrompt where the goal cannot be reached, or the node asked for is not entered before it.
         """
@@ -96,7 +98,7 @@ class Search:
         node, parents[self.start] = self.start, NO_NODE
         header("visit", node)
         while node != self.goal:
-            thought.write(":")
+            thought.write(head(node))
             for neighbour in self.neighbours[node]:
                 last = mentions.get(neighbour)
                 name(neighbour)

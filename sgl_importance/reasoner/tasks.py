@@ -26,7 +26,12 @@ _DRAWS: Mapping[str, Callable[[int, Random], Program | Search]] = {
 }
 TASKS = tuple(_DRAWS)
 FEWEST_TOKENS = max(program.FEWEST_TOKENS, search.FEWEST_TOKENS)
-MOST_TOKENS = min(program.MOST_TOKENS, search.MOST_TOKENS)
+MOST_TOKENS = {
+    "program": program.MOST_TOKENS,
+    "search": search.MOST_TOKENS,
+    "state": search.MOST_TOKENS,
+}
+"""Of the longest thought of each task: there are no more names."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,9 @@ def draw_task(task: str, tokens: int, rng: Random) -> ReasoningTask:
     """
     if task not in _DRAWS:
         raise ValueError(f"unknown task {task!r}: choose from {', '.join(TASKS)}")
-    if not FEWEST_TOKENS <= tokens <= MOST_TOKENS:
-        raise ValueError(f"a thought has {FEWEST_TOKENS} to {MOST_TOKENS} tokens, not {tokens}")
+    if not FEWEST_TOKENS <= tokens <= MOST_TOKENS[task]:
+        allowed = f"{FEWEST_TOKENS} to {MOST_TOKENS[task]}"
+        raise ValueError(f"a thought about a {task} has {allowed} tokens, not {tokens}")
     return ReasoningTask(task, _DRAWS[task](tokens, rng))
 
 

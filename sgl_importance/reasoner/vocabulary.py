@@ -11,13 +11,17 @@ NODES = (*NAMES, *UNSEEN_NAMES, *VALUES)
 """Names of variables and of nodes."""
 MODULUS = 10
 NO_NODE = "none"
-OPERATORS = ("+", "-")
 
-_SIGNS = (":", ".", "?", "=", ">", *OPERATORS)
+_SIGNS = (":", ".", "?")
 _WORDS = (
-    *("Program", "Compute", "Graph", "Question", "to", "path", "before"),
+    *("Program", "Sums", "Order", "Graph", "Question", "to", "path", "before"),
     *("visit", "back", "from", NO_NODE, "seen", "new", "goal", "answer"),
 )
+
+
+def head(node: str) -> str:
+    """The word that a node's record begins with: its name in capitals, so no other place looks like it."""
+    return node.upper()
 
 
 def spaced(word: str) -> str:
@@ -28,4 +32,5 @@ def spaced(word: str) -> str:
 def word_pieces() -> tuple[str, ...]:
     """Every string that is one token of its own, in the order of the token ids."""
     digits = (str(digit) for digit in range(MODULUS))
-    return tuple(spaced(word) for word in (*NODES, *digits, *_SIGNS, *_WORDS))
+    heads = (head(node) for node in NODES)
+    return tuple(spaced(word) for word in (*NODES, *heads, *digits, *_SIGNS, *_WORDS))

@@ -36,7 +36,7 @@ def test_a_thought_has_the_length_asked_for_in_single_tokens(task: str, length: 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_longest_thought_can_be_had(task: str) -> None:
-    assert len(make_task(task, MOST_TOKENS, 0).solution.thought.pieces) >= 0.85 * MOST_TOKENS
+    assert len(make_task(task, MOST_TOKENS[task], 0).solution.thought.pieces) >= 0.85 * MOST_TOKENS[task]
 
 
 @given(task=tasks, length=lengths, seed=seeds)
@@ -58,11 +58,11 @@ def test_a_program_comes_to_what_python_computes(length: int, seed: int) -> None
     assert isinstance(program, Program)
     values: dict[str, int] = dict(program.inputs)
     for line in program.lines:
-        values[line.target] = eval(f"{line.left} {line.operator} {line.right}", {}, values) % 10
+        values[line.target] = (values[line.left] + values[line.right]) % 10
     assert instance.answer == str(values[program.asked])
-    for name, value in pairwise(instance.thought.split()):
-        if value.isdecimal():
-            assert values[name] == int(value)
+    stated = [(name, value) for name, value in pairwise(instance.thought.split()) if value.isdecimal()]
+    assert len(stated) == 3 * len(program.lines) + 1
+    assert all(values[name] == int(value) for name, value in stated)
 
 
 @given(task=searches, length=lengths, seed=seeds)
@@ -120,7 +120,7 @@ def test_a_look_back_finds_what_is_read_at_its_latest_mention(task: str, length:
     [
         ("riddle", 100, "program, search, state"),
         ("program", FEWEST_TOKENS - 1, str(FEWEST_TOKENS)),
-        ("search", MOST_TOKENS + 1, str(MOST_TOKENS)),
+        ("search", MOST_TOKENS["search"] + 1, str(MOST_TOKENS["search"])),
     ],
 )
 def test_bad_requests_say_what_is_allowed(task: str, tokens: int, message: str) -> None:
@@ -133,17 +133,18 @@ def test_bad_requests_say_what_is_allowed(task: str, tokens: int, message: str) 
     [
         ("", "begins with"),
         ("What is the time ?", "begins with"),
-        ("Program : Ada 3 .", "Compute"),
-        ("Program : Ada 3 . Compute : Bea = Ada + Ada .", "Question"),
-        ("Program : Ada 30 . Compute : Question : Ada ?", "Ada 30"),
-        ("Program : Ada 3 . Compute : Bea = Ada * Ada . Question : Ada ?", "no line"),
-        ("Program : Ada 3 . Compute : Bea = Carl + Ada . Question : Ada ?", "needs Carl"),
-        ("Program : Ada 3 . Compute : Bea = Ada + . Question : Ada ?", "cut off"),
-        ("Program : Ada 3 . Compute : Question : Bea ?", "does not ask"),
-        ("Graph : Ada > Bea . Question : Ada to Bea path ?", "no record of Bea"),
-        ("Graph : Ada Bea . Question : Ada to Ada path ?", "no record of a graph"),
-        ("Graph : Ada > Ada . Bea Question : Ada to Ada path ?", "cut off"),
-        ("Graph : Ada > Ada . Question : Ada ?", "no question"),
+        ("Program : Ada 3 .", "Sums"),
+        ("Program : Ada 3 . Sums : BELLA Ada Ada .", "Order"),
+        ("Program : Ada 30 . Sums : Order : . Question : Ada ?", "Ada 30"),
+        ("Program : Ada 3 . Sums : ADA Ada Ada . Order : ADA . Question : Ada ?", "no line"),
+        ("Program : Ada 3 . Sums : BELLA Carl Ada . Order : BELLA . Question : Ada ?", "needs Carl"),
+        ("Program : Ada 3 . Sums : BELLA Ada . Order : BELLA . Question : Ada ?", "cut off"),
+        ("Program : Ada 3 . Sums : BELLA Ada Ada . Order : . Question : Ada ?", "order"),
+        ("Program : Ada 3 . Sums : Order : . Question : Bella ?", "does not ask"),
+        ("Graph : ADA Bella . Question : Ada to Bella path ?", "no record of Bella"),
+        ("Graph : Ada Bella . Question : Ada to Ada path ?", "no record of a graph"),
+        ("Graph : ADA Ada . BELLA Question : Ada to Ada path ?", "cut off"),
+        ("Graph : ADA Ada . Question : Ada ?", "no question"),
     ],
 )
 def test_a_text_that_is_no_prompt(prompt: str, message: str) -> None:
@@ -154,8 +155,8 @@ def test_a_text_that_is_no_prompt(prompt: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("Graph : Ada > . Bea > . Question : Ada to Bea path ?", "cannot be reached"),
-        ("Graph : Ada > Bea . Bea > Ada . Carl > . Question : Ada to Bea before Carl ?", "not entered"),
+        ("Graph : ADA . BELLA . Question : Ada to Bella path ?", "cannot be reached"),
+        ("Graph : ADA Bella . BELLA Ada . CARL . Question : Ada to Bella before Carl ?", "not entered"),
     ],
 )
 def test_a_search_without_an_answer(prompt: str, message: str) -> None:

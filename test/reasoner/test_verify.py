@@ -54,8 +54,7 @@ def test_a_thought_that_ends_early_or_late(task: str) -> None:
 
 
 def test_a_wrong_step_reads_as_a_sentence() -> None:
-    prompt = "Program : Ada 3 . Compute : Bea = Ada + Ada . Question : Bea ?"
-    wrong = verify(prompt, "Bea = Ada 3 + Ada 3 : Bea 7 . answer Bea 7").first_wrong
-    assert (
-        str(wrong) == "step 0 (line) is 'Bea = Ada 3 + Ada 3 : Bea 7 .', not 'Bea = Ada 3 + Ada 3 : Bea 6 .'"
-    )
+    prompt = "Program : Ada 3 . Sums : BELLA Ada Ada . Order : BELLA . Question : Bella ?"
+    wrong = verify(prompt, "BELLA Ada 3 Ada 3 Bella 7 BELLA answer Bella 7").first_wrong
+    got, expected = "BELLA Ada 3 Ada 3 Bella 7 BELLA", "BELLA Ada 3 Ada 3 Bella 6 BELLA"
+    assert str(wrong) == f"step 0 (line) is '{got}', not '{expected}'"
