@@ -36,9 +36,11 @@ class Plan:
     second_from: int = 256
     """Length that the first skill must have come to before the second one is begun."""
     thinks: bool = True
-    tokens_per_step: int = 1536
+    sequences_per_step: int = 8
+    tokens_per_step: int = 4096
+    """At most, where that leaves one sequence at least."""
     learning_rate: float = 1e-3
-    warm_up_steps: int = 100
+    warm_up_steps: int = 50
     last_rate: float = 0.02
     """Share of the learning rate at the end of its fall."""
 
@@ -51,7 +53,7 @@ def full_plan(longest: int = 1024, thinks: bool = True) -> Plan:
 
 def smoke_plan(thinks: bool = True) -> Plan:
     """A few small steps; the model that comes out has learnt nothing."""
-    return Plan((48, 64), target=-1.0, thinks=thinks, tokens_per_step=256)
+    return Plan((48, 64), target=-1.0, thinks=thinks, sequences_per_step=2)
 
 
 @dataclass
@@ -112,15 +114,16 @@ class Curriculum:
         tasks = SKILLS[skill]
         sequences: list[ReasoningSequence] = []
         longest = 0
-        while True:
+        while len(sequences) < self.plan.sequences_per_step:
             (task,) = rng.choices(list(tasks), list(tasks.values()))
             drawn = draw_task(task, self.plan.lengths[level], rng)
             stretch = rng if rng.random() < _STRETCHED_SHARE else None
             sequence = reasoning_sequence(drawn, self.plan.thinks, stretch)
             longest = max(longest, len(sequence.ids))
             if sequences and longest * (len(sequences) + 1) > self.plan.tokens_per_step:
-                return skill, level, sequences
+                break
             sequences.append(sequence)
+        return skill, level, sequences
 
     def advance(self, skill: str, level: int, right: float) -> bool:
         """Counts the step that `batch` described; True when the skill goes on to longer thoughts."""
