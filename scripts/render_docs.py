@@ -25,7 +25,7 @@ from jinja2 import Environment, StrictUndefined
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "test")]
-from scripts.pages import figures, reference, routes, sparse_tables, status, tables, tested  # noqa: E402
+from scripts.pages import figures, reasoning_tables, reference, routes, sparse_tables, status, tables, tested  # noqa: E402
 
 MARKED = re.compile(r"<!-- \{\{(?P<expression>[^\n]+?)\}\} -->(?P<shown>.*?)<!-- end -->", re.DOTALL)
 
@@ -41,7 +41,7 @@ def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
     return found
 
 
-NAMES = functions_of(figures, reference, routes, sparse_tables, status, tables, tested)
+NAMES = functions_of(figures, reasoning_tables, reference, routes, sparse_tables, status, tables, tested)
 
 
 class BadPage(Exception):

@@ -38,9 +38,9 @@ from sgl_importance.reasoner.vocabulary import NODES, head, spaced
 
 SAVE_SECONDS = 60.0
 LOG_STEPS = 50
-EVALUATION_STEPS = 250
+EVALUATION_STEPS = 500
 AVERAGE_DECAY = 0.995
-INSTANCES = {128: 16, 256: 16, 512: 16, 1024: 8}
+INSTANCES = {128: 8, 256: 8, 512: 8, 1024: 4}
 """Instances asked while training, of each task, by tokens of the thought."""
 SMOKE_INSTANCES = {48: 2}
 
@@ -217,6 +217,8 @@ class Run:
         reasoner_tokenizer().write(directory)
         write_weights(directory, self.average)
         curriculum = self.curriculum
+        log = self.state_path.with_suffix(".jsonl")
+        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
         record = {
             "script": "scripts/train_reasoner.py",
             "thinks": curriculum.plan.thinks,
@@ -231,6 +233,11 @@ class Run:
             "solved": curriculum.history,
             "longest_thought": {skill: curriculum.plan.lengths[curriculum.level[skill]] for skill in SKILLS},
             "teacher_forced": evaluation,
+            "evaluations": [
+                {name: line[name] for name in ("step", "seconds", "lengths", "evaluation")}
+                for line in lines
+                if "evaluation" in line
+            ],
         }
         (directory / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
