@@ -12,7 +12,7 @@ from sgl_importance.reasoner.vocabulary import NO_NODE, NODES, head
 _MOST_NEIGHBOURS = 4
 _EXTRA_EDGES = 0.3
 """Edges beside those of the spanning tree, as a share of the nodes."""
-_TOKENS_PER_NODE = (9, 15)
+_TOKENS_PER_NODE = (8, 13)
 """Of a thought, for each node of the graph: so much of a graph is searched when its goal is found."""
 _SHORTEST_SHARE = 0.85
 _NODES_BY_HEAD = {head(node): node for node in NODES}
@@ -133,26 +133,23 @@ class Search:
         return Solution(thought, " ".join(path[:-1]))
 
 
-def _draw_graph(num_nodes: int, rng: Random) -> dict[str, list[str]]:
-    """A random connected graph without loops: a tree and some more edges, at most four at a node."""
+def _draw_graph(num_nodes: int, rng: Random) -> tuple[dict[str, list[str]], str]:
+    """A random directed graph and a node that all others can be reached from.
+
+    A tree and some more edges, at most four from a node: most nodes are named in one record only.
+    """
     nodes = rng.sample(NODES, num_nodes)
     edges: dict[str, list[str]] = {nodes[0]: []}
-
-    def connect(one: str, other: str) -> None:
-        edges[one].append(other)
-        edges[other].append(one)
-
     for node in nodes[1:]:
-        free = [each for each in edges if len(edges[each]) < _MOST_NEIGHBOURS]
+        edges[rng.choice([each for each in edges if len(edges[each]) < _MOST_NEIGHBOURS])].append(node)
         edges[node] = []
-        connect(node, rng.choice(free))
     for _ in range(round(_EXTRA_EDGES * num_nodes)):
         one, other = rng.sample(nodes, 2)
-        if other not in edges[one] and max(len(edges[one]), len(edges[other])) < _MOST_NEIGHBOURS:
-            connect(one, other)
+        if other not in edges[one] and len(edges[one]) < _MOST_NEIGHBOURS:
+            edges[one].append(other)
     for neighbours in edges.values():
         rng.shuffle(neighbours)
-    return {node: edges[node] for node in rng.sample(nodes, num_nodes)}
+    return {node: edges[node] for node in rng.sample(nodes, num_nodes)}, nodes[0]
 
 
 def _order(neighbours: Mapping[str, Sequence[str]], start: str) -> list[str]:
@@ -181,8 +178,7 @@ def draw_search(tokens: int, rng: Random, asks_state: bool) -> Search:
     if not FEWEST_TOKENS <= tokens <= MOST_TOKENS:
         raise ValueError(f"a search's thought has {FEWEST_TOKENS} to {MOST_TOKENS} tokens, not {tokens}")
     while True:
-        neighbours = _draw_graph(_num_nodes(tokens, rng), rng)
-        start = rng.choice(list(neighbours))
+        neighbours, start = _draw_graph(_num_nodes(tokens, rng), rng)
         order = _order(neighbours, start)
         asked_number = rng.random()
         low, high = 1, len(order) - 1
