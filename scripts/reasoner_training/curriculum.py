@@ -32,7 +32,7 @@ class Plan:
     """Lengths of thoughts, tokens, ascending; a skill goes on to the next when `target` replies are right."""
 
     lengths: Sequence[int]
-    target: float = 0.7
+    target: float = 0.5
     second_from: int = 256
     """Length that the first skill must have come to before the second one is begun."""
     thinks: bool = True

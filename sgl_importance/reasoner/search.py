@@ -10,8 +10,6 @@ from sgl_importance.reasoner.thought import BadPrompt, Solution, Thought, after
 from sgl_importance.reasoner.vocabulary import NO_NODE, NODES, head
 
 _MOST_NEIGHBOURS = 4
-_EXTRA_EDGES = 0.3
-"""Edges beside those of the spanning tree, as a share of the nodes."""
 _TOKENS_PER_NODE = (8, 13)
 """Of a thought, for each node of the graph: so much of a graph is searched when its goal is found."""
 _SHORTEST_SHARE = 0.85
@@ -133,20 +131,17 @@ class Search:
         return Solution(thought, " ".join(path[:-1]))
 
 
-def _draw_graph(num_nodes: int, rng: Random) -> tuple[dict[str, list[str]], str]:
-    """A random directed graph and a node that all others can be reached from.
+def _draw_tree(num_nodes: int, rng: Random) -> tuple[dict[str, list[str]], str]:
+    """A random tree with at most four branches at a node, as neighbours of each node, and its root.
 
-    A tree and some more edges, at most four from a node: most nodes are named in one record only.
+    No more edges: every node stands in one record as a neighbour, so what follows it there is found by its name
+    alone. With 30 % more the model had not learnt to find it by record and name in 40 minutes.
     """
     nodes = rng.sample(NODES, num_nodes)
     edges: dict[str, list[str]] = {nodes[0]: []}
     for node in nodes[1:]:
         edges[rng.choice([each for each in edges if len(edges[each]) < _MOST_NEIGHBOURS])].append(node)
         edges[node] = []
-    for _ in range(round(_EXTRA_EDGES * num_nodes)):
-        one, other = rng.sample(nodes, 2)
-        if other not in edges[one] and len(edges[one]) < _MOST_NEIGHBOURS:
-            edges[one].append(other)
     for neighbours in edges.values():
         rng.shuffle(neighbours)
     return {node: edges[node] for node in rng.sample(nodes, num_nodes)}, nodes[0]
@@ -178,7 +173,7 @@ def draw_search(tokens: int, rng: Random, asks_state: bool) -> Search:
     if not FEWEST_TOKENS <= tokens <= MOST_TOKENS:
         raise ValueError(f"a search's thought has {FEWEST_TOKENS} to {MOST_TOKENS} tokens, not {tokens}")
     while True:
-        neighbours, start = _draw_graph(_num_nodes(tokens, rng), rng)
+        neighbours, start = _draw_tree(_num_nodes(tokens, rng), rng)
         order = _order(neighbours, start)
         asked_number = rng.random()
         low, high = 1, len(order) - 1
