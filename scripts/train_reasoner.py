@@ -218,7 +218,9 @@ class Run:
         write_weights(directory, self.average)
         curriculum = self.curriculum
         log = self.state_path.with_suffix(".jsonl")
-        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        text = log.read_text(encoding="utf-8") if log.exists() else ""
+        # A run that was taken up again repeats what it had not saved.
+        lines = {line["step"]: line for line in map(json.loads, text.splitlines()) if "evaluation" in line}
         record = {
             "script": "scripts/train_reasoner.py",
             "thinks": curriculum.plan.thinks,
@@ -235,8 +237,7 @@ class Run:
             "teacher_forced": evaluation,
             "evaluations": [
                 {name: line[name] for name in ("step", "seconds", "lengths", "evaluation")}
-                for line in lines
-                if "evaluation" in line
+                for line in lines.values()
             ],
         }
         (directory / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from benchmark.serving.measured import table
 from scripts.pages.figures import results
 
@@ -40,9 +43,15 @@ def look_back_distances(length: int) -> str:
     )
 
 
+def reasoner_training() -> Mapping[str, Any]:
+    """The record of the training run."""
+    record: Mapping[str, Any] = results("reasoner_training")
+    return record
+
+
 def reasoner_training_table() -> str:
     """Share of right replies, token for token, at each evaluation of the training run on record."""
-    rows = results("reasoner_training")["evaluations"]
+    rows = reasoner_training()["evaluations"]
     cells = [(row["task"], row["length"]) for row in rows[-1]["evaluation"]]
     return table(
         ["steps", "minutes", *(f"`{task}`, {length:,}" for task, length in cells)],

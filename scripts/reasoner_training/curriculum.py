@@ -19,7 +19,10 @@ SKILLS: Mapping[str, Mapping[str, float]] = {
     "search": {"search": 0.7, "state": 0.3},
     "program": {"program": 1.0},
 }
-"""Tasks that go up the ladder together, and the share of each. The second skill is begun later."""
+"""Tasks that go up the ladder together, and the share of each.
+
+The second skill is begun when the first is at its longest thoughts.
+"""
 
 _SMOOTHING = 0.1
 """Weight of one step in the running share of right replies."""
@@ -33,8 +36,6 @@ class Plan:
 
     lengths: Sequence[int]
     target: float = 0.5
-    second_from: int = 256
-    """Length that the first skill must have come to before the second one is begun."""
     thinks: bool = True
     sequences_per_step: int = 8
     tokens_per_step: int = 4096
@@ -103,7 +104,7 @@ class Curriculum:
         """
         rng = Random(f"training/{self.seed}/{self.step}")
         first, second = SKILLS
-        both = not self.plan.thinks or self.plan.lengths[self.level[first]] >= self.plan.second_from
+        both = not self.plan.thinks or self.level[first] + 1 == len(self.plan.lengths)
         skill = rng.choice((first, second)) if both else first
         level = self.level[skill]
         # An answer without a thought is not learnt step by step: the control sees all lengths from the start.

@@ -134,8 +134,8 @@ class Search:
 def _draw_tree(num_nodes: int, rng: Random) -> tuple[dict[str, list[str]], str]:
     """A random tree with at most four branches at a node, as neighbours of each node, and its root.
 
-    No more edges: every node stands in one record as a neighbour, so what follows it there is found by its name
-    alone. With 30 % more the model had not learnt to find it by record and name in 40 minutes.
+    No more edges: every node stands in one record as a neighbour, so what follows it there is found by its
+    name alone. With 30 % more the model had not learnt to find it by record and name in 40 minutes.
     """
     nodes = rng.sample(NODES, num_nodes)
     edges: dict[str, list[str]] = {nodes[0]: []}

@@ -14,7 +14,7 @@ from sgl_importance.reasoner.tokenizer import THINK, reasoner_tokenizer
 
 def test_a_skill_goes_on_when_its_own_replies_are_right() -> None:
     curriculum = Curriculum(full_plan(), seed=0)
-    assert not any(curriculum.advance("program", 0, 0.6) for _ in range(100))
+    assert not any(curriculum.advance("program", 0, 0.4) for _ in range(100))
     assert not any(curriculum.advance("program", 1, 1.0) for _ in range(100)), "of another length"
     assert any(curriculum.advance("program", 0, 1.0) for _ in range(100))
     assert curriculum.level == {"program": 1, "search": 0}
