@@ -25,7 +25,17 @@ from jinja2 import Environment, StrictUndefined
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "test")]
-from scripts.pages import figures, reference, routes, sparse_tables, status, tables, tested, tier_tables  # noqa: E402
+from scripts.pages import (  # noqa: E402
+    figures,
+    reasoning_tables,
+    reference,
+    routes,
+    sparse_tables,
+    status,
+    tables,
+    tested,
+    tier_tables,
+)
 
 MARKED = re.compile(r"<!-- \{\{(?P<expression>[^\n]+?)\}\} -->(?P<shown>.*?)<!-- end -->", re.DOTALL)
 
@@ -41,7 +51,9 @@ def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
     return found
 
 
-NAMES = functions_of(figures, reference, routes, sparse_tables, status, tables, tested, tier_tables)
+NAMES = functions_of(
+    figures, reasoning_tables, reference, routes, sparse_tables, status, tables, tested, tier_tables
+)
 
 
 class BadPage(Exception):

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Serves the embedded model with --kv-policy importance on 127.0.0.1:30000, an OpenAI-compatible API.
+# Serves the embedded retrieval model with --kv-policy importance on 127.0.0.1:30000, an OpenAI-compatible API.
 #   bash scripts/serve.sh [flags of sglang.launch_server]
+#   bash scripts/serve.sh --model reasoner            the embedded model that thinks before it answers
+#   bash scripts/serve.sh --model reasoner-control    the same model, trained to answer without thinking
 # Flags given here, or in the file of --config, win over the defaults below. For a server without any of these
 # defaults run .venv/bin/python -m sglang.launch_server.
 set -euo pipefail
@@ -97,13 +99,28 @@ default --enable-cache-report
 # The host tier needs a radix cache to be a tier of; tiered pages are on the host already.
 given disable-radix-cache >/dev/null || [[ $(given kv-residency) == tiered ]] || default --enable-hierarchical-cache
 
+# The folder of the embedded model that is asked for: by name, or the retrieval model where none is.
 embedded=
-if ! given model-path >/dev/null && ! given model >/dev/null; then
-  embedded=1
-  default --model-path "$root/sgl_importance/probe/checkpoint"
+overrides=()
+case $(given model || given model-path || echo retrieval) in
+  retrieval)
+    embedded=$root/sgl_importance/probe/checkpoint
+    default --kv-importance-layers 1  # measured: the layer whose heads find the record
+    ;;
+  reasoner)
+    embedded=$root/sgl_importance/reasoner/checkpoint
+    default --reasoning-parser qwen3
+    ;;
+  reasoner-control) embedded=$root/sgl_importance/reasoner/control ;;
+esac
+if [[ -n $embedded ]]; then
+  if [[ ! -f $embedded/model.safetensors ]]; then
+    echo "serve.sh: no checkpoint in $embedded: train it with scripts/train_reasoner.py" >&2
+    exit 1
+  fi
+  overrides=(--model-path "$embedded")  # behind the flags given: the last one wins
   default --served-model-name default
-  default --max-total-tokens 65536  # two contexts of the embedded model: about 130 MB, and twice that on the host
-  default --kv-importance-layers 1  # measured: the layer whose heads find the record
+  default --max-total-tokens 65536  # two contexts of an embedded model: about 130 MB, and twice that on the host
   export HF_HUB_OFFLINE=1
 fi
 
@@ -116,7 +133,7 @@ if [[ $device == cpu ]] || ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
 fi
 # On a GPU, where none of this has run yet, sglang chooses its attention backend: without page scores any will do.
 
-command=("$root/.venv/bin/python" -m sglang.launch_server "${defaults[@]}" "${arguments[@]}")
+command=("$root/.venv/bin/python" -m sglang.launch_server "${defaults[@]}" "${arguments[@]}" "${overrides[@]}")
 if [[ -n ${SERVE_DRY_RUN-} ]]; then
   printf '%s\n' "${command[@]}"
   exit

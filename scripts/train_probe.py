@@ -9,41 +9,29 @@ The same seed gives the same weights on the same machine and number of threads.
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from decoder_training.checkpoint import save_state, write_weights
+from decoder_training.decoder import Decoder, build_decoder
 from probe_training.curriculum import Curriculum, full_plan, smoke_plan
-from probe_training.decoder import Decoder
 from probe_training.training_data import TrainingSequence
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from sgl_importance.probe.model_config import ModelConfig, probe_config, write_config
+from sgl_importance.probe.model_config import probe_config, write_config
 from sgl_importance.probe.tasks import TASKS, make_task
 from sgl_importance.probe.tokenizer import END, PAD, encode, token_ids, write_tokenizer
 
-INITIAL_DEVIATION = 0.02
 SAVE_SECONDS = 60.0
 LOG_STEPS = 50
 PROMPTS = {512: 50, 2048: 50, 4096: 25, 8192: 10}
 """Prompts asked at the end, of each task and kind of name, by length in tokens."""
 SMOKE_PROMPTS = {128: 4}
-
-
-def build_decoder(config: ModelConfig, seed: int) -> Decoder:
-    """A decoder with weights from N(0, 0.02): in larger ones the copy circuit forms much later."""
-    torch.manual_seed(seed)
-    decoder = Decoder(config)
-    for parameter in decoder.parameters():
-        if parameter.dim() == 2:
-            torch.nn.init.normal_(parameter, std=INITIAL_DEVIATION)
-    return decoder
 
 
 def to_tensors(sequences: list[TrainingSequence]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -116,9 +104,7 @@ class Run:
             "curriculum": self.curriculum.state(),
             "seconds": self.seconds,
         }
-        partial = self.state_path.with_suffix(".partial")
-        torch.save(state, partial)
-        os.replace(partial, self.state_path)
+        save_state(self.state_path, state)
 
     def train(self, max_seconds: float, max_steps: int | None) -> None:
         """Trains until the plan is finished, or the time or steps of this call are used up; then saves."""
@@ -164,11 +150,7 @@ class Run:
         config = probe_config()
         write_config(directory, config)
         write_tokenizer(directory)
-        weights = {name: tensor.contiguous() for name, tensor in self.decoder.state_dict().items()}
-        partial = directory / "model.safetensors.partial"
-        save_file(weights, partial, metadata={"format": "pt"})
-        partial.chmod(0o644)
-        os.replace(partial, directory / "model.safetensors")
+        write_weights(directory, self.decoder)
         record = {
             "script": "scripts/train_probe.py",
             "seed": self.curriculum.seed,
@@ -176,7 +158,7 @@ class Run:
             "seconds": round(self.seconds),
             "threads": torch.get_num_threads(),
             "finished": self.curriculum.finished,
-            "parameters": sum(tensor.numel() for tensor in weights.values()),
+            "parameters": sum(parameter.numel() for parameter in self.decoder.parameters()),
             "stages": self.curriculum.history,
             "polish_steps": self.curriculum.polished,
             "longest_context": self.curriculum.context,

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from sgl_importance.client.client_arguments import AnyServer, ApiKey
 from sgl_importance.client.server_client import DEFAULT_URL
-from sgl_importance.probe.evaluate import EvalPlan, EvalRow, ProbeClient, ServerError, evaluate
+from sgl_importance.probe.chat_client import ChatClient, ServerError
+from sgl_importance.probe.evaluate import EvalPlan, EvalRow, evaluate
 from sgl_importance.probe.tasks import SHORTEST_PROMPT, TASKS, make_task
 from sgl_importance.terminal import check_outputs, counted, fail, show, some_path
 
@@ -52,7 +53,7 @@ def _table(rows: list[EvalRow]) -> Table:
     return table
 
 
-async def _grade(client: ProbeClient, plan: EvalPlan, concurrency: int) -> list[EvalRow]:
+async def _grade(client: ChatClient, plan: EvalPlan, concurrency: int) -> list[EvalRow]:
     async with client:
         with counted("asking", plan.prompts) as advance:
             return await evaluate(client, plan, concurrency, advance)
@@ -77,7 +78,7 @@ def eval_command(
     plan = EvalPlan(_parse_tasks(tasks), _parse_lengths(lengths), n, seed)
     check_outputs(json_file)
     try:
-        rows = asyncio.run(_grade(ProbeClient(url, api_key, timeout), plan, concurrency))
+        rows = asyncio.run(_grade(ChatClient(url, api_key, timeout), plan, concurrency))
     except ServerError as error:
         fail(str(error))
     show(_table(rows))

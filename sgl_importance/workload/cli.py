@@ -13,7 +13,7 @@ from rich.table import Table
 
 from sgl_importance.client.client_arguments import AnyServer, ApiKey
 from sgl_importance.client.server_client import DEFAULT_URL
-from sgl_importance.probe.evaluate import ServerError
+from sgl_importance.probe.chat_client import ServerError
 from sgl_importance.terminal import check_outputs, counted, existing_file, fail, show, some_path
 from sgl_importance.workload.drive import Outcome, Summary, WorkloadClient, drive, summarise
 from sgl_importance.workload.kinds import KINDS, Shape

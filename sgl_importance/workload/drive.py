@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_importance.probe.evaluate import ProbeClient, task_group
+from sgl_importance.probe.chat_client import ChatClient, task_group
 from sgl_importance.workload.workload_request import WorkloadRequest
 
 
@@ -52,7 +52,7 @@ class Summary:
     cached_tokens: int | None
 
 
-class WorkloadClient(ProbeClient):
+class WorkloadClient(ChatClient):
     """Sends requests of a workload to an OpenAI-compatible server."""
 
     async def send(self, model: str, request: WorkloadRequest) -> Outcome:

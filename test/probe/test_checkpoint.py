@@ -111,7 +111,7 @@ def test_checkpoint_is_what_this_code_writes_and_small(tmp_path: Path) -> None:
 
 
 def test_training_decoder_computes_what_transformers_computes(probe: tuple[Any, Any]) -> None:
-    from probe_training.decoder import Decoder
+    from decoder_training.decoder import Decoder
     from safetensors.torch import load_file
 
     model, _ = probe

@@ -7,24 +7,17 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from sgl_importance.probe.chat_client import ServerError, task_group
 from sgl_importance.probe.cli import app
-from sgl_importance.probe.evaluate import ServerError, task_group
 from sgl_importance.probe.vocabulary import UNSEEN_NAMES
 
-Reply = tuple[int, bytes]
-
-
-def _completion(text: str | None) -> Reply:
-    return 200, json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+from support.chat_server import Reply, chat_server, completion
 
 
 def _oracle(chat: dict[str, Any]) -> Reply:
@@ -33,41 +26,7 @@ def _oracle(chat: dict[str, Any]) -> Reply:
     name = text.rsplit(maxsplit=1)[1]
     found = re.search(rf"{name} (\w+)\.", text)
     assert found is not None
-    return _completion("  copper" if name in UNSEEN_NAMES else f" {found.group(1)}\n")
-
-
-@contextmanager
-def _server(answer: Callable[[dict[str, Any]], Reply], models: Reply | None = None) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(models or (200, b'{"data": [{"id": "probe"}]}'))
-
-        def do_POST(self) -> None:
-            chat = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert chat["model"] == "probe"
-            assert chat["temperature"] == 0
-            self._send(answer(chat))
-
-        def _send(self, reply: Reply) -> None:
-            status, body = reply
-            with suppress(ConnectionError):  # the client leaves at the first failure
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return completion("  copper" if name in UNSEEN_NAMES else f" {found.group(1)}\n")
 
 
 def _eval(base_url: str, *arguments: str) -> Result:
@@ -86,7 +45,7 @@ def _assert_one_error_line(result: Result, *fragments: str) -> None:
 @pytest.mark.parametrize("suffix", ["", "/", "/v1"])
 def test_eval_grades_by_task_length_and_kind_of_name(tmp_path: Path, suffix: str) -> None:
     rows_file = tmp_path / "rows.json"
-    with _server(_oracle) as base_url:
+    with chat_server(_oracle) as base_url:
         result = _eval(base_url + suffix, "--lengths", "128,256", "--json", str(rows_file))
     assert result.exit_code == 0, result.output
     rows = json.loads(rows_file.read_text(encoding="utf-8"))
@@ -108,22 +67,22 @@ def test_an_answer_with_more_than_the_value_is_wrong(tmp_path: Path) -> None:
     def chatty(chat: dict[str, Any]) -> Reply:
         _, body = _oracle(chat)
         text = json.loads(body)["choices"][0]["message"]["content"]
-        return _completion(f"It is {text.strip()}")
+        return completion(f"It is {text.strip()}")
 
-    with _server(chatty) as base_url:
+    with chat_server(chatty) as base_url:
         result = _eval(base_url, "--json", str(rows_file))
     assert result.exit_code == 0, result.output
     assert {row["exact_match"] for row in json.loads(rows_file.read_text(encoding="utf-8"))} == {0.0}
 
 
 def test_an_empty_answer_is_wrong_not_an_error() -> None:
-    with _server(lambda _: _completion(None)) as base_url:
+    with chat_server(lambda _: completion(None)) as base_url:
         result = _eval(base_url)
     assert result.exit_code == 0, result.output
     assert "0.000" in result.stdout
 
 
-def test_unreachable_server() -> None:
+def test_unreachablechat_server() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -134,7 +93,7 @@ def test_unreachable_server() -> None:
     "models", [(404, b"not found"), (200, b"<html></html>"), (200, b"[]"), (200, b'{"data": []}')]
 )
 def test_url_of_something_else(models: Reply) -> None:
-    with _server(_oracle, models) as base_url:
+    with chat_server(_oracle, models) as base_url:
         _assert_one_error_line(_eval(base_url), "OpenAI-compatible", "--url")
 
 
@@ -144,23 +103,23 @@ def test_no_url(url: str) -> None:
 
 
 def test_refused_key() -> None:
-    with _server(_oracle, (401, b"{}")) as base_url:
+    with chat_server(_oracle, (401, b"{}")) as base_url:
         _assert_one_error_line(_eval(base_url), "--api-key")
 
 
 def test_prompt_that_the_server_refuses() -> None:
-    with _server(lambda _: (400, b"longer than\nthe context")) as base_url:
+    with chat_server(lambda _: (400, b"longer than\nthe context")) as base_url:
         _assert_one_error_line(_eval(base_url), "400", "longer than the context")
 
 
-def test_slow_server() -> None:
+def test_slowchat_server() -> None:
     stopped = threading.Event()
 
     def slow(_: dict[str, Any]) -> Reply:
         stopped.wait(10)
         return 500, b""
 
-    with _server(slow) as base_url:
+    with chat_server(slow) as base_url:
         try:
             _assert_one_error_line(_eval(base_url, "--timeout", "0.3"), "--timeout")
         finally:

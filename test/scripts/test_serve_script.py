@@ -126,6 +126,40 @@ def test_a_model_of_the_user_brings_no_defaults_of_ours(scripts: Any, tmp_path: 
     assert "--dtype" not in command
 
 
+@pytest.fixture
+def checkout(scripts: Any, tmp_path: Path) -> Path:
+    """A checkout with nothing but the scripts; `scripts` runs them there."""
+    scripts.root = tmp_path / "checkout"
+    shutil.copytree(Path(__file__).parents[2] / "scripts", scripts.root / "scripts")
+    return scripts.root
+
+
+@pytest.mark.parametrize(("name", "folder"), [("reasoner", "checkpoint"), ("reasoner-control", "control")])
+@pytest.mark.parametrize("form", ["--model {}", "--model={}", "--model-path {}"])
+def test_an_embedded_model_by_its_name(
+    scripts: Any, checkout: Path, name: str, folder: str, form: str
+) -> None:
+    path = checkout / "sgl_importance" / "reasoner" / folder
+    path.mkdir(parents=True)
+    (path / "model.safetensors").touch()
+    command = words(scripts, "--device", "cpu", *form.format(name).split())
+    assert command[-2:] == ["--model-path", str(path)], "sglang takes the last one"
+    assert value(command, "--dtype") == "float32"
+    assert value(command, "--served-model-name") == "default"
+    assert ("--reasoning-parser" in command) == (name == "reasoner")
+    assert "--kv-importance-layers" not in command, "measured for the retrieval model alone"
+
+
+def test_an_embedded_model_that_is_not_there_is_one_line(scripts: Any, checkout: Path) -> None:
+    ended = scripts.run(
+        "serve.sh", "--model", "reasoner", "--port", str(free_port()), env={"SERVE_DRY_RUN": "1"}
+    )
+    assert ended.returncode != 0
+    (line,) = ended.stderr.splitlines()
+    assert str(checkout / "sgl_importance" / "reasoner" / "checkpoint") in line
+    assert "train_reasoner.py" in line
+
+
 def test_no_host_tier_without_a_radix_cache(scripts: Any) -> None:
     command = words(scripts, "--disable-radix-cache", "--kv-policy", "default")
     assert "--enable-hierarchical-cache" not in command

@@ -24,7 +24,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.width, shape.kv_heads * shape.head_size, bias=False)
         self.o_proj = nn.Linear(shape.heads * shape.head_size, shape.width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         q, k, v = (
             projection(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -32,7 +32,9 @@ class Attention(nn.Module):
         groups = q.shape[1] // k.shape[1]
         k = _rotate(k, cos, sin).repeat_interleave(groups, dim=1)
         v = v.repeat_interleave(groups, dim=1)
-        out = F.scaled_dot_product_attention(_rotate(q, cos, sin), k, v, is_causal=True)
+        out = F.scaled_dot_product_attention(
+            _rotate(q, cos, sin), k, v, attn_mask=mask, is_causal=mask is None
+        )
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -55,8 +57,8 @@ class Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(shape.width, shape.norm_epsilon)
         self.post_attention_layernorm = nn.RMSNorm(shape.width, shape.norm_epsilon)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -68,6 +70,9 @@ class _Trunk(nn.Module):
         self.norm = nn.RMSNorm(shape.width, shape.norm_epsilon)
 
 
+INITIAL_DEVIATION = 0.02
+
+
 class Decoder(nn.Module):
     """Causal decoder whose state dict loads into LlamaForCausalLM."""
 
@@ -77,8 +82,11 @@ class Decoder(nn.Module):
         self.model = _Trunk(shape)
         self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Normalised hidden states [batch, tokens, width]; ids and positions are int64 [batch, tokens]."""
+    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalised hidden states [batch, tokens, width]; ids and positions are int64 [batch, tokens].
+
+        `mask`, bool [batch, 1, tokens, tokens], says which keys each query sees; all up to its own if None.
+        """
         shape = self.shape
         half = torch.arange(0, shape.head_size, 2, dtype=torch.float32) / shape.head_size
         angles = positions[:, None, :, None].float() * shape.rope_theta**-half
@@ -86,5 +94,15 @@ class Decoder(nn.Module):
         cos, sin = angles.cos(), angles.sin()
         x = self.model.embed_tokens(ids)
         for layer in self.model.layers:
-            x = layer(x, cos, sin)
+            x = layer(x, cos, sin, mask)
         return self.model.norm(x)
+
+
+def build_decoder(config: ModelConfig, seed: int) -> Decoder:
+    """A decoder with weights from N(0, 0.02): in larger ones the copy circuit forms much later."""
+    torch.manual_seed(seed)
+    decoder = Decoder(config)
+    for parameter in decoder.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=INITIAL_DEVIATION)
+    return decoder

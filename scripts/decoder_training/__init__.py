@@ -1,0 +1,1 @@
+"""What the training of both embedded models shares: the decoder, its attention masks, its files."""
