@@ -148,7 +148,7 @@ def residency_table() -> str:
 
 
 def adversarial_table() -> str:
-    """Wrong answers by selector and case, how sure the model was, what audits found, and with what they cost."""
+    """Right answers by selector and case, how sure the model was, what audits found, saved and cost."""
     rows = {(row["selector"], row["mode"], row["case"]): row for row in results("pages_adversarial")["rows"]}
 
     def number(value: float | None) -> str:
