@@ -29,10 +29,13 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "store stat": ("folder",),
     "store verify": ("folder",),
     "store gc": ("folder",),
+    "store tiers": ("tiers.toml",),
     "workload make": ("out.jsonl", "--count", "2"),
     "workload run": ("requests.jsonl", *NOBODY),
     "probe eval": ("--n", "1", "--lengths", "64", *NOBODY),
     "probe prompt": ("--length", "64"),
+    "reason eval": ("--n", "1", "--lengths", "128", *NOBODY),
+    "reason prompt": ("--length", "128"),
     "study h1": ("folder",),
     "study h2": ("folder",),
     "study h3": ("folder",),
@@ -83,6 +86,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         '{"id": "a", "kind": "chat", "session": "s", "seconds": 0, "max_tokens": 1, "prompt": "a"}\n'
     )
     (tmp_path / "folder").mkdir()
+    (tmp_path / "tiers.toml").write_text('[[tier]]\nkind = "dram"\ncapacity = "1MB"\n')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

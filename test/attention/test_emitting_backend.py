@@ -261,9 +261,9 @@ def test_decode_steps_do_not_read_slots_from_the_device(monkeypatch: pytest.Monk
     driver = AttentionDriver(options())
     first, second = Sequence("a", 1), Sequence("b", 2)
     driver.extend((first, 5), (second, 3))
-    read, on_host = [], observed._on_host
+    read, on_host = [], observed.on_host
     monkeypatch.setattr(
-        observed, "_on_host", lambda batch, name: (read.append(name), on_host(batch, name))[1]
+        observed, "on_host", lambda batch, name: (read.append(name), on_host(batch, name))[1]
     )
     driver.decode(second, first)
     driver.rows.check_integrity()
