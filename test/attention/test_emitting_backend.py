@@ -262,9 +262,7 @@ def test_decode_steps_do_not_read_slots_from_the_device(monkeypatch: pytest.Monk
     first, second = Sequence("a", 1), Sequence("b", 2)
     driver.extend((first, 5), (second, 3))
     read, on_host = [], observed.on_host
-    monkeypatch.setattr(
-        observed, "on_host", lambda batch, name: (read.append(name), on_host(batch, name))[1]
-    )
+    monkeypatch.setattr(observed, "on_host", lambda batch, name: (read.append(name), on_host(batch, name))[1])
     driver.decode(second, first)
     driver.rows.check_integrity()
     assert read == ["seq_lens"]

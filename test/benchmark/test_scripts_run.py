@@ -19,6 +19,7 @@ REPLAYED = ("policy.py", "gating.py")
 SMALLEST = {
     "emission.py": ("--layers", "1", "--rounds", "1"),
     "get_importance.py": ("--prompts", "5", "--rounds", "2"),
+    "look_backs.py": ("--lengths", "512", "--n", "1"),
     "metrics_publishing.py": ("--requests", "5"),
     "pages/layer.py": ("--contexts", "4096", "--selected", "512", "--steps", "1"),
     "replay.py": ("--requests", "100", "--repeats", "1", "--jobs", "1"),
@@ -38,10 +39,12 @@ ONLY_READ = (
     "pages/joint.py",
     "pages/residency.py",
     "pages/served.py",
+    "reasoning_windows.py",
     "restart.py",
     "serving/decisions.py",
     "serving/run.py",
     "soak.py",
+    "tier_chain.py",
 )
 TOO_SMALL = (("soak.py", ("--operations", "4999")), ("storage.py", ("--megabytes", "1")))
 NO_OUT = ("metrics_publishing.py",)
