@@ -31,6 +31,9 @@ def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "scripts", root / "scripts")
     shutil.copy(ROOT / "pyproject.toml", root)
+    weights = root / "sgl_importance/probe/checkpoint/model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
     python = root / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(PLAYING_PYTHON)

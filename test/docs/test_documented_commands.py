@@ -43,10 +43,12 @@ NOT_RUN = {
     "python -m pytest": "tests of their own",
     "python benchmark/": "takes minutes to hours",
     "python scripts/reproduce_findings.py": "takes 15 to 20 minutes",
+    "python scripts/train_reasoner.py": "takes an hour or two; test/reasoner trains a tiny shape",
     "python scripts/screenshots.py": "needs a browser; test/ui drives one",
     "python scripts/render_docs.py": "test_rendered_pages.py asks it, and it would change the pages",
     "sgl-importance observe": "needs a server under observe; test/shadow asks one",
     "sgl-importance probe eval --lengths 16384": "prompts of 16k tokens; test/pages has shorter ones",
+    "sgl-importance reason eval": "needs a model that thinks; test/reasoner grades a stand-in",
     "sgl-importance size recording --bytes": "takes 10 s; the other one runs, test/sizing has the options",
     "sgl-importance replay recording --pages": "needs recorded page lists; test/replay has them",
     "sgl-importance study h2": "needs hundreds of recorded questions; test/study has them",
@@ -155,7 +157,9 @@ PARSERS: dict[str, Callable[[list[str]], None]] = {
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=ids)
-def test_it_can_be_parsed(command: PageCommand) -> None:
+def test_it_can_be_parsed(command: PageCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiers.toml").touch()
+    monkeypatch.chdir(tmp_path)
     program, *arguments = command.words
     assert program in PARSERS, f"test_commands.py does not know what {program} is"
     PARSERS[program](arguments)

@@ -18,7 +18,7 @@ from sgl_importance.signal.node_importance import NodeImportance
 from sgl_importance.tiers import Tier
 from sglang_importance.metrics.publisher import counter_values, label_values
 from sglang_importance.observe.shadowing import Shadowing
-from sglang_importance.operations import messages as control
+from sglang_importance.operations import handlers
 from sglang_importance.operations.runner import Desk
 from sglang_importance.placement.prewarm_request import new_rid
 from sglang_importance.radix_cache.gauges import gauge_values
@@ -179,7 +179,7 @@ def test_a_prediction_comes_true_through_an_eviction(make_driver):
 
 
 def test_every_operation_has_its_series():
-    assert set(OPERATIONS) == set(control.OPERATIONS)
+    assert set(OPERATIONS) == set(handlers.OPERATIONS)
 
 
 def test_operations_are_timed(make_driver):
