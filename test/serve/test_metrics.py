@@ -25,10 +25,11 @@ pytestmark = pytest.mark.server
 MONITORING = Path(__file__).parents[2] / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 INTERVAL_SECONDS = 1
 # Those of storage tiers carry the names of a chain's tiers, and this server has no chain.
 EXPORTED = [metric for metric in METRICS if not metric.name.startswith(TIER)]
+_EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
+QUERIES = [expression for expression in _EXPRESSIONS if PREFIX + TIER not in expression]
 
 
 def scraped(server: ServerProcess) -> dict[str, dict[str, set[str]]]:
