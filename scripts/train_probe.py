@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from decoder_training.checkpoint import save_state, write_weights
+from decoder_training.checkpoint import load_state, save_state, write_weights
 from decoder_training.decoder import Decoder, build_decoder
 from probe_training.curriculum import Curriculum, full_plan, smoke_plan
 from probe_training.training_data import TrainingSequence
@@ -81,14 +81,9 @@ class Run:
 
     def resume(self) -> bool:
         """Takes up the saved state, if there is one."""
-        if not self.state_path.is_file():
+        state = load_state(self.state_path, self._identity())
+        if state is None:
             return False
-        state = torch.load(self.state_path, weights_only=True)
-        if state["run"] != self._identity():
-            raise typer.BadParameter(
-                f"{self.state_path} belongs to another seed or plan: "
-                "give the options that it was started with, or delete it"
-            )
         self.decoder.load_state_dict(state["decoder"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.curriculum.restore(state["curriculum"])

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from decoder_training.checkpoint import save_state, write_weights
+from decoder_training.checkpoint import load_state, save_state, write_weights
 from decoder_training.decoder import Decoder, build_decoder
 from reasoner_training.curriculum import SKILLS, Curriculum, full_plan, smoke_plan
 from reasoner_training.evaluation import Batch, right_tokens, to_batch
@@ -137,14 +137,9 @@ class Run:
 
     def resume(self) -> bool:
         """Takes up the saved state, if there is one."""
-        if not self.state_path.is_file():
+        state = load_state(self.state_path, self._identity())
+        if state is None:
             return False
-        state = torch.load(self.state_path, weights_only=True)
-        if state["run"] != self._identity():
-            raise typer.BadParameter(
-                f"{self.state_path} belongs to another seed or plan: "
-                "give the options that it was started with, or delete it"
-            )
         self.decoder.load_state_dict(state["decoder"])
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])

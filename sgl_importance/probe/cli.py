@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,8 +14,18 @@ from sgl_importance.client.client_arguments import AnyServer, ApiKey
 from sgl_importance.client.server_client import DEFAULT_URL
 from sgl_importance.probe.chat_client import ChatClient, ServerError
 from sgl_importance.probe.evaluate import EvalPlan, EvalRow, evaluate
+from sgl_importance.probe.grading_arguments import (
+    Concurrency,
+    JsonRows,
+    TaskNames,
+    Timeout,
+    parse_lengths,
+    parse_tasks,
+)
 from sgl_importance.probe.tasks import SHORTEST_PROMPT, TASKS, make_task
-from sgl_importance.terminal import check_outputs, counted, fail, show, some_path
+from sgl_importance.terminal import check_outputs, counted, fail, show
+
+ALL_TASKS = ",".join(TASKS)
 
 app = typer.Typer(
     help="Retrieval tasks with exact answers, and the embedded model that they were made for.",
@@ -25,19 +34,8 @@ app = typer.Typer(
 )
 
 
-def _parse_tasks(text: str) -> list[str]:
-    tasks = [task.strip() for task in text.split(",") if task.strip()]
-    unknown = [task for task in tasks if task not in TASKS]
-    if unknown or not tasks:
-        fail(f"unknown task {', '.join(unknown) or text!r}: choose from {', '.join(TASKS)}")
-    return tasks
-
-
 def _parse_lengths(text: str) -> list[int]:
-    try:
-        lengths = [int(length) for length in text.split(",")]
-    except ValueError:
-        fail(f"--lengths takes numbers of tokens such as 512,2048, not {text!r}")
+    lengths = parse_lengths(text, "512,2048")
     if min(lengths) < SHORTEST_PROMPT:
         fail(f"a prompt needs at least {SHORTEST_PROMPT} tokens, not {min(lengths)}: raise --lengths")
     return lengths
@@ -62,20 +60,17 @@ async def _grade(client: ChatClient, plan: EvalPlan, concurrency: int) -> list[E
 @app.command("eval")
 def eval_command(
     url: AnyServer = DEFAULT_URL,
-    tasks: Annotated[str, typer.Option(help="Comma-separated task names.")] = ",".join(TASKS),
+    tasks: TaskNames = ALL_TASKS,
     lengths: Annotated[str, typer.Option(help="Comma-separated prompt lengths, tokens.")] = "512,2048",
     n: Annotated[int, typer.Option("--n", min=1, help="Prompts per task, length and kind of name.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 4,
+    concurrency: Concurrency = 4,
     api_key: ApiKey = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one answer.")] = 120.0,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", parser=some_path, metavar="PATH", help="Write the rows to this file."),
-    ] = None,
+    timeout: Timeout = 120.0,
+    json_file: JsonRows = None,
 ) -> None:
     """Grade a server by exact match. Unseen names were never paired with a value in training."""
-    plan = EvalPlan(_parse_tasks(tasks), _parse_lengths(lengths), n, seed)
+    plan = EvalPlan(parse_tasks(tasks, TASKS), _parse_lengths(lengths), n, seed)
     check_outputs(json_file)
     try:
         rows = asyncio.run(_grade(ChatClient(url, api_key, timeout), plan, concurrency))

@@ -6,7 +6,6 @@ import asyncio
 import json
 from dataclasses import asdict
 from itertools import product
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,10 +14,20 @@ from rich.table import Table
 from sgl_importance.client.client_arguments import AnyServer, ApiKey
 from sgl_importance.client.server_client import DEFAULT_URL
 from sgl_importance.probe.chat_client import ChatClient, ServerError
+from sgl_importance.probe.grading_arguments import (
+    Concurrency,
+    JsonRows,
+    TaskNames,
+    Timeout,
+    parse_lengths,
+    parse_tasks,
+)
 from sgl_importance.reasoner.evaluate import ReasoningPlan, ReasoningRow, evaluate
 from sgl_importance.reasoner.look_backs import look_back_table
 from sgl_importance.reasoner.tasks import FEWEST_TOKENS, MOST_TOKENS, TASKS, make_task
-from sgl_importance.terminal import check_outputs, counted, fail, show, some_path
+from sgl_importance.terminal import check_outputs, counted, fail, show
+
+ALL_TASKS = ",".join(TASKS)
 
 app = typer.Typer(
     help="Tasks that need long thoughts, verified step by step, and the embedded model made for them.",
@@ -27,19 +36,8 @@ app = typer.Typer(
 )
 
 
-def _parse_tasks(text: str) -> list[str]:
-    tasks = [task.strip() for task in text.split(",") if task.strip()]
-    unknown = [task for task in tasks if task not in TASKS]
-    if unknown or not tasks:
-        fail(f"unknown task {', '.join(unknown) or text!r}: choose from {', '.join(TASKS)}")
-    return tasks
-
-
 def _parse_lengths(text: str, tasks: list[str]) -> list[int]:
-    try:
-        lengths = [int(length) for length in text.split(",")]
-    except ValueError:
-        fail(f"--lengths takes numbers of tokens such as 256,1024, not {text!r}")
+    lengths = parse_lengths(text, "256,1024")
     for task, length in product(tasks, lengths):
         if not FEWEST_TOKENS <= length <= MOST_TOKENS[task]:
             allowed = f"{FEWEST_TOKENS} to {MOST_TOKENS[task]}"
@@ -68,25 +66,17 @@ async def _grade(client: ChatClient, plan: ReasoningPlan, concurrency: int) -> l
 @app.command("eval")
 def eval_command(
     url: AnyServer = DEFAULT_URL,
-    tasks: Annotated[str, typer.Option(help="Comma-separated task names.")] = ",".join(TASKS),
+    tasks: TaskNames = ALL_TASKS,
     lengths: Annotated[str, typer.Option(help="Comma-separated thought lengths, tokens.")] = "128,512",
     n: Annotated[int, typer.Option("--n", min=1, help="Instances per task and length.")] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the first instance.")] = 0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 4,
+    concurrency: Concurrency = 4,
     api_key: ApiKey = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one answer.")] = 600.0,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            parser=some_path,
-            metavar="PATH",
-            help="Write the rows to this file.",
-        ),
-    ] = None,
+    timeout: Timeout = 600.0,
+    json_file: JsonRows = None,
 ) -> None:
     """Grade a server: right final answers, and the share of steps before the first wrong one."""
-    names = _parse_tasks(tasks)
+    names = parse_tasks(tasks, TASKS)
     plan = ReasoningPlan(names, _parse_lengths(lengths, names), n, seed)
     check_outputs(json_file)
     try:

@@ -18,6 +18,8 @@ import pytest
 
 from sgl_importance import cli
 
+from support.processes import command_line
+
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 120
 PROGRAM = (sys.executable, "-c", "from sgl_importance.cli import main; main()")
@@ -120,7 +122,7 @@ def test_the_serving_benchmark_ends_its_server_and_keeps_its_rows(tmp_path: Path
     ]
 
     def serves(process: psutil.Process) -> bool:
-        return any("sglang.launch_server" in child.cmdline() for child in process.children())
+        return any("sglang.launch_server" in command_line(child) for child in process.children())
 
     code, stderr = interrupt(command, serves, tmp_path)
     assert code == 130

@@ -63,18 +63,14 @@ AUDITED = (
 )
 
 
-def test_audits_make_answers_more_exact_and_depend_on_the_request_alone(
+def test_what_follows_from_audits_depends_on_the_request_alone(
     random_model: Path, exchanges: list[Exchange]
 ) -> None:
     """Retracted and computed again, a request keeps the budgets that its audits gave it."""
     long = [exchange for exchange in exchanges if len(exchange.answer) == LONG_ANSWER_TOKENS]
     asked = long[:FIRST_OF_THE_LONG] + exchanges[:10]
-    small = (
-        "--kv-device-tokens",
-        "480",
-        "--max-total-tokens",
-        "1280",
-    )  # eight long answers do not fit at once
+    # Eight long answers do not fit at once.
+    small = ("--kv-device-tokens", "480", "--max-total-tokens", "1280")
     with tiered_server(random_model, *SPARSE, *AUDITED, *small) as server:
         alone = answers(server, asked, 1)
         once = server.get("/kv_importance?limit=1")["pages"]["audits"]

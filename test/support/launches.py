@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from support import warm_start
-from support.processes import session_members
+from support.processes import command_line, session_members
 from support.python_path import python_path
 from support.servers import free_port
 
@@ -100,7 +100,7 @@ def run_to_end(
             returncode = process.wait(HANG_SECONDS)
         finally:
             survivors = _left_behind(process.pid)
-            names = [" ".join(survivor.cmdline()) for survivor in survivors if survivor.is_running()]
+            names = [" ".join(command_line(survivor)) for survivor in survivors if survivor.is_running()]
             for survivor in survivors:
                 survivor.send_signal(signal.SIGKILL)
         stderr = log.read_text()

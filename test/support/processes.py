@@ -12,6 +12,14 @@ def session_members(session: int) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if _session_of(process) == session]
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """Its words; none of a process that has ended since it was listed."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def _session_of(process: psutil.Process) -> int | None:
     try:
         return None if process.status() == psutil.STATUS_ZOMBIE else os.getsid(process.pid)

@@ -24,7 +24,7 @@ import httpx
 import psutil
 
 from support import warm_start
-from support.processes import session_members
+from support.processes import command_line, session_members
 from support.warm_start import SERVER_ENV
 
 START_SECONDS = 240.0
@@ -51,9 +51,7 @@ def free_port() -> int:
 
 def _clears_up(process: psutil.Process) -> bool:
     """Whether this is Python's resource tracker: it ends behind the others, and removes what they shared."""
-    with contextlib.suppress(psutil.Error):
-        return any("resource_tracker" in word for word in process.cmdline())
-    return False
+    return any("resource_tracker" in word for word in command_line(process))
 
 
 class ServerFailed(RuntimeError):
