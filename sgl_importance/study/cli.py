@@ -19,7 +19,7 @@ from sgl_importance.study.sensitivity import study_sensitivity
 from sgl_importance.study.study_report import Finding, Studied, StudyError
 from sgl_importance.terminal import check_outputs, existing_file, fail, some_path
 from sgl_importance.trace import TraceError
-from sgl_importance.trace.page_steps import load_page_steps
+from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance.workload.workload_request import WorkloadError, read_requests
 
 app = typer.Typer(
@@ -56,9 +56,9 @@ def run_study_on(
     directories: Sequence[Path],
     out: Path,
     with_figure: bool,
-    study: Callable[[Sequence[RecordingT], Path | None], Finding],
+    study: Callable[[Sequence[RecordingT], Path | None], Finding | Sequence[Finding]],
 ) -> None:
-    """The same on what ``load`` makes of each directory."""
+    """The same on what ``load`` makes of each directory; a study may have several findings."""
     if not out.is_dir():
         fail(f"no directory {out}: create it or give --out")
     console = Console()
@@ -67,13 +67,14 @@ def run_study_on(
             recordings = [load(directory) for directory in directories]
         if empty := [recording.name for recording in recordings if not recording.num_requests]:
             fail(f"no requests in {', '.join(empty)}: record while clients ask")
-        finding = study(recordings, out / f"{name}.png" if with_figure else None)
+        found = study(recordings, out / f"{name}.png" if with_figure else None)
     except (TraceError, StudyError) as error:
         fail(str(error))
-    finding.show(console)
     words = ["sgl-importance", "study", name, *(recording.name for recording in recordings)]
-    written = finding.write(out, recordings, shlex.join(words))
-    console.print(f"written: {written}")
+    for finding in [found] if isinstance(found, Finding) else found:
+        finding.show(console)
+        written = finding.write(out, recordings, shlex.join(words))
+        console.print(f"written: {written}")
 
 
 @app.command("h1")
@@ -101,6 +102,39 @@ def h3_command(directories: Directories, out: Out = Path("."), figure: WithFigur
         figure,
         lambda recordings, path: study_h3(recordings, figure=path),
     )
+
+
+@app.command("thinking")
+def thinking_command(
+    directories: Directories,
+    out: Out = Path("."),
+    figure: WithFigure = True,
+    marks: Annotated[
+        Path | None,
+        typer.Option(
+            parser=existing_file,
+            metavar="PATH",
+            help="Where milestones and phases of the thoughts are: for each request a line of JSON with rid, "
+            "milestones and phases.",
+        ),
+    ] = None,
+    thought: Annotated[str, typer.Option(help="Requests that think, by the start of their ids.")] = "thought",
+    normal: Annotated[str, typer.Option(help="Requests of normal decode.")] = "decode",
+) -> None:
+    """Do recency, stable heads and attention scores hold what a long thought wants? (recorded page lists)"""
+    from sgl_importance.study.thinking.marks import read_marks
+    from sgl_importance.study.thinking.measured import Kinds
+    from sgl_importance.study.thinking.study_thinking import study_thinking
+
+    kinds = Kinds(thought, normal)
+    if thought == normal:
+        fail(f"--thought and --normal both name '{thought}': compare two kinds of requests")
+
+    def study(recordings: Sequence[PageRecording], path: Path | None) -> Sequence[Finding]:
+        known = {} if marks is None else read_marks(marks)
+        return study_thinking(recordings, known, kinds, figures=None if path is None else path.parent)
+
+    run_study_on(load_page_steps, "thinking", directories, out, figure, study)
 
 
 @app.command("sensitivity")

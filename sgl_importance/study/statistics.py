@@ -62,8 +62,12 @@ def median_of(values: Sequence[float], *, seed: int = 0) -> Estimate:
 
 
 def ratio_of(parts: Sequence[tuple[float, float]], *, seed: int = 0) -> Estimate:
-    """Ratio of sums over (numerator, denominator) units, with its bootstrap interval."""
-    return bootstrap(parts, lambda table: float(table[:, 0].sum() / max(table[:, 1].sum(), 1e-12)), seed=seed)
+    """Ratio of sums over (numerator, denominator) units, with its bootstrap interval; all drawn at once."""
+    table = np.asarray(parts, dtype=np.float64)
+    assert len(table) > 0
+    drawn = np.random.default_rng(seed).integers(len(table), size=(RESAMPLES, len(table)))
+    sums = table[drawn].sum(axis=1)
+    return _estimate(ratio_of_sums(table), sums[:, 0] / np.maximum(sums[:, 1], 1e-12))
 
 
 def top_pages(scores: Floats, share: float) -> set[int]:
@@ -84,3 +88,36 @@ def chance_jaccard(pages: int, share: float) -> float:
     count = max(1, round(share * pages))
     overlap = count * count / pages
     return overlap / (2 * count - overlap)
+
+
+def ratio_of_sums(table: Floats) -> float:
+    """Of rows (numerator, denominator)."""
+    return float(table[:, 0].sum() / max(table[:, 1].sum(), 1e-12))
+
+
+def difference_of_ratios(
+    first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]], *, seed: int = 0
+) -> Estimate:
+    """Ratio of sums of the first minus that of the second, over independent units of either."""
+    one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    rng = np.random.default_rng(seed)
+    draws = [
+        ratio_of_sums(one[rng.integers(len(one), size=len(one))])
+        - ratio_of_sums(other[rng.integers(len(other), size=len(other))])
+        for _ in range(RESAMPLES)
+    ]
+    return _estimate(ratio_of_sums(one) - ratio_of_sums(other), draws)
+
+
+def chance_of(
+    units: Sequence[Sequence[float]] | Floats,
+    statistic: Callable[[Floats], float],
+    holds: Callable[[float], bool],
+    *,
+    seed: int = 0,
+) -> float:
+    """One-sided bootstrap p-value: share of resamples, plus one, of which ``holds`` is true."""
+    table = np.asarray(units, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    found = sum(holds(statistic(table[rng.integers(len(table), size=len(table))])) for _ in range(RESAMPLES))
+    return (1 + found) / (1 + RESAMPLES)

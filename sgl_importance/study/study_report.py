@@ -109,6 +109,16 @@ def verdict_of(value: Estimate, *, positive: str, negative: str, undecided: str)
     return negative if value.high < 0 else undecided
 
 
+def verdict_of_parts(*parts: tuple[bool, bool, str]) -> str:
+    """The verdict on a claim of several parts: each (is shown, is refuted, what was found)."""
+    said = "; ".join(text for _, _, text in parts)
+    if all(shown for shown, _, _ in parts):
+        return f"supported: {said}"
+    if any(refuted for _, refuted, _ in parts):
+        return f"not supported: {said}"
+    return f"undecided: {said}"
+
+
 def draw(path: Path, panels: Sequence[tuple[str, Callable[[Axes], None]]]) -> None:
     """Draws panels side by side into a PNG file.
 

@@ -41,6 +41,7 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "study h3": ("folder",),
     "study g": ("folder",),
     "study sensitivity": ("folder",),
+    "study thinking": ("folder",),
     "study reuse": ("ok.jsonl",),
     "conformance producer": ("os:getcwd",),
     "conformance consumer": ("os:getcwd",),

@@ -44,6 +44,7 @@ ONLY_READ = (
     "serving/decisions.py",
     "serving/run.py",
     "soak.py",
+    "thinking.py",
     "tier_chain.py",
 )
 TOO_SMALL = (("soak.py", ("--operations", "4999")), ("storage.py", ("--megabytes", "1")))

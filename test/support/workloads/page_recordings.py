@@ -26,12 +26,14 @@ class Asked:
         wants: mass of the pages of each generated token, for each layer and head; float
             [tokens, layers, heads, pages], of which a token looks at those that it sees.
         reads: pages that a selector chose, alike for each layer; of each token, or None.
+        kind: what its request id begins with.
     """
 
     document: int
     prompt_pages: int
     wants: np.ndarray
     reads: Sequence[Sequence[int]] | None = None
+    kind: str = "documents"
 
     @property
     def prompt_tokens(self) -> int:
@@ -45,7 +47,7 @@ def write_asked(directory: Path, asked: Sequence[Asked], *, share: float = 1.0, 
     for number, request in enumerate(asked):
         tokens = [1000 * request.document + at for at in range(request.prompt_tokens)]
         sequence = TokenSequence((None, None), tokens)
-        rid = f"documents/{request.document}/{number}"
+        rid = f"{request.kind}/{request.document}/{number}"
         admitted = RequestAdmitted(number, rid, number + 1, 0, 0, len(tokens), {"device": 0}, NO_PAGES)
         for at in range(-1, len(request.wants)):
             forward_pass += 1

@@ -1,0 +1,126 @@
+"""Do the pages with the highest attention scores hold what a thought will want?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sgl_importance.study.statistics import Estimate, bootstrap, ratio_of, ratio_of_sums
+from sgl_importance.study.study_report import Finding, draw, verdict_of_parts
+from sgl_importance.study.thinking.measured import Kinds, Measured, notes_of, rule_parts
+from sgl_importance.study.thinking.measures import Parts
+from sgl_importance.study.thinking.request_measures import (
+    ANSWER,
+    DECISIVE_SHARE,
+    RequestMeasures,
+    RuleCell,
+    summed,
+)
+
+ABOVE_RANDOM = 0.1  # chosen before the first run
+RULES = ("attention score", "random, prompt kept")
+
+CLAIM = (
+    "beside a prompt that is kept, the fifth of the thought with the highest attention scores holds no more "
+    "of what a token 10 steps on wants than a random fifth and 10 %; pages that state what is needed later "
+    "are wanted again far more often than others"
+)
+
+
+def study_attention_score(
+    measured: Sequence[Measured], decisive: Measured, kinds: Kinds, figure: Path | None
+) -> Finding:
+    found = decisive.of_kind(kinds.thought)
+    cells = [RuleCell(ANSWER, rule, DECISIVE_SHARE) for rule in RULES]
+    pairs = [
+        [*score, *chance]
+        for score, chance in zip(*(rule_parts(found, cell, "recall far") for cell in cells), strict=True)
+    ]
+    value = bootstrap(pairs, lambda table: ratio_of_sums(table[:, :2]) - ratio_of_sums(table[:, 2:]))
+    milestones = _milestone_times(found)
+    said = (
+        value.high <= ABOVE_RANDOM,
+        value.low > ABOVE_RANDOM,
+        f"it holds {value} more than a random fifth",
+    )
+    parts = [said]
+    if milestones is not None:
+        parts.append(
+            (
+                milestones.low > 1,
+                milestones.high <= 1,
+                f"milestones are wanted {milestones} times as often as others",
+            )
+        )
+    if figure is not None:
+        draw(figure, [("late wants of a page, per step", _milestone_painter(measured, kinds.thought))])
+    return Finding(
+        study="thinking-attention",
+        claim=CLAIM,
+        value=value,
+        verdict=verdict_of_parts(*parts),
+        notes=(
+            "value: recall of the attention score minus that of the random control, 10 steps on, of pages "
+            "behind the prompt",
+            "milestones: tokens that state a value, a push or a pop; pages behind the newest 64 tokens"
+            if milestones is not None
+            else "no marks were given, so nothing is said of milestones",
+            *notes_of(decisive, kinds),
+        ),
+        rows=tuple(_milestone_row(each, kind) for each in measured for kind in each.kinds),
+    )
+
+
+def _milestone_times(found: Sequence[RequestMeasures]) -> Estimate | None:
+    """How many times as often a page with a milestone is wanted as one without; None where none is known."""
+    rows = [
+        [*summed(each.late_milestones), *summed(each.late_others)]
+        for each in found
+        if each.late_milestones is not None and each.late_others is not None
+    ]
+    # Large pages may all hold one.
+    if not rows or not np.sum(rows, axis=0)[[1, 3]].all():
+        return None
+    return bootstrap(
+        rows, lambda table: ratio_of_sums(table[:, :2]) / max(ratio_of_sums(table[:, 2:]), 1e-12)
+    )
+
+
+def _rate(found: Sequence[Parts | None]) -> float | None:
+    known = [summed(each) for each in found if each is not None]
+    return ratio_of_sums(np.array(known)) if known and sum(steps for _, steps in known) else None
+
+
+def _milestone_row(measured: Measured, kind: str) -> dict[str, Any]:
+    found = measured.of_kind(kind)
+    times = _milestone_times(found)
+    recalls = {
+        rule: ratio_of(rule_parts(found, RuleCell(ANSWER, rule, DECISIVE_SHARE), "recall far"))
+        for rule in RULES
+    }
+    return {
+        "page": measured.page_size,
+        "kind": kind,
+        "requests": len(found),
+        **{f"{rule}, recall at 10": str(recall) for rule, recall in recalls.items()},
+        "late wants, milestones": _rate([each.late_milestones for each in found]),
+        "late wants, others": _rate([each.late_others for each in found]),
+        "times": None if times is None else str(times),
+    }
+
+
+def _milestone_painter(measured: Sequence[Measured], kind: str) -> Callable[[Any], None]:
+    def paint(axis: Any) -> None:
+        for name, style in (("late_milestones", "o"), ("late_others", "x")):
+            rates = [_rate([getattr(r, name) for r in each.of_kind(kind)]) for each in measured]
+            axis.plot(
+                range(len(rates)), [np.nan if rate is None else rate for rate in rates], style, label=name[5:]
+            )
+        axis.set_xticks(range(len(measured)), [f"pages of {m.page_size}" for m in measured], fontsize=8)
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=7)
+
+    return paint

@@ -1,0 +1,147 @@
+"""Everything that is measured of one request's wants, to be summed over requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sgl_importance.study.thinking import measures
+from sgl_importance.study.thinking.keep_rules import ACTIVE_MASS, KEEP_RULES, keep
+from sgl_importance.study.thinking.marks import PHASES, Marks
+from sgl_importance.study.thinking.measures import Parts
+from sgl_importance.study.thinking.wants import Bools, Counts, Wants
+
+CONTEXT, ANSWER = "context", "answer"
+"""Whether a rule ranks all pages, or those of the answer beside a prompt that is kept."""
+KEPT_SHARES = (0.1, 0.2, 0.4)
+DECISIVE_SHARE = 0.2
+"""What the verdicts are read from: chosen before the first run."""
+ALL_PHASES = "all"
+NEAR, FAR = 5, 10
+"""Steps ahead."""
+LATE_TOKENS = 64
+"""What lies less far back is kept by every rule of the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCell:
+    """Which pages are kept, by what, and of which steps it is told."""
+
+    scope: str
+    rule: str
+    share: float
+    phase: str = ALL_PHASES
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMeasures:
+    """Parts of one request; see ``measures`` for what they are.
+
+    Attributes:
+        rid, kind, num_steps: of the request.
+        rules: by cell, then by measure.
+        moves: how wanted pages move, by measure.
+        ranked_evictions: false evictions where every head keeps a fifth of the context and is ranked every
+            16 steps.
+        reuse: wants by distance.
+        late_milestones, late_others: how often pages behind the newest 64 tokens of the answer are wanted,
+            with a milestone and without; None where nobody knows which have one.
+    """
+
+    rid: str
+    kind: str
+    num_steps: int
+    rules: Mapping[RuleCell, Mapping[str, Parts]]
+    moves: Mapping[str, Parts]
+    ranked_evictions: Parts
+    reuse: Counts
+    late_milestones: Parts | None
+    late_others: Parts | None
+
+
+def measure_request(
+    wants: Wants, marks: Marks | None, input_tokens: int, shares: Sequence[float] = KEPT_SHARES
+) -> RequestMeasures:
+    """Everything of one request.
+
+    Args:
+        wants: of its whole context.
+        marks: of its answer, where it is known.
+        input_tokens: length of its prompt.
+        shares: of the pages that are kept.
+    """
+    answer = wants.of_answer()
+    phases: dict[str, Counts] = {}
+    if marks is not None:
+        phases = {phase: marks.steps_of(phase, input_tokens, wants.num_steps) for phase in PHASES}
+    rules: dict[RuleCell, dict[str, Parts]] = {}
+    for scope, seen in ((CONTEXT, wants), (ANSWER, answer)):
+        for name, rule in KEEP_RULES.items():
+            for share, kept in zip(shares, keep(seen, rule, shares), strict=True):
+                cell = RuleCell(scope, name, share)
+                rules[cell] = _of_rule(seen, kept)
+                if share == DECISIVE_SHARE and scope == ANSWER:
+                    rules |= dict(_by_phase(seen, kept, cell, phases))
+    (ranked,) = keep(wants, KEEP_RULES["stability"], [DECISIVE_SHARE])
+    has_milestone = None if marks is None else marks.milestone_pages(answer)
+    return RequestMeasures(
+        rid=wants.rid,
+        kind=wants.kind,
+        num_steps=wants.num_steps,
+        rules=rules,
+        moves={
+            "jaccard": measures.adjacent_jaccard(wants),
+            "consistency": measures.rank_consistency(wants),
+            "promoted": measures.promoted(wants),
+            "recurrence": measures.recurrence(wants, ACTIVE_MASS),
+        },
+        ranked_evictions=measures.false_evictions(wants, ranked),
+        reuse=measures.reuse_distances(wants),
+        late_milestones=None
+        if has_milestone is None
+        else measures.late_wants(answer, has_milestone, LATE_TOKENS),
+        late_others=None
+        if has_milestone is None
+        else measures.late_wants(answer, ~has_milestone, LATE_TOKENS),
+    )
+
+
+def _of_rule(wants: Wants, kept: Bools) -> dict[str, Parts]:
+    return {
+        "recall near": measures.recall(wants, kept, NEAR),
+        "recall far": measures.recall(wants, kept, FAR),
+        "mass near": measures.mass_recall(wants, kept, NEAR),
+        "misses": measures.misses(wants, kept),
+        "false evictions": measures.false_evictions(wants, kept),
+    }
+
+
+def _by_phase(
+    wants: Wants, kept: Bools, cell: RuleCell, phases: Mapping[str, Counts]
+) -> Iterator[tuple[RuleCell, dict[str, Parts]]]:
+    for phase, steps in phases.items():
+        if len(steps):
+            yield (
+                RuleCell(cell.scope, cell.rule, cell.share, phase),
+                {
+                    "recall near": measures.recall(wants, kept, NEAR, steps),
+                    "recall far": measures.recall(wants, kept, FAR, steps),
+                },
+            )
+
+
+def summed(parts: Parts) -> tuple[float, float]:
+    """Numerator and denominator over all heads."""
+    numerator, denominator = parts.sum(axis=0).tolist()
+    return numerator, denominator
+
+
+def unstable_heads(found: Sequence[RequestMeasures]) -> Bools:
+    """The quarter of the heads whose wanted pages are least consistent over these requests; [heads]."""
+    total = np.sum([each.moves["consistency"] for each in found], axis=0)
+    consistency = total[:, 0] / np.maximum(total[:, 1], 1)
+    unstable = np.zeros(len(consistency), np.bool_)
+    unstable[np.argsort(consistency, kind="stable")[: max(1, len(consistency) // 4)]] = True
+    return unstable

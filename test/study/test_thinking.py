@@ -1,0 +1,297 @@
+"""What long thoughts want, on lists made by hand: measures, rules that keep pages, marks and verdicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from sgl_importance.study.cli import app
+from sgl_importance.study.study_report import Finding, StudyError, verdict_of_parts
+from sgl_importance.study.thinking import measures
+from sgl_importance.study.thinking.keep_rules import KEEP_RULES, keep, oracle, recency, stability
+from sgl_importance.study.thinking.marks import Marks, Stretch, read_marks, write_marks
+from sgl_importance.study.thinking.measured import Kinds
+from sgl_importance.study.thinking.request_measures import measure_request, unstable_heads
+from sgl_importance.study.thinking.study_thinking import study_thinking
+from sgl_importance.study.thinking.wants import Wants, read_wants
+from sgl_importance.trace.page_steps import PageRecording, load_page_steps
+
+from support.workloads.page_recordings import Asked, write_asked
+from support.workloads.recordings import PAGE_SIZE
+
+KINDS = Kinds("thought", "decode")
+
+
+def wants_of(rows: list[list[int]], num_pages: list[int], prompt_pages: int = 0) -> Wants:
+    """One head that wants the given pages at each step, with equal attention."""
+    wanted = np.zeros((len(rows), 1, max(num_pages)), np.bool_)
+    for step, row in enumerate(rows):
+        wanted[step, 0, row] = True
+    wants = Wants("thought/0", 16, 0, prompt_pages, np.array(num_pages), wanted, wanted / np.float32(4))
+    wants.check_integrity()
+    return wants
+
+
+@st.composite
+def random_wants(draw: st.DrawFn) -> Wants:
+    steps, heads = draw(st.integers(2, 24)), draw(st.integers(1, 3))
+    num_pages = np.sort(np.array(draw(st.lists(st.integers(1, 12), min_size=steps, max_size=steps))))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    mass = rng.random((steps, heads, int(num_pages[-1]))).astype(np.float32) ** 6
+    exists = np.arange(mass.shape[2]) < num_pages[:, None]
+    mass *= exists[:, None, :]
+    wanted = np.zeros(mass.shape, np.bool_)
+    for step in range(steps):
+        best = np.argsort(-mass[step], axis=-1)[:, : -(-int(num_pages[step]) // 10)]
+        wanted[step, np.arange(heads)[:, None], best] = True
+    wants = Wants("thought/0", 16, 0, draw(st.integers(0, 3)), num_pages, wanted, mass)
+    wants.check_integrity()
+    return wants
+
+
+# ---- measures ----
+
+
+def test_recall_counts_pages_that_are_there() -> None:
+    wants = wants_of([[0], [1], [2], [0, 3]], [3, 3, 3, 4])
+    (kept,) = keep(wants, recency, [0.3])  # one page of three: the newest; two of four
+    assert kept[:, 0].tolist() == [[0, 0, 1, 0]] * 3 + [[0, 0, 1, 1]]
+    # Steps on to 2: wants 2, kept. Steps on to 3: wants 0 and 3, of which 3 was not there yet.
+    assert measures.recall(wants, kept, 2).tolist() == [[1, 2]]
+    assert measures.recall(wants, kept, 2, np.array([2])).tolist() == [[1, 1]]
+    assert measures.mass_recall(wants, kept, 2).tolist() == [[0.25, 0.5]]
+    assert measures.misses(wants, kept).tolist() == [[2, 3]]
+
+
+def test_moves_by_hand() -> None:
+    wants = wants_of([[0, 1], [1, 2], [1, 2], [0, 1]], [10] * 4)
+    assert measures.adjacent_jaccard(wants).tolist() == [[1 / 3 + 1 + 1 / 3, 3]]
+    # Of 2 wanted pages out of 10, chance shares a fifth: (0.5 - 0.2) / 0.8 twice, then 1.
+    assert measures.rank_consistency(wants)[0] == pytest.approx([0.375 + 0.375 + 1, 3])
+    assert measures.reuse_distances(wants).tolist() == [4, 1, 0, 0, 0, 0, 0, 3]
+    assert measures.recurrence(wants, 1e-4).tolist() == [[1, 3]]
+
+
+def test_rankings_promote_what_the_one_before_did_not_want() -> None:
+    wants = wants_of([[0, 1]] * 16 + [[1, 2]] * 16, [4] * 32)
+    assert measures.promoted(wants).tolist() == [[1, 2]]
+
+
+def test_an_eviction_is_false_where_the_page_is_wanted_within_five_steps() -> None:
+    rows = [[0]] * 3 + [[3]] * 6 + [[0]]
+    wants = wants_of(rows, [4, 4, 5, 5, 5, 5, 5, 5, 5, 5])
+    kept = np.zeros_like(wants.wanted)
+    kept[:, 0, 0] = [
+        1,
+        1,
+        1,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]  # left at step 3, six before it is wanted; at 5, four before
+    assert measures.false_evictions(wants, kept).tolist() == [[1, 2]]
+
+
+def test_late_wants_leave_out_the_newest_pages() -> None:
+    wants = wants_of([[0, 6], [1, 7], [1]], [8, 8, 9])
+    of_one = np.arange(9) == 1
+    assert measures.late_wants(wants, of_one, 64).tolist() == [[2, 3]]
+    assert measures.late_wants(wants, ~of_one, 64).tolist() == [[1, 3 + 3 + 4]]
+
+
+def test_the_least_consistent_quarter_of_the_heads_is_unstable() -> None:
+    stable, restless = np.zeros((32, 1, 40), np.bool_), np.zeros((32, 1, 40), np.bool_)
+    stable[:, 0, 3] = True
+    restless[np.arange(32), 0, np.arange(32)] = True
+    wanted = np.concatenate([stable, stable, restless, stable], axis=1)
+    wants = Wants("thought/0", 1, 0, 0, np.full(32, 40), wanted, wanted / np.float32(1))
+    assert unstable_heads([measure_request(wants, None, 0, (0.2,))]).tolist() == [False, False, True, False]
+
+
+# ---- rules ----
+
+
+@given(random_wants(), st.sampled_from(sorted(KEEP_RULES)), st.sampled_from([0.1, 0.2, 0.5]))
+def test_a_rule_keeps_what_fits_and_the_page_being_filled(wants: Wants, rule: str, share: float) -> None:
+    (kept,) = keep(wants, KEEP_RULES[rule], [share])
+    assert (kept.sum(2) == np.ceil(share * wants.num_pages)[:, None]).all()
+    assert not (kept & ~wants.exists()).any()
+    assert kept[np.arange(wants.num_steps), :, wants.num_pages - 1].all()
+
+
+@given(random_wants(), st.sampled_from(sorted(set(KEEP_RULES) - {"oracle"})), st.data())
+def test_no_rule_but_the_oracle_sees_the_future(wants: Wants, rule: str, data: st.DataObject) -> None:
+    known = data.draw(st.integers(1, wants.num_steps))
+    (kept,) = keep(wants, KEEP_RULES[rule], [0.3])
+    (before,) = keep(wants.steps(np.arange(known)), KEEP_RULES[rule], [0.3])
+    assert (kept[:known] == before).all()
+
+
+@given(random_wants(), st.sampled_from(sorted(KEEP_RULES)))
+def test_no_rule_foresees_the_next_step_better_than_the_oracle(wants: Wants, rule: str) -> None:
+    (kept,), (best,) = keep(wants, KEEP_RULES[rule], [0.3]), keep(wants, oracle, [0.3])
+    assert (measures.recall(wants, kept, 1) <= measures.recall(wants, best, 1)).all()
+
+
+def test_stable_heads_keep_their_pages_until_they_are_ranked_again() -> None:
+    wants = wants_of([[0]] + [[1]] * 15 + [[1]] * 4, [8] * 20)
+    (kept,) = keep(wants, stability, [0.25])
+    assert kept[:16, 0, 0].all()
+    assert not kept[:16, 0, 1].any()
+    assert kept[16:, 0, 1].all()
+
+
+def test_random_pages_stand_behind_the_prompt() -> None:
+    wants = wants_of([[0]] * 4, [20] * 4, prompt_pages=3)
+    (kept,) = keep(wants, KEEP_RULES["random, prompt kept"], [0.3])
+    assert kept[:, 0, :3].all()
+    assert (kept[0] == kept[-1]).all()
+    (few,) = keep(wants, KEEP_RULES["random, prompt kept"], [0.1])
+    assert few[:, 0, :3].sum() == 4  # of two pages one is being filled: the other is of the prompt
+
+
+# ---- marks ----
+
+
+def test_marks_are_pages_and_steps() -> None:
+    marks = Marks([0, 33, 70], [Stretch("explore", 30, 34), Stretch("conclude", 34, 36)])
+    wants = wants_of([[0]] * 4, [5] * 4, prompt_pages=2)
+    assert np.flatnonzero(marks.milestone_pages(wants)).tolist() == [0, 2, 4]
+    assert np.flatnonzero(marks.milestone_pages(wants.of_answer())).tolist() == [0, 2]
+    assert marks.steps_of("explore", 32, 4).tolist() == [0, 1]
+    assert marks.steps_of("conclude", 32, 4).tolist() == [2, 3]
+    assert marks.steps_of("verify", 32, 4).tolist() == []
+
+
+def test_marks_survive_their_file(tmp_path: Path) -> None:
+    marks = {"thought/1": Marks([3, 9], [Stretch("verify", 1, 4)]), "thought/2": Marks([], [])}
+    write_marks(tmp_path / "marks.jsonl", marks)
+    assert read_marks(tmp_path / "marks.jsonl") == marks
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"rid": "a"}', '{"rid": "a", "milestones": ["x"], "phases": []}']
+)
+def test_a_line_that_is_no_mark_is_one_error(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "marks.jsonl"
+    path.write_text(f'{{"rid": "b", "milestones": [], "phases": []}}\n{line}\n')
+    with pytest.raises(StudyError, match=r"^line 2 of .* says no marks of a request"):
+        read_marks(path)
+
+
+# ---- the study ----
+
+
+def looks_back(kind: str, number: int, distance: int, steps: int = 48, prompt_pages: int = 12) -> Asked:
+    """An answer whose every token wants the page so many behind its own, and the first page."""
+    pages = prompt_pages + steps // PAGE_SIZE + 2
+    mass = np.full((steps, 1, 4, pages), 1e-6)
+    for at in range(steps):
+        own = (prompt_pages * PAGE_SIZE - 1 + at) // PAGE_SIZE
+        mass[at, 0, :, max(0, own - distance - (at + number) % 3)] = 0.9
+        mass[at, 0, :, 0] += 0.1
+    return Asked(number, prompt_pages, mass, kind=kind)
+
+
+def recorded(directory: Path, asked: list[Asked]) -> PageRecording:
+    write_asked(directory, asked)
+    return load_page_steps(directory)
+
+
+def far_and_near(directory: Path) -> list[PageRecording]:
+    """Thoughts that look far back, and answers of another server that read where they write."""
+    thoughts = [looks_back("thought", number, 8) for number in range(4)]
+    answers = [looks_back("decode", number, 0) for number in range(4)]
+    return [recorded(directory / "thoughts", thoughts), recorded(directory / "answers", answers)]
+
+
+def finding(found: list[Finding], study: str) -> Finding:
+    (one,) = (each for each in found if each.study == study)
+    return one
+
+
+def test_thoughts_that_look_far_back_are_told_from_answers_that_do_not(tmp_path: Path) -> None:
+    found = study_thinking(far_and_near(tmp_path), {}, KINDS)
+    recent = finding(found, "thinking-recency")
+    rows = {
+        (row["kind"], row["rule"]): row["recall at 5"]
+        for row in recent.rows
+        if (row["scope"], row["kept"], row["phase"]) == ("context", 0.2, "all")
+    }
+    assert rows["thought", "recency"] == 0 == recent.value.value
+    assert rows["decode", "recency"] > 0.25
+    assert rows["thought", "LFU"] > rows["thought", "recency"]
+    # The first page is not among the newest, and half of what is wanted: the claim fails on its second half.
+    assert recent.verdict.startswith("not supported: in a thought it holds 0.000")
+    assert "nothing is said of milestones" in finding(found, "thinking-attention").notes[1]
+
+
+def test_milestones_that_are_wanted_again_are_seen(tmp_path: Path) -> None:
+    steps, page = 160, 5
+    mass = np.full((steps, 1, 2, 50), 1e-6)
+    mass[:, 0, :, page] = 1.0
+    asked = [Asked(number, 4, mass, kind="thought") for number in range(3)]
+    recording = recorded(tmp_path, [*asked, looks_back("decode", 9, 0)])
+    marks = {f"thought/{number}/{number}": Marks([PAGE_SIZE * page + 1], []) for number in range(3)}
+    score = finding(study_thinking([recording], marks, KINDS), "thinking-attention")
+    (row,) = (row for row in score.rows if row["kind"] == "thought")
+    assert row["late wants, milestones"] == 1
+    assert row["late wants, others"] < 0.2
+    assert "milestones are wanted" in score.verdict
+
+
+@pytest.mark.parametrize(
+    ("parts", "begin"),
+    [
+        ([(True, False, "a"), (True, False, "b")], "supported: a; b"),
+        ([(True, False, "a"), (False, True, "b")], "not supported: a; b"),
+        ([(True, False, "a"), (False, False, "b")], "undecided: a; b"),
+    ],
+)
+def test_a_claim_of_two_parts_needs_both(parts: list[tuple[bool, bool, str]], begin: str) -> None:
+    assert verdict_of_parts(*parts) == begin
+
+
+def test_retracted_tokens_and_short_answers_are_left_out(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, [looks_back("thought", 0, 2), looks_back("thought", 1, 2, steps=8)])
+    (wants,) = read_wants(recording, 0.1, 32)
+    assert (wants.kind, wants.num_steps, wants.num_heads, wants.prompt_pages) == ("thought", 48, 4, 12)
+
+
+def test_kinds_that_are_missing_are_named(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, [looks_back("chat", 0, 2)])
+    with pytest.raises(StudyError, match=r"kind 'thought' with pages of 4 tokens \(kinds there: chat\)"):
+        study_thinking([recording], {}, KINDS)
+
+
+def test_short_lists_are_refused(tmp_path: Path) -> None:
+    write_asked(tmp_path, [looks_back("thought", 0, 2)], share=0.1)
+    with pytest.raises(StudyError, match=r"record with --kv-importance-trace-pages 0\.4 or more"):
+        study_thinking([load_page_steps(tmp_path)], {}, KINDS)
+
+
+def test_the_command_writes_three_findings(tmp_path: Path) -> None:
+    far_and_near(tmp_path)
+    directories = [str(tmp_path / name) for name in ("thoughts", "answers")]
+    result = CliRunner().invoke(app, ["thinking", *directories, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    for name in ("recency", "stability", "attention"):
+        document = json.loads((tmp_path / f"thinking-{name}.json").read_text())
+        assert document["rows"]
+        assert (tmp_path / f"thinking-{name}.png").stat().st_size > 1000
+
+
+def test_the_command_needs_two_kinds(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["thinking", str(tmp_path), "--normal", "thought"])
+    assert result.exit_code == 2
+    assert "compare two kinds" in result.output
