@@ -2,8 +2,8 @@
 
     python benchmark/thinking.py
 
-Thoughts of the embedded reasoning model, and normal decode of the embedded retrieval model: answers that go
-on behind a record of a document. All KV in one place, one request at a time; what each token attends to is
+Thoughts of the embedded reasoning model, and normal decode of the embedded retrieval model: it goes on with a
+text of distinct words that it has seen once, the longest answer that it gives rightly. All KV in one place, one request at a time; what each token attends to is
 recorded with pages of each size and put to the study of ``sgl-importance study thinking``. Counts of pages
 only: other work on the machine changes nothing. Recordings stay in ``--recordings`` and are not made twice.
 """
@@ -24,8 +24,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
+from sgl_importance.probe.tokenizer import encode_text
 from sgl_importance.reasoner import reasoner_path
 from sgl_importance.reasoner.milestones import milestones, phases
 from sgl_importance.reasoner.tasks import ReasoningTask, make_task
@@ -34,11 +33,13 @@ from sgl_importance.study.thinking.marks import Marks, Stretch, read_marks, writ
 from sgl_importance.study.thinking.measured import Kinds
 from sgl_importance.study.thinking.study_thinking import study_thinking
 from sgl_importance.trace.page_steps import PageRecording, load_page_steps
+from sgl_importance.workload.kinds import Shape, generation
 
 from support.served import script_server
 from support.servers import ServerProcess
 
 LISTED = 0.4
+DECODE_TOKENS = 192
 KINDS = Kinds("thought", "decode")
 PAGES = {16: 1.0, 4: 0.5, 1: 0.2}
 """Page sizes, with the share of the instances recorded: lists of small pages are long."""
@@ -93,14 +94,18 @@ def marks_of(task: ReasoningTask, prompt_tokens: int) -> Marks:
     )
 
 
-def record_decode(length: int, count: int, tokens: int, page_size: int, directory: Path) -> None:
-    """Answers about documents of a length, of so many tokens each."""
-    with recording_server(checkpoint_path(), page_size, length + tokens + 64, directory) as server:
+def record_decode(length: int, count: int, page_size: int, directory: Path) -> None:
+    """Continuations of texts of at most so many tokens."""
+    shape = Shape(document_tokens=length, answer_tokens=DECODE_TOKENS)
+    with recording_server(checkpoint_path(), page_size, length + DECODE_TOKENS + 64, directory) as server:
         for number in track(range(count), f"decode, pages of {page_size}"):
-            document = make_document(length - 64, number)
-            name = list(document.records)[number % len(document.records)]
-            ids = encode(document.messages(name))
-            generate(server, f"{KINDS.normal}/{number}", ids, tokens, to_end=False)
+            asked = next(generation(shape, 0, number))
+            assert asked.answer is not None
+            ids, right = encode_text(asked.prompt), encode_text(asked.answer)
+            written = generate(server, f"{KINDS.normal}/{number}", ids, DECODE_TOKENS, to_end=False)
+            same = sum(one == other for one, other in zip(written, right, strict=False))
+            if same < len(right) - 1:  # the space behind the last word
+                typer.echo(f"decode {number}: {same} of {len(right)} tokens are right", err=True)
         server.shut_down()
 
 
@@ -125,7 +130,7 @@ def recordings_of(
             write_marks(marks, record_thoughts(model, tasks, page_size, thoughts))
         done = folder / f"decode-{page_size}.done"
         if not done.is_file():
-            record_decode(length, count * len(names), 256, page_size, decode)
+            record_decode(length, count * len(names), page_size, decode)
             done.touch()
         yield load_page_steps(thoughts), marks
         yield load_page_steps(decode), None

@@ -40,7 +40,9 @@ def study_attention_score(
         for score, chance in zip(*(rule_parts(found, cell, "recall far") for cell in cells), strict=True)
     ]
     value = bootstrap(pairs, lambda table: ratio_of_sums(table[:, :2]) - ratio_of_sums(table[:, 2:]))
-    milestones = _milestone_times(found)
+    # Large pages nearly all hold one.
+    smallest = min(measured, key=lambda each: each.page_size)
+    milestones = _milestone_times(smallest.of_kind(kinds.thought))
     said = (
         value.high <= ABOVE_RANDOM,
         value.low > ABOVE_RANDOM,
@@ -65,7 +67,8 @@ def study_attention_score(
         notes=(
             "value: recall of the attention score minus that of the random control, 10 steps on, of pages "
             "behind the prompt",
-            "milestones: tokens that state a value, a push or a pop; pages behind the newest 64 tokens"
+            f"milestones: tokens that state a value, a push or a pop; pages of {smallest.page_size} behind the "
+            "newest 64 tokens"
             if milestones is not None
             else "no marks were given, so nothing is said of milestones",
             *notes_of(decisive, kinds),
@@ -81,7 +84,6 @@ def _milestone_times(found: Sequence[RequestMeasures]) -> Estimate | None:
         for each in found
         if each.late_milestones is not None and each.late_others is not None
     ]
-    # Large pages may all hold one.
     if not rows or not np.sum(rows, axis=0)[[1, 3]].all():
         return None
     return bootstrap(
