@@ -3,9 +3,10 @@
     python benchmark/thinking.py
 
 Thoughts of the embedded reasoning model, and normal decode of the embedded retrieval model: it goes on with a
-text of distinct words that it has seen once, the longest answer that it gives rightly. All KV in one place, one request at a time; what each token attends to is
-recorded with pages of each size and put to the study of ``sgl-importance study thinking``. Counts of pages
-only: other work on the machine changes nothing. Recordings stay in ``--recordings`` and are not made twice.
+text of distinct words that it has seen once, the longest answer that it gives rightly. All KV in one place,
+one request at a time; what each token attends to is recorded with pages of each size and put to the study of
+``sgl-importance study thinking``. Counts of pages only: other work on the machine changes nothing. Recordings
+stay in ``--recordings`` and are not made twice.
 """
 
 from __future__ import annotations

@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 from sgl_importance.study.cli import app
 from sgl_importance.study.study_report import Finding, StudyError, verdict_of_parts
 from sgl_importance.study.thinking import measures
-from sgl_importance.study.thinking.keep_rules import KEEP_RULES, keep, oracle, recency, stability
+from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule, oracle, recency, stability
 from sgl_importance.study.thinking.marks import Marks, Stretch, read_marks, write_marks
 from sgl_importance.study.thinking.measured import Kinds
 from sgl_importance.study.thinking.request_measures import measure_request, unstable_heads
 from sgl_importance.study.thinking.study_thinking import study_thinking
-from sgl_importance.study.thinking.wants import Wants, read_wants
+from sgl_importance.study.thinking.rule_run import run_rule
+from sgl_importance.study.thinking.wants import Bools, Wants, read_wants
 from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 
 from support.workloads.page_recordings import Asked, write_asked
@@ -36,6 +37,11 @@ def wants_of(rows: list[list[int]], num_pages: list[int], prompt_pages: int = 0)
     wants = Wants("thought/0", 16, 0, prompt_pages, np.array(num_pages), wanted, wanted / np.float32(4))
     wants.check_integrity()
     return wants
+
+
+def keep(wants: Wants, rule: KeepRule, share: float) -> Bools:
+    (run,) = run_rule(wants, rule, [share])
+    return run.kept
 
 
 @st.composite
@@ -60,13 +66,12 @@ def random_wants(draw: st.DrawFn) -> Wants:
 
 def test_recall_counts_pages_that_are_there() -> None:
     wants = wants_of([[0], [1], [2], [0, 3]], [3, 3, 3, 4])
-    (kept,) = keep(wants, recency, [0.3])  # one page of three: the newest; two of four
+    kept = keep(wants, recency, 0.3)  # one page of three: the newest; two of four
     assert kept[:, 0].tolist() == [[0, 0, 1, 0]] * 3 + [[0, 0, 1, 1]]
     # Steps on to 2: wants 2, kept. Steps on to 3: wants 0 and 3, of which 3 was not there yet.
     assert measures.recall(wants, kept, 2).tolist() == [[1, 2]]
     assert measures.recall(wants, kept, 2, np.array([2])).tolist() == [[1, 1]]
     assert measures.mass_recall(wants, kept, 2).tolist() == [[0.25, 0.5]]
-    assert measures.misses(wants, kept).tolist() == [[2, 3]]
 
 
 def test_moves_by_hand() -> None:
@@ -123,7 +128,7 @@ def test_the_least_consistent_quarter_of_the_heads_is_unstable() -> None:
 
 @given(random_wants(), st.sampled_from(sorted(KEEP_RULES)), st.sampled_from([0.1, 0.2, 0.5]))
 def test_a_rule_keeps_what_fits_and_the_page_being_filled(wants: Wants, rule: str, share: float) -> None:
-    (kept,) = keep(wants, KEEP_RULES[rule], [share])
+    kept = keep(wants, KEEP_RULES[rule], share)
     assert (kept.sum(2) == np.ceil(share * wants.num_pages)[:, None]).all()
     assert not (kept & ~wants.exists()).any()
     assert kept[np.arange(wants.num_steps), :, wants.num_pages - 1].all()
@@ -132,20 +137,20 @@ def test_a_rule_keeps_what_fits_and_the_page_being_filled(wants: Wants, rule: st
 @given(random_wants(), st.sampled_from(sorted(set(KEEP_RULES) - {"oracle"})), st.data())
 def test_no_rule_but_the_oracle_sees_the_future(wants: Wants, rule: str, data: st.DataObject) -> None:
     known = data.draw(st.integers(1, wants.num_steps))
-    (kept,) = keep(wants, KEEP_RULES[rule], [0.3])
-    (before,) = keep(wants.steps(np.arange(known)), KEEP_RULES[rule], [0.3])
+    kept = keep(wants, KEEP_RULES[rule], 0.3)
+    before = keep(wants.steps(np.arange(known)), KEEP_RULES[rule], 0.3)
     assert (kept[:known] == before).all()
 
 
 @given(random_wants(), st.sampled_from(sorted(KEEP_RULES)))
 def test_no_rule_foresees_the_next_step_better_than_the_oracle(wants: Wants, rule: str) -> None:
-    (kept,), (best,) = keep(wants, KEEP_RULES[rule], [0.3]), keep(wants, oracle, [0.3])
+    kept, best = keep(wants, KEEP_RULES[rule], 0.3), keep(wants, oracle, 0.3)
     assert (measures.recall(wants, kept, 1) <= measures.recall(wants, best, 1)).all()
 
 
 def test_stable_heads_keep_their_pages_until_they_are_ranked_again() -> None:
     wants = wants_of([[0]] + [[1]] * 15 + [[1]] * 4, [8] * 20)
-    (kept,) = keep(wants, stability, [0.25])
+    kept = keep(wants, stability, 0.25)
     assert kept[:16, 0, 0].all()
     assert not kept[:16, 0, 1].any()
     assert kept[16:, 0, 1].all()
@@ -153,11 +158,29 @@ def test_stable_heads_keep_their_pages_until_they_are_ranked_again() -> None:
 
 def test_random_pages_stand_behind_the_prompt() -> None:
     wants = wants_of([[0]] * 4, [20] * 4, prompt_pages=3)
-    (kept,) = keep(wants, KEEP_RULES["random, prompt kept"], [0.3])
+    kept = keep(wants, KEEP_RULES["random, prompt kept"], 0.3)
     assert kept[:, 0, :3].all()
     assert (kept[0] == kept[-1]).all()
-    (few,) = keep(wants, KEEP_RULES["random, prompt kept"], [0.1])
+    few = keep(wants, KEEP_RULES["random, prompt kept"], 0.1)
     assert few[:, 0, :3].sum() == 4  # of two pages one is being filled: the other is of the prompt
+
+
+def test_misses_are_pages_that_have_left() -> None:
+    # Room for two of five pages, of which the last is being filled: one of the others stays.
+    wants = wants_of([[0], [0], [1], [0], [4], [0]], [5] * 6)
+    (run,) = run_rule(wants, KEEP_RULES["LRU"], [0.4])
+    assert run.misses.tolist() == [[3, 6]]  # 0, 1, and 0 again; the page being filled is there
+    (best,) = run_rule(wants, oracle, [0.4])
+    assert best.misses.tolist() == [[3, 6]]
+    (roomy,) = run_rule(wants, KEEP_RULES["LRU"], [0.6])
+    assert roomy.misses.tolist() == [[2, 6]]
+
+
+@given(random_wants(), st.sampled_from(sorted(KEEP_RULES)), st.sampled_from([0.2, 0.4]))
+def test_no_rule_misses_less_than_the_oracle(wants: Wants, rule: str, share: float) -> None:
+    (run,), (best,) = (run_rule(wants, each, [share]) for each in (KEEP_RULES[rule], oracle))
+    assert (best.misses[:, 0] <= run.misses[:, 0]).all()
+    assert (run.misses[:, 0] <= run.misses[:, 1]).all()
 
 
 # ---- marks ----

@@ -65,10 +65,10 @@ def study_attention_score(
         value=value,
         verdict=verdict_of_parts(*parts),
         notes=(
-            "value: recall of the attention score minus that of the random control, 10 steps on, of pages "
+            "value: recall of the attention score minus that of the random control, 10 steps on, pages "
             "behind the prompt",
-            f"milestones: tokens that state a value, a push or a pop; pages of {smallest.page_size} behind the "
-            "newest 64 tokens"
+            f"milestones: tokens that state a value, a push or a pop; pages of {smallest.page_size}, behind "
+            "the newest 64 tokens"
             if milestones is not None
             else "no marks were given, so nothing is said of milestones",
             *notes_of(decisive, kinds),

@@ -1,21 +1,18 @@
 """Rules that say which pages to keep on the device while an answer is written; none sees the future.
 
-A rule gives each page a score after every step; those of highest score are kept, newer ones first where
-scores are equal, and always the page that is being filled. Pages that are not kept are not lost: a rule may
-bring them back.
+A rule gives each page a score after every step; those of highest score are kept (``rule_run``).
 """
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.study.thinking.measures import RANKED_EVERY
-from sgl_importance.study.thinking.wants import Bools, Wants
+from sgl_importance.study.thinking.wants import Wants
 
 Scores = npt.NDArray[np.float64]
 KeepRule = Callable[[Wants], Iterator[Scores]]
@@ -27,28 +24,6 @@ ACTIVE_MASS = 1e-4
 EMA_DECAY = 0.9
 FIRST = 1e18
 """Above every score that a rule computes."""
-
-
-def keep(wants: Wants, rule: KeepRule, shares: Sequence[float]) -> list[Bools]:
-    """Pages kept after each step, for each share; [steps, heads, columns].
-
-    Args:
-        wants: of one request.
-        rule: that ranks its pages.
-        shares: of the pages that exist at a step, rounded up.
-    """
-    kept = [np.zeros_like(wants.wanted) for _ in shares]
-    heads = np.arange(wants.num_heads)[:, None]
-    for step, scores in enumerate(rule(wants)):
-        num_pages = int(wants.num_pages[step])
-        if not num_pages:
-            continue
-        ranked = scores[:, :num_pages][:, ::-1].copy()
-        ranked[:, 0] = np.inf
-        best_first = num_pages - 1 - np.argsort(-ranked, axis=1, kind="stable")
-        for share, of_share in zip(shares, kept, strict=True):
-            of_share[step, heads, best_first[:, : math.ceil(share * num_pages)]] = True
-    return kept
 
 
 def recency(wants: Wants) -> Iterator[Scores]:

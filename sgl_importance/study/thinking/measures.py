@@ -81,12 +81,6 @@ def false_evictions(wants: Wants, kept: Bools) -> Parts:
     return _parts((evicted & soon[1:]).sum((0, 2)), evicted.sum((0, 2)))
 
 
-def misses(wants: Wants, kept: Bools) -> Parts:
-    """Of the pages that the next step wants, those that are not kept: each would be loaded."""
-    hits = recall(wants, kept, 1)
-    return _parts(hits[:, 1] - hits[:, 0], hits[:, 1])
-
-
 def reuse_distances(wants: Wants) -> Counts:
     """Wants by steps since the page was wanted before: those of ``DISTANCE_BOUNDS``, more, never; int64."""
     last = np.full(wants.wanted.shape[1:], -1)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sgl_importance.study.thinking import measures
-from sgl_importance.study.thinking.keep_rules import ACTIVE_MASS, KEEP_RULES, keep
+from sgl_importance.study.thinking.keep_rules import ACTIVE_MASS, KEEP_RULES
 from sgl_importance.study.thinking.marks import PHASES, Marks
 from sgl_importance.study.thinking.measures import Parts
+from sgl_importance.study.thinking.rule_run import RuleRun, run_rule
 from sgl_importance.study.thinking.wants import Bools, Counts, Wants
 
 CONTEXT, ANSWER = "context", "answer"
@@ -79,12 +80,12 @@ def measure_request(
     rules: dict[RuleCell, dict[str, Parts]] = {}
     for scope, seen in ((CONTEXT, wants), (ANSWER, answer)):
         for name, rule in KEEP_RULES.items():
-            for share, kept in zip(shares, keep(seen, rule, shares), strict=True):
-                cell = RuleCell(scope, name, share)
-                rules[cell] = _of_rule(seen, kept)
-                if share == DECISIVE_SHARE and scope == ANSWER:
-                    rules |= dict(_by_phase(seen, kept, cell, phases))
-    (ranked,) = keep(wants, KEEP_RULES["stability"], [DECISIVE_SHARE])
+            for run in run_rule(seen, rule, shares):
+                cell = RuleCell(scope, name, run.share)
+                rules[cell] = _of_rule(seen, run)
+                if run.share == DECISIVE_SHARE and scope == ANSWER:
+                    rules |= dict(_by_phase(seen, run.kept, cell, phases))
+    (ranked,) = run_rule(wants, KEEP_RULES["stability"], [DECISIVE_SHARE])
     has_milestone = None if marks is None else marks.milestone_pages(answer)
     return RequestMeasures(
         rid=wants.rid,
@@ -97,7 +98,7 @@ def measure_request(
             "promoted": measures.promoted(wants),
             "recurrence": measures.recurrence(wants, ACTIVE_MASS),
         },
-        ranked_evictions=measures.false_evictions(wants, ranked),
+        ranked_evictions=measures.false_evictions(wants, ranked.kept),
         reuse=measures.reuse_distances(wants),
         late_milestones=None
         if has_milestone is None
@@ -108,13 +109,13 @@ def measure_request(
     )
 
 
-def _of_rule(wants: Wants, kept: Bools) -> dict[str, Parts]:
+def _of_rule(wants: Wants, run: RuleRun) -> dict[str, Parts]:
     return {
-        "recall near": measures.recall(wants, kept, NEAR),
-        "recall far": measures.recall(wants, kept, FAR),
-        "mass near": measures.mass_recall(wants, kept, NEAR),
-        "misses": measures.misses(wants, kept),
-        "false evictions": measures.false_evictions(wants, kept),
+        "recall near": measures.recall(wants, run.kept, NEAR),
+        "recall far": measures.recall(wants, run.kept, FAR),
+        "mass near": measures.mass_recall(wants, run.kept, NEAR),
+        "misses": run.misses,
+        "false evictions": measures.false_evictions(wants, run.kept),
     }
 
 
