@@ -1,4 +1,4 @@
-"""Three rules that decide what stays on a device, put to long thoughts."""
+"""Rules that decide what stays on a device, put to long thoughts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sgl_importance.study.thinking.attention_score import study_attention_score
 from sgl_importance.study.thinking.marks import Marks
 from sgl_importance.study.thinking.measured import Kinds, measure_recordings
 from sgl_importance.study.thinking.recency import study_recency
+from sgl_importance.study.thinking.residency import study_residency
 from sgl_importance.study.thinking.stability import study_stability
 from sgl_importance.trace.page_steps import PageRecording
 
@@ -23,7 +24,7 @@ def study_thinking(
     *,
     figures: Path | None = None,
 ) -> list[Finding]:
-    """One finding for each of the three rules.
+    """A finding for each of three rules that systems rest on, and one for a rule that learns.
 
     Args:
         recordings: those with pages of one size are taken together; the verdicts are read from pages of 16
@@ -42,7 +43,9 @@ def study_thinking(
         "thinking-stability": study_stability,
         "thinking-attention": study_attention_score,
     }
-    return [
+    found = [
         study(measured, decisive, kinds, None if figures is None else figures / f"{name}.png")
         for name, study in studies.items()
     ]
+    figure = None if figures is None else figures / "thinking-residency.png"
+    return [*found, study_residency(recordings, decisive.page_size, kinds.thought, figure)]

@@ -1,0 +1,162 @@
+"""Does a rule that learns what a thought will want load fewer pages than the rules that are published?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sgl_importance.study.statistics import Estimate, bootstrap, ratio_of_sums
+from sgl_importance.study.study_report import SMALL_MODEL, Finding, StudyError, draw, verdict_of_parts
+from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule
+from sgl_importance.study.thinking.measured import SHORTEST_ANSWER, WANTED_SHARE
+from sgl_importance.study.thinking.request_measures import (
+    ANSWER,
+    CONTEXT,
+    DECISIVE_SHARE,
+    KEPT_SHARES,
+    summed,
+)
+from sgl_importance.study.thinking.rule_run import run_rule
+from sgl_importance.study.thinking.wants import Wants, read_wants
+from sgl_importance.terminal import counted
+from sgl_importance.trace.page_steps import PageRecording
+
+SAVED = 0.15  # chosen before the first run
+LEARNED, ORACLE = "learned", "oracle"
+CONTROLS = ("random, prompt kept", ORACLE)
+"""Not among the rules that the learned one is compared with."""
+CLAIM = (
+    "a rule that learns from other thoughts which pages will be wanted within 10 steps loads at least 15 % "
+    "fewer than the best rule that learns nothing, with room for a fifth of the context"
+)
+
+Loads = dict[str, list[tuple[float, float]]]
+"""By rule: pages loaded and pages wanted, of each request."""
+
+
+def study_residency(
+    recordings: Sequence[PageRecording], decisive_page: int, thought: str, figure: Path | None
+) -> Finding:
+    """Fits to every second thought, judges by the others.
+
+    Raises:
+        StudyError: there are fewer than four thoughts with pages of the decisive size.
+    """
+    from sgl_importance.study.thinking.learned_rule import fit_rule  # imports torch
+
+    rows: list[dict[str, Any]] = []
+    decisive: Loads = {}
+    weights: Mapping[str, float] = {}
+    for page_size in sorted({recording.page_size for recording in recordings}):
+        requests = _thoughts(recordings, page_size, thought)
+        if len(requests) < 4:
+            if page_size == decisive_page:
+                raise StudyError(
+                    f"{len(requests)} answers of kind '{thought}' with pages of {page_size}: a rule that "
+                    "learns from half of them, to be judged by the other half, needs four or more"
+                )
+            continue
+        fitted, judged = requests[::2], requests[1::2]
+        for scope in (CONTEXT, ANSWER):
+            seen = [each.of_answer() if scope == ANSWER else each for each in fitted]
+            learned = fit_rule(seen)
+            loads = _loads(judged, scope, {**KEEP_RULES, LEARNED: learned})
+            rows += _rows(page_size, scope, loads)
+            if (page_size, scope) == (decisive_page, CONTEXT):
+                decisive, weights = loads[DECISIVE_SHARE], learned.named_weights()
+    best = _best(decisive)
+    value = saved(decisive[LEARNED], decisive[best])
+    if figure is not None:
+        draw(
+            figure,
+            [(f"loads of wanted pages, {decisive_page} tokens each", _painter(rows, decisive_page))],
+        )
+    said = ", ".join(f"{name} {weight:+.2f}" for name, weight in list(weights.items())[:6])
+    return Finding(
+        study="thinking-residency",
+        claim=CLAIM,
+        value=value,
+        verdict=verdict_of_parts(
+            (value.low >= SAVED, value.high < SAVED, f"it loads {value} fewer than '{best}'"),
+        ),
+        notes=(
+            f"value: share of the loads of '{best}', the best of {len(KEEP_RULES) - len(CONTROLS)} rules on "
+            f"these {len(decisive[best])} thoughts; pages come when they are wanted, and nothing changes a token. "
+            f"Wanted are {WANTED_SHARE:.0%} of the pages; requests are the resampled units",
+            f"largest weights of the logistic regression, standardised: {said}",
+            SMALL_MODEL,
+        ),
+        rows=tuple(rows),
+    )
+
+
+def saved(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Estimate:
+    """1 - loads of the first / loads of the second, of the same requests."""
+    pairs = [(one[0], other[0]) for one, other in zip(first, second, strict=True)]
+    return bootstrap(pairs, lambda table: 1 - ratio_of_sums(table))
+
+
+def _thoughts(recordings: Sequence[PageRecording], page_size: int, thought: str) -> list[Wants]:
+    return [
+        wants
+        for recording in recordings
+        if recording.page_size == page_size
+        for wants in read_wants(recording, WANTED_SHARE, SHORTEST_ANSWER)
+        if wants.kind == thought
+    ]
+
+
+def _loads(judged: Sequence[Wants], scope: str, rules: Mapping[str, KeepRule]) -> dict[float, Loads]:
+    """By share of the pages that fit."""
+    found: dict[float, Loads] = {share: {name: [] for name in rules} for share in KEPT_SHARES}
+    with counted(f"judging rules by {len(judged)} thoughts", len(judged) * len(rules)) as advance:
+        for wants in judged:
+            seen = wants.of_answer() if scope == ANSWER else wants
+            for name, rule in rules.items():
+                for run in run_rule(seen, rule, KEPT_SHARES):
+                    found[run.share][name].append(summed(run.misses))
+                advance()
+    return found
+
+
+def _best(loads: Loads) -> str:
+    others = [name for name in loads if name not in (LEARNED, *CONTROLS)]
+    return min(others, key=lambda name: sum(loaded for loaded, _ in loads[name]))
+
+
+def _rows(page_size: int, scope: str, by_share: Mapping[float, Loads]) -> list[dict[str, Any]]:
+    rows = []
+    for share, loads in by_share.items():
+        best = _best(loads)
+        for name, parts in loads.items():
+            fewer = saved(parts, loads[best])
+            rows.append(
+                {
+                    "page": page_size,
+                    "scope": scope,
+                    "kept": share,
+                    "rule": name,
+                    "thoughts": len(parts),
+                    "loaded": sum(loaded for loaded, _ in parts) / max(sum(read for _, read in parts), 1),
+                    "fewer than best": fewer.value,
+                    "low": fewer.low,
+                    "high": fewer.high,
+                    "best": best,
+                }
+            )
+    return rows
+
+
+def _painter(rows: Sequence[dict[str, Any]], page_size: int) -> Callable[[Any], None]:
+    def paint(axis: Any) -> None:
+        shown = [row for row in rows if row["page"] == page_size and row["scope"] == CONTEXT]
+        for name in dict.fromkeys(row["rule"] for row in shown):
+            of_rule = [row for row in shown if row["rule"] == name]
+            style = "k--" if name in CONTROLS else ("o-" if name == LEARNED else "x-")
+            axis.plot([r["kept"] for r in of_rule], [r["loaded"] for r in of_rule], style, label=name, lw=1)
+        axis.set_xlabel("share of the context's pages that fit", fontsize=8)
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=6)
+
+    return paint
