@@ -34,6 +34,7 @@ from scripts.pages import (  # noqa: E402
     status,
     tables,
     tested,
+    thinking_tables,
     tier_tables,
 )
 
@@ -52,7 +53,16 @@ def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 NAMES = functions_of(
-    figures, reasoning_tables, reference, routes, sparse_tables, status, tables, tested, tier_tables
+    figures,
+    reasoning_tables,
+    reference,
+    routes,
+    sparse_tables,
+    status,
+    tables,
+    tested,
+    thinking_tables,
+    tier_tables,
 )
 
 

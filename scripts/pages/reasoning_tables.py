@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from benchmark.serving.measured import table
 from scripts.pages.figures import results
+from sgl_importance.reasoner import control_path, reasoner_path
 
 _KINDS = {
     ("program", "operand"): "`program`: an operand's value",
@@ -43,15 +45,57 @@ def look_back_distances(length: int) -> str:
     )
 
 
-def reasoner_training() -> Mapping[str, Any]:
-    """The record of the training run."""
-    record: Mapping[str, Any] = results("reasoner_training")
+def reasoner_training(control: bool = False) -> Mapping[str, Any]:
+    """The record of a training run, kept beside its weights."""
+    path = control_path() if control else reasoner_path()
+    record: Mapping[str, Any] = json.loads((path / "training.json").read_text(encoding="utf-8"))
     return record
+
+
+def reasoning_served_table() -> str:
+    """Right final answers through a server, and the share of steps before a thought's first wrong one."""
+    rows = results("reasoning_served")["rows"]
+    lengths = sorted({row["length"] for row in rows})
+    found = {(row["model"], row["task"], row["length"]): row for row in rows}
+
+    def cell(row: Mapping[str, Any] | None) -> str:
+        if row is None:
+            return ""
+        return f"{row['exact_match']:.2f} of {row['n']} ({row['steps_right']:.2f})"
+
+    return table(
+        ["", "task", *(f"{length:,} tokens" for length in lengths)],
+        [
+            [model, f"`{task}`", *(cell(found.get((model, task, length))) for length in lengths)]
+            for model, task in dict.fromkeys(key[:2] for key in found)
+        ],
+    )
+
+
+def reasoning_windows_table() -> str:
+    """Right final answers where a token sees its prompt and so many tokens of the thought."""
+    rows = results("reasoning_windows")["rows"]
+    windows = sorted({row["window"] for row in rows if row["window"] is not None}, reverse=True)
+    found = {(row["task"], row["length"], row["window"]): row for row in rows}
+    cells = list(dict.fromkeys(key[:2] for key in found))
+    return table(
+        ["task", "thought", "n", "sees all", *(f"last {window}" for window in windows)],
+        [
+            [
+                f"`{task}`",
+                f"{length:,}",
+                str(found[task, length, None]["n"]),
+                *(f"{found[task, length, window]['exact_match']:.2f}" for window in (None, *windows)),
+            ]
+            for task, length in cells
+        ],
+    )
 
 
 def reasoner_training_table() -> str:
     """Share of right replies, token for token, at each evaluation of the training run on record."""
-    rows = reasoner_training()["evaluations"]
+    every = reasoner_training()["evaluations"]
+    rows = [*every[:-1:2], every[-1]]
     cells = [(row["task"], row["length"]) for row in rows[-1]["evaluation"]]
     return table(
         ["steps", "minutes", *(f"`{task}`, {length:,}" for task, length in cells)],

@@ -82,8 +82,8 @@ def study_residency(
         ),
         notes=(
             f"value: share of the loads of '{best}', the best of {len(KEEP_RULES) - len(CONTROLS)} rules on "
-            f"these {len(decisive[best])} thoughts; pages come when they are wanted, and nothing changes a token. "
-            f"Wanted are {WANTED_SHARE:.0%} of the pages; requests are the resampled units",
+            f"these {len(decisive[best])} thoughts; pages come when they are wanted, and nothing changes a "
+            f"token. Wanted are {WANTED_SHARE:.0%} of the pages; requests are the resampled units",
             f"largest weights of the logistic regression, standardised: {said}",
             SMALL_MODEL,
         ),
