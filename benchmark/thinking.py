@@ -24,6 +24,7 @@ from rich.progress import track
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
+from benchmark.results import RESULTS
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tokenizer import encode_text
 from sgl_importance.reasoner import reasoner_path
@@ -143,10 +144,10 @@ def main(
     n: Annotated[int, typer.Option(min=2, help="Thoughts of each task, with pages of 16.")] = 15,
     model: Annotated[Path | None, typer.Option(help="Another checkpoint than the embedded one.")] = None,
     recordings: Annotated[Path, typer.Option(help="Folder that keeps recordings.")] = ROOT / "build/thinking",
-    out: Annotated[Path, typer.Option(help="Folder for JSON and figures.")] = ROOT
-    / "benchmark/results/findings/thinking",
+    out: Annotated[Path, typer.Option(help="Folder for JSON.")] = RESULTS / "findings/thinking",
+    figures: Annotated[Path, typer.Option(help="Folder for figures.")] = ROOT / "docs/img",
 ) -> None:
-    for folder in (recordings, out):
+    for folder in (recordings, out, figures):
         folder.mkdir(parents=True, exist_ok=True)
     known: dict[str, Marks] = {}
     found = []
@@ -155,7 +156,7 @@ def main(
         known |= {} if marks is None else read_marks(marks)
     command = ["python", "benchmark/thinking.py", "--tasks", tasks, "--length", str(length), "--n", str(n)]
     console = Console()
-    for finding in study_thinking(found, known, KINDS, figures=out):
+    for finding in study_thinking(found, known, KINDS, figures=figures):
         finding.show(console)
         finding.write(out, found, shlex.join(command))
 

@@ -162,6 +162,16 @@ def thinking_loads_table(page: int = 16, scope: str = "context") -> str:
     )
 
 
+def fewer_loads_than(rule: str, kept: float = KEPT, page: int = 16) -> float:
+    """Percent of a rule's loads that the exponential average saves, with room for a share of the context."""
+    loaded = {
+        row["rule"]: row["loaded"]
+        for row in _finding("residency")["rows"]
+        if (row["page"], row["scope"], row["kept"]) == (page, "context", kept)
+    }
+    return 100 * float(1 - loaded["EMA"] / loaded[rule])
+
+
 def len_of_features() -> int:
     """Facts of a page that the learned rule knows."""
     return len(PAGE_FEATURES)
