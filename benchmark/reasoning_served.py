@@ -29,7 +29,8 @@ from sgl_importance.terminal import counted
 
 from support.served import script_server
 
-MODELS = {"reasoner": reasoner_path, "control": control_path}
+MODELS = {"reasoner": (reasoner_path, ("--reasoning-parser", "qwen3")), "control": (control_path, ())}
+"""With the flags that ``scripts/serve.sh`` sets for each."""
 CONCURRENCY, TIMEOUT = 4, 600.0
 
 
@@ -53,7 +54,8 @@ def main(
         done = {(row["task"], row["length"]) for row in rows if row["model"] == model}
         if set(cells) <= done:
             continue
-        with script_server("--reasoning-parser", "qwen3", model=MODELS[model]()) as server:
+        path_of, flags = MODELS[model]
+        with script_server(*flags, model=path_of()) as server:
             for task, length in cells:
                 if (task, length) not in done:
                     (row,) = asyncio.run(_ask(server.base_url, ReasoningPlan([task], [length], n)))
