@@ -68,9 +68,7 @@ def _line(policy: KvPolicy, mode: str, cure: str) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    # Several schedulers. Scores are reduced between tensor-parallel ranks (attention/rank_sums.py); pins,
-    # pre-warming, the ledger and the store have not been tested on several.
-    Rule("tp_size", "tensor parallelism", above(1), "use --tp-size 1"),
+    # Several schedulers, beyond tensor parallelism (tree/ranks.py).
     Rule("pp_size", "pipeline parallelism", above(1), "use --pp-size 1"),
     Rule("dp_size", "data parallelism", above(1), "use --dp-size 1"),
     Rule("ep_size", "expert parallelism", above(1), "use --ep-size 1"),

@@ -41,6 +41,15 @@ OPERATIONS: dict[str, Operation] = {
     "pins": pin_operations.pins,
     "answered": answers.answered,
 }
+FOLLOWED: dict[str, Operation] = {
+    "pin": pin_operations.pin,
+    "unpin": pin_operations.unpin,
+    "pins": pin_operations.let_time_pass,
+    "events": recent_events.let_time_pass,
+    "answered": answers.answered,
+}
+"""What the operations change in the tree: all that a tensor-parallel rank does whose answers nobody reads.
+Reading may take more slices on one rank than on another, and does not run there."""
 WITHOUT_LEARNING = frozenset({"snapshot", "tree", "find", "events", "prewarm_room"})
 """Operations that answer also when a fault has ended learning: nothing is known of nodes then."""
 
@@ -57,7 +66,8 @@ def handle_messages(scheduler: Scheduler) -> None:
         if is_over:
             component.publish()
 
-    desk = Desk(cache, OPERATIONS, WITHOUT_LEARNING, account)
+    leads = cache.importance.state.ranks.leads
+    desk = Desk(cache, OPERATIONS if leads else FOLLOWED, WITHOUT_LEARNING, account, follows=not leads)
 
     def answer(request: KvImportanceReq) -> KvImportanceReqOutput:
         if request.job is not None:
