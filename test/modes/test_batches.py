@@ -93,8 +93,6 @@ def test_answers_are_stocks(flags: tuple[str, ...], model: Path, prompts: list[l
         nodes = server.get("/kv_importance", limit=1000)["nodes"]
         assert any(node["cross_mass"] > 0 for node in nodes)
         assert server.metric(f"{PREFIX}folds_total") > len(prompts)
-        if flags is MIXED:
-            assert "mixed" in server.log() or server.metric(f"{PREFIX}emissions_total") > len(prompts)
         held = sum(node["tokens"] for node in nodes)
         assert stored_tokens(subscriber) == held
         server.flush_cache()

@@ -12,8 +12,7 @@ import pytest
 
 from sgl_importance.metrics_table import PREFIX
 
-from support.families import VOCABULARY
-from support.models import write_random_llama
+from support.families import FAMILIES, VOCABULARY, write_random_model
 from support.python_path import CHECKS, python_path
 from support.servers import ServerProcess
 from support.victims import VICTIM_LOG, cores_of_ranks, log_victims_to, victims
@@ -41,7 +40,9 @@ POOL_TOKENS, PREFIX_TOKENS = 512, 96
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_llama(tmp_path_factory.mktemp("random-llama"))
+    """Of a family that upstream lets wait with an empty batch while the other replica has work."""
+    (family,) = (family for family in FAMILIES if family.name == "Qwen3-MoE")
+    return write_random_model(tmp_path_factory.mktemp("random-moe"), family)
 
 
 @pytest.fixture(scope="module")

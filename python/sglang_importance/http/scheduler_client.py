@@ -11,7 +11,8 @@ from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sglang_importance.http.server_state import tokenizer_manager
-from sglang_importance.operations.messages import COMMUNICATOR, KvImportanceReq, KvImportanceReqOutput
+from sglang_importance.operations.messages import KvImportanceReqOutput
+from sglang_importance.operations.questions import ask_schedulers
 from sglang_importance.operations.runner import MAX_JOBS
 
 M = TypeVar("M", bound=BaseModel)
@@ -115,17 +116,5 @@ async def ask_each(operation: str, arguments: dict[str, Any]) -> list[KvImportan
 
 
 async def _answers(operation: str, arguments: dict[str, Any]) -> list[KvImportanceReqOutput]:
-    manager = tokenizer_manager()
-    manager.auto_create_handle_loop()
-    communicate = getattr(manager, f"{COMMUNICATOR}_communicator")
-    answers: dict[int, KvImportanceReqOutput] = {}
-    question = KvImportanceReq(operation=operation, arguments=json.dumps(arguments))
     async with _places:
-        while True:
-            replies: list[KvImportanceReqOutput] = await communicate(question)
-            going_on = [reply for reply in replies if reply.dp_rank not in answers]
-            answers |= {reply.dp_rank: reply for reply in going_on if reply.job is None}
-            jobs = {reply.dp_rank: reply.job for reply in going_on if reply.job is not None}
-            if not jobs:
-                return [answers[rank] for rank in sorted(answers)]
-            question = KvImportanceReq(jobs=jobs)
+        return await ask_schedulers(tokenizer_manager(), operation, arguments)
