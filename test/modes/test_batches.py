@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored, KVEventBatch
 
 from sgl_importance.metrics_table import PREFIX
 
@@ -104,13 +105,10 @@ def stored_tokens(subscriber: zmq.Socket) -> int:
     removed = 0
     while subscriber.poll(2000):
         *_, payload = subscriber.recv_multipart()
-        _, batch, *_ = msgspec.msgpack.decode(payload)
-        for kind, *event in batch:
-            if kind == "BlockStored":
-                hashes, _, _, size, *_ = event
-                blocks |= dict.fromkeys(hashes, size)
-            elif kind == "BlockRemoved":
-                for block in event[0]:
-                    removed += blocks.pop(block, 0)
+        for event in msgspec.msgpack.decode(payload, type=KVEventBatch).events:
+            if isinstance(event, BlockStored):
+                blocks |= dict.fromkeys(event.block_hashes, event.block_size)
+            elif isinstance(event, BlockRemoved):
+                removed += sum(blocks.pop(block, 0) for block in event.block_hashes)
     assert removed
     return sum(blocks.values())

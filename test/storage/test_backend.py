@@ -231,7 +231,6 @@ def test_mounting_keeps_the_operators_settings(tmp_path: Path) -> None:
         ({"hicache_storage_backend": "unheard"}, "drop --hicache-storage-backend"),
         ({"hicache_storage_backend": "dynamic"}, "needs backend_name, module_path, class_name"),
         ({"speculative_algorithm": "EAGLE"}, "drop --speculative-algorithm"),
-        ({"enable_lora": True}, "drop --enable-lora"),
         ({"pp_size": 2}, "use --pp-size 1"),
         ({"hicache_storage_backend_extra_config": "[1]"}, "correct it"),
         ({"hicache_storage_backend_extra_config": "{"}, "correct it"),
