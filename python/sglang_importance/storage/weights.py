@@ -55,7 +55,7 @@ class WeightsWatch:
         def read(pages_match: bool) -> Weights:
             runner = scheduler.tp_worker.model_runner
             return Weights(
-                fingerprint=_of_server(runner),
+                fingerprint=server_fingerprint(runner),
                 version=str(_weight_version()),
                 config=config_digest(runner.model_config),
                 pages_match=pages_match,
@@ -90,7 +90,7 @@ class WeightsWatch:
 WATCH = WeightsWatch()
 
 
-def _of_server(runner: Any) -> str:
+def server_fingerprint(runner: Any) -> str:
     """The fingerprint of the model, and of its LoRA adapters where it has any.
 
     An adapter of ``--lora-paths`` keeps its name for pages when its files have changed. One that is loaded
