@@ -66,8 +66,6 @@ def deepseek_command() -> str:
         tests = {
             row["test"].partition("::")[0] for row in rows if row["name"].startswith(each.get("tested", "-"))
         }
-        if "tested" in each and not tests:
-            raise ValueError(f"{each['flag']}: tested.json has no row {each['tested']}")
         if refused:
             assert not tests, each["flag"]
             state, why = "refused", f"`{'; '.join(refused)}`"
@@ -75,6 +73,7 @@ def deepseek_command() -> str:
             state = "works"
             why = ", ".join(sorted(f"`{test}`" for test in tests))
         else:
-            state, why = "pending a GPU", ""
+            state = "pending"
+            why = "`python scripts/tested.py test/modes`" if "tested" in each else "a GPU"
         lines.append([f"`{each['flag']}`", state, "; ".join(filter(None, (why, each.get("note", ""))))])
     return _table(["flag", "", "by what"], lines)
