@@ -91,8 +91,6 @@ def test_what_has_been_tested_is_allowed(options: ImportanceOptions) -> None:
         radix_cache_backend="importance",
         disable_overlap_schedule=True,
         tp_size=2,
-        dp_size=2,
-        enable_dp_attention=True,
         enable_mixed_chunk=True,
         num_continuous_decode_steps=2,
         enable_lora=True,
@@ -102,9 +100,18 @@ def test_what_has_been_tested_is_allowed(options: ImportanceOptions) -> None:
     assert refusals(args, options) == []
 
 
-@pytest.mark.parametrize(
-    "mode", [{"tp_size": 2}, {"dp_size": 2}, {"enable_mixed_chunk": True}, {"enable_lora": True}]
-)
+def test_replicas_stand_behind_data_parallel_attention() -> None:
+    behind = {"model_path": "dummy", "tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
+    assert refusals(ServerArgs(**behind), IMPORTANCE) == []
+    (line,) = refusals(ServerArgs(model_path="dummy", dp_size=2), IMPORTANCE)
+    assert "(--dp-size 2) without data-parallel attention: add --enable-dp-attention" in line
+    (line,) = refusals(ServerArgs(**behind, enable_hierarchical_cache=True), IMPORTANCE)
+    assert "a host tier or a store with data parallelism" in line
+    (line,) = refusals(ServerArgs(**behind), ImportanceOptions(policy="importance", store="x"))
+    assert "a host tier or a store with data parallelism" in line
+
+
+@pytest.mark.parametrize("mode", [{"tp_size": 2}, {"enable_mixed_chunk": True}, {"enable_lora": True}])
 def test_modes_that_tiered_pages_have_not_run_with(mode: dict[str, Any]) -> None:
     args = ServerArgs(model_path="dummy", attention_backend="torch_native", page_size=16, **mode)
     tiered = ImportanceOptions(policy="importance", residency="tiered")

@@ -197,6 +197,20 @@ _TIERED_RULES: tuple[Rule, ...] = (
 )
 
 
+def _replica_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
+    """Data-parallel replicas have run behind data-parallel attention, without tiers below the device."""
+    replicas = getattr(args, "dp_size", None) or 1
+    if replicas == 1:
+        return
+    if not getattr(args, "enable_dp_attention", False):
+        what = f"data parallelism (--dp-size {replicas}) without data-parallel attention"
+        yield _line(options.policy, what, "add --enable-dp-attention, or use --dp-size 1")
+    if getattr(args, "enable_hierarchical_cache", False) or options.store:
+        what = f"a host tier or a store with data parallelism (--dp-size {replicas})"
+        cure = f"drop --enable-hierarchical-cache and {flag('store')}"
+        yield _line(options.policy, what, cure)
+
+
 def _memory_mode_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     mode = getattr(args, "hicache_host_memory_mode", "cache")
     if mode != "cache" and not options.is_tiered:
@@ -260,6 +274,7 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
         if rule.refuses(value):
             lines.append(rule.refusal(value, options.policy))
     lines.extend(_attention_refusals(args, options))
+    lines.extend(_replica_refusals(args, options))
     lines.extend(_memory_mode_refusals(args, options))
     if options.is_tiered:
         lines.extend(_tiered_refusals(args, options))
