@@ -141,7 +141,9 @@ class KvImportance:
     def _ask(self, operation: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
         from sglang_importance.operations.questions import ask_schedulers
 
-        question = ask_schedulers(self._engine.tokenizer_manager, operation, arguments)
+        manager = self._engine.tokenizer_manager
+        assert manager is not None, "only the first of several nodes has one"
+        question = ask_schedulers(manager, operation, arguments)
         replies = self._engine.loop.run_until_complete(question)
         for reply in replies:
             if reply.error is not None:

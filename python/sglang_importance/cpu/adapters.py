@@ -33,8 +33,8 @@ class UnpinnedAdapters(Shim):
         from sglang.srt.lora.backend import torch_backend
 
         for module in (layers, torch_backend):
-            module.torch = _Unpinned(self._PINNING)
-        torch.Tensor.pin_memory = lambda tensor, *device: tensor  # type: ignore[assignment,method-assign]
+            vars(module)["torch"] = _Unpinned(self._PINNING)
+        torch.Tensor.pin_memory = lambda tensor, *device: tensor  # type: ignore[method-assign]
 
 
 class _Unpinned:
