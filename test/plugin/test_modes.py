@@ -48,6 +48,7 @@ MODE_ON: dict[str, Any] = {
     "hicache_host_memory_mode": "buffer_only",
     "hicache_storage_backend": "mooncake",
     "kv_cache_dtype": "fp8_e4m3",
+    "kv_events_config": "{}",
     "device": "npu",
 }
 
@@ -95,7 +96,6 @@ def test_what_has_been_tested_is_allowed(options: ImportanceOptions) -> None:
         num_continuous_decode_steps=2,
         enable_lora=True,
         lora_paths={"a": "b"},
-        kv_events_config="{}",
     )
     assert refusals(args, options) == []
 

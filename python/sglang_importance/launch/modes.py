@@ -150,6 +150,7 @@ RULES: tuple[Rule, ...] = (
         outside("auto", "bf16", "bfloat16"),
         "use --kv-cache-dtype auto",
     ),
+    Rule("kv_events_config", "KV events"),
     Rule("device", "this device", outside(None, "cpu", "cuda"), "use --device cpu or cuda"),
 )
 
