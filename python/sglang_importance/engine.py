@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sgl_importance.ledger.steady_time import steady_time
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import SETTINGS, keyword
 from sglang_importance.upstream.server_options import attach_options
@@ -12,7 +16,7 @@ from sglang_importance.upstream.server_options import attach_options
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.engine import Engine
 
-__all__ = ["importance_engine"]
+__all__ = ["KvImportance", "OperationRefused", "importance_engine"]
 
 
 def importance_engine(**arguments: Any) -> Engine:
@@ -56,3 +60,92 @@ def take_options(arguments: dict[str, Any]) -> ImportanceOptions:
     if "layers" in chosen:
         chosen["layers"] = () if chosen["layers"] == "auto" else tuple(chosen["layers"])
     return ImportanceOptions(**{"policy": "importance", **chosen})
+
+
+class OperationRefused(ValueError):
+    """The schedulers cannot do what was asked; the message says why."""
+
+
+class KvImportance:
+    """What a server answers below ``/kv_importance``, of an engine in this program.
+
+    Hints go with a request: ``engine.generate(..., kv_hints=...)``, as in the body of ``/generate``. Like
+    ``Engine.generate``, the methods block, and are no use within a running event loop.
+
+    Args:
+        engine: of ``importance_engine``.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def snapshot(
+        self, *, limit: int = 200, cursor: str | None = None, min_tokens: int = 0, dp_rank: int = 0
+    ) -> dict[str, Any]:
+        """The document of ``GET /kv_importance``, of one data-parallel rank.
+
+        Raises:
+            OperationRefused: the cursor is none of a snapshot.
+        """
+        arguments = {"limit": limit, "cursor": cursor, "min_tokens": min_tokens}
+        return self._ask("snapshot", arguments)[dp_rank]
+
+    def pins(self, *, dp_rank: int = 0) -> dict[str, Any]:
+        """The document of ``GET /kv_importance/pins``, of one data-parallel rank.
+
+        Raises:
+            OperationRefused: under ``observe``, where a pin would move nothing.
+        """
+        return self._ask("pins", {})[dp_rank]
+
+    def pin(
+        self,
+        input_ids: Sequence[int],
+        *,
+        ttl_seconds: float | None = None,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> dict[str, Any]:
+        """Pins a prefix on every rank, so that it is evicted last.
+
+        Args:
+            input_ids: its tokens.
+            ttl_seconds: how long the pin counts; None until it is unpinned, or nobody uses it any more.
+            extra_key: of the requests that share the prefix.
+            cache_salt: of the requests that share the prefix.
+
+        Returns:
+            What ``POST /kv_importance/pin`` answers for the first data-parallel rank.
+
+        Raises:
+            OperationRefused: the prefix fills no page, there is no room for one more pin, or the policy is
+                ``observe``.
+        """
+        pin = {
+            "pin_id": uuid.uuid4().hex,
+            "tokens": list(input_ids),
+            "extra_key": extra_key,
+            "cache_salt": cache_salt,
+            "expires_at": None if ttl_seconds is None else steady_time() + ttl_seconds,
+        }
+        return self._ask("pin", pin)[0]
+
+    def unpin(self, pin_id: str) -> None:
+        """Ends a pin.
+
+        Raises:
+            OperationRefused: there is none of that name.
+        """
+        self._ask("unpin", {"pin_id": pin_id})
+
+    def _ask(self, operation: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+        from sglang_importance.operations.questions import ask_schedulers
+
+        manager = self._engine.tokenizer_manager
+        assert manager is not None, "only the first of several nodes has one"
+        question = ask_schedulers(manager, operation, arguments)
+        replies = self._engine.loop.run_until_complete(question)
+        for reply in replies:
+            if reply.error is not None:
+                raise OperationRefused(reply.error)
+        return [json.loads(reply.document) for reply in replies]

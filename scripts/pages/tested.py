@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from benchmark.serving.measured import table as _table
 
-_FILE = Path(__file__).resolve().parents[2] / "benchmark/results/tested.json"
+_ROOT = Path(__file__).resolve().parents[2]
+_FILE = _ROOT / "benchmark/results/tested.json"
+_COMMAND = _ROOT / "docs/data/deepseek_command.json"
 
 
 def _rows(kind: str) -> list[dict[str, Any]]:
@@ -48,3 +51,29 @@ def tested_families() -> str:
     groups = _grouped(_rows("family"), "name")
     passed = [name for (name,), rows in groups.items() if all(row["outcome"] == "passed" for row in rows)]
     return f"{', '.join(passed[:-1])} and {passed[-1]}"
+
+
+def deepseek_command() -> str:
+    """Each flag of a command that serves DeepSeek: what a launch says of it, and the test that has run it."""
+    from sgl_importance.options import ImportanceOptions
+    from sglang_importance.launch.modes import refusals
+
+    options = ImportanceOptions(policy="importance")
+    rows = _rows("mode")
+    lines = []
+    for each in json.loads(_COMMAND.read_text()):
+        refused = refusals(SimpleNamespace(**each["arguments"]), options)
+        tests = {
+            row["test"].partition("::")[0] for row in rows if row["name"].startswith(each.get("tested", "-"))
+        }
+        if refused:
+            assert not tests, each["flag"]
+            state, why = "refused", f"`{'; '.join(refused)}`"
+        elif tests:
+            state = "works"
+            why = ", ".join(sorted(f"`{test}`" for test in tests))
+        else:
+            state = "pending"
+            why = "`python scripts/tested.py test/modes`" if "tested" in each else "a GPU"
+        lines.append([f"`{each['flag']}`", state, "; ".join(filter(None, (why, each.get("note", ""))))])
+    return _table(["flag", "", "by what"], lines)

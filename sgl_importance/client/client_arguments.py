@@ -55,6 +55,10 @@ InputIds = Annotated[
 CacheSalt = Annotated[str | None, typer.Option(help="cache_salt of the requests that share the prefix.")]
 ExtraKey = Annotated[str | None, typer.Option(help="extra_key of the requests that share the prefix.")]
 
+DpRank = Annotated[
+    int | None, typer.Option(min=0, help="Data-parallel rank to ask, where the server has several.")
+]
+
 
 @contextmanager
 def connected(url: str, api_key: str | None) -> Iterator[Server]:
@@ -64,6 +68,18 @@ def connected(url: str, api_key: str | None) -> Iterator[Server]:
             yield server
     except ServerError as error:
         fail(str(error))
+
+
+def of_one_rank(document: dict[str, Any]) -> dict[str, Any]:
+    """The answer of a server that has one data-parallel rank, or was asked for one.
+
+    Raises:
+        ServerError: several ranks have answered.
+    """
+    if "dp_ranks" in document:
+        last = len(document["dp_ranks"]) - 1
+        raise ServerError(f"the server has several data-parallel ranks: name one, --dp-rank 0 to {last}")
+    return document
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -9,7 +9,15 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sgl_importance.client.client_arguments import ApiKey, AsJson, Url, connected, print_json
+from sgl_importance.client.client_arguments import (
+    ApiKey,
+    AsJson,
+    DpRank,
+    Url,
+    connected,
+    of_one_rank,
+    print_json,
+)
 from sgl_importance.client.server_client import DEFAULT_URL, ServerError
 from sgl_importance.shadow.comparison import CONFIDENCE, gain_interval, verdict
 from sgl_importance.terminal import show
@@ -22,6 +30,7 @@ def observe(
     watch: Annotated[
         float | None, typer.Option(min=0.1, metavar="SECONDS", help="Ask again and again, until Ctrl-C.")
     ] = None,
+    dp_rank: DpRank = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     as_json: AsJson = False,
@@ -29,7 +38,7 @@ def observe(
     """Say what importance would have saved or lost on the traffic of a server under --kv-policy observe."""
     with connected(url, api_key) as server:
         while True:
-            document = server.get("", limit=1)
+            document = of_one_rank(server.get("", limit=1, dp_rank=dp_rank))
             if "observe" not in document:
                 raise ServerError(
                     f"{url} runs --kv-policy {document.get('policy')}: start it with --kv-policy observe"

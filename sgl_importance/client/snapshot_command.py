@@ -8,7 +8,15 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sgl_importance.client.client_arguments import ApiKey, AsJson, Url, connected, print_json
+from sgl_importance.client.client_arguments import (
+    ApiKey,
+    AsJson,
+    DpRank,
+    Url,
+    connected,
+    of_one_rank,
+    print_json,
+)
 from sgl_importance.client.server_client import DEFAULT_URL
 from sgl_importance.terminal import show
 
@@ -20,16 +28,18 @@ def snapshot(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Nodes to show.")] = 20,
     min_tokens: Annotated[int, typer.Option(min=0, help="Leave out smaller nodes.")] = 0,
     cursor: Annotated[str | None, typer.Option(help="next_cursor of the page before.")] = None,
+    dp_rank: DpRank = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the nodes of a running server's tree, largest loss first."""
     with connected(url, api_key) as server:
-        document = server.get("", limit=limit, min_tokens=min_tokens, cursor=cursor)
-    if as_json:
-        print_json(document)
-        return
+        document = server.get("", limit=limit, min_tokens=min_tokens, cursor=cursor, dp_rank=dp_rank)
+        if as_json:
+            print_json(document)
+            return
+        document = of_one_rank(document)
     show(_table(document["nodes"]))
     for tier, held in document["tiers"].items():
         total = "" if held["total_tokens"] is None else f" of {held['total_tokens']:,}"

@@ -57,7 +57,8 @@ class PinTable:
         self._pins: dict[str, Pin] = {}
         self._pages: dict[bytes, _Page] = {}
         self._clock = 0
-        self._now = 0.0
+        self.now = 0.0
+        """Unix time, as told last."""
         self._next_decay: float = inf
         self._next_expiry: float = inf
         self.on_ended: Callable[[Pin, PinEnd], None] = lambda pin, why: None
@@ -162,13 +163,13 @@ class PinTable:
             now: Unix time. All ranks must be told the same one.
         """
         self._clock = clock
-        self._now = now
-        if self._clock < self._next_decay and self._now < self._next_expiry:
+        self.now = now
+        if self._clock < self._next_decay and self.now < self._next_expiry:
             return []
         ended = [
             pin.pin_id
             for pin in self._pins.values()
-            if pin.expires_at is not None and pin.expires_at <= self._now
+            if pin.expires_at is not None and pin.expires_at <= self.now
         ]
         changed = [self._drop(name, PinEnd.EXPIRED) for name in ended]
         for pin in list(self._pins.values()):
@@ -203,7 +204,7 @@ class PinTable:
         """
         changed: list[Pin] = []
         for pin in pins:
-            has_ended = pin.expires_at is not None and pin.expires_at <= self._now
+            has_ended = pin.expires_at is not None and pin.expires_at <= self.now
             if pin.pin_id not in self._pins and not has_ended:
                 with suppress(PinRefused):
                     changed += self._take_in(pin)

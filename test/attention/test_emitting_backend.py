@@ -84,6 +84,21 @@ def test_interval_counts_each_requests_own_steps_from_its_first() -> None:
     driver.check_row(late, Phase.DECODE, [20, 23])
 
 
+def test_mixed_chunks_are_observed_like_batches_of_their_own() -> None:
+    driver = AttentionDriver(options(interval=3))
+    early, late = Sequence("a", 1), Sequence("b", 2)
+    driver.extend((early, 10))
+    driver.mixed([(late, 16)], early)  # due: its first step
+    driver.mixed([(late, 4)], early)
+    driver.decode(early, late)
+    driver.mixed([(Sequence("c", 3), 5)], early, late)  # due: the fourth step of the one
+    driver.decode(early, late)
+    driver.check_row(early, Phase.PREFILL, [6, 7, 8, 9])
+    driver.check_row(early, Phase.DECODE, [10, 13])
+    driver.check_row(late, Phase.PREFILL, [16, 17, 18, 19])
+    driver.check_row(late, Phase.DECODE, [20])
+
+
 def test_only_sampled_layers_are_scored() -> None:
     driver = AttentionDriver(options(layers=(2, 0)))
     sequence = Sequence("a", 1)

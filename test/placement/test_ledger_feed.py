@@ -158,7 +158,7 @@ def test_evicted_prefixes_are_known_again_after_a_restart(tmp_path: Path):
         serve(driver, prompt)
     driver.component.ledger.close()
     restarted = start(tmp_path / "l.sqlite", tokens=256)
-    assert restarted.component.ledger.restored_pages > 256 // PAGE
+    assert len(restarted.component.state.tree.ghosts) > 256 // PAGE
     for prompt in prompts:
         serve(restarted, prompt)
     restarted.cache.sanity_check()
@@ -223,7 +223,7 @@ def test_a_ledger_that_breaks_while_it_is_read_is_set_aside(tmp_path: Path, monk
     attach_ledger(driver)
     component = driver.component
     assert component.ledger is not None
-    assert (component.state.policy.clock, component.ledger.restored_pages) == (0, 0)
+    assert (component.state.policy.clock, len(component.state.tree.ghosts)) == (0, 0)
     assert "cannot be read" in caplog.text
     serve(driver, list(range(30)))
     component.ledger.close()

@@ -8,23 +8,15 @@ from pathlib import Path
 import pytest
 
 from sgl_importance.pins.pin import Pin
-from sglang_importance.placement.ledger_feed import LedgerFeed, model_digest
 
-from support.drivers.ledgered_tree import POOL, WEIGHTS, prewarm_from_ledger, serve
+from support.drivers.ledgered_tree import prewarm_from_ledger, serve, start
 from support.drivers.tree_driver import PAGE, TreeDriver
-from support.workloads.ledger_rows import open_ledger
 
 pytestmark = pytest.mark.usefixtures("weights")
 
 
 def start_with_pins(path: Path, **settings) -> TreeDriver:
-    driver = TreeDriver(tokens=POOL)
-    component = driver.component
-    ledger = open_ledger(path, model_digest(WEIGHTS, PAGE), **settings)
-    state, pins = component.state, component.pins
-    feed = LedgerFeed(ledger, state.tree, state.policy, weights=WEIGHTS, budget_bytes=1 << 28, pins=pins)
-    component.attach_ledger(feed)
-    return driver
+    return start(path, keeps_pins=True, **settings)
 
 
 def pins_of(driver: TreeDriver) -> list[str]:

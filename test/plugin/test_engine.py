@@ -30,8 +30,8 @@ def test_a_bad_option_is_named() -> None:
 
 
 def test_an_untested_mode_is_refused_before_anything_starts() -> None:
-    with pytest.raises(LaunchRefused, match="tensor parallelism"):
-        importance_engine(model_path="dummy", tp_size=2)
+    with pytest.raises(LaunchRefused, match="pipeline parallelism"):
+        importance_engine(model_path="dummy", pp_size=2)
 
 
 def test_a_port_that_no_engine_listens_on_is_not_looked_at(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_an_eviction_policy_is_refused() -> None:
 
 def test_the_documented_call_is_understood() -> None:
     page = (Path(__file__).parents[2] / "docs/operating.md").read_text()
-    (block,) = (b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "importance_engine" in b)
+    (block, *_) = (b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "importance_engine" in b)
     exec(compile(block, "operating.md", "exec"), {"__name__": "imported"})
     (call,) = (node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call))
     arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
@@ -59,7 +59,7 @@ def test_the_documented_call_is_understood() -> None:
 
 PROGRAM = """
 import json, multiprocessing, sys
-from sglang_importance.engine import importance_engine
+from sglang_importance.engine import KvImportance, OperationRefused, importance_engine
 from sglang_importance.upstream.refusal import LaunchRefused
 
 if __name__ == "__main__":
@@ -81,9 +81,19 @@ if __name__ == "__main__":
     except ValueError as error:
         unknown = str(error)
     answers = [engine.generate(input_ids=prompt, sampling_params=sampling) for _ in range(2)]
+    cache = KvImportance(engine)
+    pin = cache.pin(prompt, ttl_seconds=600)
+    pinned, snapshot = cache.pins(), cache.snapshot()
+    cache.unpin(pin["pin_id"])
+    try:
+        cache.unpin(pin["pin_id"])
+        gone = None
+    except OperationRefused as error:
+        gone = str(error)
     info = engine.get_server_info()
     with open(sys.argv[2], "w") as file:
         results = {"refused": refused, "unknown": unknown, "left": left, "answers": answers, "info": info}
+        results |= {"pin": pin, "pinned": pinned, "snapshot": snapshot, "gone": gone}
         json.dump(results, file, default=str)
     engine.shutdown()
 """
@@ -106,5 +116,11 @@ def test_an_engine_serves_after_a_refused_one(tiny_model: Path, tmp_path: Path) 
     assert second["output_ids"] == first["output_ids"]
     assert second["meta_info"]["cached_tokens"] == 48
     assert result["info"]["page_size"] == 16
+    assert result["pin"]["tokens"] == 48
+    (pin,) = result["pinned"]["pins"]
+    assert (pin["pin_id"], pin["resident_tokens"]) == (result["pin"]["pin_id"], 48)
+    (node, *_) = (node for node in result["snapshot"]["nodes"] if node["pinned"])
+    assert node["queries"] > 0
+    assert "there is no pin" in result["gone"]
     assert all(result["info"]["sgl_importance"].values())
     assert "attention scores" in result["info"]["sgl_importance"]

@@ -26,9 +26,9 @@ def test_an_untested_mode_stops_the_command(tiny_model: Path, command: tuple[str
     # sglang's own command starts for real, as a user types it.
     is_typed = command == SGLANG_SERVE
     ended = launch(
-        tiny_model, "--kv-policy", "importance", "--tp-size", "2", command=command, imports_anew=is_typed
+        tiny_model, "--kv-policy", "importance", "--pp-size", "2", command=command, imports_anew=is_typed
     )
-    _assert_stopped(ended, "does not support tensor parallelism (--tp-size 2): use --tp-size 1")
+    _assert_stopped(ended, "does not support pipeline parallelism (--pp-size 2): use --pp-size 1")
 
 
 def test_what_only_the_model_tells_stops_the_launch(tiny_model: Path) -> None:

@@ -17,7 +17,14 @@ from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.score_sources import PRODUCERS, UNPROVEN
-from sglang_importance.launch.modes import RULES, Rule, check_modes, model_refusals, refusals
+from sglang_importance.launch.modes import (
+    RULES,
+    Rule,
+    check_modes,
+    model_refusals,
+    page_list_refusals,
+    refusals,
+)
 from sglang_importance.upstream.refusal import LaunchRefused
 
 IMPORTANCE = ImportanceOptions(policy="importance")
@@ -25,9 +32,8 @@ OBSERVE = ImportanceOptions(policy="observe")
 
 # A value that switches each mode on; True where none is given.
 MODE_ON: dict[str, Any] = {
-    **dict.fromkeys(("tp_size", "pp_size", "dp_size", "ep_size", "dcp_size", "attn_cp_size"), 2),
+    **dict.fromkeys(("pp_size", "ep_size", "dcp_size", "attn_cp_size"), 2),
     **dict.fromkeys(("moe_dp_size", "dwdp_size", "nnodes", "tokenizer_worker_num"), 2),
-    "num_continuous_decode_steps": 2,
     "elastic_ep_backend": "mooncake",
     "disaggregation_mode": "prefill",
     "disaggregation_decode_retraction_backup": "host_pool",
@@ -35,7 +41,6 @@ MODE_ON: dict[str, Any] = {
     "grpc_port": 50051,
     "speculative_algorithm": "EAGLE",
     "dllm_algorithm": "LowConfidence",
-    "lora_paths": {"a": "b"},
     "model_impl": "transformers",
     "radix_cache_backend": "flexkv",
     "radix_eviction_policy": "slru",
@@ -86,15 +91,48 @@ def test_what_has_been_tested_is_allowed(options: ImportanceOptions) -> None:
         hicache_storage_backend="file",
         radix_cache_backend="importance",
         disable_overlap_schedule=True,
+        tp_size=2,
+        enable_mixed_chunk=True,
+        num_continuous_decode_steps=2,
+        enable_lora=True,
+        lora_paths={"a": "b"},
     )
     assert refusals(args, options) == []
+
+
+def test_replicas_stand_behind_data_parallel_attention() -> None:
+    behind = {"model_path": "dummy", "tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
+    assert refusals(ServerArgs(**behind), IMPORTANCE) == []
+    (line,) = refusals(ServerArgs(model_path="dummy", dp_size=2), IMPORTANCE)
+    assert "(--dp-size 2) without data-parallel attention: add --enable-dp-attention" in line
+    (line,) = refusals(ServerArgs(**behind, enable_hierarchical_cache=True), IMPORTANCE)
+    assert "a host tier or a store with data parallelism" in line
+    (line,) = refusals(ServerArgs(**behind), ImportanceOptions(policy="importance", store="x"))
+    assert "a host tier or a store with data parallelism" in line
+
+
+@pytest.mark.parametrize("mode", [{"tp_size": 2}, {"enable_mixed_chunk": True}, {"enable_lora": True}])
+def test_modes_that_tiered_pages_have_not_run_with(mode: dict[str, Any]) -> None:
+    args = ServerArgs(model_path="dummy", attention_backend="torch_native", page_size=16, **mode)
+    tiered = ImportanceOptions(policy="importance", residency="tiered")
+    (line,) = refusals(args, tiered)
+    assert line.startswith("--kv-residency tiered does not support")
+    assert line.endswith("or use --kv-residency full")
+
+
+@pytest.mark.parametrize("mode", [{"tp_size": 2}, {"dp_size": 2}, {"enable_mixed_chunk": True}])
+def test_modes_that_page_lists_have_not_run_with(mode: dict[str, Any]) -> None:
+    args = SimpleNamespace(attention_backend="torch_native", device="cpu", **mode)
+    options = ImportanceOptions(policy="observe", trace="x", trace_pages=1)
+    (line,) = page_list_refusals(args, options)
+    assert "--kv-importance-trace-pages with" in line
 
 
 def test_all_refusals_come_at_once(parse: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         parse(
-            *("--kv-policy", "importance", "--tp-size", "2"),
-            *("--enable-mixed-chunk", "--attention-backend", "triton"),
+            *("--kv-policy", "importance", "--pp-size", "2"),
+            *("--enable-two-batch-overlap", "--attention-backend", "triton"),
             *("--kv-importance-source", "torch_native"),
         )
     assert stop.value.code == 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_importance.launch.launcher import PROOF_KEY, _check_proofs
+from sglang_importance.launch.launcher import PROOF_KEY, SCHEDULER_PIDS, _check_proofs
 from sglang_importance.upstream.refusal import LaunchRefused
 
 LIVE = {PROOF_KEY: {"cache": True, "hooks": True}}
@@ -18,8 +20,8 @@ def launched(*infos: dict[str, Any]) -> tuple[Any, ...]:
     return (None, SimpleNamespace(scheduler_infos=list(infos)))
 
 
-def test_schedulers_whose_parts_are_all_live_serve() -> None:
-    _check_proofs(launched(LIVE, LIVE))
+def test_schedulers_whose_parts_are_all_live_serve(tmp_path: Path) -> None:
+    _check_proofs(launched(LIVE, LIVE), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,18 @@ def test_schedulers_whose_parts_are_all_live_serve() -> None:
     [(), ({},), (LIVE, {}), ({PROOF_KEY: {"cache": True, "hooks": False}},)],
     ids=["no scheduler", "no proof", "one without proof", "a dead part"],
 )
-def test_others_are_refused(infos: tuple[dict[str, Any], ...]) -> None:
+def test_others_are_refused(infos: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
     with pytest.raises(LaunchRefused, match="without proof that importance is live"):
-        _check_proofs(launched(*infos))
+        _check_proofs(launched(*infos), tmp_path)
+
+
+def test_those_behind_a_data_parallel_controller_leave_theirs_in_a_folder(tmp_path: Path) -> None:
+    for pid in (11, 12):
+        (tmp_path / str(pid)).write_text(json.dumps(LIVE[PROOF_KEY]))
+    _check_proofs(launched({SCHEDULER_PIDS: [11, 12]}), tmp_path)
+    for pids in ([], [11, 12, 13]):
+        with pytest.raises(LaunchRefused):
+            _check_proofs(launched({SCHEDULER_PIDS: pids}), tmp_path)
+    (tmp_path / "12").write_text(json.dumps({"cache": False}))
+    with pytest.raises(LaunchRefused):
+        _check_proofs(launched({SCHEDULER_PIDS: [11, 12]}), tmp_path)

@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+import json
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import HTTPException
 from sglang.srt.managers.communicator import FanOutCommunicator
 
 from sglang_importance.http import scheduler_client, server_state
 from sglang_importance.http.scheduler_client import ask
 from sglang_importance.operations.job import Document
 from sglang_importance.operations.messages import COMMUNICATOR, KvImportanceReq, KvImportanceReqOutput
-from sglang_importance.operations.runner import MAX_JOBS, Desk
+from sglang_importance.operations.runner import MAX_JOBS, Desk, Reply
 
 CALLERS = 100
 
 
 class Scheduler:
-    """A desk behind sglang's own communicator; messages are answered a little later, in their order."""
+    """Desks behind sglang's own communicator, one for each data-parallel rank; messages are answered a little
+    later, in their order, and the last rank takes a slice more than the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
         learning = SimpleNamespace(state=SimpleNamespace(faults=SimpleNamespace(fallback=None)))
-        self.desk = Desk(SimpleNamespace(importance=learning), {"count": count})
+        self.desks = [Desk(SimpleNamespace(importance=learning), {"count": count}) for _ in range(ranks)]
         self.received = 0
         self.most_jobs = 0
-        communicator = FanOutCommunicator(self.receive, fan_out=1)
+        communicator = FanOutCommunicator(self.receive, fan_out=ranks)
         self.manager = SimpleNamespace(auto_create_handle_loop=lambda: None)
         setattr(self.manager, f"{COMMUNICATOR}_communicator", communicator)
         self.reply = communicator.handle_recv
 
     def receive(self, message: KvImportanceReq) -> None:
-        if message.job is not None:
-            reply = self.desk.resume(message.job)
-        else:
-            reply = self.desk.begin(message.operation, {"to": int(message.arguments.split(":")[1][:-1])})
         self.received += 1
-        self.most_jobs = max(self.most_jobs, len(self.desk._jobs))
-        answer = KvImportanceReqOutput(**reply._asdict())
-        asyncio.get_running_loop().call_later(0.001, self.reply, answer)
+        for rank, desk in enumerate(self.desks):
+            if message.jobs is None:
+                reply = desk.begin(message.operation, {"to": json.loads(message.arguments)["to"] + rank})
+            elif rank in message.jobs:
+                reply = desk.resume(message.jobs[rank])
+            else:
+                reply = Reply()
+            self.most_jobs = max(self.most_jobs, len(desk._jobs))
+            answer = KvImportanceReqOutput(**reply._asdict(), dp_rank=rank)
+            delay = 0.001 * (len(self.desks) - rank)
+            asyncio.get_running_loop().call_later(delay, self.reply, answer)
 
 
 def count(_: object, arguments: Document) -> Generator[None, None, Document]:
@@ -51,12 +58,38 @@ def count(_: object, arguments: Document) -> Generator[None, None, Document]:
 
 
 @pytest.fixture
-def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
-    scheduler = Scheduler()
-    state = SimpleNamespace(tokenizer_manager=scheduler.manager)
-    monkeypatch.setattr(server_state, "get_global_state", lambda: state)
-    monkeypatch.setattr(scheduler_client, "_places", asyncio.Semaphore(MAX_JOBS))
-    return scheduler
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Scheduler]:
+    def start(ranks: int) -> Scheduler:
+        scheduler = Scheduler(ranks)
+        state = SimpleNamespace(tokenizer_manager=scheduler.manager)
+        monkeypatch.setattr(server_state, "get_global_state", lambda: state)
+        monkeypatch.setattr(scheduler_client, "_places", asyncio.Semaphore(MAX_JOBS))
+        return scheduler
+
+    return start
+
+
+@pytest.fixture
+def scheduler(start: Callable[[int], Scheduler]) -> Scheduler:
+    return start(1)
+
+
+def test_every_rank_answers_however_many_slices_it_takes(start: Callable[[int], Scheduler]):
+    scheduler = start(3)
+    assert asyncio.run(ask("count", {"to": 0})) == {"dp_ranks": [{"counted": rank} for rank in range(3)]}
+    assert asyncio.run(ask("count", {"to": 0}, dp_rank=2)) == {"counted": 2}
+    with pytest.raises(HTTPException, match="the last one is 2"):
+        asyncio.run(ask("count", {"to": 0}, dp_rank=3))
+    assert not any(desk._jobs for desk in scheduler.desks)
+
+
+def test_a_rank_that_refuses_has_no_answer(start: Callable[[int], Scheduler]):
+    scheduler = start(2)
+    scheduler.desks[0].operations = {}
+    scheduler.desks[0]._failed = lambda _: Reply(error="not here", status=404)
+    assert asyncio.run(ask("count", {"to": 1})) == {"dp_ranks": [None, {"counted": 2}]}
+    with pytest.raises(HTTPException, match="not here"):
+        asyncio.run(ask("count", {"to": 1}, dp_rank=0))
 
 
 def test_however_many_ask_at_once_all_are_answered(scheduler: Scheduler):
@@ -84,4 +117,4 @@ def test_who_gives_up_leaves_nobody_his_answer_and_no_job(scheduler: Scheduler):
         return answer
 
     assert asyncio.run(run()) == {"counted": 1}
-    assert not scheduler.desk._jobs
+    assert not scheduler.desks[0]._jobs

@@ -14,18 +14,18 @@ from sglang_importance.http import prewarm_route
 from sglang_importance.http.prewarm_route import Jobs
 from sglang_importance.http.prewarming import Job, State
 
-Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+Ask = Callable[[str, dict[str, Any]], Awaitable[list[Any]]]
 
 
-async def refused(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+async def refused(operation: str, arguments: dict[str, Any]) -> list[Any]:
     raise HTTPException(status_code=503, detail="the scheduler is busy")
 
 
-async def broken(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+async def broken(operation: str, arguments: dict[str, Any]) -> list[Any]:
     raise KeyError("ledger")
 
 
-async def never(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+async def never(operation: str, arguments: dict[str, Any]) -> list[Any]:
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -41,7 +41,7 @@ async def never(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
 def test_a_job_that_ends_early_takes_no_more_time(
     monkeypatch: pytest.MonkeyPatch, ask: Ask, state: State, detail: str
 ):
-    monkeypatch.setattr(prewarm_route, "ask", ask)
+    monkeypatch.setattr(prewarm_route, "ask_each", ask)
 
     async def end_one() -> Job:
         jobs = Jobs(ImportanceOptions(policy="importance"))

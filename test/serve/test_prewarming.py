@@ -36,6 +36,7 @@ class Manager:
     aborted: list[str] = field(default_factory=list)
     overlapping: int = 0
     gracefully_exit: bool = False
+    enable_lora: bool = False
 
     async def generate_request(self, request, _):
         assert is_prewarm(request.rid)
@@ -63,7 +64,7 @@ class Manager:
         self.aborted.append(rid)
 
 
-async def plenty() -> dict:
+async def plenty(_: int) -> dict:
     return {"free_tokens": 10**6, "total_tokens": 10**6}
 
 
@@ -77,7 +78,7 @@ def path(tokens: int, *ends: int, start: int = 0) -> WarmPath:
 
 def run(manager: Manager, the_job: Job, *paths: WarmPath, room=plenty, page: int = PAGE) -> None:
     prewarmer = Prewarmer(manager, room, page_size=page, min_step_tokens=STEP)
-    asyncio.run(prewarmer.run(the_job, paths))
+    asyncio.run(prewarmer.run(the_job, [paths]))
 
 
 def test_steps_end_where_nodes_end_and_every_token_is_counted_once():
@@ -99,7 +100,7 @@ def test_hits_are_told_by_tier():
     assert the_job.computed_tokens == 240
     again = job()
     prewarmer = Prewarmer(manager, plenty, page_size=PAGE, min_step_tokens=STEP)
-    asyncio.run(prewarmer.run(again, [path(400)]))
+    asyncio.run(prewarmer.run(again, [[path(400)]]))
     assert (again.hit_tokens["device"], again.computed_tokens) == (400, 0)
 
 
@@ -139,7 +140,7 @@ def test_no_step_begins_while_a_request_waits(asked_for: bool):
 
     async def users() -> None:
         prewarmer = Prewarmer(manager, plenty, page_size=PAGE, min_step_tokens=STEP)
-        running = asyncio.create_task(prewarmer.run(the_job, [path(4000)]))
+        running = asyncio.create_task(prewarmer.run(the_job, [[path(4000)]]))
         for number in range(5):
             while manager.overlapping:
                 await asyncio.sleep(0)
@@ -181,7 +182,7 @@ def test_what_the_scheduler_never_gets_is_not_waited_for():
 
 
 def test_what_nobody_asked_for_ends_with_the_free_room():
-    async def room() -> dict:
+    async def room(_: int) -> dict:
         return {"free_tokens": 1000 - sum(len(step) for step in manager.steps), "total_tokens": 1000}
 
     manager, the_job = Manager(), job()
@@ -195,7 +196,7 @@ def test_what_nobody_asked_for_ends_with_the_free_room():
 
 @pytest.mark.parametrize(("short_of", "done"), [(0, STEP), (1, 0)])
 def test_what_nobody_asked_for_leaves_a_tenth_of_the_device_free(short_of: int, done: int):
-    async def room() -> dict:
+    async def room(_: int) -> dict:
         return {"free_tokens": 100 + STEP - short_of, "total_tokens": 1000}
 
     the_job = job()
@@ -217,7 +218,7 @@ def test_a_cancelled_job_aborts_its_step():
 
     async def cancel() -> None:
         prewarmer = Prewarmer(manager, plenty, page_size=PAGE, min_step_tokens=STEP)
-        running = asyncio.create_task(prewarmer.run(the_job, [path(1000)]))
+        running = asyncio.create_task(prewarmer.run(the_job, [[path(1000)]]))
         await asyncio.sleep(0.05)
         running.cancel()
         await running

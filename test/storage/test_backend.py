@@ -19,7 +19,7 @@ from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.storage import install
 from sglang_importance.storage.guards import _around_reduce_ack
-from sglang_importance.storage.weights import WATCH, Weights, fingerprint
+from sglang_importance.storage.weights import WATCH, Weights, fingerprint, server_fingerprint
 from sglang_importance.upstream.refusal import LaunchRefused
 
 from support.host_pools import (
@@ -160,6 +160,31 @@ def test_the_fingerprint_sees_every_single_change() -> None:
     assert len(seen) == 1 + 7 * 5 + 5 + 4 * 5 + 1
 
 
+def test_adapters_of_the_same_name_and_other_weights_are_other_weights() -> None:
+    """Upstream names pages of ``--lora-paths`` by the adapter's name and path."""
+
+    def runner(**adapters: torch.Tensor) -> SimpleNamespace:
+        loras = {
+            name: SimpleNamespace(
+                scaling=4.0,
+                layers=[SimpleNamespace(weights={"q_proj.lora_A.weight": tensor})],
+                embedding_layers={},
+                added_tokens_embeddings={},
+            )
+            for name, tensor in adapters.items()
+        }
+        return SimpleNamespace(model=model, lora_manager=SimpleNamespace(loras=loras))
+
+    model = torch.nn.Linear(4, 4)
+    alone = server_fingerprint(runner())
+    assert alone == fingerprint(model) == server_fingerprint(SimpleNamespace(model=model))
+    first, other = torch.ones(4, 4), torch.ones(4, 4) + torch.eye(4)
+    seen = [alone, *(server_fingerprint(runner(one=each)) for each in (first, other))]
+    seen += [server_fingerprint(runner(two=first)), server_fingerprint(runner(one=first, two=other))]
+    assert len(set(seen)) == len(seen)
+    assert server_fingerprint(runner(two=other, one=first)) == seen[-1]
+
+
 def test_the_fingerprint_sees_whole_words_that_change_places() -> None:
     """Eight bytes, which are summed at once: the sum alone stays the same."""
     model = torch.nn.Linear(2, 3, bias=False)
@@ -231,7 +256,6 @@ def test_mounting_keeps_the_operators_settings(tmp_path: Path) -> None:
         ({"hicache_storage_backend": "unheard"}, "drop --hicache-storage-backend"),
         ({"hicache_storage_backend": "dynamic"}, "needs backend_name, module_path, class_name"),
         ({"speculative_algorithm": "EAGLE"}, "drop --speculative-algorithm"),
-        ({"enable_lora": True}, "drop --enable-lora"),
         ({"pp_size": 2}, "use --pp-size 1"),
         ({"hicache_storage_backend_extra_config": "[1]"}, "correct it"),
         ({"hicache_storage_backend_extra_config": "{"}, "correct it"),

@@ -68,3 +68,37 @@ def write_random_llama(folder: Path, seed: int = 0, *, tokenizer_of: Path | None
     torch.manual_seed(seed)
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def write_random_adapter(folder: Path, model: Path, seed: int) -> Path:
+    """A LoRA adapter of random weights, strong enough to change what a random model says.
+
+    Args:
+        folder: to write to; made where it is missing.
+        model: checkpoint of a Llama that it is for.
+        seed: of the weights.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    shape = json.loads((model / "config.json").read_text())
+    hidden, rank = shape["hidden_size"], 4
+    values = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(shape["num_hidden_layers"]):
+        for name, out in (("q_proj", hidden), ("v_proj", values)):
+            part = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{part}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator) * 0.1
+            weights[f"{part}.lora_B.weight"] = torch.randn(out, rank, generator=generator) * 0.1
+    folder.mkdir(exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 16,
+        "target_modules": ["q_proj", "v_proj"],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder

@@ -44,7 +44,7 @@ class StepSampler:
     """Opens the rows of requests that extend, counts decode steps, and picks the observed query tokens.
 
     Observed are the last ``window`` tokens of every extend and, per request, its first decode step and every
-    ``interval``-th after it.
+    ``interval``-th after it, in batches of their own or mixed with extends.
     """
 
     def __init__(self, rows: ScoreRows, options: ImportanceOptions) -> None:
@@ -61,12 +61,14 @@ class StepSampler:
         rids = forward_batch.rids
         if rids is None:  # Only upstream's own dummy batches carry no request ids.
             return
-        if forward_batch.forward_mode == ForwardMode.EXTEND:
+        if forward_batch.forward_mode in (ForwardMode.EXTEND, ForwardMode.MIXED):
             yield from self._extends(forward_batch, rids)
         elif forward_batch.forward_mode == ForwardMode.DECODE:
             yield from self._decodes(forward_batch, rids)
 
     def _extends(self, forward_batch: ForwardBatch, rids: Sequence[str]) -> Iterator[ObservedQueries]:
+        """Extends; with mixed chunks, also the decode steps that upstream has appended to them."""
+        is_mixed = forward_batch.forward_mode == ForwardMode.MIXED
         seq_lens = on_host(forward_batch, "seq_lens")
         extend_lens = on_host(forward_batch, "extend_seq_lens")
         end = 0
@@ -76,9 +78,20 @@ class StepSampler:
             end += extend_lens[row]
             if slot == PADDING_SLOT or extend_lens[row] == 0:
                 continue
+            # One token of a request that has begun: a decode step, or the last of its prompt's chunks, which
+            # then keeps the window of the chunk before and is observed like a first step.
+            if is_mixed and extend_lens[row] == 1 and self._rows.owner(slot) == rid:
+                yield from self._mixed_step(slot, rid, end - 1, seq_lens[row])
+                continue
             self._begin(slot, rid)
             num_q = min(self._options.window, extend_lens[row])
             yield ObservedQueries(slot, rid, Phase.PREFILL, slice(end - num_q, end), seq_lens[row])
+
+    def _mixed_step(self, slot: int, rid: str, row: int, seq_len: int) -> Iterator[ObservedQueries]:
+        is_due = self._decode_steps[slot] % self._options.interval == 0
+        self._decode_steps[slot] += 1
+        if is_due:
+            yield ObservedQueries(slot, rid, Phase.DECODE, slice(row, row + 1), seq_len)
 
     def _decodes(self, forward_batch: ForwardBatch, rids: Sequence[str]) -> Iterator[ObservedQueries]:
         """Counts a decode step of each request; those that are due."""

@@ -51,6 +51,7 @@ def install() -> None:
     if _installed or accelerator_visible():
         return
     _installed = True
+    from sglang_importance.cpu.adapters import UnpinnedAdapters
     from sglang_importance.cpu.allocator import PagedAllocatorKernels
     from sglang_importance.cpu.attention import ExtendComputesCachedRows
     from sglang_importance.cpu.defaults import PoolTakesAllMemory
@@ -61,6 +62,7 @@ def install() -> None:
         UnpinnedHostMemory,
     )
     from sglang_importance.cpu.latent_attention import AbsorbedLatentAttention
+    from sglang_importance.cpu.padded_batches import PaddedBatches
     from sglang_importance.cpu.shim import apply_needed
     from sglang_importance.cpu.window_attention import WindowPoolAndSinks
 
@@ -74,6 +76,8 @@ def install() -> None:
             ExtendComputesCachedRows(),
             WindowPoolAndSinks(),
             AbsorbedLatentAttention(),
+            PaddedBatches(),
+            UnpinnedAdapters(),
             PoolTakesAllMemory(),
         )
     )

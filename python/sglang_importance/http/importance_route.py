@@ -8,7 +8,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from sgl_importance.nodes.digests import DIGEST_BYTES
-from sglang_importance.http.scheduler_client import ask, json_body, validated
+from sglang_importance.http.scheduler_client import OfRank, ask, json_body, validated
 from sglang_importance.http.server_state import wants_key
 from sglang_importance.operations.page_importance import MAX_KEYS
 
@@ -31,4 +31,5 @@ async def post_importance(request: Request) -> dict[str, Any]:
     Answers ``version``, ``page_size`` and ``importance`` in the order of the keys: an object of the
     specification, or null where the page is unknown.
     """
-    return await ask("importance", validated(ImportanceBody, await json_body(request)).model_dump())
+    body = validated(ImportanceBody, await json_body(request))
+    return await ask("importance", body.model_dump(), validated(OfRank, dict(request.query_params)).dp_rank)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sgl_importance.ledger.steady_time import steady_time
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
-from sglang_importance.http.scheduler_client import ask, json_body, validated
+from sglang_importance.http.scheduler_client import OfRank, ask, json_body, validated
 from sglang_importance.http.server_state import server_arguments, wants_key
 
 MAX_TTL_SECONDS = 10 * 366 * 86_400.0
@@ -38,7 +38,7 @@ async def post_pin(request: Request) -> dict[str, Any]:
 
     Answers ``pin_id``, the ``tokens`` of its whole pages, and by tier the ``granted_tokens`` that the
     budget has room for. 400 under ``--kv-policy observe``, where a pin would move nothing, and beyond the
-    bounds of the table.
+    bounds of the table. Of several data-parallel ranks each holds the pin: ``dp_ranks`` says what it grants.
     """
     body = validated(PinBody, await json_body(request))
     tokens = await prompt_tokens(body, request)
@@ -48,30 +48,34 @@ async def post_pin(request: Request) -> dict[str, Any]:
         raise HTTPException(status_code=400, detail=f"{body.form}: {problem}")
     extra_key, cache_salt = body.namespace
     # Name and end are decided here, so that every scheduler is told the same.
-    return await ask(
-        "pin",
-        {
-            "pin_id": uuid.uuid4().hex,
-            "tokens": tokens,
-            "extra_key": extra_key,
-            "cache_salt": cache_salt,
-            "expires_at": None if body.ttl_seconds is None else steady_time() + body.ttl_seconds,
-        },
-    )
+    pin = {
+        "pin_id": uuid.uuid4().hex,
+        "tokens": tokens,
+        "extra_key": extra_key,
+        "cache_salt": cache_salt,
+        "expires_at": None if body.ttl_seconds is None else steady_time() + body.ttl_seconds,
+    }
+    answer = await ask("pin", pin)
+    if "dp_ranks" not in answer:
+        return answer
+    held = [each for each in answer["dp_ranks"] if each is not None]
+    return {**held[0], **answer}
 
 
 @wants_key
 async def post_unpin(request: Request) -> dict[str, Any]:
     """Ends a pin, and answers its ``pin_id``; 404 where there is none."""
-    return await ask("unpin", validated(UnpinBody, await json_body(request)).model_dump())
+    body = validated(UnpinBody, await json_body(request))
+    await ask("unpin", body.model_dump())
+    return {"pin_id": body.pin_id}
 
 
 @wants_key
-async def get_pins() -> dict[str, Any]:
+async def get_pins(request: Request) -> dict[str, Any]:
     """Every pin, oldest first, and the budget by tier.
 
     Answers ``pins``, each with ``pin_id``, ``source`` (who asked for it), its namespace, ``tokens``,
     ``granted_tokens`` and ``resident_tokens`` by tier, ``strength`` (1 when it was last used),
     ``expires_in_seconds`` and ``survives_restart``; and ``budget``.
     """
-    return await ask("pins", {})
+    return await ask("pins", {}, validated(OfRank, dict(request.query_params)).dp_rank)

@@ -24,7 +24,7 @@ from sgl_importance.ranking.cost_model import CostModel
 from sglang_importance.http import openapi, prewarm_metrics
 from sglang_importance.http.prewarming import RESERVE, Job, Prewarmer, State, requests_under_way
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
-from sglang_importance.http.scheduler_client import ask, json_body, validated
+from sglang_importance.http.scheduler_client import ask, ask_each, document_of, json_body, validated
 from sglang_importance.http.server_state import tokenizer_manager, wants_key
 
 logger = logging.getLogger(__name__)
@@ -107,16 +107,18 @@ class Jobs:
 
     async def _run(self, job: Job, path: WarmPath | None) -> None:
         try:
-            facts = await ask("prewarm_facts", {})
-            paths = [path] if path is not None else await self._plan(job, facts)
+            replies = await ask_each("prewarm_facts", {})
+            facts_of = [document_of(reply) for reply in replies]
+            facts = facts_of[0]
+            paths_of = [[path] if path is not None else await self._plan(job, each) for each in facts_of]
             if self._prewarmer is None:
                 self._prewarmer = Prewarmer(
                     tokenizer_manager(),
-                    lambda: ask("prewarm_room", {}),
+                    lambda rank: ask("prewarm_room", {}, rank),
                     page_size=facts["page_size"],
                     min_step_tokens=STORAGE_STEP_TOKENS if facts["has_storage"] else COMPUTED_STEP_TOKENS,
                 )
-            await self._prewarmer.run(job, paths)
+            await self._prewarmer.run(job, paths_of)
         except asyncio.CancelledError:
             job.end(State.CANCELLED)
         except HTTPException as refused:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_importance.prewarm.ledger_plan import WarmPath
+from sglang_importance.http.adapters import adapters_by_id, split_namespace
 from sglang_importance.http.prewarm_metrics import count
 from sglang_importance.placement.prewarm_request import is_prewarm, new_rid
 
@@ -120,7 +121,7 @@ class Prewarmer:
 
     Args:
         manager: sends requests to the scheduler.
-        room: asks the scheduler for ``prewarm_facts.room``.
+        room: asks a data-parallel rank for ``prewarm_facts.room``.
         page_size: tokens per page.
         min_step_tokens: smallest step; a storage tier looks at no fewer tokens than its threshold.
     """
@@ -128,7 +129,7 @@ class Prewarmer:
     def __init__(
         self,
         manager: TokenizerManager,
-        room: Callable[[], Awaitable[dict[str, Any]]],
+        room: Callable[[int], Awaitable[dict[str, Any]]],
         *,
         page_size: int,
         min_step_tokens: int,
@@ -139,22 +140,19 @@ class Prewarmer:
         self._steps = StepSize(-(-min_step_tokens // page_size) * page_size)
         self._turn = asyncio.Lock()
 
-    async def run(self, job: Job, paths: Sequence[WarmPath]) -> None:
-        """Brings the paths in, best first, until all are in or something ends the job; never raises."""
-        planned = sum(len(path.token_ids) - path.start for path in paths)
+    async def run(self, job: Job, paths_of: Sequence[Sequence[WarmPath]]) -> None:
+        """Brings paths in until all are in or something ends the job; never raises.
+
+        Args:
+            paths_of: by data-parallel rank, best first.
+        """
+        planned = sum(len(path.token_ids) - path.start for paths in paths_of for path in paths)
         job.total_tokens += planned
         count("prewarm_planned_tokens_total", amount=planned)
         try:
             async with asyncio.timeout(job.max_seconds - (time.monotonic() - job.began)):
-                for path in paths:
-                    try:
-                        await self._warm(job, path)
-                    except ValueError as refused:  # too long for this server, say
-                        job.refused_tokens += len(path.token_ids) - path.start
-                        count("prewarm_refused_tokens_total", amount=len(path.token_ids) - path.start)
-                        logger.info("KV importance pre-warm %s: %s", job.job_id, refused)
-                    if job.detail:
-                        break
+                for rank, paths in enumerate(paths_of):
+                    await self._warm_rank(job, paths, rank if len(paths_of) > 1 else None)
             job.end(State.DONE)
         except TimeoutError:
             job.end(State.DONE, f"{job.max_seconds:g} seconds were over")
@@ -164,23 +162,39 @@ class Prewarmer:
             logger.exception("KV importance pre-warm %s", job.job_id)
             job.end(State.FAILED, f"{type(error).__name__}: {error}")
 
-    async def _warm(self, job: Job, path: WarmPath) -> None:
+    async def _warm_rank(self, job: Job, paths: Sequence[WarmPath], dp_rank: int | None) -> None:
+        for path in paths:
+            try:
+                if not await self._warm(job, path, dp_rank):
+                    break
+            except ValueError as refused:  # too long for this server, say
+                job.refused_tokens += len(path.token_ids) - path.start
+                count("prewarm_refused_tokens_total", amount=len(path.token_ids) - path.start)
+                logger.info("KV importance pre-warm %s: %s", job.job_id, refused)
+
+    async def _warm(self, job: Job, path: WarmPath, dp_rank: int | None) -> bool:
+        """Brings a path in; False where something ends the work on this rank, which the job's detail names.
+
+        Args:
+            dp_rank: data-parallel rank; None where there is one only.
+        """
         position = path.start
-        while position < len(path.token_ids) and not job.detail:
+        while position < len(path.token_ids):
             async with self._turn:
                 await self._wait_for_requests(job)
                 if self._manager.gracefully_exit:  # which waits until no request is left
                     job.detail = "the server is stopping"
-                    return
+                    return False
                 stop = self._next_stop(path, position)
-                if not job.asked_for and not await self._has_room(stop - position):
+                if not job.asked_for and not await self._has_room(stop - position, dp_rank or 0):
                     job.detail = "no free room is left"
-                    return
+                    return False
                 began = time.monotonic()
-                found = await self._step(path, stop)
+                found = await self._step(path, stop, dp_rank)
                 self._steps.took(time.monotonic() - began)
             self._account(job, position, stop, found)
             position = stop
+        return True
 
     def _next_stop(self, path: WarmPath, position: int) -> int:
         """The token at which the next step ends: a node's end, unless the step were too short or too long."""
@@ -190,7 +204,7 @@ class Prewarmer:
             return end
         return longest // self._page_size * self._page_size
 
-    async def _step(self, path: WarmPath, stop: int) -> dict[str, int]:
+    async def _step(self, path: WarmPath, stop: int, dp_rank: int | None) -> dict[str, int]:
         """Has a path's first ``stop`` tokens cached; returns the tokens that each tier held of them."""
         token_ids = path.token_ids[:stop].tolist()
         if self._page_size > 1:
@@ -198,12 +212,15 @@ class Prewarmer:
             # in no whole page, so nothing is kept of it.
             token_ids.append(token_ids[-1])
         extra_key, cache_salt = path.namespace
+        extra_key, adapter = split_namespace(extra_key, adapters_by_id(self._manager))
         request = GenerateReqInput(
             input_ids=token_ids,
             sampling_params={"max_new_tokens": 1, "temperature": 0},
             rid=new_rid(),
             extra_key=extra_key,
             cache_salt=cache_salt,
+            lora_path=adapter,
+            routed_dp_rank=dp_rank,
             no_logs=True,
         )
         answer: dict[str, Any] = {}
@@ -233,8 +250,8 @@ class Prewarmer:
         job.computed_tokens += rest
         count("prewarm_done_tokens_total", "computed", amount=rest)
 
-    async def _has_room(self, tokens: int) -> bool:
-        room = await self._room()
+    async def _has_room(self, tokens: int, dp_rank: int) -> bool:
+        room = await self._room(dp_rank)
         return bool(room["free_tokens"] - tokens >= RESERVE * room["total_tokens"])
 
     async def _wait_for_requests(self, job: Job) -> None:

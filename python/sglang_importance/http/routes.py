@@ -12,6 +12,7 @@ from sglang_importance.http.pins_route import PinBody, UnpinBody, get_pins, post
 from sglang_importance.http.prewarm_route import add_prewarm_routes, install_prewarm
 from sglang_importance.http.prompt_tokens import Prompt
 from sglang_importance.http.same_origin import refuse_other_sites
+from sglang_importance.http.scheduler_client import OfRank
 from sglang_importance.http.snapshot_route import SnapshotQuery, get_kv_importance
 from sglang_importance.http.tree_route import (
     EventsQuery,
@@ -39,14 +40,19 @@ def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
         responses=REFUSALS,
     )
     routes.get("", openapi_extra=parameters(SnapshotQuery))(get_kv_importance)
-    routes.post("/importance", openapi_extra=json_body(ImportanceBody))(post_importance)
+    routes.post("/importance", openapi_extra=json_body(ImportanceBody) | parameters(OfRank))(post_importance)
     routes.post("/pin", openapi_extra=json_body(PinBody))(post_pin)
     routes.post("/unpin", openapi_extra=json_body(UnpinBody))(post_unpin)
-    routes.get("/pins")(get_pins)
+    routes.get("/pins", openapi_extra=parameters(OfRank))(get_pins)
     routes.get("/tree", openapi_extra=parameters(TreeQuery))(get_tree)
-    routes.get("/node/{node_id}", openapi_extra=parameters(NodePath, "path"))(get_node)
-    routes.get("/node/{node_id}/prompt", openapi_extra=parameters(NodePath, "path"))(get_node_prompt)
-    routes.post("/find", openapi_extra=json_body(Prompt))(post_find)
+    of_node = {
+        "parameters": [
+            each for part in (parameters(NodePath, "path"), parameters(OfRank)) for each in part["parameters"]
+        ]
+    }
+    routes.get("/node/{node_id}", openapi_extra=of_node)(get_node)
+    routes.get("/node/{node_id}/prompt", openapi_extra=of_node)(get_node_prompt)
+    routes.post("/find", openapi_extra=json_body(Prompt) | parameters(OfRank))(post_find)
     routes.get("/events", openapi_extra=parameters(EventsQuery))(get_events)
     add_prewarm_routes(routes)
     # Not by include_router: sglang's metrics and its key check look at the routes of the app itself for a

@@ -8,16 +8,19 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sglang_importance.http.server_state import tokenizer_manager
-from sglang_importance.operations.messages import COMMUNICATOR, KvImportanceReq, KvImportanceReqOutput
+from sglang_importance.operations.messages import KvImportanceReqOutput
+from sglang_importance.operations.questions import ask_schedulers
 from sglang_importance.operations.runner import MAX_JOBS
 
 M = TypeVar("M", bound=BaseModel)
 
 _places = asyncio.Semaphore(MAX_JOBS)
-_under_way: set[asyncio.Task[KvImportanceReqOutput]] = set()  # asyncio itself keeps tasks by weak references
+_under_way: set[asyncio.Task[list[KvImportanceReqOutput]]] = (
+    set()
+)  # asyncio itself keeps tasks by weak references
 
 
 def validated(model: type[M], values: Any) -> M:
@@ -55,33 +58,63 @@ def _field(error: Mapping[str, Any]) -> str:
     return ".".join(map(str, error["loc"]))
 
 
-async def ask(operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The scheduler's answer to an operation of ``messages.OPERATIONS``, slice by slice.
+class OfRank(BaseModel):
+    """Query parameter of the routes that read."""
 
-    While MAX_JOBS others are under way, callers wait, first come, first served. A cancelled caller does not
-    stop what it began: sglang's communicator would give the reply to whoever asks next, and the scheduler
-    would keep a job that nobody goes on with.
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    dp_rank: int | None = Field(None, ge=0)
+    """Data-parallel rank that is asked. Without it all are: where they are several, `dp_ranks` lists their
+    answers, null from one that refuses."""
+
+
+async def ask(operation: str, arguments: dict[str, Any], dp_rank: int | None = None) -> dict[str, Any]:
+    """The scheduler's answer to an operation of ``handlers.OPERATIONS``.
+
+    Args:
+        dp_rank: whose answer; None for all: where they are several, ``dp_ranks`` lists what each says, None
+            where it refuses.
 
     Raises:
-        HTTPException: the operation refused; its message and status.
+        HTTPException: all refused, or the rank in question did; the first's message and status.
     """
-    task = asyncio.create_task(_answer(operation, arguments))
-    _under_way.add(task)
-    task.add_done_callback(_under_way.discard)
-    reply = await asyncio.shield(task)
+    replies = await ask_each(operation, arguments)
+    if dp_rank is None and len(replies) > 1:
+        if all(reply.error is not None for reply in replies):
+            document_of(replies[0])
+        return {"dp_ranks": [None if reply.error is not None else document_of(reply) for reply in replies]}
+    rank = dp_rank or 0
+    if rank >= len(replies):
+        problem = f"dp_rank: there is no rank {rank}, the last one is {len(replies) - 1}"
+        raise HTTPException(status_code=400, detail=problem)
+    return document_of(replies[rank])
+
+
+def document_of(reply: KvImportanceReqOutput) -> dict[str, Any]:
+    """What a rank answered.
+
+    Raises:
+        HTTPException: it refused; its message and status.
+    """
     if reply.error is not None:
         raise HTTPException(status_code=reply.status, detail=reply.error)
     document: dict[str, Any] = json.loads(reply.document)
     return document
 
 
-async def _answer(operation: str, arguments: dict[str, Any]) -> KvImportanceReqOutput:
-    manager = tokenizer_manager()
-    manager.auto_create_handle_loop()
-    communicate = getattr(manager, f"{COMMUNICATOR}_communicator")
-    reply: KvImportanceReqOutput
+async def ask_each(operation: str, arguments: dict[str, Any]) -> list[KvImportanceReqOutput]:
+    """The answers of all data-parallel ranks, in order.
+
+    While MAX_JOBS others are under way, callers wait, first come, first served. A cancelled caller does not
+    stop what it began: sglang's communicator would give the reply to whoever asks next, and the scheduler
+    would keep a job that nobody goes on with.
+    """
+    task = asyncio.create_task(_answers(operation, arguments))
+    _under_way.add(task)
+    task.add_done_callback(_under_way.discard)
+    return await asyncio.shield(task)
+
+
+async def _answers(operation: str, arguments: dict[str, Any]) -> list[KvImportanceReqOutput]:
     async with _places:
-        (reply,) = await communicate(KvImportanceReq(operation=operation, arguments=json.dumps(arguments)))
-        while reply.job is not None:
-            (reply,) = await communicate(KvImportanceReq(job=reply.job))
-    return reply
+        return await ask_schedulers(tokenizer_manager(), operation, arguments)

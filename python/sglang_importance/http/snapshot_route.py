@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from sglang_importance.http.scheduler_client import ask, validated
+from sglang_importance.http.scheduler_client import OfRank, ask, validated
 from sglang_importance.http.server_state import wants_key
 from sglang_importance.operations.snapshot import DEFAULT_LIMIT, MAX_LIMIT
 
 
-class SnapshotQuery(BaseModel):
+class SnapshotQuery(OfRank):
     """Query parameters of ``GET /kv_importance``."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
     """Nodes in this page."""
@@ -39,4 +37,4 @@ async def get_kv_importance(request: Request) -> dict[str, Any]:
     its path ended: ``tool_call``, ``end_of_turn``, ``length``, ``abort`` or ``unknown``.
     """
     query = validated(SnapshotQuery, dict(request.query_params))
-    return await ask("snapshot", query.model_dump())
+    return await ask("snapshot", query.model_dump(exclude={"dp_rank"}), query.dp_rank)

@@ -9,16 +9,14 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
-from sglang_importance.http.scheduler_client import ask, json_body, validated
+from sglang_importance.http.scheduler_client import OfRank, ask, json_body, validated
 from sglang_importance.http.server_state import tokenizer_manager, wants_key
 from sglang_importance.operations.tree_view import DEFAULT_DEPTH, DEFAULT_LIMIT, MAX_LIMIT
 from sglang_importance.tree.event_log import CAPACITY
 
 
-class TreeQuery(BaseModel):
+class TreeQuery(OfRank):
     """Query parameters of ``GET /kv_importance/tree``."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     root: int | None = Field(None, ge=0)
     """Node to begin with; without it, the root."""
@@ -39,10 +37,8 @@ class NodePath(BaseModel):
     """Of a node that the tree or its events named."""
 
 
-class EventsQuery(BaseModel):
+class EventsQuery(OfRank):
     """Query parameters of ``GET /kv_importance/events``."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     since: int = Field(0, ge=0)
     """Serial number of the first event that is wanted: ``next`` of the answer before."""
@@ -58,8 +54,8 @@ async def get_tree(request: Request) -> dict[str, Any]:
     below it (``subtree``); ``more`` counts what is left out at each place, ``total`` the whole tree.
     """
     query = validated(TreeQuery, dict(request.query_params))
-    document = await ask("tree", query.model_dump())
-    for row in document["nodes"]:
+    document = await ask("tree", query.model_dump(exclude={"dp_rank"}), query.dp_rank)
+    for row in (row for each in _of_ranks(document) for row in each["nodes"]):
         row["label"] = _label(tuple(row.pop("leading_ids")))
     return document
 
@@ -72,7 +68,14 @@ async def get_node(request: Request) -> dict[str, Any]:
     ``last_move`` with the reason, a ``strip`` of page scores, and its ``text``. 404 once it has left the
     tree.
     """
-    document = await ask("node", {"node": validated(NodePath, request.path_params).node_id})
+    document = await _ask_node("node", request)
+    for each in _of_ranks(document):
+        _write_out(each)
+    return document
+
+
+def _write_out(document: dict[str, Any]) -> None:
+    """Puts a node's text in the place of its tokens."""
     head, tail = document.pop("head_ids"), document.pop("tail_ids")
     page_tokens = document["tokens"] // document["pages"] * document["strip"]["pages_per_cell"]
     cells = [head[start : start + page_tokens] for start in range(0, len(head), page_tokens)]
@@ -81,13 +84,22 @@ async def get_node(request: Request) -> dict[str, Any]:
         "tail": _decode(tail),
         "omitted_tokens": document["tokens"] - len(head) - len(tail),
     }
-    return document
 
 
 @wants_key
 async def get_node_prompt(request: Request) -> dict[str, Any]:
     """The prefix that ends with a node, as a body for ``pin`` and ``prewarm``."""
-    return await ask("node_prompt", {"node": validated(NodePath, request.path_params).node_id})
+    return await _ask_node("node_prompt", request)
+
+
+async def _ask_node(operation: str, request: Request) -> dict[str, Any]:
+    query = validated(OfRank, dict(request.query_params))
+    return await ask(operation, {"node": validated(NodePath, request.path_params).node_id}, query.dp_rank)
+
+
+def _of_ranks(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The answers that ``ask`` gave."""
+    return [each for each in document.get("dp_ranks", [document]) if each is not None]
 
 
 @wants_key
@@ -100,7 +112,8 @@ async def post_find(request: Request) -> dict[str, Any]:
     body = validated(Prompt, await json_body(request))
     extra_key, cache_salt = body.namespace
     tokens = await prompt_tokens(body, request)
-    return await ask("find", {"tokens": tokens, "extra_key": extra_key, "cache_salt": cache_salt})
+    prompt = {"tokens": tokens, "extra_key": extra_key, "cache_salt": cache_salt}
+    return await ask("find", prompt, validated(OfRank, dict(request.query_params)).dp_rank)
 
 
 @wants_key
@@ -111,7 +124,8 @@ async def get_events(request: Request) -> dict[str, Any]:
     ``clock`` and ``now``. An event has a ``kind``, a ``node`` or a ``pin_id``, its ``tier`` and the
     ``reason``.
     """
-    return await ask("events", validated(EventsQuery, dict(request.query_params)).model_dump())
+    query = validated(EventsQuery, dict(request.query_params))
+    return await ask("events", query.model_dump(exclude={"dp_rank"}), query.dp_rank)
 
 
 def _decode(ids: list[int]) -> str:

@@ -10,7 +10,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -221,9 +221,16 @@ def examine_server(url: str, api_key: str | None) -> list[Finding]:
     """What is right and wrong with a running server; one that is not there ends the command."""
     with connected(url, api_key) as server:
         document = server.get("", limit=1)
-        if "faults" not in document:
+        ranks = document.get("dp_ranks", [document])
+        if any("faults" not in each for each in ranks):
             raise ServerError(f"{url} counts no faults: it is another server, or an older one of ours")
-        return list(server_findings(document))
+        if len(ranks) == 1:
+            return list(server_findings(ranks[0]))
+        return [
+            replace(found, subject=f"data-parallel rank {rank}: {found.subject}")
+            for rank, each in enumerate(ranks)
+            for found in server_findings(each)
+        ]
 
 
 @app.callback(invoke_without_command=True)

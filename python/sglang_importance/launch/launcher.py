@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
+import os
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -25,6 +29,10 @@ from sglang_importance.upstream.symbols import check_sglang
 
 LAUNCH_TARGET = "sglang.srt.entrypoints.engine.Engine._launch_subprocesses"
 PROOF_KEY = "sgl_importance"  # in the report that a scheduler sends when it is ready
+SCHEDULER_PIDS = "scheduler_pids"  # in the report of a data-parallel controller
+PROOF_FOLDER = "SGL_IMPORTANCE_PROOFS"
+"""Variable with the folder where a scheduler leaves its proof, named by its process: sglang's data-parallel
+controller sends a report of its own, which only names the processes."""
 
 
 def prepare_launch(args: argparse.Namespace, options: ImportanceOptions, *, serves_http: bool = True) -> None:
@@ -60,8 +68,13 @@ def _around_launch(
         options = _check_resolved(server_args, options)
         if not options.is_stock:
             install_in_launcher(options)
-        launched = _launch(launch, engine_class, server_args, *args, **kwargs)
-        _check_proofs(launched)
+        with tempfile.TemporaryDirectory(prefix="sgl-importance-") as folder:
+            os.environ[PROOF_FOLDER] = folder
+            try:
+                launched = _launch(launch, engine_class, server_args, *args, **kwargs)
+            finally:
+                del os.environ[PROOF_FOLDER]
+            _check_proofs(launched, Path(folder))
     except LaunchRefused as refused:
         _end_children(but=children)
         # A command line ends in one line; a program that embeds an engine gets the exception.
@@ -117,10 +130,25 @@ def _end_children(*, but: Iterable[BaseProcess]) -> None:
         child.join()
 
 
-def _check_proofs(launched: tuple[Any, ...]) -> None:
+def leave_proof(live: dict[str, bool]) -> None:
+    """Writes a scheduler's proof where its launcher looks for it."""
+    if folder := os.environ.get(PROOF_FOLDER):
+        (Path(folder) / str(os.getpid())).write_text(json.dumps(live))
+
+
+def _check_proofs(launched: tuple[Any, ...], folder: Path) -> None:
     """Demands from every scheduler the proof that our parts are live in it."""
     infos = next(part for part in launched if hasattr(part, "scheduler_infos")).scheduler_infos
-    if not infos or not all(all(info.get(PROOF_KEY, {"": False}).values()) for info in infos):
+    proofs = [proof for info in infos for proof in _proofs(info, folder)]
+    if not proofs or not all(proof and all(proof.values()) for proof in proofs):
         raise LaunchRefused(
             [f"a scheduler reported ready without proof that importance is live in it: see its log, {cure()}"]
         )
+
+
+def _proofs(info: dict[str, Any], folder: Path) -> list[dict[str, bool]]:
+    """Of the schedulers that a report speaks for; an empty one where it is missing."""
+    if SCHEDULER_PIDS not in info:
+        return [info.get(PROOF_KEY, {})]
+    files = [folder / str(pid) for pid in info[SCHEDULER_PIDS]]
+    return [json.loads(file.read_text()) if file.exists() else {} for file in files]

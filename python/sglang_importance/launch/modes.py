@@ -68,18 +68,14 @@ def _line(policy: KvPolicy, mode: str, cure: str) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    # Several schedulers. Scores are reduced between tensor-parallel ranks (attention/rank_sums.py); pins,
-    # pre-warming, the ledger and the store have not been tested on several.
-    Rule("tp_size", "tensor parallelism", above(1), "use --tp-size 1"),
+    # Several schedulers, beyond tensor parallelism (tree/ranks.py) and replicas with a tree each.
     Rule("pp_size", "pipeline parallelism", above(1), "use --pp-size 1"),
-    Rule("dp_size", "data parallelism", above(1), "use --dp-size 1"),
     Rule("ep_size", "expert parallelism", above(1), "use --ep-size 1"),
     Rule("dcp_size", "decode context parallelism", above(1), "use --dcp-size 1"),
     Rule("attn_cp_size", "attention context parallelism", above(1), "use --attn-cp-size 1"),
     Rule("moe_dp_size", "MoE data parallelism", above(1), "use --moe-dp-size 1"),
     Rule("dwdp_size", "distributed-weight data parallelism", above(1), "use --dwdp-size 1"),
     Rule("nnodes", "several nodes", above(1), "use --nnodes 1"),
-    Rule("enable_dp_attention", "data-parallel attention"),
     Rule("enable_prefill_cp", "prefill context parallelism"),
     Rule("elastic_ep_backend", "elastic expert parallelism"),
     # Other processes than the launcher and one scheduler.
@@ -102,18 +98,9 @@ RULES: tuple[Rule, ...] = (
     # Batches whose rows are not one request and one query.
     Rule("speculative_algorithm", "speculative decoding"),
     Rule("dllm_algorithm", "diffusion language models"),
-    Rule("enable_mixed_chunk", "mixed chunks"),
     Rule("enable_two_batch_overlap", "two-batch overlap"),
     Rule("enable_single_batch_overlap", "single-batch overlap"),
     Rule("enable_mis", "multi-item scoring"),
-    Rule(
-        "num_continuous_decode_steps",
-        "several decode steps per scheduling",
-        above(1),
-        "use --num-continuous-decode-steps 1",
-    ),
-    Rule("enable_lora", "LoRA"),
-    Rule("lora_paths", "LoRA"),
     Rule("is_embedding", "embedding models"),
     Rule("enable_multimodal", "multimodal models"),
     # Python beside the attention kernel would be lost.
@@ -182,6 +169,9 @@ def _attention_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
 
 def _unproven_refusals(args: Any, options: ImportanceOptions, in_use: set[str]) -> Iterator[str]:
     backends = UNPROVEN[options.source]
+    if getattr(args, "enable_mixed_chunk", False):
+        what = f"{flag('source')} {options.source} with mixed chunks (--enable-mixed-chunk)"
+        yield _line(options.policy, what, f"drop --enable-mixed-chunk, or use {flag('source')} none")
     if getattr(args, "device", None) == "cpu":
         what = f"{flag('source')} {options.source} on a CPU"
         yield _line(options.policy, what, f"use {flag('source')} auto")
@@ -195,12 +185,31 @@ def _unproven_refusals(args: Any, options: ImportanceOptions, in_use: set[str]) 
 
 
 _TIERED_RULES: tuple[Rule, ...] = (
+    Rule("tp_size", "tensor parallelism", above(1), "use --tp-size 1"),
+    Rule("dp_size", "data parallelism", above(1), "use --dp-size 1"),
+    Rule("enable_mixed_chunk", "mixed chunks"),
+    Rule("enable_lora", "LoRA"),
+    Rule("lora_paths", "LoRA"),
     Rule("device", "a GPU, where nobody has run it", outside(None, "cpu"), "use --device cpu"),
     Rule("page_size", "pages of one token", lambda size: size == 1, "use --page-size 16"),
     Rule("attention_backend", "this attention backend", outside(None, "torch_native")),
     Rule("prefill_attention_backend", "this attention backend", outside(None, "torch_native")),
     Rule("decode_attention_backend", "this attention backend", outside(None, "torch_native")),
 )
+
+
+def _replica_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
+    """Data-parallel replicas have run behind data-parallel attention, without tiers below the device."""
+    replicas = getattr(args, "dp_size", None) or 1
+    if replicas == 1:
+        return
+    if not getattr(args, "enable_dp_attention", False):
+        what = f"data parallelism (--dp-size {replicas}) without data-parallel attention"
+        yield _line(options.policy, what, "add --enable-dp-attention, or use --dp-size 1")
+    if getattr(args, "enable_hierarchical_cache", False) or options.store:
+        what = f"a host tier or a store with data parallelism (--dp-size {replicas})"
+        cure = f"drop --enable-hierarchical-cache and {flag('store')}"
+        yield _line(options.policy, what, cure)
 
 
 def _memory_mode_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
@@ -236,6 +245,9 @@ def page_list_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     """
     if not options.trace_pages:
         return
+    for rule in (rule for rule in _TIERED_RULES[:3] if rule.refuses(getattr(args, rule.field, None))):
+        what = f"{flag('trace_pages')} with {rule.mode} ({rule.flag} {getattr(args, rule.field)})"
+        yield _line(options.policy, what, rule.cure or f"drop {rule.flag}")
     for backend in sorted(attention_backends(args) - {LISTED_BACKEND}):
         what = f"{flag('trace_pages')} beside attention backend {backend}"
         yield _line(options.policy, what, f"use --attention-backend {LISTED_BACKEND}")
@@ -263,6 +275,7 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
         if rule.refuses(value):
             lines.append(rule.refusal(value, options.policy))
     lines.extend(_attention_refusals(args, options))
+    lines.extend(_replica_refusals(args, options))
     lines.extend(_memory_mode_refusals(args, options))
     if options.is_tiered:
         lines.extend(_tiered_refusals(args, options))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_importance.launch.installers import install_before_scheduler, install_on_scheduler
-from sglang_importance.launch.launcher import PROOF_KEY
+from sglang_importance.launch.launcher import PROOF_KEY, leave_proof
 from sglang_importance.launch.liveness import live_hooks
 from sglang_importance.storage import install
 from sglang_importance.upstream.hooks import Hook, HookType
@@ -64,6 +64,7 @@ def _live(scheduler: Scheduler) -> dict[str, bool]:
 def _after_get_init_info(info: dict[str, Any], scheduler: Scheduler) -> None:
     if live := _live(scheduler):
         info[PROOF_KEY] = live
+        leave_proof(live)
 
 
 HOOKS: dict[str, Hook] = {

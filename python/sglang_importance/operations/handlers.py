@@ -20,8 +20,9 @@ from sglang_importance.operations import (
 )
 from sglang_importance.operations.job import Operation
 from sglang_importance.operations.messages import KvImportanceReq, KvImportanceReqOutput
-from sglang_importance.operations.runner import Desk
+from sglang_importance.operations.runner import Desk, Reply
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.upstream.replicas import data_parallel_rank
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -41,6 +42,15 @@ OPERATIONS: dict[str, Operation] = {
     "pins": pin_operations.pins,
     "answered": answers.answered,
 }
+FOLLOWED: dict[str, Operation] = {
+    "pin": pin_operations.pin,
+    "unpin": pin_operations.unpin,
+    "pins": pin_operations.let_time_pass,
+    "events": recent_events.let_time_pass,
+    "answered": answers.answered,
+}
+"""What the operations change in the tree: all that a tensor-parallel rank does whose answers nobody reads.
+Reading may take more slices on one rank than on another, and does not run there."""
 WITHOUT_LEARNING = frozenset({"snapshot", "tree", "find", "events", "prewarm_room"})
 """Operations that answer also when a fault has ended learning: nothing is known of nodes then."""
 
@@ -57,13 +67,16 @@ def handle_messages(scheduler: Scheduler) -> None:
         if is_over:
             component.publish()
 
-    desk = Desk(cache, OPERATIONS, WITHOUT_LEARNING, account)
+    leads, rank = cache.importance.state.ranks.leads, data_parallel_rank()
+    desk = Desk(cache, OPERATIONS if leads else FOLLOWED, WITHOUT_LEARNING, account, follows=not leads)
 
     def answer(request: KvImportanceReq) -> KvImportanceReqOutput:
-        if request.job is not None:
-            reply = desk.resume(request.job)
-        else:
+        if request.jobs is None:
             reply = desk.begin(request.operation, json.loads(request.arguments))
-        return KvImportanceReqOutput(**reply._asdict())
+        elif rank in request.jobs:
+            reply = desk.resume(request.jobs[rank])
+        else:
+            reply = Reply()  # this rank has answered: others go on
+        return KvImportanceReqOutput(**reply._asdict(), dp_rank=rank)
 
     scheduler._request_dispatcher += TypeBasedDispatcher([(KvImportanceReq, answer)])

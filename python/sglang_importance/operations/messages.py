@@ -15,20 +15,25 @@ COMMUNICATOR = "kv_importance"
 
 
 class KvImportanceReq(BaseReq, kw_only=True):
-    """Asks a scheduler for an operation with arguments (JSON), or to go on with a job that it began."""
+    """Asks every scheduler for an operation with arguments (JSON), or to go on with the job that it began.
+
+    Attributes:
+        jobs: to go on with, by data-parallel rank; None begins an operation.
+    """
 
     operation: str = ""
     arguments: str = "{}"
-    job: int | None = None
+    jobs: dict[int, int] | None = None
 
 
 class KvImportanceReqOutput(BaseReq, kw_only=True):
-    """One scheduler's answer; the fields of ``runner.Reply``."""
+    """One scheduler's answer; the fields of ``runner.Reply``, and the data-parallel rank."""
 
     document: str = ""
     error: str | None = None
     status: int = 200
     job: int | None = None
+    dp_rank: int = 0
 
 
 def register_messages() -> None:

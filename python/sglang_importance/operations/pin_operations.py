@@ -39,6 +39,12 @@ def _pin(pinning: Pinning, wanted: Pin) -> Generator[None, None, Document]:
     }
 
 
+def let_time_pass(cache: ImportanceRadixCache, _: Document) -> Document:
+    """What ``pins`` changes: pins whose time is over end."""
+    _pinning(cache).let_time_pass()
+    return {}
+
+
 def unpin(cache: ImportanceRadixCache, arguments: Document) -> Document:
     """``pin_id`` of the pin to end."""
     name = arguments["pin_id"]
@@ -88,7 +94,7 @@ def _granted(pinning: Pinning, held: Pin) -> dict[str, int]:
 
 
 def _remaining(pinning: Pinning, held: Pin) -> float | None:
-    return None if held.expires_at is None else max(0.0, held.expires_at - pinning.now())
+    return None if held.expires_at is None else max(0.0, held.expires_at - pinning.table.now)
 
 
 def _pinning(cache: ImportanceRadixCache) -> Pinning:

@@ -15,11 +15,18 @@ def describe_event(event: Event) -> dict[str, Any]:
     return event._asdict()
 
 
-def events(cache: ImportanceRadixCache, arguments: Document) -> Document:
-    """``since`` and ``limit``: the events from a serial number on."""
+def let_time_pass(cache: ImportanceRadixCache, _: Document) -> Document:
+    """What ``events`` changes: a pin whose lifetime is over ends even where no request comes."""
     component = cache.importance
     if component.state.faults.is_learning:
-        component.pins.let_time_pass()  # a pin whose lifetime is over ends even where no request comes
+        component.pins.let_time_pass()
+    return {}
+
+
+def events(cache: ImportanceRadixCache, arguments: Document) -> Document:
+    """``since`` and ``limit``: the events from a serial number on."""
+    let_time_pass(cache, arguments)
+    component = cache.importance
     log = component.state.events
     found = log.since(arguments["since"], arguments["limit"])
     first = found[0][0] if found else log.total

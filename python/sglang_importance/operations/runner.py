@@ -46,12 +46,14 @@ class Desk:
         operations: by name.
         without_learning: those that still have an answer once a fault has ended learning.
         on_slice: called with the operation, the seconds that the scheduler was held, and whether it is over.
+        follows: whether nobody reads the answers: an operation that is not named is left out.
     """
 
     cache: ImportanceRadixCache
     operations: Mapping[str, Operation]
     without_learning: frozenset[str] = frozenset()
     on_slice: Callable[[str, float, bool], None] | None = None
+    follows: bool = False
 
     def __post_init__(self) -> None:
         self._jobs: OrderedDict[int, tuple[str, Job]] = OrderedDict()
@@ -59,12 +61,14 @@ class Desk:
 
     def begin(self, operation: str, arguments: Document) -> Reply:
         """Runs an operation, or its first slice."""
+        self._serial += 1  # also of what is left out: ranks number their jobs alike
+        if self.follows and operation not in self.operations:
+            return Reply()
         start = time.perf_counter()
         try:
             self._refuse_without_learning(operation)
             answer = self.operations[operation](self.cache, arguments)
             if not isinstance(answer, dict):
-                self._serial += 1
                 return self._run_slice(self._serial, operation, answer)
             reply = Reply(document=json.dumps(answer))
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Connects a scheduler with its ledger: restores ghosts, evidence and pins at start, and writes new ones."""
+"""Connects a scheduler with its ledger: goes on from what it holds, and writes what follows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from sgl_importance.ledger.ledger_database import LedgerUnusable
 from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
 from sgl_importance.ledger.prefix_record import PrefixRecord
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
-from sgl_importance.ledger.steady_time import steady_time
-from sgl_importance.nodes.ghosts import GhostNode
 from sgl_importance.pins.pin import Pin
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.estimator import REFRESH_INTERVAL
+from sglang_importance.placement.ledger_contents import LedgerContents
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.storage.weights import WATCH, Weights
 from sglang_importance.tree.annotated_tree import AnnotatedTree
@@ -37,18 +36,15 @@ logger = logging.getLogger(__name__)
 
 
 class LedgerFeed:
-    """Hands every finished request to the ledger, and the ledger's rows to the tree's ghosts and the policy.
+    """Hands every finished request to the ledger.
 
     Args:
-        ledger: of the model in memory.
-        tree: whose ghosts are fed.
-        policy: whose clock and reuse counts go on where the ledger's stand.
+        ledger: of the model in memory, which the tree has gone on from.
+        tree: whose nodes are written.
+        policy: whose clock and reuse counts are written.
         weights: that the ledger was opened for; while others are loaded, nothing is written.
         budget_bytes: of the ledger.
-        pins: take in those of the ledger; None where pins move nothing.
-
-    Raises:
-        sqlite3.Error: the ledger cannot be read.
+        pins: that the ledger holds and the server too.
     """
 
     def __init__(
@@ -59,7 +55,7 @@ class LedgerFeed:
         *,
         weights: Weights,
         budget_bytes: int,
-        pins: Pinning | None = None,
+        pins: Sequence[Pin] = (),
     ) -> None:
         self.path = ledger.path
         self.page_size = ledger.page_size
@@ -68,9 +64,6 @@ class LedgerFeed:
         self._tree = tree
         self._policy = policy
         self._fingerprint = weights.fingerprint
-        self.restored_pages = self._restore(ledger)
-        restored_pins = [] if pins is None else self._restore_pins(ledger, pins)
-        self.restored_pins = len(restored_pins)
         self._cut: list[UnifiedTreeNode] = []
         self._told_at = policy.clock // REFRESH_INTERVAL
         self._writer = LedgerWriter(
@@ -79,7 +72,7 @@ class LedgerFeed:
             worth=self._worth,
             clock=policy.clock,
             evidence=ReuseEvidence.of(policy.reuse),
-            pins=restored_pins,
+            pins=pins,
         )
         atexit.register(self.close)
 
@@ -93,49 +86,6 @@ class LedgerFeed:
         """Learning has failed: facts may be wrong by now, and are not written any more."""
         atexit.unregister(self.close)
         self._writer.close()
-
-    def _restore(self, ledger: Ledger) -> int:
-        """Feeds the ghosts; returns their pages."""
-        reuse = self._policy.reuse
-        evidence = ledger.evidence()
-        if evidence is None:
-            evidence = ReuseEvidence.nothing()
-        reuse.restore(evidence.hits, evidence.reached, ledger.clock)
-        records = list(ledger.prefixes(max_pages=self._tree.ghosts.capacity_pages))
-        records.reverse()  # last used, and of these the topmost, is forgotten last
-        for record in records:
-            if record.at_risk_as is not None:
-                reuse.resumed(record.at_risk_as, record.last_access)
-            ghost = GhostNode(
-                at_risk_as=record.at_risk_as,
-                last_access=record.last_access,
-                accesses=record.accesses,
-                span=record.span,
-                block_type=record.block_type,
-                queries=record.queries,
-                vectors=record.vectors,
-            )
-            self._tree.ghosts.restore(record.digests(self.page_size), ghost)
-        if ledger.damaged_rows:
-            logger.warning(
-                "KV importance ledger: %d damaged rows of %s are left out", ledger.damaged_rows, ledger.path
-            )
-        return len(self._tree.ghosts)
-
-    def _restore_pins(self, ledger: Ledger, pins: Pinning) -> list[Pin]:
-        known = ledger.pins.read(steady_time(), page_size=self.page_size)
-        restored = pins.restore(known)
-        if ledger.pins.damaged:
-            logger.warning(
-                "KV importance ledger: %d damaged pins of %s are left out", ledger.pins.damaged, ledger.path
-            )
-        if len(restored) < len(known):
-            logger.warning(
-                "KV importance ledger: no room for %d of %d pins (a cache salt's must fit the largest tier)",
-                len(known) - len(restored),
-                len(known),
-            )
-        return restored
 
     def keep_pins(self, pins: Iterable[Pin]) -> None:
         """The pins that shall outlive the server, oldest first; no new ones where no token ids are kept."""
@@ -205,18 +155,47 @@ def model_digest(weights: Weights, page_size: int) -> bytes:
 
 
 def open_ledger_feed(state: TreeState, pins: Pinning | None, scheduler: Scheduler) -> LedgerFeed | None:
-    """The feed of a scheduler that has just been built; None where its ledger cannot be used: it serves all
-    the same.
+    """Takes in what the ledger of a scheduler that has just been built holds, and opens its feed.
+
+    None where the ledger cannot be used, and on ranks that another one writes for: they serve all the same.
 
     Args:
         state: whose policy and ghosts go on where the ledger's stand.
         pins: take in those of the ledger; None where pins move nothing.
         scheduler: whose weights the ledger is for.
     """
-    options = state.options
     if WATCH.current is None:
         WATCH.watch(scheduler)
+    # The ranks must start alike, and another server may write the file meanwhile: the leader reads it.
+    ledger, contents = _opened(state) if state.ranks.leads else (None, None)
+    contents = state.ranks.from_leader(contents)
+    if contents is None:
+        return None
+    restored_pins = contents.restore(state, pins)
+    if ledger is None:
+        return None
     weights = WATCH.current
+    assert weights is not None
+    logger.info(
+        "KV importance ledger %s: %d pages known, %d pins, %d requests",
+        ledger.path,
+        len(state.tree.ghosts),
+        len(restored_pins),
+        state.policy.clock,
+    )
+    return LedgerFeed(
+        ledger,
+        state.tree,
+        state.policy,
+        weights=weights,
+        budget_bytes=state.options.ledger_megabytes << 20,
+        pins=restored_pins,
+    )
+
+
+def _opened(state: TreeState) -> tuple[Ledger | None, LedgerContents | None]:
+    """The ledger of the model in memory, and what it holds; nothing where it cannot be used."""
+    options, weights = state.options, WATCH.current
     assert weights is not None
     path = Path(options.ledger_directory).expanduser().absolute() / LEDGER_FILE
     for _ in range(2):
@@ -229,28 +208,10 @@ def open_ledger_feed(state: TreeState, pins: Pinning | None, scheduler: Schedule
             )
         except LedgerUnusable as problem:
             logger.warning("KV importance ledger: %s; the server goes on without", problem)
-            return None
+            return None, None
         try:
-            feed = LedgerFeed(
-                ledger,
-                state.tree,
-                state.policy,
-                weights=weights,
-                budget_bytes=options.ledger_megabytes << 20,
-                pins=pins,
-            )
+            return ledger, LedgerContents.read(ledger, state.tree.ghosts.capacity_pages)
         except sqlite3.Error as error:
-            state.tree.ghosts.clear()
-            state.policy.reset()
             aside = ledger.give_up()
             logger.warning("KV importance ledger: %s cannot be read (%s); %s", path, error, aside)
-            continue
-        logger.info(
-            "KV importance ledger %s: %d pages known, %d pins, %d requests",
-            path,
-            feed.restored_pages,
-            feed.restored_pins,
-            state.policy.clock,
-        )
-        return feed
-    return None
+    return None, None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sgl_importance.ledger.steady_time import steady_time
 from sgl_importance.nodes.node_metadata import NOT_PINNED, NodeMetadata
 from sgl_importance.pins.automatic_pins import deserves_pin
 from sgl_importance.pins.pin import Pin, PinEnd, PinSource
@@ -53,8 +52,8 @@ class Pinning:
         state: whose tree is followed.
         cache: in which pinned text is matched, and cut out of longer nodes.
         refresh: ranks a node again.
-        now: Unix time at which pins expire, without jumps. Read in each scheduler by itself: with more than
-            one rank (no such mode is allowed yet) it has to come from rank 0 with the requests.
+        now: Unix time at which pins expire, without jumps, the same on all ranks; that of ``state.ranks``
+            where None.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Pinning:
         cache: UnifiedRadixCache,
         refresh: Callable[[UnifiedTreeNode], None],
         *,
-        now: Callable[[], float] = steady_time,
+        now: Callable[[], float] | None = None,
     ) -> None:
         self.keeper: PinKeeper | None = None
         self.capacity_tokens: Callable[[], dict[Tier, int]] = partial(capacity_tokens, cache)
@@ -72,7 +71,7 @@ class Pinning:
         self._tree = state.tree
         self._cache = cache
         self._refresh = refresh
-        self.now = now
+        self.now = now or state.ranks.now
         self.table = PinTable(state.tree.page_size, state.options.pin_budget, {})
         self.table.on_ended = self._ended
         self._has_kept = True

@@ -33,8 +33,10 @@ from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.tree.nominal_costs import cost_model
 from sglang_importance.tree.occupancy import capacity_tokens, full_attention_allocator
+from sglang_importance.tree.ranks import Ranks
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.replicas import data_parallel_rank, data_parallel_size
 from sglang_importance.upstream.server_options import importance_options
 
 if TYPE_CHECKING:
@@ -70,19 +72,20 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     policy = create_policy(options, cost_model(ctx.model_config, allocator))
     ghost_pages = min(GHOSTS_PER_DEVICE_PAGE * device_pages, MAX_GHOST_PAGES)
     rows = emitted_rows(ctx)
+    ranks = Ranks(ctx.params.tp_cache_group)
     share(rows, ctx.params.tp_cache_group)
-    recorder = create_recorder(ctx, options, policy, rows) if options.trace else None
+    recorder = create_recorder(ctx, options, policy, rows) if options.trace and ranks.leads else None
     if rows is not None and recorder is not None and recorder.wants_steps:
         rows.on_step = recorder.step
     shadowing = None
-    if options.policy == "observe":
+    if options.policy == "observe" and ranks.leads:
         shadowing = Shadowing(ShadowPair(device_pages, page_size, policy.cost, ghost_pages))
-    state = TreeState.create(options, policy, page_size=page_size, ghost_pages=ghost_pages)
+    state = TreeState.create(options, policy, page_size=page_size, ghost_pages=ghost_pages, ranks=ranks)
     if recorder is not None and (lists := listed_pages(ctx)) is not None:
         lists.attach(recorder.page_lists, partial(state.faults.note, FaultPlace.RECORDING))
-    publisher = MetricsPublisher.create(enabled=ctx.params.enable_metrics)
-    if publisher is not None:
-        StorePublisher.create(enabled=True)  # a server without a store shows that nothing is stored
+    publisher = MetricsPublisher.create(enabled=ctx.params.enable_metrics and ranks.leads)
+    # A server without a store shows that nothing is stored.
+    StorePublisher.create(enabled=ctx.params.enable_metrics)
 
     def publish() -> None:
         assert publisher is not None
@@ -153,9 +156,12 @@ def create_recorder(
         LaunchRefused: the directory cannot be written.
     """
     arguments: Any = ctx.server_args  # sglang puts its fields together at import
+    folder = Path(options.trace)
+    if data_parallel_size() > 1:  # each tree is a recording of its own
+        folder /= f"dp{data_parallel_rank()}"
     try:
         return Recorder(
-            Path(options.trace),
+            folder,
             options,
             page_size=ctx.params.page_size,
             model=Path(arguments.model_path).name,

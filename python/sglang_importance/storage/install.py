@@ -31,8 +31,6 @@ _DYNAMIC_SETTINGS = ("backend_name", "module_path", "class_name", "interface_v1"
 _UNTESTED: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "pp_size": ("pipeline parallelism", lambda value: (value or 1) > 1, "use --pp-size 1"),
     "speculative_algorithm": ("speculative decoding", bool, "drop --speculative-algorithm"),
-    "enable_lora": ("LoRA", bool, "drop --enable-lora"),
-    "lora_paths": ("LoRA", bool, "drop --lora-paths"),
     "enable_memory_saver": ("releasing memory at run time", bool, "drop --enable-memory-saver"),
     "disaggregation_mode": (
         "PD disaggregation",

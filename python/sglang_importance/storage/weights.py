@@ -55,7 +55,7 @@ class WeightsWatch:
         def read(pages_match: bool) -> Weights:
             runner = scheduler.tp_worker.model_runner
             return Weights(
-                fingerprint=fingerprint(runner.model),
+                fingerprint=server_fingerprint(runner),
                 version=str(_weight_version()),
                 config=config_digest(runner.model_config),
                 pages_match=pages_match,
@@ -88,6 +88,26 @@ class WeightsWatch:
 
 
 WATCH = WeightsWatch()
+
+
+def server_fingerprint(runner: Any) -> str:
+    """The fingerprint of the model, and of its LoRA adapters where it has any.
+
+    An adapter of ``--lora-paths`` keeps its name for pages when its files have changed. One that is loaded
+    later has a name that was never used before.
+    """
+    manager = getattr(runner, "lora_manager", None)
+    own = fingerprint(runner.model)
+    if manager is None or not manager.loras:
+        return own
+    digest = blake2b(own.encode(), digest_size=16)
+    for lora_id, adapter in sorted(manager.loras.items()):
+        parts = [layer.weights for layer in adapter.layers]
+        for number, part in enumerate([*parts, adapter.embedding_layers, adapter.added_tokens_embeddings]):
+            for name, tensor in sorted(part.items()):
+                digest.update(f"{lora_id} {adapter.scaling} {number} {name} {tuple(tensor.shape)}".encode())
+                digest.update(_sums(tensor))
+    return digest.hexdigest()
 
 
 def fingerprint(model: torch.nn.Module) -> str:

@@ -10,6 +10,7 @@ from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.tree.annotated_tree import AnnotatedTree
 from sglang_importance.tree.event_log import EventLog
 from sglang_importance.tree.faults import Faults
+from sglang_importance.tree.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class TreeState:
         tree: facts on nodes, and ghosts of those that left.
         events: the last moves of nodes.
         faults: runs code that may fail.
+        ranks: that hold the tree together.
     """
 
     options: ImportanceOptions
@@ -31,16 +33,24 @@ class TreeState:
     tree: AnnotatedTree
     events: EventLog
     faults: Faults
+    ranks: Ranks
 
     @classmethod
     def create(
-        cls, options: ImportanceOptions, policy: ImportancePolicy, *, page_size: int, ghost_pages: int
+        cls,
+        options: ImportanceOptions,
+        policy: ImportancePolicy,
+        *,
+        page_size: int,
+        ghost_pages: int,
+        ranks: Ranks | None = None,
     ) -> TreeState:
         """The state of a tree that is still to be built.
 
         Args:
             page_size: tokens per page.
             ghost_pages: pages to remember after their removal.
+            ranks: that hold the tree together; None of one that is alone.
         """
 
         def clock() -> int:
@@ -54,4 +64,5 @@ class TreeState:
             tree=AnnotatedTree(page_size, policy, counters, ghost_pages=ghost_pages),
             events=EventLog(clock),
             faults=Faults(counters.faults, clock),
+            ranks=ranks or Ranks(),
         )

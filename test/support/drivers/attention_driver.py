@@ -154,12 +154,18 @@ class AttentionDriver:
         prefixes = [len(sequence) for sequence in sequences]
         self._forward(ForwardMode.DECODE, [(s, 1) for s in sequences], prefixes, dummy=dummy)
 
+    def mixed(self, extending: list[tuple[Sequence, int]], *decoding: Sequence) -> None:
+        """A prefill with the decode step of others behind it, as upstream mixes them."""
+        chunks = [*extending, *((sequence, 1) for sequence in decoding)]
+        prefixes = [len(sequence) for sequence, _ in chunks]
+        self._forward(ForwardMode.MIXED, chunks, prefixes, dummy=False)
+
     def _forward(
         self, mode: ForwardMode, chunks: list[tuple[Sequence, int]], prefixes: list[int], *, dummy: bool
     ) -> None:
         locations = [location for sequence, tokens in chunks for location in self._grow(sequence, tokens)]
         lengths = [tokens for _, tokens in chunks]
-        extends = mode == ForwardMode.EXTEND
+        extends = mode != ForwardMode.DECODE
         seq_lens = torch.tensor([len(sequence) for sequence, _ in chunks])
         batch = ForwardBatch(
             forward_mode=mode,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sgl_importance.prewarm.ledger_plan import plan_from_ledger
+from sglang_importance.placement.ledger_contents import LedgerContents
 from sglang_importance.placement.ledger_feed import LedgerFeed, model_digest
 from sglang_importance.placement.prewarm_request import new_rid
 from sglang_importance.storage.weights import WATCH, Weights
@@ -34,13 +36,15 @@ def weights_loaded(patch: pytest.MonkeyPatch) -> Iterator[None]:
     _feeds.clear()
 
 
-def start(path: Path, *, tokens: int = POOL) -> TreeDriver:
+def start(path: Path, *, tokens: int = POOL, keeps_pins: bool = False, **settings: Any) -> TreeDriver:
     """A cache on the ledger in a file, as a server is at its start."""
     driver = TreeDriver(tokens=tokens)
-    ledger = open_ledger(path, model_digest(WEIGHTS, PAGE))
+    ledger = open_ledger(path, model_digest(WEIGHTS, PAGE), **settings)
     component = driver.component
     state = component.state
-    feed = LedgerFeed(ledger, state.tree, state.policy, weights=WEIGHTS, budget_bytes=1 << 28)
+    contents = LedgerContents.read(ledger, state.tree.ghosts.capacity_pages)
+    restored = contents.restore(state, component.pins if keeps_pins else None)
+    feed = LedgerFeed(ledger, state.tree, state.policy, weights=WEIGHTS, budget_bytes=1 << 28, pins=restored)
     component.attach_ledger(feed)
     _feeds.append(feed)
     return driver

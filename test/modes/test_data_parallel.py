@@ -1,0 +1,128 @@
+"""Two replicas behind data-parallel attention: a tree each, one server."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sgl_importance.metrics_table import PREFIX
+
+from support.families import FAMILIES, VOCABULARY, write_random_model
+from support.python_path import CHECKS, python_path
+from support.servers import ServerProcess
+from support.victims import VICTIM_LOG, cores_of_ranks, log_victims_to, victims
+
+pytestmark = pytest.mark.server
+
+REPLICAS = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
+COMMON = (
+    *(
+        "--skip-tokenizer-init",
+        "--page-size",
+        "16",
+        "--max-running-requests",
+        "4",
+        "--context-length",
+        "2048",
+    ),
+    *("--attention-backend", "torch_native"),
+)
+POOL_TOKENS, PREFIX_TOKENS = 512, 96
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a family that upstream lets wait with an empty batch while the other replica has work."""
+    (family,) = (family for family in FAMILIES if family.name == "Qwen3-MoE")
+    return write_random_model(tmp_path_factory.mktemp("random-moe"), family)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Six prefixes of six pages, each asked about twice, in any order."""
+    rng = random.Random(0)
+    prefixes = [rng.choices(range(10, VOCABULARY), k=PREFIX_TOKENS) for _ in range(6)]
+    asked = [prefix + rng.choices(range(10, VOCABULARY), k=20) for prefix in prefixes for _ in range(2)]
+    return rng.sample(asked, len(asked))
+
+
+@pytest.fixture(scope="module")
+def answers(model: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """Of one replica of stock sglang that reuses nothing."""
+    with ServerProcess("--kv-policy", "default", "--disable-radix-cache", *COMMON, model=model) as server:
+        return [
+            server.generate(prompt, max_new_tokens=4, ignore_eos=True)["output_ids"] for prompt in prompts
+        ]
+
+
+def asked(server: ServerProcess, prompt: list[int], rank: int) -> dict[str, Any]:
+    body = {
+        "input_ids": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True},
+        "routed_dp_rank": rank,
+    }
+    return server.post("/generate", body)
+
+
+@pytest.mark.tested(
+    kind="mode",
+    name="`--tp-size 2 --dp-size 2 --enable-dp-attention`: routes, pins, ledger, pre-warm",
+    mode="page scores from attention",
+    backend="torch_native",
+)
+def test_each_replica_keeps_a_tree_and_all_answer(
+    model: Path, prompts: list[list[int]], answers: list[list[int]], tmp_path: Path
+) -> None:
+    server = ServerProcess(
+        *("--kv-policy", "importance", *REPLICAS, *COMMON, "--max-total-tokens", str(POOL_TOKENS)),
+        *("--kv-importance-ledger", str(tmp_path)),
+        model=model,
+        env={
+            **python_path(CHECKS / "tree_check", VICTIM_LOG),
+            **cores_of_ranks(2),
+            **log_victims_to(tmp_path / "victims"),
+        },
+    )
+    with server:
+        pin = server.post("/kv_importance/pin", {"input_ids": prompts[0][:PREFIX_TOKENS]})
+        assert [each["granted_tokens"]["device"] for each in pin["dp_ranks"]] == [PREFIX_TOKENS] * 2
+        replies = [asked(server, prompt, rank) for rank in (0, 1) for prompt in prompts]
+        assert [reply["output_ids"] for reply in replies] == answers * 2
+        assert [reply["meta_info"]["dp_rank"] for reply in replies] == [0] * 12 + [1] * 12
+
+        ranks = server.get("/kv_importance", limit=1000)["dp_ranks"]
+        assert server.get("/kv_importance", limit=1000, dp_rank=1)["nodes"] == ranks[1]["nodes"]
+        assert all(rank["clock"] >= len(prompts) for rank in ranks)
+        assert server.metric(f"{PREFIX}requests_total") == sum(rank["clock"] for rank in ranks)
+        for rank in (0, 1):
+            (held,) = server.get("/kv_importance/pins", dp_rank=rank)["pins"]
+            assert (held["pin_id"], held["resident_tokens"]) == (pin["pin_id"], PREFIX_TOKENS)
+            assert server.get("/kv_importance/tree", dp_rank=rank)["nodes"]
+            assert server.get("/kv_importance/events", dp_rank=rank)["events"]
+        with pytest.raises(httpx.HTTPStatusError, match="400"):
+            server.get("/kv_importance", dp_rank=2)
+
+        # A prompt is brought into both trees.
+        new = random.Random(1).choices(range(10, VOCABULARY), k=PREFIX_TOKENS + 1)
+        job = server.post("/kv_importance/prewarm", {"input_ids": new})["job_id"]
+        while (state := server.get(f"/kv_importance/prewarm/{job}"))["state"] == "running":
+            time.sleep(0.1)
+        assert state["state"] == "done"
+        assert state["done_tokens"] == state["total_tokens"] >= 2 * PREFIX_TOKENS
+        cached = [asked(server, new, rank)["meta_info"]["cached_tokens"] for rank in (0, 1)]
+        assert cached == [PREFIX_TOKENS] * 2
+
+        server.post("/kv_importance/unpin", {"pin_id": pin["pin_id"]})
+        assert [each["pins"] for each in server.get("/kv_importance/pins")["dp_ranks"]] == [[], []]
+        server.flush_cache()
+        assert server.log().count("tree_check: sound with") > 4
+        time.sleep(1.5)  # the ledger is at most half a second behind
+    first, second = victims(tmp_path / "victims").values()
+    assert first
+    assert second
+    assert len(list(tmp_path.rglob("ledger.sqlite"))) == 1
