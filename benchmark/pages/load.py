@@ -130,21 +130,30 @@ def ask_all(server: ServerProcess, prompts: list[list[int]], tokens: int) -> tup
     return answered, time.perf_counter() - start
 
 
+def compare(rows: list[dict[str, Any]]) -> None:
+    """Adds to each row its ratios to stock with HiCache in the same round."""
+    base = {_round(row): row for row in rows if row["arm"] == HICACHE}
+    for row in rows:
+        for name in ("tokens_per_second", "ttft_p95"):
+            row[f"{name}_ratio"] = row[name] / base[_round(row)][name]
+
+
+def _round(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["context"], row["throttled"], row["round"]
+
+
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each arm, medians over rounds, and ratios to stock with HiCache in the same round, with ranges."""
+    """Of each load and arm, medians over rounds, and the ratios with their least and most."""
     found = []
-    for context, throttled in dict.fromkeys((row["context"], row["throttled"]) for row in rows):
-        of_load = [row for row in rows if (row["context"], row["throttled"]) == (context, throttled)]
-        base = {row["round"]: row for row in of_load if row["arm"] == HICACHE}
-        for arm in dict.fromkeys(row["arm"] for row in of_load):
-            own = [row for row in of_load if row["arm"] == arm and row["round"] in base]
-            row = {"context": context, "throttled": throttled, "arm": arm, "rounds": len(own)}
-            for name in ("tokens_per_second", "ttft_p95"):
-                ratios = sorted(each[name] / base[each["round"]][name] for each in own)
-                row[name] = statistics.median(each[name] for each in own)
-                row[f"{name}_ratio"] = statistics.median(ratios)
-                row[f"{name}_ratio_least"], row[f"{name}_ratio_most"] = ratios[0], ratios[-1]
-            found.append(row)
+    for key in dict.fromkeys((row["context"], row["throttled"], row["arm"]) for row in rows):
+        own = [row for row in rows if (row["context"], row["throttled"], row["arm"]) == key]
+        shown: dict[str, Any] = dict(zip(("context", "throttled", "arm"), map(str, key), strict=True))
+        for name in ("tokens_per_second", "ttft_p95"):
+            ratios = [row[f"{name}_ratio"] for row in own]
+            shown[name] = statistics.median(row[name] for row in own)
+            of_all = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            shown[f"{name} ratio"] = of_all
+        found.append(shown)
     return found
 
 
@@ -205,6 +214,7 @@ def main(
                         "seconds": seconds,
                     }
                 )
+            compare(rows)
             write_results("pages_load", rows, out=out)
     print_rows(f"{AT_A_TIME} questions at a time", summary(rows))
 

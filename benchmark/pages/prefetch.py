@@ -36,7 +36,7 @@ from benchmark.results import RESULTS, print_rows, write_results
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tasks import ProbeDocument, make_document
 from sgl_importance.probe.tokenizer import encode
-from sgl_importance.study.statistics import Estimate, Floats, bootstrap
+from sgl_importance.study.statistics import Estimate, ratio_of
 from sgl_importance.trace.page_steps import load_page_steps
 
 from support.served import script_server
@@ -178,20 +178,31 @@ def _counts(by_document: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     return {"documents": len(table), **means, "by_document": {name: each[name] for name in COUNTS}}
 
 
-def compare(row: dict[str, Any], none: dict[str, Any]) -> dict[str, Estimate]:
-    """A row beside that of nothing brought, of the same setting; intervals over documents.
+def compare(rows: Sequence[dict[str, Any]]) -> None:
+    """Adds to each replayed row what it saves beside nothing brought in the same setting: [value, low, high].
 
-    Returns:
-        ``named``: share of what the first step would have loaded that was there; ``steps``: loads that steps
-        wait for, and ``copies``: all loads, as parts of those without.
+    ``named``: share of what the first step would have loaded that was there; ``steps``: loads that steps wait
+    for, and ``copies``: all loads, as parts of those without. Intervals are over documents.
     """
+    setting = ("context", "questions", "policy", "slots", "prompt_selects")
+    of_part = [row for row in rows if row["part"] == "replay"]
+    none = {
+        tuple(row[name] for name in setting): row
+        for row in of_part
+        if row["ranking"] == "none" and not row["prior"]
+    }
+    for row in of_part:
+        found = _beside(row, none[tuple(row[name] for name in setting)])
+        row |= {name: astuple(value) for name, value in found.items()}
 
-    def sums(of: dict[str, Any], names: Sequence[str]) -> Floats:
-        return np.sum([of["by_document"][name] for name in names], axis=0)
+
+def _beside(row: dict[str, Any], none: dict[str, Any]) -> dict[str, Estimate]:
+
+    def sums(of: dict[str, Any], names: Sequence[str]) -> list[float]:
+        return list(map(sum, zip(*(of["by_document"][name] for name in names), strict=True)))
 
     def ratio(names: Sequence[str]) -> Estimate:
-        units = np.stack([sums(row, names), sums(none, names)], axis=1)
-        return bootstrap(units, lambda table: float(table[:, 0].sum() / max(table[:, 1].sum(), 1e-12)))
+        return ratio_of(list(zip(sums(row, names), sums(none, names), strict=True)))
 
     missed = ratio(["first"])
     named = Estimate(1 - missed.value, 1 - missed.high, 1 - missed.low)
@@ -218,7 +229,7 @@ class Loaded:
 
 
 def serve(throttled: bool, rows: list[dict[str, Any]], out: Path) -> None:
-    """Adds a row for each question: first and second time that it is asked."""
+    """Adds a row of questions that are asked twice, with the single ones in it."""
     if _has(rows, {"part": "served", "throttled": throttled}):
         return
     length = SERVED_CONTEXT
@@ -246,29 +257,33 @@ def serve(throttled: bool, rows: list[dict[str, Any]], out: Path) -> None:
                     answered = stream(server, prompt, 2)
                     row |= {f"{name}_{key}": value for key, value in loaded.since().items()}
                     row |= {f"{name}_first_token": answered.first, f"{name}_second_token": answered.last}
-                found.append({"part": "served", "context": length, "throttled": throttled, **row})
-    rows += found
+                found.append(row)
+    key = {"part": "served", "context": length, "throttled": throttled}
+    rows.append({**key, **_twice(found), "by_question": found})
     write_results("pages_prefetch", rows, out=out)
 
 
-def served_summary(rows: Sequence[dict[str, Any]], *, throttled: bool) -> dict[str, Estimate]:
-    """Of the served rows, intervals over documents: seconds of warm questions as a part of cold ones', to the
-    first and to the second token, and what cold ones waited for loads, as a part of their second token's."""
-    of_part = [row for row in rows if row["part"] == "served" and row["throttled"] == throttled]
+def _twice(questions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The second time that questions are asked beside the first, over documents: [value, low, high].
 
-    def over_documents(above: str, below: str) -> Estimate:
-        documents = sorted({row["document"] for row in of_part})
-        units = [
-            [sum(row[name] for row in of_part if row["document"] == document) for name in (above, below)]
-            for document in documents
-        ]
-        return bootstrap(units, lambda table: float(table[:, 0].sum() / table[:, 1].sum()))
-
+    ``second_token``: seconds to it, and ``loads``: pages, as parts of the first time's. ``waiting``: share of
+    the first time's seconds in which attention waited for loads; ``saved``: those that it waited less.
+    """
+    documents = range(SERVED_DOCUMENTS)
+    sums = {
+        name: np.array([sum(each[name] for each in questions if each["document"] == at) for at in documents])
+        for name in questions[0]
+    }
+    seconds, waited = sums["cold_second_token"], sums["cold_load_seconds"]
+    parts = {
+        "second_token": (sums["warm_second_token"], seconds),
+        "loads": (sums["warm_loaded"], sums["cold_loaded"]),
+        "waiting": (waited, seconds),
+        "saved": (waited - sums["warm_load_seconds"], seconds),
+    }
     return {
-        "first_token": over_documents("warm_first_token", "cold_first_token"),
-        "second_token": over_documents("warm_second_token", "cold_second_token"),
-        "waiting": over_documents("cold_load_seconds", "cold_second_token"),
-        "loads": over_documents("warm_loaded", "cold_loaded"),
+        name: astuple(ratio_of(list(zip(above.tolist(), below.tolist(), strict=True))))
+        for name, (above, below) in parts.items()
     }
 
 
@@ -290,27 +305,18 @@ def main(
         replay(length, directory, rows, out)
     for throttled in (False, True):
         serve(throttled, rows, out)
-    shown = []
-    for row in rows:
-        if row["part"] != "replay":
-            continue
-        (none,) = (
-            each
-            for each in rows
-            if each["part"] == "replay"
-            and (each["ranking"], each["prior"]) == ("none", False)
-            and all(
-                each[name] == row[name]
-                for name in ("context", "questions", "policy", "slots", "prompt_selects")
-            )
-        )
-        found = {name: str(value) for name, value in compare(row, none).items()}
-        shown.append({name: value for name, value in row.items() if name != "by_document"} | found)
+    compare(rows)
+    write_results("pages_prefetch", rows, out=out)
+    shown = [
+        {name: value for name, value in row.items() if name not in ("part", "by_document")}
+        for row in rows
+        if row["part"] == "replay"
+    ]
     print_rows("Pages brought at admission", shown)
     served = [
-        {"throttled": str(throttled)}
-        | {name: str(value) for name, value in served_summary(rows, throttled=throttled).items()}
-        for throttled in (False, True)
+        {name: str(value) for name, value in row.items() if name != "by_question"}
+        for row in rows
+        if row["part"] == "served"
     ]
     print_rows("Second time a question is asked, as a part of the first", served)
 
