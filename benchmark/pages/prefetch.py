@@ -197,6 +197,7 @@ def compare(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _beside(row: dict[str, Any], none: dict[str, Any]) -> dict[str, Estimate]:
+    """What ``compare`` adds to a row."""
 
     def sums(of: dict[str, Any], names: Sequence[str]) -> list[float]:
         return list(map(sum, zip(*(of["by_document"][name] for name in names), strict=True)))
@@ -288,7 +289,7 @@ def _twice(questions: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(
-    lengths: Annotated[str, typer.Option(help="Tokens of a document, separated by commas.")] = "4096,8192",
+    lengths: Annotated[str, typer.Option(help="Tokens of a document, separated by commas.")] = "4096",
     documents: Annotated[int, typer.Option(help="Documents of each length and kind.")] = 8,
     n: Annotated[int, typer.Option(help="Questions about each document.")] = 8,
     recordings: Annotated[Path, typer.Option(help="Folder of the recordings; those there are used.")] = ROOT
