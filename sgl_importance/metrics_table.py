@@ -145,6 +145,7 @@ _SCHEDULER = (
     # ---- memory ----
     Metric("size_tokens", "Tokens that a tier can hold", Kind.GAUGE, {"tier": _EVICTING}),
     Metric("used_tokens", "Tokens of a tier that are taken", Kind.GAUGE, {"tier": _EVICTING}),
+    Metric("pages_resident", "Pages of tiered KV in slots on the device, summed over layers", Kind.GAUGE),
     Metric("nodes", "Nodes with observed attention on the device", Kind.GAUGE),
     Metric("body_mass", "Mean body mass of the nodes on the device, summed over pages", Kind.GAUGE),
     Metric("evicted_body_mass_total", "Mean body mass of the nodes that the device evicted"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from benchmark.serving.measured import table
@@ -144,6 +145,108 @@ def residency_table() -> str:
             [f"`{policy}`", f"{bias:g}", *(cell(cells[policy, bias, *column]) for column in columns)]
             for policy, bias in dict.fromkeys((row["policy"], row["bias"]) for row in rows)
         ],
+    )
+
+
+def _replayed(**setting: Any) -> list[Mapping[str, Any]]:
+    """Rows of ``benchmark/pages/prefetch.py`` in a setting; what is not named is as the server has it."""
+    wanted = {
+        "part": "replay",
+        "questions": "fresh",
+        "policy": "ema",
+        "slots": 0.2,
+        "prior": False,
+        **setting,
+    }
+    return [row for row in results("pages_prefetch")["rows"] if wanted.items() <= row.items()]
+
+
+def _interval(found: tuple[float, float, float]) -> str:
+    return "{:.2f} ({:.2f} to {:.2f})".format(*found)
+
+
+def prefetch_table() -> str:
+    """Pages of all layers that are loaded for a question, before its first step, by it and by later ones."""
+    rows = _replayed(prompt_selects=True)
+    usual = [row for row in rows if row["budget"] in (0.0, 0.1)]
+    return table(
+        ["context", "brought", "at admission", "first step", "later steps", "named of the first's", "copies"],
+        [
+            [
+                f"{row['context']:,}",
+                row["ranking"],
+                *(f"{row[name]:.0f}" for name in ("brought", "first", "later")),
+                _interval(row["named"]),
+                _interval(row["copies"]),
+            ]
+            for row in usual
+        ],
+    )
+
+
+def prefetch_saves(name: str, ranking: str, **setting: Any) -> str:
+    """The range over lengths and kinds of question of what a ranking saves, at a token's budget.
+
+    Args:
+        name: of a column with an interval.
+        ranking: what is brought.
+        setting: as of ``_replayed``.
+    """
+    found = [
+        row[name][0]
+        for kind in ("fresh", "popular")
+        for row in _replayed(ranking=ranking, questions=kind, **setting)
+        if row["budget"] in (0.0, 0.1)
+    ]
+    low, high = f"{min(found):.2f}", f"{max(found):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def prior_saves() -> str:
+    """Loads that steps wait for with the tree's importance as a prior, as parts of those without; a range."""
+    found = [
+        row["steps"][0]
+        for kind in ("fresh", "popular")
+        for row in _replayed(policy="importance", prior=True, questions=kind)
+    ]
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def served_warm(name: str, *, throttled: bool) -> str:
+    """Questions whose pages were on the device, beside those whose pages were not: percent, with interval.
+
+    Args:
+        name: ``second_token`` or ``loads``; or, of the time to the second token where the pages were not
+            there, ``waiting``: share that was spent on loads, and ``saved``: on more of them.
+        throttled: whether copies were slowed down.
+    """
+    (row,) = (
+        row
+        for row in results("pages_prefetch")["rows"]
+        if row["part"] == "served" and row["throttled"] == throttled
+    )
+    return "{:.1f} % ({:.1f} to {:.1f})".format(*(100 * value for value in row[name]))
+
+
+def load_table() -> str:
+    """Throughput and TTFT under load, and as a part of stock's with HiCache in the same round."""
+    rows = results("pages_load")["rows"]
+
+    def cells(own: list[Mapping[str, Any]], name: str, digits: int) -> list[str]:
+        ratios = sorted(row[f"{name}_ratio"] for row in own)
+        middle = f"{median(row[name] for row in own):.{digits}f}"
+        return [middle, f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"]
+
+    found = []
+    for key in dict.fromkeys((row["context"], row["throttled"], row["arm"]) for row in rows):
+        context, throttled, arm = key
+        own = [row for row in rows if (row["context"], row["throttled"], row["arm"]) == key]
+        link = "throttled" if throttled else "as it is"
+        parts = [*cells(own, "tokens_per_second", 0), *cells(own, "ttft_p95", 1), f"{len(own)}"]
+        found.append([f"{context:,}", link, arm, *parts])
+    return table(
+        ["context", "link", "server", "tokens / s", "of HiCache", "p95 TTFT, s", "of HiCache", "rounds"],
+        found,
     )
 
 

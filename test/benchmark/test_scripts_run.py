@@ -37,6 +37,8 @@ ONLY_READ = (
     "pages/bounds.py",
     "pages/exact_match.py",
     "pages/joint.py",
+    "pages/load.py",
+    "pages/prefetch.py",
     "pages/residency.py",
     "pages/served.py",
     "reasoning_windows.py",

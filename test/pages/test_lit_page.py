@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sgl_importance.metrics_table import PREFIX
 from sgl_importance.probe.tasks import ProbeDocument, make_document
 from sgl_importance.probe.tokenizer import encode
 
@@ -58,6 +59,13 @@ def test_the_page_of_the_answer_is_among_the_brightest(server: ServerProcess, se
     assert holds_record & set(brightest), [chosen[page] for page in (*brightest, *holds_record)]
     assert all(node["strip"]["resident"][page] > 0 for page in holds_record)
     assert min(node["strip"]["resident"]) == 0, "every page has a slot: nothing is seen of residency"
+
+
+def test_what_is_on_the_device_is_exported(server: ServerProcess) -> None:
+    ask(server, document := make_document(2400, 9), next(iter(document.records)))
+    pages = server.get("/kv_importance?limit=1")["pages"]
+    places = pages["layers"] * pages["device_tokens_per_layer"] // PAGE_SIZE
+    assert 0 < server.metric(f"{PREFIX}pages_resident") <= places
 
 
 def test_the_live_page_shows_it(server: ServerProcess) -> None:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.signal.node_importance import FloatArray
+from sglang_importance.radix_cache.tiered_pool import tiered_pool
 
 if TYPE_CHECKING:  # the pool brings numba, which the HTTP process would load for nothing
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
     from sglang_importance.pages.pool import TieredKVPool
     from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
-
-
-def tiered_pool(cache: ImportanceRadixCache) -> TieredKVPool | None:
-    """The pool behind a cache, where its pages are tiered."""
-    if not cache.importance.state.options.is_tiered:
-        return None
-    pool = cache.token_to_kv_pool_allocator.get_kvcache()
-    return cast("TieredKVPool", pool)
 
 
 def describe_pages(pool: TieredKVPool) -> dict[str, Any]:
