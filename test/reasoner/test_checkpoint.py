@@ -76,12 +76,12 @@ def test_a_server_of_it_is_graded(tmp_path: Path) -> None:
     """The command of the guide, beside a server whose parser takes the thought out of the message."""
     rows_file = tmp_path / "rows.json"
     with script_server("--reasoning-parser", "qwen3", model=reasoner_path()) as server:
-        words = ["eval", "--url", server.base_url, "--tasks", "search", "--lengths", "160", "--n", "4"]
+        words = ["eval", "--url", server.base_url, "--tasks", "search", "--lengths", "256", "--n", "2"]
         result = CliRunner().invoke(app, [*words, "--json", str(rows_file)])
-        body = {"messages": make_task("search", 160, 0).messages, "model": server.name, "temperature": 0}
+        body = {"messages": make_task("search", 256, 0).messages, "model": server.name, "temperature": 0}
         message = server.post("/v1/chat/completions", body)["choices"][0]["message"]
     assert result.exit_code == 0, result.output
     (row,) = json.loads(rows_file.read_text(encoding="utf-8"))
     assert (row["exact_match"], row["steps_right"]) == (1, 1)
     assert message["reasoning_content"].startswith("visit ")
-    assert message["content"].strip() == make_task("search", 160, 0).answer
+    assert message["content"].strip() == make_task("search", 256, 0).answer
