@@ -22,6 +22,7 @@ SMALL_MODEL = "validates the instrument on this model; says nothing final about 
 
 
 WIDEST = 1000  # columns of a terminal
+MOST_ROWS = 60  # at a terminal
 
 
 class StudyError(Exception):
@@ -65,11 +66,13 @@ class Finding:
         table = Table(title=f"{self.study}: {self.claim}")
         for column, value in self.rows[0].items():
             table.add_column(column, justify="left" if isinstance(value, str) else "right")
-        for row in self.rows:
+        for row in self.rows[:MOST_ROWS]:
             table.add_row(*map(_shown, row.values()))
         # A line that wraps can be read, a column of dots cannot.
         needed = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
         Console(file=console.file, width=max(needed, console.width)).print(table)
+        if len(self.rows) > MOST_ROWS:
+            console.print(f"{len(self.rows) - MOST_ROWS} more rows are in {self.study}.json")
         console.print(f"value: {self.value}\nverdict: {self.verdict}")
         for note in self.notes:
             console.print(f"note: {note}")

@@ -37,7 +37,8 @@ def study_recency(
     in_thought, in_decode = (rule_parts(decisive.of_kind(kind), cell, "recall near") for kind in kinds)
     value, decode = ratio_of(in_thought), ratio_of(in_decode)
     p_value = chance_of(in_thought, ratio_of_sums, lambda share: share >= MOST_IN_THOUGHT)
-    rows = [row for each in measured for kind in each.kinds for row in _rule_rows(each, kind)]
+    decisive_first = sorted(measured, key=lambda each: each is not decisive)
+    rows = [row for each in decisive_first for kind in each.kinds for row in _rule_rows(each, kind)]
     if figure is not None:
         draw(
             figure,
@@ -99,7 +100,9 @@ def _rule_rows(measured: Measured, kind: str) -> list[dict[str, Any]]:
 
 def _cell_order(cell: RuleCell) -> tuple[Any, ...]:
     phase = -1 if cell.phase == ALL_PHASES else PHASES.index(cell.phase)
-    return (cell.scope, phase, cell.share, list(KEEP_RULES).index(cell.rule))
+    # What the verdict is read from comes first.
+    scope, share = cell.scope != CONTEXT, (cell.share != DECISIVE_SHARE, cell.share)
+    return (share, scope, phase, list(KEEP_RULES).index(cell.rule))
 
 
 def _rule_painter(measured: Measured, kinds: Kinds, scope: str) -> Callable[[Any], None]:

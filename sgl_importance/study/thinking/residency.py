@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sgl_importance.study.statistics import Estimate, bootstrap, ratio_of_sums
+from sgl_importance.study.statistics import Estimate, ratio_of
 from sgl_importance.study.study_report import SMALL_MODEL, Finding, StudyError, draw, verdict_of_parts
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule
 from sgl_importance.study.thinking.measured import SHORTEST_ANSWER, WANTED_SHARE
@@ -93,8 +93,8 @@ def study_residency(
 
 def saved(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Estimate:
     """1 - loads of the first / loads of the second, of the same requests."""
-    pairs = [(one[0], other[0]) for one, other in zip(first, second, strict=True)]
-    return bootstrap(pairs, lambda table: 1 - ratio_of_sums(table))
+    loaded = ratio_of([(one[0], other[0]) for one, other in zip(first, second, strict=True)])
+    return Estimate(1 - loaded.value, 1 - loaded.high, 1 - loaded.low)
 
 
 def _thoughts(recordings: Sequence[PageRecording], page_size: int, thought: str) -> list[Wants]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,9 @@ import numpy as np
 from sgl_importance.study.thinking.keep_rules import KeepRule, Scores
 from sgl_importance.study.thinking.measures import Parts
 from sgl_importance.study.thinking.wants import Bools, Counts, Wants
+
+STEPS_AT_A_TIME = 64
+"""Ranked together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +35,51 @@ class RuleRun:
 
 def run_rule(wants: Wants, rule: KeepRule, shares: Sequence[float]) -> list[RuleRun]:
     """Both readings of a rule, for each share of the pages."""
-    kept = [np.zeros_like(wants.wanted) for _ in shares]
-    resident = [np.zeros(wants.wanted.shape[1:], np.bool_) for _ in shares]
-    misses = [np.zeros((wants.num_heads, 2)) for _ in shares]
-    for step, scores in enumerate(rule(wants)):
-        num_pages = int(wants.num_pages[step])
-        if not num_pages:
-            continue
-        ranks = _ranks(scores[:, :num_pages])
-        wanted = wants.wanted[step, :, :num_pages]
-        for at, share in enumerate(shares):
-            budget = math.ceil(share * num_pages)
-            kept[at][step, :, :num_pages] = ranks < budget
-            there = resident[at][:, :num_pages]
-            there[:, -1] = True
-            misses[at] += np.stack([(wanted & ~there).sum(1), wanted.sum(1)], axis=1)
-            there |= wanted
-            _evict(there, ranks, budget)
+    budgets = np.ceil(np.outer(wants.num_pages, shares)).astype(np.int64)
+    kept = np.zeros((len(shares), *wants.wanted.shape), np.bool_)
+    resident = np.zeros((len(shares), *wants.wanted.shape[1:]), np.bool_)
+    misses = np.zeros((len(shares), wants.num_heads, 2))
+    ranked = rule(wants)
+    for start in range(0, wants.num_steps, STEPS_AT_A_TIME):
+        num_pages = wants.num_pages[start : start + STEPS_AT_A_TIME]
+        ranks = _ranks(np.stack([next(ranked).copy() for _ in num_pages]), num_pages)
+        for step, of_step in enumerate(ranks, start):
+            kept[:, step] = of_step < budgets[step, :, None, None]
+            if wants.num_pages[step]:
+                misses += _read(resident, wants.wanted[step], int(wants.num_pages[step]) - 1)
+                _evict(resident, of_step, budgets[step])
     return [RuleRun(*each) for each in zip(shares, kept, misses, strict=True)]
 
 
-def _ranks(scores: Scores) -> Counts:
-    """0 for the page that is kept first; newer pages first among equal ones, and the newest before all."""
-    ranked = scores[:, ::-1].copy()
-    ranked[:, 0] = np.inf
-    order = np.argsort(-ranked, axis=1, kind="stable")
+def _ranks(scores: Scores, num_pages: Counts) -> Counts:
+    """0 for the page that is kept first; newer pages first among equal ones, and the newest before all.
+
+    Args:
+        scores: after each step, [steps, heads, columns]; overwritten.
+        num_pages: that exist at each step. The ranks of the other columns are behind theirs.
+    """
+    columns = np.arange(scores.shape[2])
+    newest = (num_pages - 1)[:, None, None]
+    scores[np.broadcast_to(columns > newest, scores.shape)] = -np.inf
+    scores[np.broadcast_to(columns == newest, scores.shape)] = np.inf
+    order = np.argsort(-scores[:, :, ::-1], axis=2, kind="stable")
     ranks = np.empty_like(order)
-    np.put_along_axis(ranks, order, np.arange(order.shape[1])[None], axis=1)
-    return ranks[:, ::-1]
+    np.put_along_axis(ranks, order, columns[None, None], axis=2)
+    return ranks[:, :, ::-1]
 
 
-def _evict(there: Bools, ranks: Counts, budget: int) -> None:
-    """Leaves the ``budget`` best of those that are there, in place; [heads, pages]."""
-    if budget < there.shape[1]:
-        among = np.where(there, ranks, there.shape[1])
-        worst_kept = np.partition(among, budget - 1, axis=1)[:, budget - 1 : budget]
-        there &= among <= worst_kept
+def _read(resident: Bools, wanted: Bools, being_filled: int) -> Parts:
+    """Brings what is wanted, in place; pages loaded and pages wanted of each share and head, [..., 2]."""
+    resident[:, :, being_filled] = True
+    loaded = (wanted & ~resident).sum(2)
+    resident |= wanted
+    return np.stack([loaded, np.broadcast_to(wanted.sum(1), loaded.shape)], axis=2)
+
+
+def _evict(resident: Bools, ranks: Counts, budgets: Counts) -> None:
+    """Leaves the best of those that are there, as many as fit for each share, in place."""
+    last = np.minimum(budgets, ranks.shape[1]) - 1
+    among = np.where(resident, ranks, ranks.shape[1])
+    ordered = np.partition(among, np.unique(last), axis=2)
+    worst_kept = ordered[np.arange(len(budgets)), :, last]
+    resident &= among <= worst_kept[:, :, None]
