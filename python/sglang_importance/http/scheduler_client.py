@@ -18,9 +18,8 @@ from sglang_importance.operations.runner import MAX_JOBS
 M = TypeVar("M", bound=BaseModel)
 
 _places = asyncio.Semaphore(MAX_JOBS)
-_under_way: set[asyncio.Task[list[KvImportanceReqOutput]]] = (
-    set()
-)  # asyncio itself keeps tasks by weak references
+# asyncio itself keeps tasks by weak references.
+_under_way: set[asyncio.Task[list[KvImportanceReqOutput]]] = set()
 
 
 def validated(model: type[M], values: Any) -> M:
