@@ -41,6 +41,7 @@ ONLY_READ = (
     "pages/prefetch.py",
     "pages/residency.py",
     "pages/served.py",
+    "reasoning_served.py",
     "reasoning_windows.py",
     "restart.py",
     "serving/decisions.py",
