@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch.nn import functional as F
 
 from sgl_importance.study.thinking.keep_rules import Scores
 from sgl_importance.study.thinking.page_features import PAGE_FEATURES, Features, page_features
@@ -59,6 +57,10 @@ def fit_rule(requests: Sequence[Wants]) -> LearnedRule:
 
     Every 7th step is taken, with all its pages and heads. L-BFGS as torch has it, an L2 penalty of 1e-4.
     """
+    # The core is imported without torch.
+    import torch
+    from torch.nn import functional as F
+
     assert requests
     rows, wanted = zip(*(_examples(wants) for wants in requests), strict=True)
     table, target = np.concatenate(rows), np.concatenate(wanted)

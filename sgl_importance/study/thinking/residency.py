@@ -9,6 +9,7 @@ from typing import Any
 from sgl_importance.study.statistics import Estimate, ratio_of
 from sgl_importance.study.study_report import SMALL_MODEL, Finding, StudyError, draw, verdict_of_parts
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule
+from sgl_importance.study.thinking.learned_rule import fit_rule
 from sgl_importance.study.thinking.measured import SHORTEST_ANSWER, WANTED_SHARE
 from sgl_importance.study.thinking.request_measures import (
     ANSWER,
@@ -43,8 +44,6 @@ def study_residency(
     Raises:
         StudyError: there are fewer than four thoughts with pages of the decisive size.
     """
-    from sgl_importance.study.thinking.learned_rule import fit_rule  # imports torch
-
     rows: list[dict[str, Any]] = []
     decisive: Loads = {}
     weights: Mapping[str, float] = {}
