@@ -17,6 +17,8 @@ from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 
 from support.workloads.page_recordings import Asked, random_asked, write_asked
 
+pytest.importorskip("torch")
+
 
 def recorded(directory: Path, asked: list[Asked], share: float = 0.5) -> PageRecording:
     write_asked(directory, asked, share=share)

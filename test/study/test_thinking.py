@@ -29,6 +29,8 @@ from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 from support.workloads.page_recordings import Asked, write_asked
 from support.workloads.recordings import PAGE_SIZE
 
+pytest.importorskip("torch")
+
 KINDS = Kinds("thought", "decode")
 
 
