@@ -140,7 +140,7 @@ def recordings_of(
 
 def main(
     tasks: Annotated[str, typer.Option(help="Separated by commas.")] = "search,state",
-    length: Annotated[int, typer.Option(help="Tokens of a right thought, and of a document.")] = 1024,
+    length: Annotated[int, typer.Option(help="Tokens of a right thought, and most of a text.")] = 1024,
     n: Annotated[int, typer.Option(min=2, help="Thoughts of each task, with pages of 16.")] = 15,
     model: Annotated[Path | None, typer.Option(help="Another checkpoint than the embedded one.")] = None,
     recordings: Annotated[Path, typer.Option(help="Folder that keeps recordings.")] = ROOT / "build/thinking",

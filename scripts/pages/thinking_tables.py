@@ -172,6 +172,6 @@ def fewer_loads_than(rule: str, kept: float = KEPT, page: int = 16) -> float:
     return 100 * float(1 - loaded["EMA"] / loaded[rule])
 
 
-def len_of_features() -> int:
+def num_page_features() -> int:
     """Facts of a page that the learned rule knows."""
     return len(PAGE_FEATURES)

@@ -17,7 +17,7 @@ from sgl_importance.study.thinking import measures
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule, oracle, recency, stability
 from sgl_importance.study.thinking.learned_rule import fit_rule
 from sgl_importance.study.thinking.marks import Marks, Stretch, read_marks, write_marks
-from sgl_importance.study.thinking.measured import Kinds
+from sgl_importance.study.thinking.measured import Kinds, Measured, measure_recordings
 from sgl_importance.study.thinking.page_features import page_features
 from sgl_importance.study.thinking.request_measures import measure_request, unstable_heads
 from sgl_importance.study.thinking.residency import study_residency
@@ -353,9 +353,13 @@ def test_features_see_nothing_of_the_future(wants: Wants, data: st.DataObject) -
         np.testing.assert_array_equal(one[:, : wants.num_pages[0]], other[:, : wants.num_pages[0]])
 
 
+def measured_thoughts(recording: PageRecording) -> list[Measured]:
+    return measure_recordings([recording], {}, Kinds("thought", "thought"))
+
+
 def test_the_residency_finding_judges_by_thoughts_that_it_did_not_see(tmp_path: Path) -> None:
     recording = recorded(tmp_path, [looks_back("thought", number, 3) for number in range(6)])
-    found = study_residency([recording], PAGE_SIZE, "thought", None)
+    found = study_residency([recording], measured_thoughts(recording), PAGE_SIZE, "thought", None)
     shares = {(row["rule"], row["scope"]): row for row in found.rows if row["kept"] == 0.2}
     assert {row["thoughts"] for row in found.rows} == {3}
     assert shares["oracle", "context"]["loaded"] <= shares["learned", "context"]["loaded"]
@@ -366,4 +370,4 @@ def test_the_residency_finding_judges_by_thoughts_that_it_did_not_see(tmp_path: 
 def test_a_rule_cannot_learn_from_one_thought(tmp_path: Path) -> None:
     recording = recorded(tmp_path, [looks_back("thought", number, 3) for number in range(2)])
     with pytest.raises(StudyError, match="needs four or more"):
-        study_residency([recording], PAGE_SIZE, "thought", None)
+        study_residency([recording], measured_thoughts(recording), PAGE_SIZE, "thought", None)

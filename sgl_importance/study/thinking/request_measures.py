@@ -44,8 +44,6 @@ class RequestMeasures:
         rid, kind, num_steps: of the request.
         rules: by cell, then by measure.
         moves: how wanted pages move, by measure.
-        ranked_evictions: false evictions where every head keeps a fifth of the context and is ranked every
-            16 steps.
         reuse: wants by distance.
         late_milestones, late_others: how often pages behind the newest 64 tokens of the answer are wanted,
             with a milestone and without; None where nobody knows which have one.
@@ -56,7 +54,6 @@ class RequestMeasures:
     num_steps: int
     rules: Mapping[RuleCell, Mapping[str, Parts]]
     moves: Mapping[str, Parts]
-    ranked_evictions: Parts
     reuse: Counts
     late_milestones: Parts | None
     late_others: Parts | None
@@ -85,7 +82,6 @@ def measure_request(
                 rules[cell] = _of_rule(seen, run)
                 if run.share == DECISIVE_SHARE and scope == ANSWER:
                     rules |= dict(_by_phase(seen, run.kept, cell, phases))
-    (ranked,) = run_rule(wants, KEEP_RULES["stability"], [DECISIVE_SHARE])
     has_milestone = None if marks is None else marks.milestone_pages(answer)
     return RequestMeasures(
         rid=wants.rid,
@@ -98,7 +94,6 @@ def measure_request(
             "promoted": measures.promoted(wants),
             "recurrence": measures.recurrence(wants, ACTIVE_MASS),
         },
-        ranked_evictions=measures.false_evictions(wants, ranked.kept),
         reuse=measures.reuse_distances(wants),
         late_milestones=None
         if has_milestone is None

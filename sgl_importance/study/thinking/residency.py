@@ -10,12 +10,14 @@ from sgl_importance.study.statistics import Estimate, ratio_of
 from sgl_importance.study.study_report import SMALL_MODEL, Finding, StudyError, draw, verdict_of_parts
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule
 from sgl_importance.study.thinking.learned_rule import fit_rule
-from sgl_importance.study.thinking.measured import SHORTEST_ANSWER, WANTED_SHARE
+from sgl_importance.study.thinking.measured import SHORTEST_ANSWER, WANTED_SHARE, Measured, rule_parts
 from sgl_importance.study.thinking.request_measures import (
     ANSWER,
     CONTEXT,
     DECISIVE_SHARE,
     KEPT_SHARES,
+    RequestMeasures,
+    RuleCell,
     summed,
 )
 from sgl_importance.study.thinking.rule_run import run_rule
@@ -37,9 +39,20 @@ Loads = dict[str, list[tuple[float, float]]]
 
 
 def study_residency(
-    recordings: Sequence[PageRecording], decisive_page: int, thought: str, figure: Path | None
+    recordings: Sequence[PageRecording],
+    measured: Sequence[Measured],
+    decisive_page: int,
+    thought: str,
+    figure: Path | None,
 ) -> Finding:
     """Fits to every second thought, judges by the others.
+
+    Args:
+        recordings: whose thoughts the rule learns from.
+        measured: the same recordings, with the loads of the rules that learn nothing.
+        decisive_page: size of the pages that the verdict is read from.
+        thought: kind of the requests.
+        figure: a PNG file.
 
     Raises:
         StudyError: there are fewer than four thoughts with pages of the decisive size.
@@ -47,7 +60,8 @@ def study_residency(
     rows: list[dict[str, Any]] = []
     decisive: Loads = {}
     weights: Mapping[str, float] = {}
-    for page_size in sorted({recording.page_size for recording in recordings}):
+    for of_size in measured:
+        page_size = of_size.page_size
         requests = _thoughts(recordings, page_size, thought)
         if len(requests) < 4:
             if page_size == decisive_page:
@@ -60,7 +74,9 @@ def study_residency(
         for scope in (CONTEXT, ANSWER):
             seen = [each.of_answer() if scope == ANSWER else each for each in fitted]
             learned = fit_rule(seen)
-            loads = _loads(judged, scope, {**KEEP_RULES, LEARNED: learned})
+            loads = _loads(of_size.of_kind(thought)[1::2], scope)
+            for share, parts in _learned_loads(judged, scope, learned).items():
+                loads[share][LEARNED] = parts
             rows += _rows(page_size, scope, loads)
             if (page_size, scope) == (decisive_page, CONTEXT):
                 decisive, weights = loads[DECISIVE_SHARE], learned.named_weights()
@@ -106,16 +122,23 @@ def _thoughts(recordings: Sequence[PageRecording], page_size: int, thought: str)
     ]
 
 
-def _loads(judged: Sequence[Wants], scope: str, rules: Mapping[str, KeepRule]) -> dict[float, Loads]:
-    """By share of the pages that fit."""
-    found: dict[float, Loads] = {share: {name: [] for name in rules} for share in KEPT_SHARES}
-    with counted(f"judging rules by {len(judged)} thoughts", len(judged) * len(rules)) as advance:
+def _loads(judged: Sequence[RequestMeasures], scope: str) -> dict[float, Loads]:
+    """Of the rules that learn nothing, by share of the pages that fit."""
+    return {
+        share: {name: rule_parts(judged, RuleCell(scope, name, share), "misses") for name in KEEP_RULES}
+        for share in KEPT_SHARES
+    }
+
+
+def _learned_loads(
+    judged: Sequence[Wants], scope: str, rule: KeepRule
+) -> dict[float, list[tuple[float, float]]]:
+    found: dict[float, list[tuple[float, float]]] = {share: [] for share in KEPT_SHARES}
+    with counted("judging the learned rule", len(judged)) as advance:
         for wants in judged:
-            seen = wants.of_answer() if scope == ANSWER else wants
-            for name, rule in rules.items():
-                for run in run_rule(seen, rule, KEPT_SHARES):
-                    found[run.share][name].append(summed(run.misses))
-                advance()
+            for run in run_rule(wants.of_answer() if scope == ANSWER else wants, rule, KEPT_SHARES):
+                found[run.share].append(summed(run.misses))
+            advance()
     return found
 
 

@@ -19,13 +19,16 @@ from sgl_importance.study.study_report import Finding, draw, verdict_of_parts
 from sgl_importance.study.thinking.measured import Kinds, Measured, notes_of
 from sgl_importance.study.thinking.measures import DISTANCE_BOUNDS
 from sgl_importance.study.thinking.request_measures import (
+    CONTEXT,
     DECISIVE_SHARE,
     RequestMeasures,
+    RuleCell,
     summed,
     unstable_heads,
 )
 
 WRONGLY_EVICTED = 3.0  # chosen before the first run
+RANKED = RuleCell(CONTEXT, "stability", DECISIVE_SHARE)
 
 CLAIM = (
     "heads want the same pages for a shorter time in a thought than in normal decode, and pages of unstable "
@@ -71,12 +74,8 @@ def study_stability(
 def _eviction_parts(found: Sequence[RequestMeasures]) -> Floats:
     """Wrong and all evictions of unstable heads, then of stable ones; float64 [requests, 4]."""
     unstable = unstable_heads(found)
-    return np.array(
-        [
-            [*summed(each.ranked_evictions[unstable]), *summed(each.ranked_evictions[~unstable])]
-            for each in found
-        ]
-    )
+    evictions = [each.rules[RANKED]["false evictions"] for each in found]
+    return np.array([[*summed(each[unstable]), *summed(each[~unstable])] for each in evictions])
 
 
 def _times_as_often(found: Sequence[RequestMeasures]) -> Estimate:
