@@ -192,10 +192,10 @@ def test_no_rule_misses_less_than_the_oracle(wants: Wants, rule: str, share: flo
 
 
 def test_marks_are_pages_and_steps() -> None:
-    marks = Marks([0, 33, 70], [Stretch("explore", 30, 34), Stretch("conclude", 34, 36)])
+    marks = Marks([0, 33, 50], [Stretch("explore", 30, 34), Stretch("conclude", 34, 36)])
     wants = wants_of([[0]] * 4, [5] * 4, prompt_pages=2)
-    assert np.flatnonzero(marks.milestone_pages(wants)).tolist() == [0, 2, 4]
-    assert np.flatnonzero(marks.milestone_pages(wants.of_answer())).tolist() == [0, 2]
+    assert np.flatnonzero(marks.milestone_pages(wants)).tolist() == [0, 2, 3]
+    assert np.flatnonzero(marks.milestone_pages(wants.of_answer())).tolist() == [0, 1]
     assert marks.steps_of("explore", 32, 4).tolist() == [0, 1]
     assert marks.steps_of("conclude", 32, 4).tolist() == [2, 3]
     assert marks.steps_of("verify", 32, 4).tolist() == []
@@ -262,6 +262,19 @@ def test_thoughts_that_look_far_back_are_told_from_answers_that_do_not(tmp_path:
     # The first page is not among the newest, and half of what is wanted: the claim fails on its second half.
     assert recent.verdict.startswith("not supported: in a thought it holds 0.000")
     assert "nothing is said of milestones" in finding(found, "thinking-attention").notes[1]
+
+
+def test_wrong_evictions_are_those_of_heads_ranked_every_16_steps(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    restless = [Asked(number, 12, rng.random((48, 1, 4, 26)) ** 6, kind="thought") for number in range(4)]
+    recording = recorded(tmp_path, [*restless, looks_back("decode", 9, 0)])
+    found = finding(study_thinking([recording], {}, KINDS), "thinking-stability")
+    (row,) = (row for row in found.rows if row["kind"] == "thought")
+    thoughts = [wants for wants in read_wants(recording, 0.1, 32) if wants.kind == "thought"]
+    stable = ~unstable_heads([measure_request(wants, None, 0, (0.2,)) for wants in thoughts])
+    parts = sum(measures.false_evictions(wants, keep(wants, stability, 0.2)) for wants in thoughts)
+    wrong, evicted = parts[stable].sum(0)
+    assert 0 < row["wrong, stable"] == pytest.approx(wrong / evicted)
 
 
 def test_milestones_that_are_wanted_again_are_seen(tmp_path: Path) -> None:
