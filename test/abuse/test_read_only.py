@@ -113,7 +113,7 @@ def test_a_recording_refuses_the_launch(tmp_path: Path, read_only: Lock) -> None
     read_only(folder)
     context = SimpleNamespace(
         params=SimpleNamespace(page_size=16, token_to_kv_pool_allocator=SimpleNamespace(size=640)),
-        server_args=SimpleNamespace(model_path="model"),
+        server_args=SimpleNamespace(model_path="model", dp_size=1),
     )
     options = ImportanceOptions(policy="observe", trace=str(folder))
     policy = ImportancePolicy(CostModel(1e-5, 1e-9, 4096, 1e9, 1e8))

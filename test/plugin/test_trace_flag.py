@@ -27,7 +27,7 @@ def recorder_for(trace: Path) -> Any:
     allocator = SimpleNamespace(size=640)
     context = SimpleNamespace(
         params=SimpleNamespace(page_size=16, token_to_kv_pool_allocator=allocator),
-        server_args=SimpleNamespace(model_path="models/some-model"),
+        server_args=SimpleNamespace(model_path="models/some-model", dp_size=1),
     )
     options = ImportanceOptions(policy="observe", trace=str(trace), trace_megabytes=3)
     return create_recorder(context, options, ImportancePolicy(COST), rows=None)  # type: ignore[arg-type]

@@ -62,7 +62,8 @@ class _ServerLogTransport(httpx.HTTPTransport):
     """Where the server has ended, a request fails with what it logged, not with a connection reset."""
 
     def __init__(self, server: ServerProcess) -> None:
-        super().__init__()
+        # Below the 5 s after which a server closes an idle connection: a request could cross its closing.
+        super().__init__(limits=httpx.Limits(keepalive_expiry=2))
         self._server = server
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -71,8 +72,9 @@ class _ServerLogTransport(httpx.HTTPTransport):
         except httpx.ConnectError:  # as while it starts
             self._server.raise_if_ended()
             raise
-        except httpx.TransportError:
+        except httpx.TransportError as error:
             self._server.raise_if_ended(ENDING_SECONDS)
+            error.add_note(f"the server runs on; it has logged:\n{self._server.log_tail()}")
             raise
 
 

@@ -36,7 +36,7 @@ from sglang_importance.tree.occupancy import capacity_tokens, full_attention_all
 from sglang_importance.tree.ranks import Ranks
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.refusal import LaunchRefused
-from sglang_importance.upstream.replicas import data_parallel_rank, data_parallel_size
+from sglang_importance.upstream.replicas import data_parallel_rank
 from sglang_importance.upstream.server_options import importance_options
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def create_recorder(
     """
     arguments: Any = ctx.server_args  # sglang puts its fields together at import
     folder = Path(options.trace)
-    if data_parallel_size() > 1:  # each tree is a recording of its own
+    if arguments.dp_size > 1:  # each tree is a recording of its own
         folder /= f"dp{data_parallel_rank()}"
     try:
         return Recorder(

@@ -5,11 +5,6 @@ from __future__ import annotations
 from sglang.srt.runtime_context import get_parallel
 
 
-def data_parallel_size() -> int:
-    """Schedulers that answer: one of each replica. Known in every process of a server."""
-    return int(get_parallel().dp_size)
-
-
 def data_parallel_rank() -> int:
     """Of the replica that this scheduler belongs to."""
     parallel = get_parallel()
