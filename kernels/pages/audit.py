@@ -56,7 +56,8 @@ def audit(
     exact, of_pages = PartialAttention(), []
     for part, valid in tiles(pages, num_tokens, slots):
         keys, values = (
-            host[part].flatten(0, 1)[:valid].to(queries.device).float() for host in (host_keys, host_values)
+            host[part.to(host.device)].flatten(0, 1)[:valid].to(queries.device).float()
+            for host in (host_keys, host_values)
         )
         logits = torch.einsum("kgd,nkd->kgn", by_kv_head, keys).flatten(0, 1)
         log_sum = logits.logsumexp(dim=-1)

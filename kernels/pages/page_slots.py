@@ -59,6 +59,7 @@ class PageSlots:
         device: where slots, staging and tables are.
         residency: decides which page leaves its slot where steps read chosen pages.
         selector: what is kept of pages beside, so that queries can choose among them; None for nothing.
+        uses_triton: whether Triton moves and scans pages. A CUDA device needs it, and pinned host buffers.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class PageSlots:
         device: torch.device | str,
         residency: Residency = "lru",
         selector: Selector | None = None,
+        uses_triton: bool = False,
     ) -> None:
+        assert uses_triton or torch.device(device).type == "cpu", device
         assert 0 < num_frames <= num_slots, (num_frames, num_slots)
         num_layers, (tokens, heads, key_dim) = len(host_keys), host_keys[0].shape
         value_dim = host_values[0].shape[-1]
@@ -93,12 +96,16 @@ class PageSlots:
         self.representations = (
             None
             if selector is None
-            else Representations(selector, tuple(keys for keys, _ in self.host), device)
+            else Representations(
+                selector, tuple(keys for keys, _ in self.host), device, uses_triton=uses_triton
+            )
         )
+        self.uses_triton = uses_triton
         self.open_pages = OpenPages(num_frames, self.num_pages, page_size, device)
         history = PageHistory(residency, num_layers, self.num_pages, device)
         self.table = SlotTable(history, num_layers, self.num_pages, num_slots, num_frames, device)
         self.traffic = PageTraffic()
+        self._step_counts = torch.zeros(2, dtype=torch.int64, device=device)
 
     @property
     def page_bytes(self) -> int:
@@ -134,13 +141,12 @@ class PageSlots:
             (values, self.values[layer], self.host[layer][1]),
         ):
             if len(plan.whole):
-                host[plan.whole] = new[plan.to_host].unflatten(0, (len(plan.whole), self.page_size))
-            if len(plan.reopened):
-                slots[plan.reopened_frames] = host[plan.reopened]
+                whole = new[plan.to_host].unflatten(0, (len(plan.whole), self.page_size))
+                self._copy(whole, _all_of(plan.whole), host, plan.whole)
+            self._copy(host, plan.reopened, slots, plan.reopened_frames)
             if len(plan.to_frames):
                 slots.flatten(0, 1)[plan.frame_locations] = new[plan.to_frames]
-            if len(plan.completed):
-                host[plan.completed] = slots[plan.completed_frames]
+            self._copy(slots, plan.completed_frames, host, plan.completed)
         if self.representations is not None:
             whole = keys[plan.to_host].unflatten(0, (len(plan.whole), self.page_size))
             self.representations.build(layer, plan.whole, whole)
@@ -176,8 +182,8 @@ class PageSlots:
         if len(missing):
             host_keys, host_values = self.host[layer]
             with self.traffic.loading(len(missing), self.page_bytes):
-                keys[missing] = host_keys[pages[missing]].to(keys.device)
-                values[missing] = host_values[pages[missing]].to(values.device)
+                self._copy(host_keys, pages[missing], keys, missing)
+                self._copy(host_values, pages[missing], values, missing)
         own = self.table.give(layer, pages[missing], is_chosen=shares is not None)
         kept_keys[own], kept_values[own] = keys[missing[: len(own)]], values[missing[: len(own)]]
         return keys.flatten(0, 1), values.flatten(0, 1)
@@ -206,11 +212,57 @@ class PageSlots:
                 (self.keys[layer], self.staging.keys, self.host[layer][0]),
                 (self.values[layer], self.staging.values, self.host[layer][1]),
             ):
-                slots[own] = host[kept].to(slots.device)
-                buffer[: len(staged)] = host[staged].to(buffer.device)
+                self._copy(host, kept, slots, own)
+                self._copy(host, staged, buffer, _all_of(staged))
         places[missing[: len(own)]] = own
         places[missing[len(own) :]] = torch.arange(len(staged), device=places.device) + self.num_slots
         return places
+
+    def place_step(self, layer: int, pages: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """Makes the chosen pages of many requests readable; nothing waits for the device. Needs Triton.
+
+        A page that gets no slot, as the pages of all were read in this pass, is read on the host.
+
+        Args:
+            layer: index among the pool's layers.
+            pages: of each request, int64 [rows, pages]; -1 for none.
+            shares: of attention that they were chosen for, float32 [rows, pages].
+
+        Returns:
+            Places, int64 [rows, pages]: a slot, or behind all slots, a page of the host; -1 for none.
+        """
+        flat = pages.flatten()
+        frames = torch.where(flat >= 0, self.open_pages.frame_of[flat.clamp(min=0)], -1)
+        slots, brought, slots_given = self.table.give_step(layer, flat, shares.flatten(), frames)
+        for host, kept in zip(self.host[layer], (self.keys[layer], self.values[layer]), strict=True):
+            self._copy(host, brought, kept, slots_given)
+        is_staying = (flat >= 0) & (slots < 0)
+        self._step_counts[0] += (flat >= 0).sum()
+        self._step_counts[1] += (brought >= 0).sum() + is_staying.sum()
+        return torch.where(is_staying, flat + self.num_slots, slots).view_as(pages)
+
+    def settle(self) -> None:
+        """Adds what steps have read since the last call to the traffic; waits for the device."""
+        read, loaded = self._step_counts.tolist()
+        self._step_counts.zero_()
+        self.traffic.read += read
+        self.traffic.loaded += loaded
+        self.traffic.loaded_bytes += loaded * self.page_bytes
+
+    def _copy(
+        self,
+        source: torch.Tensor,
+        source_pages: torch.Tensor,
+        target: torch.Tensor,
+        target_pages: torch.Tensor,
+    ) -> None:
+        """Copies pages within or between the tiers; under Triton, -1 on either side leaves a copy out."""
+        if self.uses_triton:
+            from sgl_importance_kernels.pages.triton.copy_kernel import copy_pages  # a CPU needs no Triton
+
+            copy_pages(source, source_pages, target, target_pages)
+        elif len(source_pages):
+            target[target_pages] = source[source_pages]
 
     def _found(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None) -> torch.Tensor:
         """Slots of pages that are read now, -1 of those without one: no more of these than are staged."""
@@ -232,7 +284,9 @@ class PageSlots:
         pages, frames = self.open_pages.open()
         if len(pages):
             for slots, host in zip((self.keys[layer], self.values[layer]), self.host[layer], strict=True):
-                host[pages] = slots[frames].to(host.device)
+                self._copy(slots, frames, host, pages)
+        if self.keys.is_cuda:  # the caller reads on the host what the device still writes there
+            torch.cuda.current_stream(self.keys.device).synchronize()
 
     def forget(self, pages: torch.Tensor) -> None:
         """Drops what the device holds of pages that were freed, or written on the host by somebody else."""
@@ -260,9 +314,13 @@ class PageSlots:
         self.table.check_integrity()
         for layer, (host_keys, host_values) in enumerate(self.host):
             slots = (self.table.page_in[layer] >= 0).nonzero().flatten()
-            pages = self.table.page_in[layer, slots].long()
+            pages = self.table.page_in[layer, slots].long().to(host_keys.device)
             assert torch.equal(self.keys[layer, slots].to(host_keys.device), host_keys[pages])
             assert torch.equal(self.values[layer, slots].to(host_values.device), host_values[pages])
+
+
+def _all_of(pages: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(pages), device=pages.device)
 
 
 def _by_page(tokens: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -22,12 +22,19 @@ class Representations:
         selector: says what is kept.
         host_keys: of each layer, [pages, page size, KV heads, head dimension].
         device: where they are.
+        uses_triton: whether queries meet them in Triton, or compiled for CPUs.
     """
 
     def __init__(
-        self, selector: Selector, host_keys: tuple[torch.Tensor, ...], device: torch.device | str
+        self,
+        selector: Selector,
+        host_keys: tuple[torch.Tensor, ...],
+        device: torch.device | str,
+        *,
+        uses_triton: bool = False,
     ) -> None:
         self.selector = selector
+        self._uses_triton = uses_triton
         self._host_keys = host_keys
         num_pages, _, heads, dim = host_keys[0].shape
         by_page = (len(host_keys), num_pages, heads)
@@ -65,10 +72,43 @@ class Representations:
     def of(self, layer: int, pages: torch.Tensor) -> LayerPages:
         """Complete pages of a layer, int64 [pages], with what is kept of them."""
         if self.selector.vectors_per_page:
-            missing = pages[~self._is_built[layer, pages]]
-            self.build(layer, missing, self._host_keys[layer][missing].to(self._vectors.device))
-            return LayerPages(pages, self._vectors[layer], self._scales[layer], self._host_keys[layer])
-        return LayerPages(pages, self._vectors[layer], self._scales, self._host_keys[layer])
+            self._build_missing(layer, pages[~self._is_built[layer, pages]])
+        scales = self._scales[layer] if self.selector.vectors_per_page else self._scales
+        return LayerPages(
+            pages, self._vectors[layer], scales, self._host_keys[layer], uses_triton=self._uses_triton
+        )
+
+    def ensure(self, pages: torch.Tensor) -> None:
+        """Builds what is missing of complete pages, int64 [pages], in every layer."""
+        if not self.selector.vectors_per_page:
+            return
+        is_missing = ~self._is_built[:, pages]
+        for layer in is_missing.any(dim=1).nonzero().flatten().tolist():
+            self._build_missing(layer, torch.unique(pages[is_missing[layer]]))
+
+    def _build_missing(self, layer: int, pages: torch.Tensor) -> None:
+        if len(pages):
+            keys = self._host_keys[layer][pages.to(self._host_keys[layer].device)]
+            self.build(layer, pages, keys.to(self._vectors.device))
+
+    def step_logits(
+        self, layer: int, queries: torch.Tensor, pages: torch.Tensor, num_pages: torch.Tensor
+    ) -> torch.Tensor:
+        """Estimates for the requests of a decode step, each with pages of its own that are built.
+
+        Args:
+            layer: index among the pool's layers.
+            queries: scaled as attention scales them, float32 [rows, heads, head dimension].
+            pages: of each row, int64 [rows, most pages].
+            num_pages: how many of them each row has, int64 [rows].
+
+        Returns:
+            float32 [rows, heads, most pages], -inf behind the pages of a row.
+        """
+        from sgl_importance_kernels.pages.triton.scan_kernel import scan  # a CPU needs no Triton
+
+        is_box = self.selector.product == "box"
+        return scan(queries, self._vectors[layer], self._scales[layer], pages, num_pages, is_box=is_box)
 
     def forget(self, pages: torch.Tensor) -> None:
         """The pages were freed, or written on the host by somebody else."""

@@ -106,6 +106,59 @@ class SlotTable:
         self.page_in[layer, slots] = pages.int()
         return slots
 
+    def give_step(
+        self, layer: int, pages: torch.Tensor, shares: torch.Tensor, elsewhere: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Reads the chosen pages of many requests, and gives those without a slot one, where there is any.
+
+        What ``read`` and ``give`` do for one request after the other, without a shape that depends on what a
+        tensor holds: nothing waits for the device. Page 0, which is never read, takes what goes nowhere.
+
+        Args:
+            layer: index among the layers.
+            pages: of all requests, int64 [pages]; -1 for none, and one that several read, several times.
+            shares: of attention that they were chosen for, float32 [pages].
+            elsewhere: where pages are that have no slot and need none, -1 of the others; int64 [pages].
+
+        Returns:
+            Slots of the pages, -1 of those without one, int64 [pages]; then pages to be brought and the slots
+            that they go to, int64 [at most pages] each, -1 for none.
+        """
+        now = self._pass
+        is_page = pages >= 0
+        known = pages.clamp(min=0)
+        self.history.read_step(layer, known, now, shares, is_page)
+        slots = torch.where(elsewhere >= 0, elsewhere, self.slot_of[layer, known].long())
+        is_missing = is_page & (slots < 0)
+
+        # One copy of each, in the order of page numbers.
+        absent = torch.where(is_missing, pages, self.slot_of.shape[1]).sort().values
+        is_first = absent < self.slot_of.shape[1]
+        is_first[1:] &= absent[1:] != absent[:-1]
+        held = self.page_in[layer, self.first_slot :].long()
+        num_given = min(len(pages), len(held))
+        order = is_first.cumsum(0) - 1
+        brought = torch.full((num_given + 1,), -1, dtype=torch.int64, device=pages.device)
+        brought[torch.where(is_first & (order < num_given), order, num_given)] = absent
+        brought = brought[:num_given]
+
+        is_free = held < 0
+        held = held.clamp(min=0)
+        worth = self.history.worth(layer, held, now).double()
+        worth[~is_free & (self.history.last_read(layer, held) == now)] = torch.inf
+        worth[is_free] = -torch.inf
+        by_worth = worth.sort(stable=True)
+        slots_given = by_worth.indices[:num_given] + self.first_slot
+        is_given = (brought >= 0) & (by_worth.values[:num_given] < torch.inf)
+        brought = torch.where(is_given, brought, -1)
+
+        left = self.page_in[layer, slots_given].long()
+        self.slot_of[layer, torch.where(is_given, left, 0).clamp(min=0)] = -1
+        self.slot_of[layer, brought.clamp(min=0)] = torch.where(is_given, slots_given, -1).int()
+        self.page_in[layer, slots_given] = torch.where(is_given, brought, left).int()
+        slots = torch.where(is_missing, self.slot_of[layer, known].long(), slots)
+        return slots, brought, torch.where(is_given, slots_given, -1)
+
     def is_resident(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Whether pages have a slot, bool [pages]."""
         return self.slot_of[layer, pages] >= 0

@@ -89,11 +89,18 @@ def _attention_with_log_sum(
     rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, *, causal: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[heads, rows, dimension] over [heads, keys, dimension]: output and log-sum, both float32."""
-    # The public function keeps the log-sum to itself; this is the operator behind it on a CPU.
-    output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        rows[None], keys[None].to(rows.dtype), values[None].to(rows.dtype), 0.0, causal, scale=scale
-    )
-    return output[0].float(), log_sum[0].view(rows.shape[:2]).float()
+    # The public function keeps the log-sum to itself; these are the operators behind it.
+    aten, inputs = torch.ops.aten, (rows[None], keys[None].to(rows.dtype), values[None].to(rows.dtype))
+    if rows.device.type == "cpu":
+        output, log_sum = aten._scaled_dot_product_flash_attention_for_cpu(*inputs, 0.0, causal, scale=scale)
+    elif rows.dtype == torch.float32:
+        output, log_sum, *_ = aten._scaled_dot_product_efficient_attention(
+            *inputs, None, True, 0.0, causal, scale=scale
+        )
+    else:
+        output, log_sum, *_ = aten._scaled_dot_product_flash_attention(*inputs, 0.0, causal, scale=scale)
+    # The log-sums of a GPU's kernels are padded to a multiple of rows.
+    return output[0].float(), log_sum[0].view(len(rows), -1)[:, : rows.shape[1]].float()
 
 
 def tiles(pages: torch.Tensor, num_tokens: int, slots: PageSlots) -> Iterator[tuple[torch.Tensor, int]]:
@@ -139,7 +146,7 @@ def stream_attention(
     """
     if not len(pages):
         return
-    if len(queries) == 1 and slots.keys.dtype == torch.float32 and queries.device.type == "cpu":
+    if len(queries) == 1 and slots.keys.dtype == torch.float32 and not slots.uses_triton:
         sums.add(*_attend_in_place(queries, slots, layer, pages, num_tokens, scale, shares))
         return
     first = 0

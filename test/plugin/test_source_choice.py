@@ -15,8 +15,9 @@ from sglang_importance.attention.score_sources import (
     UNPROVEN,
     automatic_source,
 )
-from sglang_importance.launch.source_choice import attention_backends, settle_source
+from sglang_importance.launch.source_choice import settle_source
 from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.server_options import attention_backends
 
 OBSERVE = ImportanceOptions(policy="observe")
 

@@ -16,6 +16,7 @@ class BoundingBoxes(Selector):
     """As Quest (Tang et al., 2024): sum over dimensions of max(q * largest key, q * smallest key)."""
 
     vectors_per_page = 2
+    product = "box"
 
     def represent(self, keys: torch.Tensor) -> torch.Tensor:
         return torch.stack([keys.amax(dim=1), keys.amin(dim=1)], dim=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -17,10 +17,13 @@ class Selector(ABC):
     Attributes:
         vectors_per_page: vectors that the device keeps of a page's keys, for each KV head.
         unit_tokens: tokens that are chosen or left together; pages, where it is no more than one of them.
+        product: what of a query and a page's vectors it goes by: the largest ``dot``, or the bound of the
+            ``box`` that they are corners of; None where it goes by something else.
     """
 
     vectors_per_page: int = 0
     unit_tokens: int = 1
+    product: Literal["dot", "box"] | None = None
 
     def represent(self, keys: torch.Tensor) -> torch.Tensor:
         """The vectors of complete pages.
@@ -48,6 +51,8 @@ class Selector(ABC):
 
 class LargestDot(Selector):
     """Estimates a page by the largest product of a query with the vectors that are kept of it."""
+
+    product = "dot"
 
     def logits(self, queries: torch.Tensor, pages: LayerPages) -> torch.Tensor:
         return pages.largest_dot(queries)

@@ -15,9 +15,9 @@ from sglang.srt.environ import envs
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import KvPolicy, flag
-from sglang_importance.attention.score_sources import LISTED_BACKEND, PRODUCERS, UNPROVEN
-from sglang_importance.launch.source_choice import attention_backends
+from sglang_importance.attention.score_sources import LISTED_BACKEND, NONE, PRODUCERS, UNPROVEN
 from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.server_options import attention_backends
 
 if TYPE_CHECKING:
     import torch
@@ -190,11 +190,10 @@ _TIERED_RULES: tuple[Rule, ...] = (
     Rule("enable_mixed_chunk", "mixed chunks"),
     Rule("enable_lora", "LoRA"),
     Rule("lora_paths", "LoRA"),
-    Rule("device", "a GPU, where nobody has run it", outside(None, "cpu"), "use --device cpu"),
     Rule("page_size", "pages of one token", lambda size: size == 1, "use --page-size 16"),
-    Rule("attention_backend", "this attention backend", outside(None, "torch_native")),
-    Rule("prefill_attention_backend", "this attention backend", outside(None, "torch_native")),
-    Rule("decode_attention_backend", "this attention backend", outside(None, "torch_native")),
+    Rule("attention_backend", "this attention backend", outside(None, "torch_native", "triton")),
+    Rule("prefill_attention_backend", "this attention backend", outside(None, "torch_native", "triton")),
+    Rule("decode_attention_backend", "this attention backend", outside(None, "torch_native", "triton")),
 )
 
 
@@ -229,11 +228,33 @@ def _tiered_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
             f"{mode} does not support {rule.mode} ({rule.flag} {values[rule]}): {cure}, "
             f"or use {flag('residency')} full"
         )
+    backends = attention_backends(args)
+    if len(backends) > 1:
+        names = " and ".join(sorted(backends))
+        yield f"{mode} needs one attention backend for prefill and decode, not {names}"
+    if "triton" in backends and options.source not in ("auto", NONE):
+        yield (
+            f"{mode} has no page scores beside attention backend triton: "
+            f"drop {flag('source')} {options.source}"
+        )
+    if getattr(args, "device", None) not in (None, "cpu"):
+        yield from _tiered_refusals_on_a_gpu(args, options, mode)
     if getattr(args, "enable_hierarchical_cache", False) and not options.store:
         yield (
             f"{mode} holds all KV on the host, where HiCache would hold it once more: drop "
             f"--enable-hierarchical-cache, or name a directory for storage below with {flag('store')}"
         )
+
+
+def _tiered_refusals_on_a_gpu(args: Any, options: ImportanceOptions, mode: str) -> Iterator[str]:
+    for backend in attention_backends(args) - {"triton"}:
+        yield f"{mode} on a GPU does not support attention backend {backend}: use --attention-backend triton"
+    if not getattr(args, "disable_cuda_graph", True):
+        yield f"{mode} does not support CUDA graphs: add --disable-cuda-graph"
+    if getattr(args, "max_total_tokens", None) is None:
+        yield f"{mode} keeps KV in host memory: say for how many tokens, with --max-total-tokens"
+    if options.store:
+        yield f"{mode} does not support storage on a GPU: drop {flag('store')}"
 
 
 def page_list_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:

@@ -11,16 +11,9 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import flag
 from sglang_importance.attention.score_sources import NONE, UNPROVEN, automatic_source
 from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.server_options import attention_backends
 
 logger = logging.getLogger(__name__)
-
-
-def attention_backends(args: Any) -> set[str]:
-    """Names of the attention backends chosen for prefill and decode; empty where none is named."""
-    base = getattr(args, "attention_backend", None)
-    phases = ("prefill_attention_backend", "decode_attention_backend")
-    chosen = (getattr(args, phase, None) or base for phase in phases)
-    return {backend for backend in chosen if backend is not None}
 
 
 def settle_source(args: Any, options: ImportanceOptions) -> ImportanceOptions:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import psutil
+import torch
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.runtime_context import get_parallel, get_schedule
@@ -26,7 +28,7 @@ from sglang_importance.pages.selections import Selections
 from sglang_importance.pages.torch_native import EmittingTieredBackend, TieredTorchNativeBackend
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import LaunchRefused
-from sglang_importance.upstream.server_options import importance_options
+from sglang_importance.upstream.server_options import attention_backends, importance_options
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+HOST_SHARE = 0.9
+"""Part of the free host memory that the pool may take on a machine with a GPU."""
+
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 
 
@@ -43,6 +48,7 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
     """Hooks the making of pool, allocator and attention. For a process whose scheduler is not built yet."""
     install_hooks(
         {
+            f"{_CONFIGURATOR}._profile_available_bytes": (_host_bytes, HookType.AROUND),
             f"{_CONFIGURATOR}.resolve_max_num_reqs": (_max_requests, HookType.AROUND),
             f"{_CONFIGURATOR}._build_mha_kv_pool": (_tiered_pool, HookType.AROUND),
             f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator": (_forgetting_allocator, HookType.AROUND),
@@ -55,12 +61,48 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
         if model_runner.is_draft_worker:
             return TorchNativeAttnBackend(model_runner)
         if options.is_sparse:
-            return _sparse_backend(model_runner, options)
+            chooser, _, selecting = _choosing(model_runner, options)
+            return TieredTorchNativeBackend(model_runner, chooser, selecting)
         if options.source == NONE:
             return TieredTorchNativeBackend(model_runner)
         return EmittingTieredBackend(model_runner, options)
 
+    def create_triton_backend(model_runner: ModelRunner) -> AttentionBackend:
+        # A CPU has no Triton, but for its interpreter.
+        from sglang_importance.pages.triton_backend import TieredTritonBackend
+
+        if options.is_sparse:
+            return TieredTritonBackend(model_runner, *_choosing(model_runner, options))
+        return TieredTritonBackend(model_runner)
+
     register_attention_backend("torch_native")(create_torch_native_backend)
+    register_attention_backend("triton")(create_triton_backend)
+
+
+def _host_bytes(profile: Callable[..., int], configurator: KVCacheConfigurator, *args: Any) -> int:
+    """What the pool may take: host memory, where sglang would look at the device's alone.
+
+    Raises:
+        LaunchRefused: the device has no room for its part.
+    """
+    device_bytes = profile(configurator, *args)
+    if torch.device(configurator.device).type == "cpu":
+        return device_bytes
+    logger.warning(
+        "--kv-residency tiered HAS NOT RUN ON ANY GPU: its kernels are tested in Triton's interpreter only. "
+        "Compare its answers with those of --kv-residency full before you rely on it."
+    )
+    tokens = get_schedule().max_total_tokens
+    assert tokens is not None, "tiered pages on a GPU without --max-total-tokens"
+    plan = _plan(configurator, tokens // configurator.page_size * configurator.page_size)
+    if plan.device_bytes > device_bytes:
+        raise LaunchRefused(
+            [
+                f"{flag('device_tokens')} asks for {plan.device_bytes / 2**30:.1f} GiB of a device that has "
+                f"{device_bytes / 2**30:.1f} left: use a smaller one"
+            ]
+        )
+    return int(psutil.virtual_memory().available * HOST_SHARE)
 
 
 def _max_requests(resolve: Callable[..., int], configurator: KVCacheConfigurator, token_capacity: int) -> int:
@@ -86,6 +128,7 @@ def _tiered_pool(
         options.residency_policy,
         _selector(options, plan.page_size),
         Selections(options, plan.page_size) if options.is_sparse else None,
+        uses_triton="triton" in attention_backends(configurator.server_args),
     )
     logger.info("Tiered pages: %s", plan)
     return pool
@@ -95,8 +138,10 @@ def _selector(options: ImportanceOptions, page_size: int) -> Selector | None:
     return SELECTORS[options.sparse_selector](page_size) if options.is_sparse else None
 
 
-def _sparse_backend(model_runner: ModelRunner, options: ImportanceOptions) -> AttentionBackend:
-    """Attention that reads chosen pages.
+def _choosing(
+    model_runner: ModelRunner, options: ImportanceOptions
+) -> tuple[PageChooser, ChoiceRule, list[int]]:
+    """What makes steps read chosen pages, its rule, and the layers whose steps do.
 
     Raises:
         ValueError: a layer is named that the model does not have; the message names those that it has.
@@ -129,7 +174,7 @@ def _sparse_backend(model_runner: ModelRunner, options: ImportanceOptions) -> At
         slots.representations, pool.page_size, rule, slots.traffic, is_resident=slots.is_resident
     )
     selecting = [layer for layer in layers if layer not in options.sparse_dense_layers]
-    return TieredTorchNativeBackend(model_runner, chooser, selecting)
+    return chooser, rule, selecting
 
 
 def _forgetting_allocator(

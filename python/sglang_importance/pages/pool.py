@@ -35,6 +35,18 @@ class TieredKVPool(MHATokenToKVPool):
     slots: PageSlots
     selections: Selections | None
 
+    def __init__(self, size: int, *, device: str, **kwargs: Any) -> None:
+        super().__init__(size, device="cpu", **kwargs)
+        if torch.device(device).type == "cpu":
+            return
+        # The device reads and writes it: pages that cannot move, of the host's memory.
+        assert self.k_buffer is not None
+        assert self.v_buffer is not None
+        for buffers in (self.k_buffer, self.v_buffer):
+            for layer, buffer in enumerate(buffers):
+                buffers[layer] = buffer.pin_memory()
+        self._init_data_ptrs_and_strides()
+
     def attach_slots(
         self,
         plan: DevicePlan,
@@ -42,6 +54,8 @@ class TieredKVPool(MHATokenToKVPool):
         residency: Residency = "lru",
         selector: Selector | None = None,
         selections: Selections | None = None,
+        *,
+        uses_triton: bool = False,
     ) -> None:
         """Allocates what ``plan`` says, once, before the first request."""
         assert self.k_buffer is not None
@@ -57,6 +71,7 @@ class TieredKVPool(MHATokenToKVPool):
             device=device,
             residency=residency,
             selector=selector,
+            uses_triton=uses_triton,
         )
         taken = self.slots.device_bytes()
         assert taken == plan.bytes_by_purpose, f"the plan says {plan.bytes_by_purpose}, taken are {taken}"

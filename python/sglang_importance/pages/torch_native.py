@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ ChoiceListener = Callable[[slice, "RadixAttention", torch.Tensor, torch.Tensor, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class Choice:
     """How tokens of a request choose among the pages of their context.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class Span:
     """Tokens of a request in a forward pass that read the same pages.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Span:
     context: int
     pages: torch.Tensor
     is_causal: bool
-    choice: _Choice | None
+    choice: Choice | None
 
 
 class TieredTorchNativeBackend(TorchNativeAttnBackend):
@@ -91,7 +91,7 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         self._selecting_layers = tuple(selecting_layers)
         self._read_all = read_all(self.token_to_kv_pool.page_size)
         self.on_choice: ChoiceListener | None = None
-        self._spans: list[_Span] = []
+        self._spans: list[Span] = []
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
@@ -119,7 +119,7 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
                 context = span.start if is_causal else span.stop
                 first = row + span.start - start
                 self._spans.append(
-                    _Span(
+                    Span(
                         rows=slice(first, first + span.stop - span.start),
                         context=context,
                         pages=table[slot, :context:page_size].long() // page_size,
@@ -133,12 +133,12 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         selections = self.token_to_kv_pool.selections
         return None if selections is None or rid is None else selections.of(rid)
 
-    def _choice(self, selection: Selection | None, position: int, context: int) -> _Choice:
+    def _choice(self, selection: Selection | None, position: int, context: int) -> Choice:
         assert selection is not None
         rule, trail = selection.rule, selection.trail
         turn = trail.turn(position)
         layers = self._selecting_layers
-        return _Choice(
+        return Choice(
             selection,
             position,
             max_pages=rule.max_pages(context, trail.budget_factor(position)),
@@ -164,7 +164,7 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         queries = q.reshape(-1, heads, layer.qk_head_dim)
         output = q.new_empty(q.shape[0], heads * layer.v_head_dim)
         results = output.view(-1, heads, layer.v_head_dim)
-        for span in self._spans:
+        for span in self._attend_together(queries, layer, results):
             rows = span.rows
             sums = self._read_pages(queries[rows], span, layer)
             if span.is_causal:
@@ -175,7 +175,13 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
     # What sets a decode step apart is in its spans, which are made before the first layer.
     forward_decode = forward_extend
 
-    def _read_pages(self, queries: torch.Tensor, span: _Span, layer: RadixAttention) -> PartialAttention:
+    def _attend_together(
+        self, queries: torch.Tensor, layer: RadixAttention, results: torch.Tensor
+    ) -> Sequence[Span]:
+        """Computes what can be computed for many requests at once; the spans that are left, one by one."""
+        return self._spans
+
+    def _read_pages(self, queries: torch.Tensor, span: Span, layer: RadixAttention) -> PartialAttention:
         pool = self.token_to_kv_pool
         index = layer.layer_id - pool.start_layer
         pages, context, choice = span.pages, span.context, span.choice
@@ -192,12 +198,25 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
             context -= (len(span.pages) - len(pages)) * pool.page_size
         sums = PartialAttention()
         stream_attention(sums, queries, pool.slots, index, pages, context, layer.scaling, shares)
+        return self._audited(sums, pages, queries, span, layer)
+
+    def _audited(
+        self,
+        sums: PartialAttention,
+        pages: torch.Tensor,
+        queries: torch.Tensor,
+        span: Span,
+        layer: RadixAttention,
+    ) -> PartialAttention:
+        """The attention to chosen pages; where an audit is due, and says so, the exact one in its place."""
+        choice, pool = span.choice, self.token_to_kv_pool
         if choice is None or choice.audited_layer != layer.layer_id:
             return sums
         trail = choice.selection.trail
-        if context == span.context:
+        if len(pages) == len(span.pages):
             trail.audited(choice.position, missed_mass=0.0, missed_page=0.0, output_error=0.0)
             return sums
+        index = layer.layer_id - pool.start_layer
         found = audit(sums, pages, queries, pool.slots, index, span.pages, span.context, layer.scaling)
         is_replaced = trail.audited(
             choice.position,

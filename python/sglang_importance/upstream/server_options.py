@@ -25,3 +25,11 @@ def store_options(server_args: Any) -> ImportanceOptions | None:
 def attach_options(server_args: Any, options: ImportanceOptions) -> None:
     """Makes the options travel with ``server_args``."""
     setattr(server_args, OPTIONS_ATTRIBUTE, options)
+
+
+def attention_backends(args: Any) -> set[str]:
+    """Names of the attention backends chosen for prefill and decode; empty where none is named."""
+    base = getattr(args, "attention_backend", None)
+    phases = ("prefill_attention_backend", "decode_attention_backend")
+    chosen = (getattr(args, phase, None) or base for phase in phases)
+    return {backend for backend in chosen if backend is not None}

@@ -237,6 +237,8 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_CACHE}.allocator.paged.PagedTokenToKVPoolAllocator.clear": "self",
     f"{_CACHE}.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs": "self, token_capacity",
     f"{_CACHE}.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool": None,
+    f"{_CACHE}.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes": None,
+    f"{_CACHE}.memory_pool.MHATokenToKVPool._init_data_ptrs_and_strides": "self",
     f"{_CACHE}.kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator": None,
     # attention
     f"{_SRT}.layers.attention.attention_registry.ATTENTION_BACKENDS": None,

@@ -1,0 +1,110 @@
+"""Chooses the pages of many requests at once, without a shape that depends on what a tensor holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+from sgl_importance_kernels.pages.page_choice import ChoiceRule
+
+
+@dataclass(frozen=True, slots=True)
+class StepContexts:
+    """The contexts of the requests of a decode step, one a row; all tensors are int64.
+
+    Attributes:
+        pages: in order, [rows, most pages]; 0 behind the last.
+        num_tokens: [rows].
+        max_pages: the budget of each, [rows]; every row has more pages than that.
+        most_chosen: largest number of complete pages that a row may read.
+        page_size: tokens per page.
+    """
+
+    pages: torch.Tensor
+    num_tokens: torch.Tensor
+    max_pages: torch.Tensor
+    most_chosen: int
+    page_size: int
+
+    @property
+    def num_complete(self) -> torch.Tensor:
+        """Pages without the one that is being filled, [rows]."""
+        return self.num_tokens // self.page_size
+
+    @property
+    def partial_page(self) -> torch.Tensor:
+        """The page that is being filled, [rows]; -1 where there is none."""
+        pages = self.pages.gather(1, self.num_complete.clamp(max=self.pages.shape[1] - 1)[:, None])[:, 0]
+        return torch.where(self.num_tokens % self.page_size > 0, pages, -1)
+
+
+def fewest_pages(rule: ChoiceRule, num_tokens: int, page_size: int) -> int:
+    """Complete pages of a context that are read whatever the budget: sinks and window."""
+    num_complete = num_tokens // page_size
+    num_sinks = -(-rule.sink_tokens // page_size)
+    num_recent = num_complete - max(num_tokens - rule.window_tokens, 0) // page_size
+    return min(num_sinks + num_recent, num_complete)
+
+
+def choose_pages(
+    logits: torch.Tensor,
+    contexts: StepContexts,
+    rule: ChoiceRule,
+    *,
+    unit_pages: int = 1,
+    bonus: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ``PageChooser`` chooses for one request after the other.
+
+    Args:
+        logits: estimates, float32 [rows, heads, most pages], -inf behind the complete pages of a row.
+        contexts: of the rows.
+        rule: what holds for every choice.
+        unit_pages: pages that are taken or left together.
+        bonus: what is added to the logarithm of a page's share, float32 [rows, most pages].
+
+    Returns:
+        Complete pages, int64 [rows, most chosen], in the order of the context and -1 behind the last, and the
+        largest share of its estimated attention that a query finds in each, float32, 0 behind the last.
+    """
+    size, most_pages = contexts.page_size, logits.shape[2]
+    num_complete = contexts.num_complete[:, None]
+    num_sinks = -(-rule.sink_tokens // size)
+    first_recent = (contexts.num_tokens[:, None] - rule.window_tokens).clamp(min=0) // size
+    at = torch.arange(most_pages, device=logits.device)
+    is_complete = at < num_complete
+    is_forced = is_complete & ((at < num_sinks) | (at >= first_recent))
+
+    log_shares = logits - logits.logsumexp(dim=2, keepdim=True)
+    largest = log_shares.amax(dim=1)
+    scores = largest if bonus is None else largest + bonus
+    if unit_pages > 1:
+        padding = -most_pages % unit_pages
+        units = pad(scores, (0, padding), value=-math.inf).unflatten(1, (-1, unit_pages))
+        scores = units.amax(dim=2, keepdim=True).expand_as(units).flatten(1)[:, :most_pages]
+    scores = scores.masked_fill(is_forced, math.inf).masked_fill(~is_complete, -math.inf)
+    best = scores.topk(contexts.most_chosen, dim=1)
+
+    is_partial = (contexts.num_tokens % size > 0).long()[:, None]
+    num_forced = is_forced.sum(dim=1, keepdim=True)
+    count = torch.maximum(contexts.max_pages[:, None] - is_partial, num_forced)
+    rank = torch.arange(contexts.most_chosen, device=logits.device)
+    if rule.top_p < 1:
+        by_head = best.indices[:, None].expand(-1, logits.shape[1], -1)
+        within = (rank < count)[:, None]
+        covered = log_shares.gather(2, by_head).exp().where(within, 0.0).cumsum(dim=2).amin(dim=1)
+        reached = ((covered < rule.top_p) & (rank < count)).sum(dim=1, keepdim=True) + 1
+        count = torch.minimum(count, torch.maximum(reached, num_forced))
+    is_chosen = (rank < count) & (best.values > -math.inf)
+    if rule.least_share > 0:
+        by_head = best.indices[:, None].expand(-1, logits.shape[1], -1)
+        weights = logits.gather(2, by_head) - logits.amax(dim=2, keepdim=True)
+        is_chosen &= (weights >= math.log(rule.least_share)).any(dim=1) | best.values.isposinf()
+    chosen = torch.where(is_chosen, best.indices, most_pages).sort(dim=1).values
+    is_chosen = chosen < most_pages
+    chosen = chosen.clamp(max=most_pages - 1)
+    pages = torch.where(is_chosen, contexts.pages.gather(1, chosen), -1)
+    return pages, torch.where(is_chosen, largest.gather(1, chosen).exp(), 0.0)

@@ -1,0 +1,1 @@
+"""Triton kernels of tiered pages: the scan, copies between the tiers, attention to pages where they lie."""

@@ -1,0 +1,133 @@
+"""Products of queries with what is kept of pages, for rows that have pages of their own each."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+MIN_DOT_ROWS = 16  # tl.dot's smallest tile
+TILE_VECTORS = 64
+"""Vectors that one program multiplies: 16 pages of four."""
+
+
+@triton.jit(do_not_specialize=["pages_stride", "max_pages"])
+def _scan_kernel(
+    Q,
+    Vectors,
+    Units,
+    Pages,
+    NumPages,
+    Logits,
+    pages_stride,
+    max_pages,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_COUNT: tl.constexpr,
+    BLOCK_PAGES: tl.constexpr,
+    IS_BOX: tl.constexpr,
+):
+    row = tl.program_id(2).to(tl.int64)
+    kv_head = tl.program_id(1)
+    at = tl.program_id(0) * BLOCK_PAGES + tl.arange(0, BLOCK_PAGES)
+    exists = at < tl.load(NumPages + row)
+    page = tl.load(Pages + row * pages_stride + at, mask=exists, other=0)
+
+    query = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    head = kv_head * GROUP + query
+    q_rows = (row * KV_HEADS * GROUP + head) * HEAD_DIM
+    is_query = query < GROUP
+    q = tl.load(
+        Q + q_rows[:, None] + dim[None, :], mask=is_query[:, None] & (dim < HEAD_DIM)[None, :], other=0.0
+    )
+    of_page = Vectors + (page * KV_HEADS + kv_head) * (COUNT * HEAD_DIM)
+    if IS_BOX:
+        # The upper corner comes first: where a query is positive, it bounds the product.
+        largest = tl.zeros((BLOCK_M, BLOCK_PAGES), tl.float32)
+        for corner in tl.static_range(2):
+            vectors = tl.load(
+                of_page[None, :] + corner * HEAD_DIM + dim[:, None],
+                mask=exists[None, :] & (dim < HEAD_DIM)[:, None],
+                other=0,
+            )
+            side = tl.maximum(q, 0.0) if corner == 0 else tl.minimum(q, 0.0)
+            largest += tl.dot(side, vectors.to(tl.float32), input_precision="ieee")
+    else:
+        TILE: tl.constexpr = BLOCK_PAGES * BLOCK_COUNT
+        vector = tl.arange(0, BLOCK_COUNT)
+        starts = tl.reshape(of_page[:, None] + (vector * HEAD_DIM)[None, :], (TILE,))
+        is_vector = tl.reshape(exists[:, None] & (vector < COUNT)[None, :], (TILE,))
+        vectors = tl.load(
+            starts[None, :] + dim[:, None], mask=is_vector[None, :] & (dim < HEAD_DIM)[:, None], other=0
+        )
+        products = tl.dot(q, vectors.to(tl.float32), input_precision="ieee")
+        products = tl.where(is_vector[None, :], products, float("-inf"))
+        largest = tl.max(tl.reshape(products, (BLOCK_M, BLOCK_PAGES, BLOCK_COUNT)), axis=2)
+    unit = tl.load(Units + page * KV_HEADS + kv_head, mask=exists, other=0.0)
+    logits = tl.where(exists[None, :], largest * unit[None, :], float("-inf"))
+    out = Logits + (row * KV_HEADS * GROUP + head)[:, None] * max_pages + at[None, :]
+    tl.store(out, logits, mask=is_query[:, None] & (at < max_pages)[None, :])
+
+
+def scan(
+    queries: torch.Tensor,
+    vectors: torch.Tensor,
+    units: torch.Tensor,
+    pages: torch.Tensor,
+    num_pages: torch.Tensor,
+    *,
+    is_box: bool,
+) -> torch.Tensor:
+    """The largest product of each query with the vectors of each of its row's pages.
+
+    Asynchronous: no shape depends on what a tensor holds.
+
+    Args:
+        queries: float32 [rows, heads, head dimension].
+        vectors: of all pages of the pool, int8 [pool pages, KV heads, vectors, head dimension].
+        units: of these vectors, float32 [pool pages, KV heads].
+        pages: of each row, int64 [rows, most pages]; one row's for all where the first stride is 0.
+        num_pages: how many of them each row has, int64 [rows].
+        is_box: whether the vectors are the upper and the lower corner of a box that holds every key; then the
+            largest product that a key in it could have (Quest, Tang et al., 2024).
+
+    Returns:
+        float32 [rows, heads, most pages]; -inf behind the pages of a row.
+    """
+    num_rows, heads, head_dim = queries.shape
+    _, kv_heads, count, _ = vectors.shape
+    most = pages.shape[1]
+    assert not is_box or count == 2, count
+    assert queries.is_contiguous()
+    assert vectors.is_contiguous()
+    assert pages.stride(1) == 1, pages.stride()
+    logits = torch.empty(num_rows, heads, most, dtype=torch.float32, device=queries.device)
+    group = heads // kv_heads
+    block_count = triton.next_power_of_2(count)
+    block_pages = max(MIN_DOT_ROWS, TILE_VECTORS // block_count)
+    if num_rows and most:
+        _scan_kernel[(triton.cdiv(most, block_pages), kv_heads, num_rows)](
+            queries,
+            vectors,
+            units,
+            pages,
+            num_pages,
+            logits,
+            pages.stride(0),
+            most,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            COUNT=count,
+            BLOCK_M=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
+            BLOCK_D=max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
+            BLOCK_COUNT=block_count,
+            BLOCK_PAGES=block_pages,
+            IS_BOX=is_box,
+        )
+    return logits
