@@ -86,24 +86,29 @@ def choose_pages(
         units = pad(scores, (0, padding), value=-math.inf).unflatten(1, (-1, unit_pages))
         scores = units.amax(dim=2, keepdim=True).expand_as(units).flatten(1)[:, :most_pages]
     scores = scores.masked_fill(is_forced, math.inf).masked_fill(~is_complete, -math.inf)
-    best = scores.topk(contexts.most_chosen, dim=1)
+    if unit_pages > 1:  # the pages of a unit are alike: which of them come first must not hang on the batch
+        values, indices = (
+            part[:, : contexts.most_chosen] for part in scores.sort(dim=1, descending=True, stable=True)
+        )
+    else:
+        values, indices = scores.topk(contexts.most_chosen, dim=1)
 
     is_partial = (contexts.num_tokens % size > 0).long()[:, None]
     num_forced = is_forced.sum(dim=1, keepdim=True)
     count = torch.maximum(contexts.max_pages[:, None] - is_partial, num_forced)
     rank = torch.arange(contexts.most_chosen, device=logits.device)
     if rule.top_p < 1:
-        by_head = best.indices[:, None].expand(-1, logits.shape[1], -1)
+        by_head = indices[:, None].expand(-1, logits.shape[1], -1)
         within = (rank < count)[:, None]
         covered = log_shares.gather(2, by_head).exp().where(within, 0.0).cumsum(dim=2).amin(dim=1)
         reached = ((covered < rule.top_p) & (rank < count)).sum(dim=1, keepdim=True) + 1
         count = torch.minimum(count, torch.maximum(reached, num_forced))
-    is_chosen = (rank < count) & (best.values > -math.inf)
+    is_chosen = (rank < count) & (values > -math.inf)
     if rule.least_share > 0:
-        by_head = best.indices[:, None].expand(-1, logits.shape[1], -1)
+        by_head = indices[:, None].expand(-1, logits.shape[1], -1)
         weights = logits.gather(2, by_head) - logits.amax(dim=2, keepdim=True)
-        is_chosen &= (weights >= math.log(rule.least_share)).any(dim=1) | best.values.isposinf()
-    chosen = torch.where(is_chosen, best.indices, most_pages).sort(dim=1).values
+        is_chosen &= (weights >= math.log(rule.least_share)).any(dim=1) | values.isposinf()
+    chosen = torch.where(is_chosen, indices, most_pages).sort(dim=1).values
     is_chosen = chosen < most_pages
     chosen = chosen.clamp(max=most_pages - 1)
     pages = torch.where(is_chosen, contexts.pages.gather(1, chosen), -1)

@@ -16,6 +16,7 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from sgl_importance_kernels.pages.triton import attention_kernel, copy_kernel, scan_kernel  # noqa: E402
 from sgl_importance_kernels.triton import logit_reduction, page_reduction, qk_probe, score_mod  # noqa: E402
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -63,7 +64,59 @@ def probe(page_size: int, group: int, block_m: int, dtype: tl.dtype = tl.bfloat1
     )
 
 
+def page_scan(count: int, *, is_box: bool) -> Any:
+    constants = {
+        "KV_HEADS": 8,
+        "GROUP": 4,
+        "HEAD_DIM": 128,
+        "COUNT": count,
+        "BLOCK_M": 16,
+        "BLOCK_D": 128,
+        "BLOCK_COUNT": count,
+        "BLOCK_PAGES": max(scan_kernel.MIN_DOT_ROWS, scan_kernel.TILE_VECTORS // count),
+        "IS_BOX": is_box,
+    }
+    pointers = {"Vectors": "*i8", "Pages": "*i64", "NumPages": "*i64"}
+    return pytest.param(scan_kernel._scan_kernel, constants, pointers, id=f"page_scan-{count}-box{is_box}")
+
+
+def page_attention(page_size: int, head_dim: int) -> Any:
+    page_tile = min(attention_kernel.TILE_TOKENS, page_size)
+    constants = {
+        "KV_HEADS": 8,
+        "GROUP": 4,
+        "KEY_DIM": head_dim,
+        "VALUE_DIM": head_dim,
+        "PAGE_SIZE": page_size,
+        "BLOCK_M": 16,
+        "BLOCK_K": head_dim,
+        "BLOCK_V": head_dim,
+        "PAGES": attention_kernel.TILE_TOKENS // page_tile,
+        "PAGE_TILE": page_tile,
+        "SPLIT": attention_kernel.SPLIT_PAGES,
+        "DOT_DTYPE": tl.bfloat16,
+    }
+    pointers = dict.fromkeys(("Q", "SlotKeys", "SlotValues", "HostKeys", "HostValues"), "*bf16")
+    pointers |= dict.fromkeys(("Places", "LastTokens"), "*i64")
+    name = f"page_attention-page{page_size}-d{head_dim}"
+    return pytest.param(attention_kernel._attend_kernel, constants, pointers, id=name)
+
+
+PAGE_NUMBERS = dict.fromkeys(("SourcePages", "TargetPages"), "*i64")
 KERNELS = [
+    page_scan(4, is_box=False),
+    page_scan(2, is_box=True),
+    page_attention(16, 128),
+    page_attention(64, 64),
+    pytest.param(
+        copy_kernel._copy_kernel,
+        {"BLOCK": copy_kernel.BLOCK_NUMBERS},
+        {**PAGE_NUMBERS, "Source": "*bf16", "Target": "*bf16"},
+        id="page_copy",
+    ),
+    pytest.param(
+        attention_kernel._merge_kernel, {"VALUE_DIM": 128, "BLOCK_V": 128}, {}, id="page_attention_merge"
+    ),
     probe(16, 4, 16),
     probe(1, 8, 16),
     probe(64, 4, 64),

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 MIN_DOT_ROWS = 16  # tl.dot's smallest tile
-TILE_TOKENS = 64
+TILE_TOKENS = 32
+"""Tokens that are multiplied at a time: with 64, compiled for a GPU, numbers do not fit the registers."""
 SPLIT_PAGES = 32
 """Pages of a row that one program reads: always the same ones, whatever else is in the batch."""
 

@@ -1,0 +1,186 @@
+"""Triton kernels of tiered pages against their definitions; in the interpreter or on a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sgl_importance_kernels.pages.page_slots import PageSlots
+from sgl_importance_kernels.pages.representations import Representations
+from sgl_importance_kernels.pages.selectors.registry import SELECTORS
+from sgl_importance_kernels.pages.triton.attention_kernel import SPLIT_PAGES, attend_places
+from sgl_importance_kernels.pages.triton.copy_kernel import copy_pages
+from sgl_importance_kernels.pages.triton.scan_kernel import scan
+
+pytestmark = pytest.mark.triton
+
+POOL, KV_HEADS, DIM, VALUE_DIM = 40, 2, 24, 20
+few = settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+
+
+def host(buffer: torch.Tensor, device: str) -> torch.Tensor:
+    return buffer if device == "cpu" else buffer.pin_memory()
+
+
+def draws(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", ["rep", "quest", "mean", "token"])
+@pytest.mark.parametrize("group", [1, 3])
+def test_a_scan_finds_what_the_compiled_one_finds(name: str, group: int, device: str) -> None:
+    random = draws(0)
+    keys = torch.randn(POOL, 8, KV_HEADS, DIM, generator=random)
+    queries = torch.randn(3, KV_HEADS * group, DIM, generator=random)
+    pages = torch.stack([torch.randperm(POOL, generator=random)[:21] for _ in range(3)])
+    counts = torch.tensor([21, 5, 0])
+    here = Representations(SELECTORS[name](8), (keys,), "cpu")
+    there = Representations(SELECTORS[name](8), (host(keys, device),), device, uses_triton=True)
+    there.ensure(torch.arange(POOL, device=device))
+    found = there.step_logits(0, queries.to(device), pages.to(device), counts.to(device)).cpu()
+    for row, count in enumerate(counts.tolist()):
+        expected = here.selector.logits(queries[row : row + 1], here.of(0, pages[row, :count]))
+        torch.testing.assert_close(found[row, :, :count], expected, atol=1e-4, rtol=1e-4)
+        assert bool(found[row, :, count:].isneginf().all())
+    # Queries that share their pages: those of a prompt's span.
+    alike = there.of(0, pages[0].to(device))
+    expected = here.selector.logits(queries, here.of(0, pages[0]))
+    together = there.selector.logits(queries.to(device), alike).cpu()
+    torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_scan_of_nothing(device: str) -> None:
+    vectors = torch.zeros(2, KV_HEADS, 4, DIM, dtype=torch.int8, device=device)
+    nothing = torch.zeros(2, 0, dtype=torch.int64, device=device)
+    queries = torch.zeros(2, KV_HEADS, DIM, device=device)
+    units = torch.zeros(2, KV_HEADS, device=device)
+    assert scan(queries, vectors, units, nothing, nothing[:, 0:0].sum(1), is_box=False).shape == (
+        2,
+        KV_HEADS,
+        0,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_copies_go_either_way_and_some_are_left_out(dtype: torch.dtype, device: str) -> None:
+    pool = host(torch.randn(POOL, 8, KV_HEADS, 70, generator=draws(1)).to(dtype), device)
+    slots = torch.zeros(6, 8, KV_HEADS, 70, dtype=dtype, device=device)
+    pages = torch.tensor([7, -1, 9, 11], device=device)
+    copy_pages(pool, pages, slots, torch.tensor([2, 3, -1, 5], device=device))
+    assert torch.equal(slots[[2, 5]].cpu(), pool[[7, 11]])
+    assert not bool(slots[[0, 1, 3, 4]].any())
+    copy_pages(slots, torch.tensor([5], device=device), pool, torch.tensor([0], device=device))
+    if device != "cpu":
+        torch.cuda.synchronize()
+    assert torch.equal(pool[0], pool[11])
+
+
+class Case:
+    """Rows that read pages in slots and on the host."""
+
+    def __init__(self, counts: list[int], page_size: int, group: int, device: str, seed: int = 2) -> None:
+        random = draws(seed)
+        shape = (page_size, KV_HEADS)
+        self.keys = torch.randn(POOL, *shape, DIM, generator=random)
+        self.values = torch.randn(POOL, *shape, VALUE_DIM, generator=random)
+        self.num_slots = POOL // 2
+        self.queries = torch.randn(len(counts), KV_HEADS * group, DIM, generator=random)
+        self.last_tokens = torch.randint(1, page_size + 1, (len(counts),), generator=random)
+        self.places = torch.full((len(counts), max(counts)), -1)
+        for row, count in enumerate(counts):
+            self.places[row, :count] = torch.randint(0, POOL, (count,), generator=random)
+        self.device, self.scale = device, DIM**-0.5
+
+    def found(self, rows: slice = slice(None)) -> list[torch.Tensor]:
+        slots = [part[: self.num_slots].contiguous().to(self.device) for part in (self.keys, self.values)]
+        pool = [host(part[self.num_slots :].contiguous(), self.device) for part in (self.keys, self.values)]
+        outputs = attend_places(
+            self.queries[rows].to(self.device),
+            (slots[0], slots[1]),
+            (pool[0], pool[1]),
+            self.places[rows].to(self.device),
+            self.last_tokens[rows].to(self.device),
+            self.scale,
+        )
+        return [part.cpu() for part in outputs]
+
+    def expected(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = [
+            (place, int(self.last_tokens[row]) if column == 0 else self.keys.shape[1])
+            for column, place in enumerate(self.places[row].tolist())
+            if place >= 0
+        ]
+        keys = torch.cat([self.keys[place, :tokens] for place, tokens in kept]).double()
+        values = torch.cat([self.values[place, :tokens] for place, tokens in kept]).double()
+        by_head = self.queries[row].double().view(KV_HEADS, -1, DIM)
+        logits = torch.einsum("kgd,nkd->kgn", by_head, keys) * self.scale
+        output = torch.einsum("kgn,nkd->kgd", logits.softmax(dim=-1), values)
+        return output.flatten(0, 1).float(), logits.logsumexp(dim=-1).flatten().float()
+
+
+@few
+@given(
+    counts=st.lists(st.integers(1, 2 * SPLIT_PAGES + 3), min_size=1, max_size=3),
+    page_size=st.sampled_from((4, 16, 128)),
+    group=st.sampled_from((1, 3)),
+    seed=st.integers(0, 99),
+)
+def test_attention_is_that_of_the_definition(
+    counts: list[int], page_size: int, group: int, seed: int, device: str
+) -> None:
+    case = Case(counts, page_size, group, device, seed)
+    outputs, log_sums = case.found()
+    for row in range(len(counts)):
+        expected, expected_sums = case.expected(row)
+        torch.testing.assert_close(outputs[row], expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(log_sums[row], expected_sums, atol=2e-5, rtol=1e-4)
+
+
+def test_a_row_does_not_hang_on_its_batch(device: str) -> None:
+    case = Case([5, 3 * SPLIT_PAGES, 1], 16, 3, device)
+    together = case.found()
+    for row in range(3):
+        alone = case.found(slice(row, row + 1))
+        assert all(torch.equal(a[row], b[0]) for a, b in zip(together, alone, strict=True))
+
+
+def test_a_row_that_is_filling_no_page(device: str) -> None:
+    case = Case([6, 6], 16, 1, device)
+    case.places[0, 0] = -1
+    expected, _ = case.expected(0)
+    torch.testing.assert_close(case.found()[0][0], expected, atol=2e-5, rtol=1e-4)
+
+
+def test_pages_that_get_no_slot_are_read_on_the_host(device: str) -> None:
+    """Two slots for the four pages of two requests, which both read page 7: it crosses twice."""
+    pools = [
+        host(torch.randn(12 * 4, KV_HEADS, dim, generator=draws(dim)), device) for dim in (DIM, VALUE_DIM)
+    ]
+    slots = PageSlots(
+        [pools[0]],
+        [pools[1]],
+        num_frames=1,
+        num_slots=3,
+        page_size=4,
+        staging_pages=2,
+        device=device,
+        residency="ema",
+        uses_triton=True,
+    )
+    slots.begin_pass(torch.zeros(0, dtype=torch.int64, device=device))
+    pages = torch.tensor([[3, 5, 7], [7, 9, -1]], device=device)
+    places = slots.place_step(0, pages, torch.ones(2, 3, device=device))
+    slots.check_integrity()
+    assert sorted(int(place) for place in places.flatten() if 0 <= place < 3) == [1, 2]
+    buffers = zip((slots.keys[0], slots.values[0]), slots.host[0], strict=True)
+    for kept, pool in buffers:
+        everywhere = torch.cat([kept.cpu(), pool])
+        found = pages >= 0
+        assert torch.equal(everywhere[places[found].cpu()], pool[pages[found].cpu()])
+    assert int(places[1, 2]) == -1
+    slots.settle()
+    assert (slots.traffic.read, slots.traffic.loaded) == (5, 5)
