@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,7 @@ def test_tiered_pages_need_the_policy(policy: str) -> None:
     ("changes", "cure"),
     [
         ({"page_size": 1}, "use --page-size 16"),
-        ({"device": "cuda"}, "use --device cpu"),
-        ({"prefill_attention_backend": "triton"}, "drop --prefill-attention-backend"),
+        ({"prefill_attention_backend": "fa3"}, "drop --prefill-attention-backend"),
         (
             {"enable_hierarchical_cache": True},
             "name a directory for storage below with --kv-importance-store",
@@ -46,6 +46,40 @@ def test_a_conflict_is_one_line_with_its_cure(changes: dict[str, Any], cure: str
     assert cure in line
     full = ImportanceOptions(policy="importance")
     assert not [line for line in refusals(args(), full) if "tiered" in line]
+
+
+def gpu(**changes: Any) -> ServerArgs:
+    given = {"attention_backend": "triton", "disable_cuda_graph": True, "max_total_tokens": 65536, **changes}
+    return ServerArgs(model_path="dummy", device="cuda", page_size=16, **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "cure"),
+    [
+        ({"attention_backend": "torch_native"}, "use --attention-backend triton"),
+        ({"disable_cuda_graph": False}, "add --disable-cuda-graph"),
+        ({"max_total_tokens": None}, "with --max-total-tokens"),
+    ],
+)
+def test_a_gpu_has_conflicts_of_its_own(changes: dict[str, Any], cure: str) -> None:
+    assert refusals(gpu(), TIERED) == []
+    (line,) = refusals(gpu(**changes), TIERED)
+    assert cure in line
+
+
+def test_storage_below_a_gpu_is_refused(tmp_path: Path) -> None:
+    (line,) = refusals(gpu(), replace(TIERED, store=str(tmp_path)))
+    assert "drop --kv-importance-store" in line
+
+
+def test_one_attention_backend_reads_tiered_pages() -> None:
+    (line,) = refusals(args(attention_backend="torch_native", decode_attention_backend="triton"), TIERED)
+    assert "one attention backend for prefill and decode, not torch_native and triton" in line
+
+
+def test_triton_has_no_page_scores_of_tiered_pages() -> None:
+    lines = refusals(args(attention_backend="triton"), replace(TIERED, source="qk_probe"))
+    assert any("drop --kv-importance-source qk_probe" in line for line in lines)
 
 
 def test_what_is_not_named_is_chosen() -> None:

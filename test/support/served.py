@@ -13,9 +13,11 @@ from support.servers import ServerProcess, free_port
 SCRIPT = Path(__file__).parents[2] / "scripts" / "serve.sh"
 
 
-def script_server(*flags: str, model: Path, env: Mapping[str, str] | None = None) -> ServerProcess:
+def script_server(
+    *flags: str, model: Path, env: Mapping[str, str] | None = None, imports_anew: bool = False
+) -> ServerProcess:
     """A server with the script's own flags for the embedded model, those given, and another model."""
-    server = ServerProcess(model=model, env=env)
+    server = ServerProcess(model=model, env=env, imports_anew=imports_anew)
     server.command = (
         *(sys.executable, *script_words("--port", str(server.port), "--device", "cpu", *flags)[1:]),
         *("--model-path", str(model), "--served-model-name", server.name, "--nccl-port", str(free_port())),

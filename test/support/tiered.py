@@ -13,7 +13,9 @@ from support.workloads.exchanges import POOL_FLAGS, POOL_TOKENS
 DEVICE_TOKENS = 360
 
 
-def tiered_server(model: Path, *flags: str, env: dict[str, str] | None = None) -> ServerProcess:
+def tiered_server(
+    model: Path, *flags: str, env: dict[str, str] | None = None, imports_anew: bool = False
+) -> ServerProcess:
     return script_server(
         *("--kv-policy", "importance", "--kv-residency", "tiered"),
         *(*POOL_FLAGS, "--max-total-tokens", str(POOL_TOKENS), "--page-size", "16"),
@@ -21,4 +23,5 @@ def tiered_server(model: Path, *flags: str, env: dict[str, str] | None = None) -
         *("--schedule-conservativeness", "0.05", *flags),
         model=model,
         env=env,
+        imports_anew=imports_anew,
     )
