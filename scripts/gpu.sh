@@ -2,7 +2,7 @@
 # On a machine with a GPU: builds, checks and times the kernels, then runs the GPU tests, file by file. No stage takes more
 # than 270 s, none keeps the next from running, and what has been measured is written at once.
 # Needs a Python with torch, triton, typer and rich; the kernels also nvcc and flashinfer-python==0.6.18; the tests pytest and
-# hypothesis, and all but two files of them sglang==0.5.21. What cannot run for want of them is named at the end.
+# hypothesis, and all but three files of them sglang==0.5.21. What cannot run for want of them is named at the end.
 #   bash scripts/gpu.sh             PYTHON=... chooses the Python, OUT=... the folder for results instead of benchmark/results
 #   bash scripts/gpu.sh --dry-run   the same way without a GPU: proves the script, its times mean nothing
 set -euo pipefail
@@ -51,12 +51,16 @@ if [[ -n $dry ]] || { has flashinfer && command -v nvcc >/dev/null; }; then
 else
   left_out "benchmark/kernels/run.py, which needs nvcc and flashinfer-python==0.6.18"
 fi
+steps=()
+[[ -z ${OUT-} ]] || steps+=(--out "$OUT/pages_step.json")
+[[ -z $dry ]] || steps=(--dry-run)
+stage "a decode step over tiered pages" "$python" -W ignore benchmark/pages/step.py ${steps[@]+"${steps[@]}"}
 if [[ -n $dry ]]; then
   echo "==> GPU tests: not in a dry run"
 elif ! has pytest hypothesis; then
   left_out "GPU tests, which need pytest and hypothesis"
 else
-  files=(test/kernels/test_qk_probe.py test/kernels/test_logit_reduction.py)
+  files=(test/kernels/test_qk_probe.py test/kernels/test_logit_reduction.py test/kernels/test_tiered_kernels.py)
   has sglang && files=(test/kernels/test_*.py)
   has sglang || left_out "the other files of test/kernels, which need sglang==0.5.21"
   for file in "${files[@]}"; do

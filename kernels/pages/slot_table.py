@@ -145,9 +145,8 @@ class SlotTable:
         is_free = held < 0
         held = held.clamp(min=0)
         worth = self.history.worth(layer, held, now).double()
-        worth[~is_free & (self.history.last_read(layer, held) == now)] = torch.inf
-        worth[is_free] = -torch.inf
-        by_worth = worth.sort(stable=True)
+        worth.masked_fill_(self.history.last_read(layer, held) == now, torch.inf)
+        by_worth = worth.masked_fill_(is_free, -torch.inf).sort(stable=True)
         slots_given = by_worth.indices[:num_given] + self.first_slot
         is_given = (brought >= 0) & (by_worth.values[:num_given] < torch.inf)
         brought = torch.where(is_given, brought, -1)

@@ -22,6 +22,7 @@ SMALLEST = {
     "look_backs.py": ("--lengths", "512", "--n", "1"),
     "metrics_publishing.py": ("--requests", "5"),
     "pages/layer.py": ("--contexts", "4096", "--selected", "512", "--steps", "1"),
+    "pages/step.py": ("--dry-run",),
     "replay.py": ("--requests", "100", "--repeats", "1", "--jobs", "1"),
     "scheduler_cost.py": ("--lives", "3"),
     "storage.py": ("--megabytes", "8", "--page-tokens", "1"),
