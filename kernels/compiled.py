@@ -94,7 +94,7 @@ def add_probabilities(
 
 
 @njit(**_OPTIONS)
-def _exponentials(row: FloatArray, exponents: npt.NDArray[np.int32], logit_cap: float, sink: float) -> float:
+def _exponentials(row: FloatArray, exponents: npt.NDArray[np.int32], logit_cap: float, sink: float) -> Any:
     """Replaces each logit x of the row by exp(x - max), after the soft cap; returns their sum and the sink's.
 
     ``math.exp`` is a call per number; this is vectorised: 2**n from the bits of a float, the rest, of at most

@@ -15,10 +15,12 @@ def njit(*signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]
     in somebody's request.
     """
 
+    compiled: Any = numba.njit  # its types know no list of options
+
     def decorate(function: Callable[..., Any]) -> Any:
         try:
-            return numba.njit(*signature, cache=True, **options)(function)
+            return compiled(*signature, cache=True, **options)(function)
         except RuntimeError:  # numba: no locator available
-            return numba.njit(*signature, **options)(function)
+            return compiled(*signature, **options)(function)
 
     return decorate

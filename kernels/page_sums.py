@@ -68,7 +68,8 @@ class EagerPageSums:
     def _pages_of(self, token_values: torch.Tensor) -> torch.Tensor:
         if self._page_size == 1:
             return token_values
-        return token_values.unflatten(-1, (self._num_pages, self._page_size)).sum(dim=-1)
+        by_page: torch.Tensor = token_values.unflatten(-1, (self._num_pages, self._page_size))
+        return by_page.sum(dim=-1)
 
 
 class CompiledPageSums:

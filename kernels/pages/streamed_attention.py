@@ -167,7 +167,8 @@ def _attend_in_place(
     shares: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one token without a copy of what is in slots; as a part for ``PartialAttention``."""
-    running = RunningAttention(queries, *slots.values.shape[-2:], scale)
+    kv_heads, value_dim = slots.values.shape[-2:]
+    running = RunningAttention(queries, kv_heads, value_dim, scale)
     first = 0
     while first < len(pages):
         places = slots.place(layer, pages[first:], None if shares is None else shares[first:])

@@ -109,7 +109,7 @@ def retention_index(hazard: FloatArray) -> FloatArray:
     return index
 
 
-@njit(_ROWS(_ROWS, _ROWS, numba.int64[::1], _PRIORS))  # type: ignore[untyped-decorator]
+@njit(_ROWS(_ROWS, _ROWS, numba.int64[::1], _PRIORS))
 def _hazards(hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Priors) -> FloatArray:
     num_classes, num_buckets = hits.shape
     num_counted = len(priors.level_ratios)
@@ -153,7 +153,7 @@ def _hazards(hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Pr
     return posterior
 
 
-@njit(_ROWS(_ROWS, _VECTOR))  # type: ignore[untyped-decorator]
+@njit(_ROWS(_ROWS, _VECTOR))
 def _retention_index(hazard: FloatArray, widths: FloatArray) -> FloatArray:
     num_classes, num_buckets = hazard.shape
     index = np.empty_like(hazard)

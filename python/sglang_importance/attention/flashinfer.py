@@ -181,8 +181,10 @@ class EmittingFlashInferBackend(FlashInferAttnBackend):
         (num_kv_heads,) = {
             layer.tp_k_head_num for layer in attention_layers(model_runner.model, probe.layers)
         }
+        head_dim = model_runner.model_config.head_dim
+        assert head_dim is not None
         self._form = EmittingDecode(
-            head_dim=model_runner.model_config.head_dim,
+            head_dim=head_dim,
             dtype=model_runner.dtype,
             kv_dtype=self.flashinfer_kv_cache_dtype,
             tensor_cores=self.decode_use_tensor_cores,

@@ -157,7 +157,7 @@ class QkProbe:
 
     def _take(self, step: _Step, q: torch.Tensor, layer: RadixAttention) -> None:
         keys = self._pool.get_key_buffer(layer.layer_id)
-        settings = {
+        settings: dict[str, Any] = {
             "gate": self._gate,
             "page_size": self.rows.page_size,
             "sink_tokens": self.options.sink_tokens,

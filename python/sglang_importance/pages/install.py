@@ -148,7 +148,6 @@ def _choosing(
     """
     pool = model_runner.token_to_kv_pool
     assert isinstance(pool, TieredKVPool), "sglang built another pool"
-    assert pool.slots.representations is not None, "a selector without representations"
     layers = full_attention_layers(model_runner.model)
     if unknown := set(options.sparse_dense_layers) - set(layers):
         raise ValueError(
@@ -169,10 +168,9 @@ def _choosing(
         least_share=prune.bound if prune.kind == "blasst" else 0.0,
         resident_bias=options.sparse_resident_bias,
     )
-    slots = pool.slots
-    chooser = PageChooser(
-        slots.representations, pool.page_size, rule, slots.traffic, is_resident=slots.is_resident
-    )
+    slots, representations = pool.slots, pool.slots.representations
+    assert representations is not None, "a selector without representations"
+    chooser = PageChooser(representations, pool.page_size, rule, slots.traffic, is_resident=slots.is_resident)
     selecting = [layer for layer in layers if layer not in options.sparse_dense_layers]
     return chooser, rule, selecting
 
