@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.pages.load import slowed, stream
+from benchmark.pages.page_counts import PageCounts
 from benchmark.pages.prefetch_replay import MOST, RANKINGS, SELECTED, Loads, prepare, run
 from benchmark.pages.residency import device_tokens
 from benchmark.results import RESULTS, print_rows, write_results
@@ -213,22 +214,6 @@ def _beside(row: dict[str, Any], none: dict[str, Any]) -> dict[str, Estimate]:
 # ---- served ----
 
 
-class Loaded:
-    """Pages that were loaded, and seconds that attention waited for them, between two looks at a server."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        self._server = server
-        self._before = self._now()
-
-    def _now(self) -> dict[str, Any]:
-        pages: dict[str, Any] = self._server.get("/kv_importance?limit=1")["pages"]
-        return pages
-
-    def since(self) -> dict[str, Any]:
-        now = self._now()
-        return {name: now[name] - self._before[name] for name in ("loaded", "load_seconds")}
-
-
 def serve(throttled: bool, rows: list[dict[str, Any]], out: Path) -> None:
     """Adds a row of questions that are asked twice, with the single ones in it."""
     if _has(rows, {"part": "served", "throttled": throttled}):
@@ -254,9 +239,12 @@ def serve(throttled: bool, rows: list[dict[str, Any]], out: Path) -> None:
                 prompt = encode(text.messages(draws.choice(list(text.records))))
                 row: dict[str, Any] = {"document": number, "turn": turn}
                 for name in ("cold", "warm"):
-                    loaded = Loaded(server)
+                    loaded = PageCounts(server)
                     answered = stream(server, prompt, 2)
-                    row |= {f"{name}_{key}": value for key, value in loaded.since().items()}
+                    row |= {
+                        f"{name}_{key}": value
+                        for key, value in loaded.since("loaded", "load_seconds").items()
+                    }
                     row |= {f"{name}_first_token": answered.first, f"{name}_second_token": answered.last}
                 found.append(row)
     key = {"part": "served", "context": length, "throttled": throttled}

@@ -20,6 +20,7 @@ from rich.progress import track
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
+from benchmark.pages.page_counts import PageCounts
 from benchmark.results import print_rows, write_results
 from sgl_importance.pages.device_plan import KvShape, plan_device
 from sgl_importance.probe import checkpoint_path
@@ -57,22 +58,6 @@ def device_tokens(pool_tokens: int, slots: int) -> int:
         tokens += PAGE
 
 
-class Traffic:
-    """Pages that were chosen and loaded, in all layers, between two looks at a server."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        self._server = server
-        self._before = self._now()
-
-    def _now(self) -> dict[str, Any]:
-        pages: dict[str, Any] = self._server.get("/kv_importance?limit=1")["pages"]
-        return pages
-
-    def since(self) -> tuple[int, int]:
-        now, before = self._now(), self._before
-        return now["selected"] - before["selected"], now["loaded"] - before["loaded"]
-
-
 def questions(server: ServerProcess, documents: list[ProbeDocument], n: int) -> dict[str, Any]:
     draws = random.Random(1)
     asked = [(document, name) for document in documents for name in draws.sample(list(document.records), n)]
@@ -85,12 +70,11 @@ def questions(server: ServerProcess, documents: list[ProbeDocument], n: int) -> 
     ]
     for document in documents:
         server.chat(document.messages(next(iter(document.records))), max_tokens=1)
-    traffic, right = Traffic(server), 0
+    traffic, right = PageCounts(server), 0
     for document, name in turns:
         reply = server.chat(document.messages(name), max_tokens=ANSWER_TOKENS)
         right += reply["choices"][0]["message"]["content"].strip() == document.records[name]
-    selected, loaded = traffic.since()
-    return {"exact_match": right / len(turns), "selected": selected, "loaded": loaded}
+    return {"exact_match": right / len(turns), **traffic.since("selected", "loaded")}
 
 
 def decode(server: ServerProcess, documents: list[ProbeDocument]) -> dict[str, Any]:
@@ -98,10 +82,10 @@ def decode(server: ServerProcess, documents: list[ProbeDocument]) -> dict[str, A
     for document in documents:
         messages = document.messages(next(iter(document.records)))
         server.chat(messages, max_tokens=1)
-        traffic = Traffic(server)
+        traffic = PageCounts(server)
         server.chat(messages, max_tokens=DECODE_TOKENS, ignore_eos=True)
-        more = traffic.since()
-        selected, loaded = selected + more[0], loaded + more[1]
+        more = traffic.since("selected", "loaded")
+        selected, loaded = selected + more["selected"], loaded + more["loaded"]
     return {"exact_match": None, "selected": selected, "loaded": loaded}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import pytest
 
 from sgl_importance.metrics_table import PREFIX
 
-from support.families import VOCABULARY
 from support.models import write_random_llama
 from support.python_path import CHECKS, python_path
 from support.servers import ServerProcess
+from support.workloads.shared_prefixes import shared_prefixes
 
 pytestmark = pytest.mark.server
 
@@ -34,10 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     """Six prefixes of six pages, each asked about four times, in any order."""
-    rng = random.Random(0)
-    prefixes = [rng.choices(range(10, VOCABULARY), k=PREFIX_TOKENS) for _ in range(6)]
-    asked = [prefix + rng.choices(range(10, VOCABULARY), k=20) for prefix in prefixes for _ in range(4)]
-    return rng.sample(asked, len(asked))
+    return shared_prefixes(6, 4, prefix_tokens=PREFIX_TOKENS)
 
 
 def answers_of(server: ServerProcess, prompts: list[list[int]], *, at_once: int) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from support.families import FAMILIES, VOCABULARY, write_random_model
 from support.python_path import CHECKS, python_path
 from support.servers import ServerProcess
 from support.victims import VICTIM_LOG, cores_of_ranks, log_victims_to, victims
+from support.workloads.shared_prefixes import shared_prefixes
 
 pytestmark = pytest.mark.server
 
@@ -45,10 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     """Six prefixes of six pages, each asked about twice, in any order."""
-    rng = random.Random(0)
-    prefixes = [rng.choices(range(10, VOCABULARY), k=PREFIX_TOKENS) for _ in range(6)]
-    asked = [prefix + rng.choices(range(10, VOCABULARY), k=20) for prefix in prefixes for _ in range(2)]
-    return rng.sample(asked, len(asked))
+    return shared_prefixes(6, 2, prefix_tokens=PREFIX_TOKENS)
 
 
 @pytest.fixture(scope="module")

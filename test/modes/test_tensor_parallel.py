@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ import pytest
 
 from sgl_importance.metrics_table import PREFIX
 
-from support.families import VOCABULARY
 from support.models import write_random_llama
 from support.python_path import CHECKS, python_path
 from support.servers import ServerProcess
 from support.victims import VICTIM_LOG, cores_of_ranks, log_victims_to, victims
+from support.workloads.shared_prefixes import shared_prefixes
 
 pytestmark = pytest.mark.server
 
@@ -35,10 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     """Eight prefixes of six pages, each asked about three times, in any order."""
-    rng = random.Random(0)
-    prefixes = [rng.choices(range(10, VOCABULARY), k=PREFIX_TOKENS) for _ in range(8)]
-    asked = [prefix + rng.choices(range(10, VOCABULARY), k=20) for prefix in prefixes for _ in range(3)]
-    return rng.sample(asked, len(asked))
+    return shared_prefixes(8, 3, prefix_tokens=PREFIX_TOKENS)
 
 
 @pytest.fixture(scope="module")
