@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_importance.attention.rows import ScoreRows
+from sglang_importance.attention.rows import Phase, ScoreRows
 from sglang_importance.attention.sampling import ObservedQueries, StepSampler
 from sglang_importance.attention.staging import StagedNumbers
 from sglang_importance.metrics.emission_time import EMISSION_TIME
@@ -210,4 +210,4 @@ class DecodeEmission(ABC):
             num_pages = -(-queries.seq_len // self.rows.page_size)
             self.rows.claim(queries.slot, queries.phase, queries.owner, num_pages, queries.num_q)
         self.reduce(observed)
-        self.rows.written()
+        self.rows.written(Phase.DECODE, [queries.slot for queries in observed])

@@ -180,8 +180,9 @@ class QkProbe:
         for queries in step.queries:
             num_pages = -(-queries.seq_len // self.rows.page_size)
             self.rows.claim(queries.slot, queries.phase, queries.owner, num_pages, queries.num_q)
-        reduce_log_sums(step.log_sums, step.batch, self.rows.of_phase(step.queries[0].phase), **settings)
-        self.rows.written()
+        phase = step.queries[0].phase
+        reduce_log_sums(step.log_sums, step.batch, self.rows.of_phase(phase), **settings)
+        self.rows.written(phase, [queries.slot for queries in step.queries])
 
 
 def key_scale(layer: RadixAttention, keys: torch.Tensor) -> float:
