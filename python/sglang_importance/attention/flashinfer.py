@@ -124,12 +124,27 @@ class FlashInferEmission(DecodeEmission):
 class EmittingDecodeWrapper(BatchDecodeWithPagedKVCacheWrapper):  # type: ignore[misc]  # of no type here
     """FlashInfer's decode wrapper over our attention variant, called as upstream's backend calls stock's.
 
+    Args:
+        form: of the kernels, which are built and loaded here where ``built`` is None.
+        built: another wrapper of the same form, whose kernels this one launches. FlashInfer would look for
+            them on the disk, and register them with torch, once for every batch size that is captured.
+
     Attributes:
         layer: index of the layer that runs next among the sampled ones; None where not sampled.
     """
 
-    def __init__(self, *args: Any, form: EmittingDecode, emission: FlashInferEmission, **kwargs: Any) -> None:
-        super().__init__(*args, jit_args=form.jit_args(), **kwargs)
+    def __init__(
+        self,
+        *args: Any,
+        form: EmittingDecode,
+        emission: FlashInferEmission,
+        built: EmittingDecodeWrapper | None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, jit_args=form.jit_args() if built is None else None, **kwargs)
+        if built is not None:
+            self._jit_module: Any = built._jit_module
+            self._jit_additional_tensor_names: list[str] = built._jit_additional_tensor_names
         self._emission = emission
         self.layer: int | None = None
 
@@ -195,7 +210,9 @@ class EmittingFlashInferBackend(FlashInferAttnBackend):
             max_batch=request_table(model_runner.req_to_token_pool).shape[0],
             logit_dtype=self._form.logit_dtype,
         )
-        self.decode_wrappers = [self._wrapper()]
+        self._built: EmittingDecodeWrapper | None = None
+        self._built = self._wrapper()
+        self.decode_wrappers = [self._built]
 
     def _refuse_unsupported(self, model_runner: ModelRunner) -> None:
         # Upstream leaves these checks out for subclasses.
@@ -221,6 +238,7 @@ class EmittingFlashInferBackend(FlashInferAttnBackend):
             use_tensor_cores=self.decode_use_tensor_cores,
             form=self._form,
             emission=self.emission,
+            built=self._built,
             **buffers,
         )
 
