@@ -6,6 +6,12 @@ import torch
 
 SINK_BORDER, QUERY_BORDER = 0, 1
 BORDERS = 2
+TOTALS = 2  # Of a head, over all pages and over the body: what probabilities are divided by.
+
+
+def bytes_per_query(num_layers: int, num_heads: int, max_pages: int) -> int:
+    """What ``LogSums`` takes for one query token of a request of ``max_pages`` pages."""
+    return 4 * num_layers * num_heads * (max_pages + BORDERS + TOTALS)
 
 
 class LogSums:
@@ -48,8 +54,7 @@ class LogSums:
         float32 = {"dtype": torch.float32, "device": device}
         self.storage = torch.empty((num_layers, header_rows + rows, num_heads, width), **float32)
         self.values = self.storage[:, header_rows:]
-        # Over all pages and over the body: what probabilities are divided by.
-        self.totals = torch.empty((num_layers, rows, num_heads, 2), **float32)
+        self.totals = torch.empty((num_layers, rows, num_heads, TOTALS), **float32)
 
     @property
     def num_layers(self) -> int:

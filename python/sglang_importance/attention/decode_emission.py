@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 MAX_EMITTED_BYTES = 1 << 29
 """Limit on the buffers that attention emits into. Requests beyond it are observed in the next step."""
+MIN_OBSERVED = 16
+"""Requests that a step can observe whatever the interval is: those of a small batch came together, often."""
 
 
 class _Number(IntEnum):
@@ -38,6 +40,15 @@ class _Number(IntEnum):
     SEQ_LEN = 4
     SLOT = 5
     NUM_QUERIES = 6
+
+
+def observed_at_once(batch: int, interval: int) -> int:
+    """Requests of a batch that one step can observe.
+
+    Of requests that came at different times, ``batch / interval`` are due in a step. Where more are, the
+    others are observed in the steps behind it.
+    """
+    return min(batch, max(MIN_OBSERVED, -(-batch // interval)))
 
 
 class DecodeEmission(ABC):
@@ -53,6 +64,7 @@ class DecodeEmission(ABC):
         rows, sampler: shared with the producer of the prefill's scores.
         layers: the sampled layers.
         max_batch: requests of a batch, padding included.
+        interval: decode steps from one observation of a request to its next.
     """
 
     def __init__(
@@ -63,16 +75,19 @@ class DecodeEmission(ABC):
         *,
         layers: Sequence[int],
         max_batch: int,
+        interval: int,
     ) -> None:
         self.rows = rows
         self.layers = tuple(layers)
         self.max_batch = max_batch
+        self._interval = interval
         self._index = {layer: index for index, layer in enumerate(self.layers)}
         self._sampler = sampler
         # Rows whose starts stay aligned: Triton compiles for the alignment of what it is called with.
         self._staged = StagedNumbers((len(_Number), -(-max_batch // 4) * 4), model_runner.device)
         self._numbers = torch.zeros_like(self._staged.device_values, device="cpu")
         self._was_observing = False
+        self._is_in_pass = False
         self._next_row = 0
         self._observed: list[ObservedQueries] = []
         self._ran: set[int] = set()
@@ -82,9 +97,18 @@ class DecodeEmission(ABC):
         wrapped = self._around(model_runner.forward)
         model_runner.forward = wrapped  # type: ignore[method-assign]  # on this instance only
 
+    def observable(self, batch_size: int) -> int:
+        """Requests of a batch that one step can observe."""
+        return observed_at_once(batch_size, self._interval)
+
+    @property
+    def observes_nobody(self) -> bool:
+        """Whether an eager pass that observes nobody runs now. A captured one serves every step."""
+        return self._is_in_pass and not self._observed
+
     @abstractmethod
-    def admitted(self, observed: Sequence[ObservedQueries]) -> int:
-        """The number of requests, from the first on, that fit the buffers of one step."""
+    def admitted(self, observed: Sequence[ObservedQueries], batch_size: int) -> int:
+        """The number of requests, from the first on, that one step of such a batch can observe."""
 
     @abstractmethod
     def opened(self) -> None:
@@ -138,7 +162,11 @@ class DecodeEmission(ABC):
         def forward(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
             self._observed = []
             self.rows.attempt(self._open, forward_batch)
-            output = upstream(forward_batch, *args, **kwargs)
+            self._is_in_pass = True
+            try:
+                output = upstream(forward_batch, *args, **kwargs)
+            finally:
+                self._is_in_pass = False
             if self._observed:
                 self.rows.attempt(self._close, self._observed, replayed=output.can_run_graph)
             return output
@@ -153,7 +181,7 @@ class DecodeEmission(ABC):
         if forward_batch.forward_mode != ForwardMode.DECODE:
             return []
         wanted = self._in_turn(list(self._sampler.observed(forward_batch)))
-        count = self.admitted(wanted)
+        count = self.admitted(wanted, forward_batch.batch_size)
         for queries in wanted[count:]:
             self._sampler.postpone(queries.slot)
         self._next_row = wanted[count].rows.start if count < len(wanted) else 0

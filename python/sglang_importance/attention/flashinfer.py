@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,7 +49,14 @@ class FlashInferEmission(DecodeEmission):
         max_batch: int,
         logit_dtype: torch.dtype,
     ) -> None:
-        super().__init__(model_runner, probe.rows, probe.sampler, layers=probe.layers, max_batch=max_batch)
+        super().__init__(
+            model_runner,
+            probe.rows,
+            probe.sampler,
+            layers=probe.layers,
+            max_batch=max_batch,
+            interval=options.interval,
+        )
         self.rows.mass_tolerance = MASS_TOLERANCE
         self._settings = {
             "page_size": self.rows.page_size,
@@ -70,6 +78,7 @@ class FlashInferEmission(DecodeEmission):
             group=probe.num_heads // num_kv_heads,
             max_tokens=self.max_tokens,
             max_requests=max_batch,
+            max_observed=self.observable(max_batch),
             max_pages=self.rows.max_pages,
             dtype=logit_dtype,
             device=model_runner.device,
@@ -81,13 +90,10 @@ class FlashInferEmission(DecodeEmission):
         self._open_gate = torch.ones(1, **int32)
         self._launch(1, 1, torch.zeros(1, **int32))  # Compiles the reduction: no step waits for a compiler.
 
-    def admitted(self, observed: Sequence[ObservedQueries]) -> int:
-        tokens = 0
-        for index, queries in enumerate(observed):
-            tokens += queries.seq_len
-            if tokens > self.max_tokens:
-                return index
-        return len(observed)
+    def admitted(self, observed: Sequence[ObservedQueries], batch_size: int) -> int:
+        observable = observed[: self.observable(batch_size)]
+        ends = accumulate(queries.seq_len for queries in observable)
+        return sum(end <= self.max_tokens for end in ends)
 
     def opened(self) -> None:
         """The kernels read the staged numbers themselves."""

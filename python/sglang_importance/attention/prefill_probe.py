@@ -13,7 +13,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.trace.records import Detail
-from sgl_importance_kernels.triton.log_sums import LogSums
+from sgl_importance_kernels.triton.log_sums import LogSums, bytes_per_query
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
 from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer, refusal
@@ -113,9 +113,8 @@ class QkProbe:
         if not observed:
             return None
         max_pages = -(-max(queries.seq_len for queries in observed) // self.rows.page_size)
-        # Both heads' log-sums and one total per head and query.
-        per_query = 4 * len(self.layers) * self.num_heads * len(observed) * (max_pages + 8)
-        max_queries = max(1, min(MAX_LOG_SUMS_BYTES // per_query, max(q.num_q for q in observed)))
+        of_each = len(observed) * bytes_per_query(len(self.layers), self.num_heads, max_pages)
+        max_queries = max(1, min(MAX_LOG_SUMS_BYTES // of_each, max(q.num_q for q in observed)))
         observed = [_last(queries, max_queries) for queries in observed]
         log_sums = LogSums(
             num_layers=len(self.layers),
