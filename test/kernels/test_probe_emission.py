@@ -16,7 +16,8 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 import sglang_importance.attention.decode_emission as decode_emission
 import sglang_importance.attention.probe_emission as producer
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.attention.decode_emission import DecodeEmission, observed_at_once
+from sgl_importance_kernels.triton.paged_queries import observed_at_once
+from sglang_importance.attention.decode_emission import DecodeEmission
 from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
 from sglang_importance.attention.rows import Phase

@@ -14,7 +14,8 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.triton.log_sums import DecodeLogSums, LogSums
 from sgl_importance_kernels.triton.logit_reduction import DecodeLogits
-from sglang_importance.attention.decode_emission import MAX_EMITTED_BYTES, observed_at_once
+from sgl_importance_kernels.triton.paged_queries import observed_at_once
+from sglang_importance.attention.decode_emission import MAX_EMITTED_BYTES
 from sglang_importance.attention.layers import sampled_layers
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import attach_options

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from sgl_importance_kernels.triton.paged_queries import observed_at_once
 from sglang_importance.attention.rows import Phase, ScoreRows
 from sglang_importance.attention.sampling import ObservedQueries, StepSampler
 from sglang_importance.attention.staging import StagedNumbers
@@ -26,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 MAX_EMITTED_BYTES = 1 << 29
 """Limit on the buffers that attention emits into. Requests beyond it are observed in the next step."""
-MIN_OBSERVED = 16
-"""Requests that a step can observe whatever the interval is: those of a small batch came together, often."""
 
 
 class _Number(IntEnum):
@@ -40,15 +39,6 @@ class _Number(IntEnum):
     SEQ_LEN = 4
     SLOT = 5
     NUM_QUERIES = 6
-
-
-def observed_at_once(batch: int, interval: int) -> int:
-    """Requests of a batch that one step can observe.
-
-    Of requests that came at different times, ``batch / interval`` are due in a step. Where more are, the
-    others are observed in the steps behind it.
-    """
-    return min(batch, max(MIN_OBSERVED, -(-batch // interval)))
 
 
 class DecodeEmission(ABC):
@@ -99,7 +89,7 @@ class DecodeEmission(ABC):
 
     def observable(self, batch_size: int) -> int:
         """Requests of a batch that one step can observe."""
-        return observed_at_once(batch_size, self._interval)
+        return int(observed_at_once(batch_size, self._interval))
 
     @property
     def observes_nobody(self) -> bool:
