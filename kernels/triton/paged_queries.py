@@ -73,7 +73,7 @@ class PagedQueries:
 
     def only(self, requests: list[int]) -> PagedQueries:
         """Some of the requests, in that order."""
-        chosen = torch.tensor(requests, device=self.seq_lens.device)
+        chosen = torch.tensor(requests, dtype=torch.int64, device=self.seq_lens.device)
         return replace(
             self,
             location_starts=self.location_starts[chosen],

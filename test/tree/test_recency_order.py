@@ -138,4 +138,4 @@ def test_a_walk_looks_at_its_victims_and_not_at_every_leaf(monkeypatch: pytest.M
     assert len(driver.core.evictable_device_leaves) == 300
     driver.evict(3 * PAGE)
     assert len(driver.core.evictable_device_leaves) == 297
-    assert len(popped) <= 3
+    assert len(popped) < 30, "three victims of 300 leaves, and those used since they were entered"

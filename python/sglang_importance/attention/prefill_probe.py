@@ -16,7 +16,7 @@ from sgl_importance.trace.records import Detail
 from sgl_importance_kernels.triton.log_sums import LogSums, bytes_per_query
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
-from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer, refusal
+from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer, refusal, shared_memory, tile_rows
 from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported, request_table
@@ -233,6 +233,14 @@ def _refuse_unsupported(model_runner: ModelRunner, options: ImportanceOptions) -
         )
         if why is not None:
             raise ValueError(f"qk-probe cannot score layer {layer.layer_id}, which has {why}: {CURE}")
+        itemsize = 2 if key_dtype in FLOAT8 else key_dtype.itemsize
+        page_size, memory = model_runner.page_size or 1, shared_memory(model_runner.device)
+        if not tile_rows(1, layer.qk_head_dim, itemsize, page_size, memory):
+            raise ValueError(
+                f"qk-probe cannot score layer {layer.layer_id}: a tile of its {key_dtype} keys of "
+                f"{layer.qk_head_dim} dimensions does not fit the {memory} bytes of shared memory that a "
+                f"program has on this GPU: {CURE}"
+            )
 
 
 def _refuse_captured(model_runner: ModelRunner) -> None:
