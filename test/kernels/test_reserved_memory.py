@@ -30,7 +30,7 @@ def allocated(options: ImportanceOptions, layers: int, heads: int, slots: int, p
     rows = PageRows.zeros(slots, pages, "meta")
     sizes = {"num_layers": layers, "max_pages": pages, "device": "meta"}
     observed = observed_at_once(slots, options.interval)
-    fitting = max(1, min(observed, MAX_EMITTED_BYTES // (4 * layers * heads * (pages + 4))))
+    fitting = max(1, min(observed, MAX_EMITTED_BYTES // (4 * layers * heads * (pages + 4) + 8 * pages)))
     emitted: Any
     if options.source == "qk_probe":
         emitted = LogSums(max_requests=fitting, max_queries=1, num_heads=heads, **sizes)
@@ -58,7 +58,7 @@ def test_as_much_is_set_aside_as_is_allocated(source: str, slots: int, pages: in
     needed = reserved_memory.score_bytes(
         options, layers=4, heads=32, slots=slots, max_context_tokens=16 * pages, page_size=16
     )
-    prefill = min(1 << 29, slots * options.window * 4 * 4 * 32 * (pages + 4))
+    prefill = min(1 << 29, slots * options.window * (4 * 4 * 32 * (pages + 4) + 8 * pages))
     kept = allocated(options, 4, 32, slots, pages)
     assert kept <= needed - prefill <= 1.05 * kept + MEBIBYTE
 

@@ -89,9 +89,16 @@ KERNELS = [
             "PAGE_SIZE": 16,
             "BLOCK": page_reduction.ROWS_BLOCK,
             "HEADS": page_reduction.HEADS_BLOCK,
+            "TO_PARTIALS": True,
         },
         {},
         id="rows",
+    ),
+    pytest.param(
+        page_reduction._partials_kernel,
+        {"PAGE_SIZE": 16, "BLOCK": page_reduction.ROWS_BLOCK},
+        {},
+        id="partials",
     ),
     pytest.param(
         logit_reduction._logit_rows_kernel,
