@@ -1,9 +1,9 @@
 """From page log-sums of all sampled layers to mass, body mass and peak, added to the requests' rows.
 
 Two launches per emitting step, three where a request has several query tokens: each of them then has programs
-of its own, and what these leave is added up behind them. The sums of a page are added by one program in a fixed
-order, so that the same step gives the same bits of all that is folded; only the mass, a check, is added up
-by atomics.
+of its own, and what these leave is added up behind them. The sums of a page are added by one program in a
+fixed order, so that the same step gives the same bits of all that is folded; only the mass, a check, is added
+up by atomics.
 """
 
 from __future__ import annotations
