@@ -29,8 +29,9 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.signal.fold import Observation, fold
 from sglang_importance.offline.standalone_cache import CacheKind, build_cache
-from sglang_importance.operations.job import run_slice
+from sglang_importance.operations.job import Job, run_slice
 from sglang_importance.operations.snapshot import snapshot
+from sglang_importance.operations.tree_view import tree_view
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
@@ -91,6 +92,8 @@ class Subject:
         self._random = random.Random(0)
         self._serial = 0
         for _ in range(leaves):
+            if kind in OURS:  # each came with a request of its own
+                self._component.state.policy.admit()
             insert(self.cache, self._fresh_key())
         self._prompt, self._long = leaf_key(-1, PROMPT_TOKENS), leaf_key(-2, LONG_TOKENS)
         self.long_inserts = [insert(self.cache, self._long)]
@@ -171,8 +174,10 @@ class Subject:
     def fold_long(self) -> float:
         return self._fold(self._long)
 
-    def _slices(self) -> list[float]:
-        job, slices, is_done = snapshot(cast(ImportanceRadixCache, self.cache)), [], False
+    @staticmethod
+    def _slices(job: Job) -> list[float]:
+        slices: list[float] = []
+        is_done = False
         while not is_done:
             start = time.thread_time()
             is_done = run_slice(job) is not None
@@ -180,17 +185,22 @@ class Subject:
         return slices
 
     def snapshot(self) -> float:
-        return sum(self._slices())
+        return sum(self._slices(snapshot(cast(ImportanceRadixCache, self.cache))))
 
     def snapshot_slice(self) -> float:
         """The longest that a snapshot holds the scheduler."""
-        return max(self._slices())
+        return max(self._slices(snapshot(cast(ImportanceRadixCache, self.cache))))
+
+    def tree_view_slice(self) -> float:
+        """The longest that the live page's question holds the scheduler."""
+        cache = cast(ImportanceRadixCache, self.cache)
+        return max(self._slices(tree_view(cache, root=None, depth=64, min_tokens=0, limit=200)))
 
 
 OPERATIONS = ("evict_one", "match", "insert_new", "request_new", "request_hit")
 LONG_OPERATIONS = ("insert_long", "match_long")
 OUR_OPERATIONS = ("fold", "fold_long")
-SNAPSHOTS = ("snapshot", "snapshot_slice")
+SNAPSHOTS = ("snapshot", "snapshot_slice", "tree_view_slice")
 
 
 def measure(kinds: list[CacheKind], leaves: int, rounds: int) -> list[dict[str, Any]]:

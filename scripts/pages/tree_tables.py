@@ -19,6 +19,7 @@ _OPERATIONS = {
     "fold_long": "fold scores of 100,000 tokens",
     "snapshot": "snapshot, all slices",
     "snapshot_slice": "snapshot, longest slice",
+    "tree_view_slice": "the live page's tree, longest slice",
 }
 
 

@@ -168,7 +168,11 @@ PROBE_TWINS = [
 REDUCTION_TWINS = [
     Mutation("one_head_lost", "is_head = head < NUM_HEADS\n", "is_head = head < NUM_HEADS - 1\n"),
     Mutation("one_layer_lost", "range(NUM_LAYERS)", "range(NUM_LAYERS - 1)"),
-    Mutation("wrong_row", "tl.load(Slots + request).to", "(tl.load(Slots + request) ^ 1).to"),
+    Mutation(
+        "wrong_row",
+        "tl.load(Slots + request).to(tl.int64)\n    out",
+        "(tl.load(Slots + request) ^ 1).to(tl.int64)\n    out",
+    ),
     Mutation("last_query_lost", "range(num_queries):", "range(num_queries - 1):"),
     Mutation("body_not_normalised", "body / tl.where(has_body, body_total, 1.0)", "body"),
     Mutation("another_s_partials", "2 * (request * max_queries + query)", "2 * (request * max_queries)"),
