@@ -27,6 +27,8 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, Ma
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from sgl_importance.ranking.victim_order import VictimOrder
+from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.signal.fold import Observation, fold
 from sglang_importance.offline.standalone_cache import CacheKind, build_cache
 from sglang_importance.operations.job import Job, run_slice
@@ -197,6 +199,26 @@ class Subject:
         return max(self._slices(tree_view(cache, root=None, depth=64, min_tokens=0, limit=200)))
 
 
+def next_victim(leaves: int, rounds: int) -> list[float]:
+    """Finds the victim after one more request, among leaves of sixteen classes and 41 values.
+
+    The caches above hold leaves that are all alike; with g on, pins and several kinds of traffic they are not.
+    """
+    draw = random.Random(0)
+    reuse = ReuseEstimator()
+    order = VictimOrder(reuse)
+    for leaf in range(leaves):
+        reuse.tick()
+        (reuse_class,) = draw.choices(range(16), [0.5**each for each in range(16)])
+        order.add(leaf, reuse_class, 2 ** draw.uniform(0, 10), reuse.clock)
+    order.peek()
+    times = []
+    for _ in range(rounds):
+        reuse.tick()
+        times.append(microseconds(order.peek))
+    return times
+
+
 OPERATIONS = ("evict_one", "match", "insert_new", "request_new", "request_hit")
 LONG_OPERATIONS = ("insert_long", "match_long")
 OUR_OPERATIONS = ("fold", "fold_long")
@@ -226,7 +248,8 @@ def measure(kinds: list[CacheKind], leaves: int, rounds: int) -> list[dict[str, 
                     times[kind].append(act())
             rows += [row(leaves, operation, kind, times) for kind in times]
     gc.unfreeze()
-    return rows
+    victims = {"importance": next_victim(leaves, 4 * rounds)}
+    return [*rows, row(leaves, "next_victim", "importance", victims)]
 
 
 def row(leaves: int, operation: str, kind: str, times: dict[str, list[float]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ _OPERATIONS = {
     "insert_long": "insert 100,000 tokens",
     "request_new": "a request of one page, new",
     "request_hit": "the same, a hit",
+    "next_victim": "find the victim after a request, leaves of many kinds",
     "fold": "fold scores of 1,024 tokens",
     "fold_long": "fold scores of 100,000 tokens",
     "snapshot": "snapshot, all slices",
