@@ -202,7 +202,7 @@ class Subject:
 def next_victim(leaves: int, rounds: int) -> list[float]:
     """Finds the victim after one more request, among leaves of sixteen classes and 41 values.
 
-    The caches above hold leaves that are all alike; with g on, pins and several kinds of traffic they are not.
+    The caches above hold leaves that are all alike; with several kinds of traffic, pins and g they are not.
     """
     draw = random.Random(0)
     reuse = ReuseEstimator()
