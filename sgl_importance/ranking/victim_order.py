@@ -86,8 +86,7 @@ class VictimOrder:
             # Locking and unlocking a hot node leaves one stale item each time.
             cell.heap[:] = {item for item in cell.heap if self._entries.get(item[1]) == (cell, item[0])}
             heapify(cell.heap)
-        if len(self._agenda) > 2 * len(self._entries) + _COMPACT_SLACK:
-            self._agenda_version = None
+        self._limit_agenda()
 
     def discard(self, node_id: int) -> None:
         entry = self._entries.pop(node_id, None)
@@ -154,6 +153,11 @@ class VictimOrder:
         loss = self._reuse.bucket_index(cell.reuse_class)[cell.bucket] * cell.value
         heappush(self._agenda, (loss, last_access, node_id, cell.key))
 
+    def _limit_agenda(self) -> None:
+        """Has an agenda made anew that is full of stale items."""
+        if len(self._agenda) > 2 * len(self._entries) + _COMPACT_SLACK:
+            self._agenda_version = None
+
     def _schedule_oldest(self, cell: _Cell) -> None:
         oldest = self._oldest(cell)
         if oldest is not None:
@@ -177,6 +181,7 @@ class VictimOrder:
             if oldest is not None:
                 self._await_crossing(cell, oldest[0])
                 self._schedule(cell, *oldest)
+        self._limit_agenda()
 
     def _make_agenda(self) -> None:
         """Ranks all cells, and forgets those that are empty."""
