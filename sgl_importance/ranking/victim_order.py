@@ -150,8 +150,10 @@ class VictimOrder:
         """Enters the node into the agenda, where that will not be made anew anyway."""
         if self._agenda_version != self._reuse.version:
             return
-        loss = self._reuse.bucket_index(cell.reuse_class)[cell.bucket] * cell.value
-        heappush(self._agenda, (loss, last_access, node_id, cell.key))
+        heappush(self._agenda, (self._loss(cell), last_access, node_id, cell.key))
+
+    def _loss(self, cell: _Cell) -> float:
+        return self._reuse.bucket_index(cell.reuse_class)[cell.bucket] * cell.value
 
     def _limit_agenda(self) -> None:
         """Has an agenda made anew that is full of stale items."""
@@ -191,8 +193,7 @@ class VictimOrder:
             if oldest is None:
                 del self._cells[key]
                 continue
-            loss = self._reuse.bucket_index(cell.reuse_class)[cell.bucket] * cell.value
-            self._agenda.append((loss, *oldest, key))
+            self._agenda.append((self._loss(cell), *oldest, key))
             if cell.next_crossing < math.inf:
                 self._crossings.append((cell.next_crossing, key))
         heapify(self._agenda)
