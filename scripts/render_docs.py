@@ -36,6 +36,7 @@ from scripts.pages import (  # noqa: E402
     tested,
     thinking_tables,
     tier_tables,
+    tree_tables,
 )
 
 MARKED = re.compile(r"<!-- \{\{(?P<expression>[^\n]+?)\}\} -->(?P<shown>.*?)<!-- end -->", re.DOTALL)
@@ -63,6 +64,7 @@ NAMES = functions_of(
     tested,
     thinking_tables,
     tier_tables,
+    tree_tables,
 )
 
 

@@ -117,7 +117,11 @@ step "Setting up for $target"
 if [[ $target == cuda ]]; then
   # Not run yet on a machine with a GPU.
   step "Installing $(pin sglang) with its own dependencies (about 7 GB)"
-  pip_install "$(pin sglang)"
+  if ! pip_install "$(pin sglang)"; then
+    echo "setup.sh: $(pin sglang) could not be installed. Where cuda-tile is what failed: on PyPI that is a stub which" \
+      "fetches itself from NVIDIA's package index; behind a mirror, name one that has it in PIP_EXTRA_INDEX_URL" >&2
+    exit 1
+  fi
   constraints=()
 else
   install_cpu_torch

@@ -35,6 +35,7 @@ class DecodeLogits:
         num_kv_heads, group: KV heads of this rank and query heads per KV head.
         max_tokens: entries of the flat list, over all observed requests of a step.
         max_requests: requests of a batch, padding included.
+        max_observed: requests of a batch that a step observes; all where None.
         max_pages: pages of the longest sequence.
         dtype: float16, or float32 where its error bound is not enough.
     """
@@ -47,6 +48,7 @@ class DecodeLogits:
         group: int,
         max_tokens: int,
         max_requests: int,
+        max_observed: int | None = None,
         max_pages: int,
         dtype: torch.dtype = torch.float16,
         device: torch.device | str,
@@ -55,8 +57,8 @@ class DecodeLogits:
         self.logits = torch.empty((num_layers, num_kv_heads, max_tokens, group), dtype=dtype, device=device)
         float32 = {"dtype": torch.float32, "device": device}
         self.log_sums = torch.empty((num_layers, max_requests, num_kv_heads * group), **float32)
-        self.body = torch.empty((max_requests, max_pages), **float32)
-        self.body_totals = torch.empty((max_requests, max_pages), **float32)
+        self.body = torch.empty((max_observed or max_requests, max_pages), **float32)
+        self.body_totals = torch.empty_like(self.body)
 
     @property
     def num_bytes(self) -> int:

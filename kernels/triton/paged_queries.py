@@ -6,6 +6,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
+MIN_OBSERVED = 16
+"""Requests that a step can observe whatever the interval is: those of a small batch came together, often."""
+
+
+def observed_at_once(batch: int, interval: int) -> int:
+    """Requests of a batch that one step can observe.
+
+    Of requests that came at different times, ``batch / interval`` are due in a step. Where more are, the
+    others are observed in the steps behind it.
+    """
+    return min(batch, max(MIN_OBSERVED, -(-batch // interval)))
+
 
 @dataclass(frozen=True, slots=True)
 class PagedQueries:
@@ -61,7 +73,7 @@ class PagedQueries:
 
     def only(self, requests: list[int]) -> PagedQueries:
         """Some of the requests, in that order."""
-        chosen = torch.tensor(requests, device=self.seq_lens.device)
+        chosen = torch.tensor(requests, dtype=torch.int64, device=self.seq_lens.device)
         return replace(
             self,
             location_starts=self.location_starts[chosen],

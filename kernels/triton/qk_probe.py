@@ -24,6 +24,8 @@ TILE_TOKENS = 128
 MIN_DOT_ROWS = 16  # tl.dot's smallest tile.
 MAX_TILE_ROWS = 64
 MAX_HEAD_DIM = 256
+SCRATCH_BYTES = 8192
+"""Shared memory of a program beside its tiles of queries and keys: for reductions and changes of layout."""
 TARGET_PROGRAMS = 1024
 """Programs to aim for: a few per multiprocessor of the largest cards; more splits only add launch work."""
 
@@ -179,6 +181,33 @@ def refusal(
     return None
 
 
+def tile_rows(rows: int, head_dim: int, itemsize: int, page_size: int, shared_memory: int) -> int:
+    """Rows of a tile of queries: a power of two, no more than are needed, and as the GPU's memory allows.
+
+    Args:
+        rows: query tokens of a request times query heads of a group.
+        itemsize: of the type that queries and keys are multiplied in, in bytes.
+        shared_memory: bytes that one program can have; 101,376 of Ada and consumer Blackwell are the least.
+
+    Returns:
+        0 where not even the smallest tile fits.
+    """
+    pages, page_tile = tile_of(page_size)
+    of_token = max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)) * itemsize
+    tile = min(MAX_TILE_ROWS, max(MIN_DOT_ROWS, triton.next_power_of_2(rows)))
+    while tile >= MIN_DOT_ROWS and (pages * page_tile + tile) * of_token + SCRATCH_BYTES > shared_memory:
+        tile //= 2
+    return tile if tile >= MIN_DOT_ROWS else 0
+
+
+def shared_memory(device: torch.device | str) -> int:
+    """Bytes that one program can have; plenty where nothing but the interpreter runs."""
+    if torch.device(device).type != "cuda":
+        return 1 << 20
+    facts = torch.cuda.get_device_properties(device)
+    return int(getattr(facts, "shared_memory_per_block_optin", facts.shared_memory_per_block))
+
+
 def _dot_dtype(query_dtype: torch.dtype, key_dtype: torch.dtype) -> tl.dtype:
     """The narrowest type that holds queries and keys without rounding."""
     wide = query_dtype if key_dtype in FLOAT8 else torch.promote_types(query_dtype, key_dtype)
@@ -246,7 +275,10 @@ def probe_layer(
     assert -(-queries.max_seq_len // page_size) <= log_sums.max_pages, (queries.max_seq_len, page_size)
     group = num_heads // num_kv_heads
     rows = queries.max_queries * group
-    block_m = min(MAX_TILE_ROWS, max(MIN_DOT_ROWS, triton.next_power_of_2(rows)))
+    dot_dtype = _dot_dtype(q.dtype, k.dtype)
+    itemsize = dot_dtype.primitive_bitwidth // 8
+    block_m = tile_rows(rows, head_dim, itemsize, page_size, shared_memory(k.device))
+    assert block_m, (head_dim, dot_dtype, page_size)
     query_blocks = triton.cdiv(rows, block_m)
     pages, page_tile = tile_of(page_size)
     blocks = triton.cdiv(triton.cdiv(queries.max_seq_len, page_size), pages)
@@ -283,5 +315,5 @@ def probe_layer(
         PAGE_SIZE=page_size,
         PAGES=pages,
         PAGE_TILE=page_tile,
-        DOT_DTYPE=_dot_dtype(q.dtype, k.dtype),
+        DOT_DTYPE=dot_dtype,
     )

@@ -3,7 +3,7 @@
 Loss is index(class, age bucket) x value, and a node's class and value change only when something happens to
 it. Nodes are therefore kept in cells of (class, quantised log value, age bucket), oldest first: nodes of a
 cell lose the same, and the victim is the oldest of the cheapest cell. A node moves to the next bucket a few
-dozen times in its life; cells are ranked once per clock and index, whatever the number of nodes.
+dozen times in its life, when its age gets there; all cells are ranked only when the index has changed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def level_value(level: int) -> float:
 class _Cell:
     """Nodes that lose the same; the heap may hold stale items, ``live`` does not count them."""
 
-    __slots__ = ("bucket", "heap", "key", "live", "reuse_class", "value", "value_level")
+    __slots__ = ("bucket", "heap", "key", "live", "next_crossing", "reuse_class", "value", "value_level")
 
     def __init__(self, reuse_class: int, level: int, bucket: int) -> None:
         self.key = (reuse_class, level, bucket)
@@ -44,6 +44,7 @@ class _Cell:
         self.bucket = bucket
         self.heap: list[tuple[int, int]] = []  # (last access, node id)
         self.live = 0
+        self.next_crossing = math.inf  # clock at which its oldest node leaves the bucket, or earlier
 
 
 class VictimOrder:
@@ -60,7 +61,9 @@ class VictimOrder:
         self._entries: dict[int, tuple[_Cell, int]] = {}
         # (loss, last access, node id, cell) of at least the oldest node of every cell.
         self._agenda: list[tuple[float, int, int, _CellKey]] = []
-        self._agenda_made_at: tuple[int, int] | None = None
+        self._agenda_version: int | None = None  # of the index that it was made by
+        # (clock, cell) of at least every cell's next crossing.
+        self._crossings: list[tuple[float, _CellKey]] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -78,14 +81,12 @@ class VictimOrder:
         if previous is not None:
             previous[0].live -= 1
         self._enter(cell, last_access, node_id)
-        if self._agenda_made_at == (self._reuse.clock, self._reuse.version):
-            self._schedule(cell, last_access, node_id)
+        self._schedule(cell, last_access, node_id)
         if len(cell.heap) > 2 * cell.live + _COMPACT_SLACK:
             # Locking and unlocking a hot node leaves one stale item each time.
             cell.heap[:] = {item for item in cell.heap if self._entries.get(item[1]) == (cell, item[0])}
             heapify(cell.heap)
-        if len(self._agenda) > 2 * len(self._entries) + _COMPACT_SLACK:
-            self._agenda_made_at = None
+        self._limit_agenda()
 
     def discard(self, node_id: int) -> None:
         entry = self._entries.pop(node_id, None)
@@ -96,7 +97,8 @@ class VictimOrder:
         """The node that loses least now; None if there is none."""
         if not self._entries:
             return None
-        if self._agenda_made_at != (self._reuse.clock, self._reuse.version):
+        self._move_aged()
+        if self._agenda_version != self._reuse.version:
             self._make_agenda()
         while True:
             _, last_access, node_id, key = self._agenda[0]
@@ -126,6 +128,13 @@ class VictimOrder:
         self._entries[node_id] = (cell, last_access)
         heappush(cell.heap, (last_access, node_id))
         cell.live += 1
+        self._await_crossing(cell, last_access)
+
+    def _await_crossing(self, cell: _Cell, last_access: int) -> None:
+        crossing = last_access + _BUCKET_ENDS[cell.bucket]
+        if crossing < cell.next_crossing:
+            cell.next_crossing = crossing
+            heappush(self._crossings, (crossing, cell.key))
 
     def _oldest(self, cell: _Cell) -> tuple[int, int] | None:
         """The cell's oldest node; drops stale items ahead of it."""
@@ -138,30 +147,58 @@ class VictimOrder:
         return None
 
     def _schedule(self, cell: _Cell, last_access: int, node_id: int) -> None:
-        loss = self._reuse.bucket_index(cell.reuse_class)[cell.bucket] * cell.value
-        heappush(self._agenda, (loss, last_access, node_id, cell.key))
+        """Enters the node into the agenda, where that will not be made anew anyway."""
+        if self._agenda_version != self._reuse.version:
+            return
+        heappush(self._agenda, (self._loss(cell), last_access, node_id, cell.key))
+
+    def _loss(self, cell: _Cell) -> float:
+        return self._reuse.bucket_index(cell.reuse_class)[cell.bucket] * cell.value
+
+    def _limit_agenda(self) -> None:
+        """Has an agenda made anew that is full of stale items."""
+        if len(self._agenda) > 2 * len(self._entries) + _COMPACT_SLACK:
+            self._agenda_version = None
 
     def _schedule_oldest(self, cell: _Cell) -> None:
         oldest = self._oldest(cell)
         if oldest is not None:
             self._schedule(cell, *oldest)
 
-    def _make_agenda(self) -> None:
-        """Moves nodes to the bucket of their age, then ranks the cells."""
+    def _move_aged(self) -> None:
+        """Moves nodes to the bucket of their age."""
         clock = self._reuse.clock
-        for key, cell in list(self._cells.items()):
+        while self._crossings and self._crossings[0][0] <= clock:
+            crossing, key = heappop(self._crossings)
+            cell = self._cells.get(key)
+            if cell is None or cell.next_crossing != crossing:
+                continue
+            cell.next_crossing = math.inf
             while (oldest := self._oldest(cell)) and clock - oldest[0] >= _BUCKET_ENDS[cell.bucket]:
                 heappop(cell.heap)
                 cell.live -= 1
-                bucket = age_bucket(clock - oldest[0])
-                self._enter(self._cell(cell.reuse_class, cell.value_level, bucket), *oldest)
-            if not cell.live:
-                cell.heap.clear()
+                older = self._cell(cell.reuse_class, cell.value_level, age_bucket(clock - oldest[0]))
+                self._enter(older, *oldest)
+                self._schedule(older, *oldest)
+            if oldest is not None:
+                self._await_crossing(cell, oldest[0])
+                self._schedule(cell, *oldest)
+        self._limit_agenda()
+
+    def _make_agenda(self) -> None:
+        """Ranks all cells, and forgets those that are empty."""
+        self._agenda, self._crossings = [], []
+        for key, cell in list(self._cells.items()):
+            oldest = self._oldest(cell)
+            if oldest is None:
                 del self._cells[key]
-        self._agenda = []
-        for cell in self._cells.values():
-            self._schedule_oldest(cell)
-        self._agenda_made_at = (clock, self._reuse.version)
+                continue
+            self._agenda.append((self._loss(cell), *oldest, key))
+            if cell.next_crossing < math.inf:
+                self._crossings.append((cell.next_crossing, key))
+        heapify(self._agenda)
+        heapify(self._crossings)
+        self._agenda_version = self._reuse.version
 
     def check_integrity(self) -> None:
         """Asserts that every node is in its cell's heap exactly as entered, and that counts agree."""

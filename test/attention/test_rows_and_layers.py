@@ -11,7 +11,7 @@ import torch
 from sglang_importance.attention.layers import sampled_layers
 from sglang_importance.attention.rows import MAX_DEFERRED, Phase, ScoreRows, ScoresFailed
 
-from support.doubles.late_stream import LateStream
+from support.doubles.late_stream import LateMark, LateStream
 
 
 def rows() -> ScoreRows:
@@ -127,11 +127,19 @@ def late_rows() -> tuple[ScoreRows, LateStream]:
     return ScoreRows(page_size=4, num_slots=3, max_context_tokens=16, stream=stream), stream
 
 
-def launch_step(rows: ScoreRows, stream: LateStream, owner: str, value: float) -> None:
-    """A pass whose kernels will add to slot 1 when the device comes to them."""
-    rows.claim(1, Phase.DECODE, owner, 2, 1)
-    stream.launch(lambda: rows.of_phase(Phase.DECODE).body[1, :2].add_(value))
-    rows.written()
+def launch_step(
+    rows: ScoreRows,
+    stream: LateStream,
+    owner: str,
+    value: float,
+    *,
+    slot: int = 1,
+    phase: Phase = Phase.DECODE,
+) -> None:
+    """A pass whose kernels will add to the slot when the device comes to them."""
+    rows.claim(slot, phase, owner, 2, 1)
+    stream.launch(lambda: rows.of_phase(phase).body[slot, :2].add_(value))
+    rows.written(phase, [slot])
 
 
 def test_a_row_is_read_behind_the_kernels_that_write_it() -> None:
@@ -157,8 +165,26 @@ def test_a_slot_that_is_taken_over_is_zeroed_behind_late_kernels() -> None:
     assert row.body.tolist() == [0.125, 0.125]
 
 
+def test_a_reader_waits_for_the_kernels_of_its_own_row_only() -> None:
+    rows, stream = late_rows()
+    rows.begin(1, "a")
+    launch_step(rows, stream, "a", 0.5, phase=Phase.PREFILL)
+    launch_step(rows, stream, "a", 0.25)
+    launch_step(rows, stream, "b", 0.125, slot=2)
+    prefill = rows.consume(1, Phase.PREFILL)
+    assert prefill is not None
+    assert prefill.body.tolist() == [0.5, 0.5]
+    assert stream.pending == 2, "the step that runs now is left to run"
+    rows.discard(1)
+    assert stream.pending == 1
+    assert not rows.of_phase(Phase.DECODE).body[1].any()
+    other = rows.consume(2, Phase.DECODE)
+    assert other is not None
+    assert other.body.tolist() == [0.125, 0.125]
+
+
 def test_rows_that_do_not_wait_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScoreRows, "_await_kernels", lambda self: None)
+    monkeypatch.setattr(LateMark, "wait", lambda self: None)
     rows, stream = late_rows()
     rows.begin(1, "a")
     launch_step(rows, stream, "a", 0.25)

@@ -36,7 +36,7 @@ BODY = {"sink_tokens": 4, "local_tokens": 16}
 MODEL = WarmUp(head_dim=128, heads=32, kv_heads=8, page_size=16, layers=4, dtype=torch.bfloat16, device="cpu")
 KERNELS = {
     qk_probe: ("_qk_probe_kernel",),
-    page_reduction: ("_totals_kernel", "_rows_kernel"),
+    page_reduction: ("_totals_kernel", "_rows_kernel", "_partials_kernel"),
     logit_reduction: ("_logit_rows_kernel", "_body_rows_kernel"),
 }
 

@@ -145,8 +145,11 @@ def test_captured_batches_get_wrappers_over_upstream_s_buffers() -> None:
         backend.init_cuda_graph_state(3, 3)
     (ours,), (stock,) = (backend._create_decode_wrappers(2, 2) for backend in backends)
     assert ours.is_cuda_graph_enabled
-    assert ours.jit_args is not None
-    assert stock.jit_args is None
+    (first,) = driver.backend.decode_wrappers
+    assert first.jit_args is not None
+    assert ours.jit_args is None, "the kernels are built once"
+    assert ours._jit_module is first._jit_module
+    assert stock._jit_module is None
     for name in ("indptr", "indices", "last_page_len"):
         mine, theirs = (getattr(wrapper, f"_paged_kv_{name}_buf") for wrapper in (ours, stock))
         assert mine.shape == theirs.shape
@@ -193,3 +196,17 @@ def test_our_wrapper_calls_flashinfer_as_it_is() -> None:
         positional = {p.name for p in ours if p.kind is not p.VAR_POSITIONAL and p.kind is not p.VAR_KEYWORD}
         assert positional <= names, positional - names
         assert name != "run" or method.args.vararg is not None
+        if name == "__init__":
+            assert _set_with_kernels(method) == {"_jit_module", "_jit_additional_tensor_names"}
+
+
+def _set_with_kernels(constructor: ast.FunctionDef) -> set[str]:
+    """Attributes that FlashInfer's constructor sets where it is handed ``jit_args``, and ours without."""
+    sets = [
+        attribute.attr
+        for branch in constructor.body
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "jit_args is not None"
+        for attribute in ast.walk(branch)
+        if isinstance(attribute, ast.Attribute) and isinstance(attribute.ctx, ast.Store)
+    ]
+    return set(sets)

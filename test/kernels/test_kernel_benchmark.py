@@ -51,7 +51,7 @@ def test_a_dry_run_checks_times_and_writes(tmp_path: Path) -> None:
     facts, *rows = json.loads(out.read_text())["rows"]
     assert facts["device"] == "interpreter"
     assert facts["fa3"] == "timed"
-    exact = {"qk-probe", "reduction", "FA3"}
+    exact = {"qk-probe", "qk-probe, replays", "reduction", "FA3"}
     assert set(facts["errors"]) == exact | {
         f"{path}{what}" for path in ("CUDA cores", "tensor cores") for what in ("", ", replays")
     }
@@ -64,8 +64,15 @@ def test_a_dry_run_checks_times_and_writes(tmp_path: Path) -> None:
         "qk-probe alone",
         "FA3",
         *(f"whole step, {how}" for how in ("stock", "unobserved", "together", "in turns")),
+        *(f"whole step, qk-probe, {how}" for how in ("unobserved", "together", "in turns")),
     }
     assert all(entry["to_stock"] == 1 for entry in rows if entry["arm"].endswith("stock"))
+    steps = [entry for entry in rows if entry["arm"].startswith("whole step")]
+    stock = {entry["shape"]: entry["microseconds"] for entry in steps if entry["arm"] == "whole step, stock"}
+    for entry in steps:
+        added = entry["microseconds"] - stock[entry["shape"]]
+        assert entry["added_microseconds"] == pytest.approx(added)
+        assert entry["to_model_step"] < 1 + added / stock[entry["shape"]] or added <= 0, "attention is a part"
     assert len({entry["shape"] for entry in rows}) == 2
 
 
@@ -85,7 +92,8 @@ def test_without_a_gpu_it_says_so_and_needs_neither_sglang_nor_numba() -> None:
 @pytest.fixture
 def benchmark_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """The script's own modules; other benchmarks have some of the same names."""
-    names = ("run", "arms", "fa3", "decode_shape", "decode_stack", "timing", "torch_decode", "results")
+    stacks = ("decode_stack", "probe_stack", "model_step")
+    names = ("run", "arms", "fa3", "decode_shape", *stacks, "timing", "torch_decode", "results")
     for folder in (SCRIPT.parents[1], SCRIPT.parent):
         monkeypatch.syspath_prepend(str(folder))
     before = {name: sys.modules.pop(name, None) for name in names}
@@ -189,11 +197,25 @@ def reduced_by_torch(step: Any, observed: Any, rows: Any, *, gate: Any, page_siz
             rows.peak[request, page] = max(rows.peak[request, page], on_page.max())
 
 
+def test_a_step_is_held_to_a_whole_model_s_and_a_layer_to_stock_s(benchmark_modules: SimpleNamespace) -> None:
+    modules = benchmark_modules
+    shape = modules.decode_shape.SHAPES[0]
+    assert (shape.batch, shape.context) == (8, 8192)
+    at_4_tb = modules.model_step.model_step(2e-3, 4e12)
+    assert at_4_tb == pytest.approx(16.06e9 / 4e12 + 2e-3 + 0.5e-3)
+    fine = modules.run.row(shape, "tensor cores", "emitting", 1.04, 1.0, 1.0)
+    dear = {**fine, "arm": "whole step, qk-probe, in turns", "to_stock": 1.001, "to_model_step": 1.0051}
+    cheap = {**dear, "to_stock": 1.02, "to_model_step": 1.0049}
+    elsewhere = {**dear, "shape": "batch 1, 8192 tokens, GQA 4"}
+    (broken,) = modules.run.broken_contracts([fine, dear, cheap, elsewhere])
+    assert "whole step, qk-probe, in turns: to_model_step 1.0051" in broken
+
+
 def test_shapes_beyond_the_time_limit_are_not_timed(
     benchmark_modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_module = benchmark_modules.run
-    for check in ("check_probe", "check_reduction", "check_logits", "check_replays"):
+    for check in ("check_probe", "check_probe_replays", "check_reduction", "check_logits", "check_replays"):
         monkeypatch.setattr(run_module, check, lambda *_: 0.0)
     with pytest.raises(SystemExit, match="no shape was timed: raise --minutes"):
         run_module.main(dry_run=True, minutes=0.0, out=tmp_path / "kernels.json")
@@ -213,7 +235,7 @@ def test_what_fails_is_written_and_the_rest_is_timed(
         written.append([row["shape"] for row in json.loads(out.read_text())["rows"][1:]])
         return [run_module.row(shape, "tensor cores", "stock", 1.0, 1.0, 1.0)]
 
-    for check in ("check_probe", "check_logits", "check_replays"):
+    for check in ("check_probe", "check_probe_replays", "check_logits", "check_replays"):
         monkeypatch.setattr(run_module, check, lambda *_: 0.0)
     monkeypatch.setattr(run_module, "check_reduction", wrong)
     monkeypatch.setattr(run_module, "timed", timed)

@@ -16,6 +16,8 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 import sglang_importance.attention.decode_emission as decode_emission
 import sglang_importance.attention.probe_emission as producer
 from sgl_importance.options import ImportanceOptions
+from sgl_importance_kernels.triton.paged_queries import observed_at_once
+from sglang_importance.attention.decode_emission import DecodeEmission
 from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
 from sglang_importance.attention.rows import Phase
@@ -36,7 +38,8 @@ POISON = 1e30
 
 @pytest.fixture(autouse=True)
 def _few_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer, "MAX_OBSERVED", 2)  # The interpreter takes as long for the others.
+    # The interpreter takes as long for the others.
+    monkeypatch.setattr(DecodeEmission, "observable", lambda self, batch_size: min(batch_size, 2))
 
 
 class CapturedTorchBackend(TorchNativeAttnBackend):
@@ -152,7 +155,7 @@ def test_steps_that_observe_nobody_leave_nothing_behind(
 
 
 def test_nobody_waits_for_ever_where_more_are_due_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer, "MAX_OBSERVED", 1)
+    monkeypatch.setattr(DecodeEmission, "observable", lambda self, batch_size: 1)
     made = driver(interval=1, layers=(1,))
     requests = [Sequence("a", 1), Sequence("b", 2), Sequence("c", 3)]
     made.extend(*((sequence, 3) for sequence in requests))
@@ -161,3 +164,44 @@ def test_nobody_waits_for_ever_where_more_are_due_than_fit(monkeypatch: pytest.M
     made.check_row(requests[0], Phase.DECODE, [3, 6], layers=(1,))
     made.check_row(requests[1], Phase.DECODE, [4], layers=(1,))
     made.check_row(requests[2], Phase.DECODE, [5], layers=(1,))
+
+
+@pytest.mark.parametrize("interval", [1, 3, 8, 100])
+def test_every_request_of_a_batch_is_observed_once_an_interval(interval: int) -> None:
+    for batch in (1, 15, 16, 17, 64, 256, 2049):
+        at_once = observed_at_once(batch, interval)
+        assert at_once * interval >= min(batch, 16 * interval)
+        assert at_once <= batch
+        if batch <= 16:
+            assert at_once == batch, "a small batch is observed as a whole"
+
+
+def test_a_captured_launch_has_programs_for_what_its_batch_can_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        DecodeEmission, "observable", lambda self, batch_size: min(batch_size, max(1, batch_size // 2))
+    )
+    launched = []
+    monkeypatch.setattr(producer, "probe_layer", lambda q, k, queries, *_, **__: launched.append(queries))
+    made = driver(layers=(0,))
+    (captured,) = launched
+    assert captured.num_requests == 1, "three rows, of which half can be due"
+    assert made.emission.admitted([None] * 3, 3) == 1
+    assert made.emission.admitted([None] * 3, 2) == 1
+
+
+def test_an_eager_step_that_observes_nobody_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    real = producer.probe_layer
+    monkeypatch.setattr(
+        producer, "probe_layer", lambda *args, **named: (launched.append(args), real(*args, **named))
+    )
+    made = GraphDriver(ImportanceOptions(policy="importance", interval=2, window=1), page_size=4)
+    sequence = Sequence("a", 1)
+    made.extend((sequence, 5))
+    made.decode(sequence)
+    observed = len(launched)
+    assert observed == len(made.layers)
+    made.decode(sequence)
+    assert len(launched) == observed
+    made.decode(sequence)
+    assert len(launched) == 2 * observed

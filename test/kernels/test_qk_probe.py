@@ -168,9 +168,14 @@ PROBE_TWINS = [
 REDUCTION_TWINS = [
     Mutation("one_head_lost", "is_head = head < NUM_HEADS\n", "is_head = head < NUM_HEADS - 1\n"),
     Mutation("one_layer_lost", "range(NUM_LAYERS)", "range(NUM_LAYERS - 1)"),
-    Mutation("wrong_row", "tl.load(Slots + request).to", "(tl.load(Slots + request) ^ 1).to"),
+    Mutation(
+        "wrong_row",
+        "tl.load(Slots + request).to(tl.int64)\n    out",
+        "(tl.load(Slots + request) ^ 1).to(tl.int64)\n    out",
+    ),
     Mutation("last_query_lost", "range(num_queries):", "range(num_queries - 1):"),
-    Mutation("body_not_normalised", "query_body / tl.where(has_body, query_body_total, 1.0)", "query_body"),
+    Mutation("body_not_normalised", "body / tl.where(has_body, body_total, 1.0)", "body"),
+    Mutation("another_s_partials", "2 * (request * max_queries + query)", "2 * (request * max_queries)"),
     Mutation(
         "peak_summed", "tl.maximum(peak, tl.max(probability, axis=0))", "peak + tl.max(probability, axis=0)"
     ),
@@ -220,6 +225,7 @@ def test_only_the_first_axis_of_a_grid_grows_with_requests_times_queries(
 
     monkeypatch.setattr(page_reduction, "_totals_kernel", Recorded())
     monkeypatch.setattr(page_reduction, "_rows_kernel", Recorded())
+    monkeypatch.setattr(page_reduction, "_partials_kernel", Recorded())
     requests, window = 3000, 32
     queries = ProbeCase([(40, window)], device=device).queries.only([0] * requests)
     log_sums = LogSums(
@@ -228,6 +234,40 @@ def test_only_the_first_axis_of_a_grid_grows_with_requests_times_queries(
     rows = PageRows(*torch.zeros(2, 1, 8, device="meta"), torch.zeros(1, device="meta"))
     body = {"sink_tokens": 4, "local_tokens": 16}
     page_reduction.reduce_log_sums(log_sums, queries, rows, gate=rows.mass, page_size=16, **body)
-    assert len(grids) == 2
+    assert len(grids) == 3
     assert requests * window > 65535
     assert all(extent <= 65535 for grid in grids for extent in grid[1:])
+
+
+def test_query_tokens_at_once_give_the_bits_of_one_after_the_other(device: str) -> None:
+    """The partials of a window, and as many steps of one token each over the same log-sums."""
+    case = ProbeCase([(75, 6), (40, 3), (17, 1)], device=device)
+    body = {"page_size": 16, "sink_tokens": case.sink_tokens, "local_tokens": case.local_tokens}
+    together = case.log_sums()
+    for layer, (q, k) in enumerate(zip(case.q, case.k, strict=True)):
+        probe_case.probe_layer(
+            q, k, case.queries, together, layer, gate=case.gate(), scale=case.scale, **body
+        )
+    at_once = case.empty_rows()
+    page_reduction.reduce_log_sums(together, case.queries, at_once, gate=case.gate(), **body)
+    in_turn = case.empty_rows()
+    single = LogSums(
+        num_layers=case.num_layers,
+        max_requests=1,
+        max_queries=1,
+        num_heads=case.num_kv_heads * case.group,
+        max_pages=together.max_pages,
+        device=device,
+    )
+    for request, (length, num_q) in enumerate(case.sequences):
+        for query in range(num_q):
+            single.values[:, 0] = together.values[:, request * together.max_queries + query]
+            one = case.queries.only([request])
+            one.seq_lens.fill_(length - num_q + query + 1)
+            one.num_queries.fill_(1)
+            page_reduction.reduce_log_sums(single, one, in_turn, gate=case.gate(), **body)
+    assert single.partials is None
+    assert torch.equal(at_once.body, in_turn.body)
+    assert torch.equal(at_once.peak, in_turn.peak)
+    assert torch.allclose(at_once.mass, in_turn.mass)
+    assert at_once.body.any()

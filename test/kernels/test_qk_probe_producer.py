@@ -100,3 +100,9 @@ def test_what_cannot_be_probed_is_refused(runner: dict[str, Any], words: str) ->
     refused = model_runner(**runner)
     with pytest.raises(ValueError, match=words):
         QkProbe(TorchNativeAttnBackend(refused), refused, options())
+
+
+def test_keys_that_do_not_fit_a_program_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer, "shared_memory", lambda device: 8192)
+    with pytest.raises(ValueError, match=r"torch.float32 keys of 8 dimensions does not fit the 8192 bytes"):
+        ProbedDriver(options(), page_size=4)

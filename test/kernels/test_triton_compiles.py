@@ -42,19 +42,25 @@ POINTERS = {
 FLOATS = ("scale", "empty_body", "log_sums_scale")
 
 
-def probe(page_size: int, group: int, block_m: int, dtype: tl.dtype = tl.bfloat16, key: str = "*bf16") -> Any:
+def probe_constants(
+    page_size: int, group: int, block_m: int, dtype: tl.dtype, head_dim: int = 128
+) -> dict[str, Any]:
     pages, page_tile = qk_probe.tile_of(page_size)
-    constants = {
+    return {
         "LOGIT_CAP": 30.0 if group == 8 else 0.0,
         "GROUP": group,
-        "HEAD_DIM": 128,
-        "BLOCK_D": 128,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": head_dim,
         "BLOCK_M": block_m,
         "PAGE_SIZE": page_size,
         "PAGES": pages,
         "PAGE_TILE": page_tile,
         "DOT_DTYPE": dtype,
     }
+
+
+def probe(page_size: int, group: int, block_m: int, dtype: tl.dtype = tl.bfloat16, key: str = "*bf16") -> Any:
+    constants = probe_constants(page_size, group, block_m, dtype)
     query = "*fp16" if dtype == tl.float16 else "*bf16"
     return pytest.param(
         qk_probe._qk_probe_kernel,
@@ -136,9 +142,16 @@ KERNELS = [
             "PAGE_SIZE": 16,
             "BLOCK": page_reduction.ROWS_BLOCK,
             "HEADS": page_reduction.HEADS_BLOCK,
+            "TO_PARTIALS": True,
         },
         {},
         id="rows",
+    ),
+    pytest.param(
+        page_reduction._partials_kernel,
+        {"PAGE_SIZE": 16, "BLOCK": page_reduction.ROWS_BLOCK},
+        {},
+        id="partials",
     ),
     pytest.param(
         logit_reduction._logit_rows_kernel,
@@ -184,6 +197,33 @@ def test_kernels_compile_without_stack_or_spills(
     registers, stack, local = resources(source, arch, tmp_path)
     assert registers <= 255
     assert (stack, local) == (0, 0)
+
+
+LEAST_SHARED_MEMORY = 101_376  # sm_86, sm_89, sm_120
+
+
+@pytest.mark.parametrize(
+    ("page_size", "group"),
+    [(16, 4), pytest.param(1, 8, marks=pytest.mark.nightly), pytest.param(256, 8, marks=pytest.mark.nightly)],
+)
+def test_tiles_of_the_longest_keys_fit_where_shared_memory_is_least(page_size: int, group: int) -> None:
+    rows = qk_probe.tile_rows(32 * group, 256, 2, page_size, LEAST_SHARED_MEMORY)
+    assert rows == (32 if page_size < 256 else 64)
+    constants = probe_constants(page_size, group, rows, tl.bfloat16, head_dim=256)
+    kernel = qk_probe._qk_probe_kernel
+    types = signature(kernel, constants, {"Q": "*bf16", "K": "*bf16"})
+    source = ASTSource(kernel, signature=types, constexprs=constants)
+    assert triton.compile(source, target=GPUTarget("cuda", 89, 32)).metadata.shared <= LEAST_SHARED_MEMORY
+
+
+def test_rows_are_as_many_as_are_needed_and_fit() -> None:
+    def rows(wanted: int, head_dim: int, itemsize: int, shared_memory: int) -> int:
+        return qk_probe.tile_rows(wanted, head_dim, itemsize, 16, shared_memory)
+
+    hopper, ampere = 232_448, 166_912
+    assert [rows(wanted, 128, 2, LEAST_SHARED_MEMORY) for wanted in (1, 17, 64, 1000)] == [16, 32, 64, 64]
+    assert [rows(64, 256, 2, memory) for memory in (hopper, ampere, LEAST_SHARED_MEMORY)] == [64, 64, 32]
+    assert [rows(64, 256, 4, memory) for memory in (hopper, ampere, LEAST_SHARED_MEMORY)] == [64, 16, 0]
 
 
 def resources(source: ASTSource, arch: int, folder: Path, **options: int) -> tuple[int, int, int]:

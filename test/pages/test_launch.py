@@ -82,11 +82,17 @@ def test_triton_has_no_page_scores_of_tiered_pages() -> None:
     assert any("drop --kv-importance-source qk_probe" in line for line in lines)
 
 
-def test_what_is_not_named_is_chosen() -> None:
+def test_what_is_not_named_is_chosen(caplog: pytest.LogCaptureFixture) -> None:
     given = args()
     select_cache(given, TIERED)
     assert given.page_size == 16
     assert refusals(given, TIERED) == []
+    (line,) = caplog.messages
+    assert line.startswith("KV importance: pages of 16 tokens, since none were named")
+    named = args(page_size=32)
+    select_cache(named, TIERED)
+    assert named.page_size == 32
+    assert caplog.messages == [line]
 
 
 def test_storage_below_gets_a_staging_buffer_not_a_host_tier(tmp_path: Path) -> None:

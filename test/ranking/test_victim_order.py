@@ -95,3 +95,22 @@ def test_a_hot_node_that_is_locked_and_unlocked_forever_costs_no_memory():
         order.discard(1)
     assert len(order._agenda) < 200
     assert order.pop() is None
+
+
+def test_cells_are_ranked_when_the_index_changes_and_not_for_each_request() -> None:
+    reuse = ReuseEstimator()
+    order = VictimOrder(reuse)
+    for node_id in range(2000):
+        reuse.tick()
+        order.add(node_id, node_id % 7, level_value(node_id % 11), reuse.clock)
+    ranked = []
+    make_agenda = order._make_agenda
+    order._make_agenda = lambda: (ranked.append(reuse.clock), make_agenda())  # type: ignore[method-assign]
+    first, version = reuse.clock, reuse.version
+    for _ in range(64):
+        reuse.tick()
+        assert order.peek() is not None
+        assert len(order._agenda) <= 2 * len(order) + 64 + len(order._cells)
+    order.check_integrity()
+    assert reuse.version - version == 4
+    assert len(ranked) == 5, (first, ranked)

@@ -75,6 +75,15 @@ def test_an_interrupted_install_is_done_again(checkout: Any) -> None:
     assert any("sglang==" in line for line in installs(checkout))
 
 
+def test_dependencies_for_cuda_that_cannot_be_fetched_are_one_line_with_the_cure(checkout: Any) -> None:
+    (checkout.root / "broken").write_text("sglang==")
+    ended = checkout.run("setup.sh", env={**os.environ, "TARGET": "cuda"})
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert "PIP_EXTRA_INDEX_URL" in line
+    assert "cuda-tile" in line
+
+
 @pytest.mark.parametrize("name", ["scripts/pins-cpu.txt", "pyproject.toml"])
 def test_changed_pins_are_installed(checkout: Any, name: str) -> None:
     checkout.run("setup.sh")

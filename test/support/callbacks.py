@@ -51,7 +51,11 @@ WITH_STORAGE: list[Callback] = [
 """The same where there is a storage tier; the last wants one that holds something."""
 ON_FLUSH: list[Callback] = [(ImportanceComponent, "_watch_tree", 1)]
 """The same when the cache is flushed."""
-OBSERVING: list[Callback] = [(StockOrder, "begin", 2), (StockOrder, "chosen", 2), (StockOrder, "end", 2)]
+OBSERVING: list[Callback] = [
+    (StockOrder, "begin", 2),
+    (StockOrder, "device_victim", 2),
+    (StockOrder, "end", 2),
+]
 """Under ``observe``; the first fault ends learning."""
 RECORDING: list[Callback] = [(Recorder, method, 9) for method in ("event", "admitted", "folded", "finished")]
 """Where a recording is made; a fault costs what was to be recorded."""

@@ -33,7 +33,9 @@ def write_tiny_llama(folder: Path) -> Path:
     return folder
 
 
-def write_random_llama(folder: Path, seed: int = 0, *, tokenizer_of: Path | None = None) -> Path:
+def write_random_llama(
+    folder: Path, seed: int = 0, *, layers: int = 3, tokenizer_of: Path | None = None
+) -> Path:
     """A small Llama with random weights.
 
     A better detector of damage than a trained model: its next token hangs on every token of the context, and
@@ -42,6 +44,7 @@ def write_random_llama(folder: Path, seed: int = 0, *, tokenizer_of: Path | None
     Args:
         folder: to write to.
         seed: of the weights.
+        layers: of the model.
         tokenizer_of: checkpoint whose tokenizer and vocabulary the model gets; without it, it has none.
     """
     import sglang  # noqa: F401  # first: with it come the shims, and transformers needs one of them
@@ -57,7 +60,7 @@ def write_random_llama(folder: Path, seed: int = 0, *, tokenizer_of: Path | None
         vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=8192,

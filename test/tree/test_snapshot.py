@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 from types import SimpleNamespace
 
@@ -43,6 +44,17 @@ def test_slices_make_up_the_same_document(driver, every_node_is_a_slice, monkeyp
     monkeypatch.setattr(job_module, "SLICE_SECONDS", 1000.0)
     assert run_slice(snapshot(driver.cache, limit=1000)) == sliced
     assert len(sliced["nodes"]) == len(list(driver.component.state.tree.nodes()))
+
+
+def test_what_is_described_is_chosen_slice_by_slice(driver, every_node_is_a_slice, monkeypatch):
+    """Of a hundred thousand nodes, to name a hundred: no step may look at all of them."""
+    monkeypatch.setattr(heapq, "nlargest", lambda *_: pytest.fail("all nodes in one step"))
+    nodes = len(list(driver.component.state.tree.nodes()))
+    document = document_of(driver.cache, limit=7)
+    assert len(document["nodes"]) == 7
+    assert nodes > 50
+    losses = [node["loss"] for node in document_of(driver.cache, limit=1000)["nodes"]]
+    assert [node["loss"] for node in document["nodes"]] == losses[:7] == sorted(losses, reverse=True)[:7]
 
 
 def test_a_parent_is_never_less_reusable_than_its_child(driver):

@@ -103,6 +103,15 @@ def test_a_subtree_begins_with_its_node(driver):
     assert ask(driver, "node", node=driver.core.root_node.id).status == 404
 
 
+def test_siblings_are_chosen_slice_by_slice(driver, every_node_is_a_slice):
+    """There may be a hundred thousand of them below one node, and the answer lists a few."""
+    nodes = len(list(driver.component.state.tree.nodes()))
+    slices = sum(1 for _ in OPERATIONS["tree"](driver.cache, WHOLE | {"limit": 1}))
+    first_level = len(driver.core.root_node.children)
+    assert first_level > 5
+    assert slices >= 2 * nodes + first_level
+
+
 def test_the_tree_may_change_between_slices(driver, every_node_is_a_slice):
     before = {node.id for node in driver.component.state.tree.nodes()}
     desk = Desk(driver.cache, OPERATIONS)

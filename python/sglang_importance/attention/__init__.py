@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.score_sources import NONE, UNPROVEN
+from sglang_importance.upstream.hooks import install_hooks
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -47,6 +48,10 @@ def install(options: ImportanceOptions) -> None:
             options.source,
         )
         _INSTALLERS[options.source](options)
+        # Imports Triton, which decides then how kernels run: not where none of them are needed.
+        from sglang_importance.attention.reserved_memory import HOOKS
+
+        install_hooks(HOOKS)
 
 
 def _attach_probe(options: ImportanceOptions) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_importance.attention.rows import ScoreRows
+from sgl_importance_kernels.triton.paged_queries import observed_at_once
+from sglang_importance.attention.rows import Phase, ScoreRows
 from sglang_importance.attention.sampling import ObservedQueries, StepSampler
 from sglang_importance.attention.staging import StagedNumbers
 from sglang_importance.metrics.emission_time import EMISSION_TIME
@@ -53,6 +54,7 @@ class DecodeEmission(ABC):
         rows, sampler: shared with the producer of the prefill's scores.
         layers: the sampled layers.
         max_batch: requests of a batch, padding included.
+        interval: decode steps from one observation of a request to its next.
     """
 
     def __init__(
@@ -63,16 +65,19 @@ class DecodeEmission(ABC):
         *,
         layers: Sequence[int],
         max_batch: int,
+        interval: int,
     ) -> None:
         self.rows = rows
         self.layers = tuple(layers)
         self.max_batch = max_batch
+        self._interval = interval
         self._index = {layer: index for index, layer in enumerate(self.layers)}
         self._sampler = sampler
         # Rows whose starts stay aligned: Triton compiles for the alignment of what it is called with.
         self._staged = StagedNumbers((len(_Number), -(-max_batch // 4) * 4), model_runner.device)
         self._numbers = torch.zeros_like(self._staged.device_values, device="cpu")
         self._was_observing = False
+        self._is_in_pass = False
         self._next_row = 0
         self._observed: list[ObservedQueries] = []
         self._ran: set[int] = set()
@@ -82,9 +87,18 @@ class DecodeEmission(ABC):
         wrapped = self._around(model_runner.forward)
         model_runner.forward = wrapped  # type: ignore[method-assign]  # on this instance only
 
+    def observable(self, batch_size: int) -> int:
+        """Requests of a batch that one step can observe."""
+        return int(observed_at_once(batch_size, self._interval))
+
+    @property
+    def observes_nobody(self) -> bool:
+        """Whether an eager pass that observes nobody runs now. A captured one serves every step."""
+        return self._is_in_pass and not self._observed
+
     @abstractmethod
-    def admitted(self, observed: Sequence[ObservedQueries]) -> int:
-        """The number of requests, from the first on, that fit the buffers of one step."""
+    def admitted(self, observed: Sequence[ObservedQueries], batch_size: int) -> int:
+        """The number of requests, from the first on, that one step of such a batch can observe."""
 
     @abstractmethod
     def opened(self) -> None:
@@ -138,7 +152,11 @@ class DecodeEmission(ABC):
         def forward(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
             self._observed = []
             self.rows.attempt(self._open, forward_batch)
-            output = upstream(forward_batch, *args, **kwargs)
+            self._is_in_pass = True
+            try:
+                output = upstream(forward_batch, *args, **kwargs)
+            finally:
+                self._is_in_pass = False
             if self._observed:
                 self.rows.attempt(self._close, self._observed, replayed=output.can_run_graph)
             return output
@@ -153,7 +171,7 @@ class DecodeEmission(ABC):
         if forward_batch.forward_mode != ForwardMode.DECODE:
             return []
         wanted = self._in_turn(list(self._sampler.observed(forward_batch)))
-        count = self.admitted(wanted)
+        count = self.admitted(wanted, forward_batch.batch_size)
         for queries in wanted[count:]:
             self._sampler.postpone(queries.slot)
         self._next_row = wanted[count].rows.start if count < len(wanted) else 0
@@ -210,4 +228,4 @@ class DecodeEmission(ABC):
             num_pages = -(-queries.seq_len // self.rows.page_size)
             self.rows.claim(queries.slot, queries.phase, queries.owner, num_pages, queries.num_q)
         self.reduce(observed)
-        self.rows.written()
+        self.rows.written(Phase.DECODE, [queries.slot for queries in observed])

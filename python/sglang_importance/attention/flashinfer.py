@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,7 +49,14 @@ class FlashInferEmission(DecodeEmission):
         max_batch: int,
         logit_dtype: torch.dtype,
     ) -> None:
-        super().__init__(model_runner, probe.rows, probe.sampler, layers=probe.layers, max_batch=max_batch)
+        super().__init__(
+            model_runner,
+            probe.rows,
+            probe.sampler,
+            layers=probe.layers,
+            max_batch=max_batch,
+            interval=options.interval,
+        )
         self.rows.mass_tolerance = MASS_TOLERANCE
         self._settings = {
             "page_size": self.rows.page_size,
@@ -70,6 +78,7 @@ class FlashInferEmission(DecodeEmission):
             group=probe.num_heads // num_kv_heads,
             max_tokens=self.max_tokens,
             max_requests=max_batch,
+            max_observed=self.observable(max_batch),
             max_pages=self.rows.max_pages,
             dtype=logit_dtype,
             device=model_runner.device,
@@ -81,13 +90,10 @@ class FlashInferEmission(DecodeEmission):
         self._open_gate = torch.ones(1, **int32)
         self._launch(1, 1, torch.zeros(1, **int32))  # Compiles the reduction: no step waits for a compiler.
 
-    def admitted(self, observed: Sequence[ObservedQueries]) -> int:
-        tokens = 0
-        for index, queries in enumerate(observed):
-            tokens += queries.seq_len
-            if tokens > self.max_tokens:
-                return index
-        return len(observed)
+    def admitted(self, observed: Sequence[ObservedQueries], batch_size: int) -> int:
+        observable = observed[: self.observable(batch_size)]
+        ends = accumulate(queries.seq_len for queries in observable)
+        return sum(end <= self.max_tokens for end in ends)
 
     def opened(self) -> None:
         """The kernels read the staged numbers themselves."""
@@ -124,12 +130,27 @@ class FlashInferEmission(DecodeEmission):
 class EmittingDecodeWrapper(BatchDecodeWithPagedKVCacheWrapper):  # type: ignore[misc]  # of no type here
     """FlashInfer's decode wrapper over our attention variant, called as upstream's backend calls stock's.
 
+    Args:
+        form: of the kernels, which are built and loaded here where ``built`` is None.
+        built: another wrapper of the same form, whose kernels this one launches. FlashInfer would look for
+            them on the disk, and register them with torch, once for every batch size that is captured.
+
     Attributes:
         layer: index of the layer that runs next among the sampled ones; None where not sampled.
     """
 
-    def __init__(self, *args: Any, form: EmittingDecode, emission: FlashInferEmission, **kwargs: Any) -> None:
-        super().__init__(*args, jit_args=form.jit_args(), **kwargs)
+    def __init__(
+        self,
+        *args: Any,
+        form: EmittingDecode,
+        emission: FlashInferEmission,
+        built: EmittingDecodeWrapper | None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, jit_args=form.jit_args() if built is None else None, **kwargs)
+        if built is not None:
+            self._jit_module: Any = built._jit_module
+            self._jit_additional_tensor_names: list[str] = built._jit_additional_tensor_names
         self._emission = emission
         self.layer: int | None = None
 
@@ -197,7 +218,9 @@ class EmittingFlashInferBackend(FlashInferAttnBackend):
             max_batch=request_table(model_runner.req_to_token_pool).shape[0],
             logit_dtype=self._form.logit_dtype,
         )
-        self.decode_wrappers = [self._wrapper()]
+        self._built: EmittingDecodeWrapper | None = None
+        self._built = self._wrapper()
+        self.decode_wrappers = [self._built]
 
     def _refuse_unsupported(self, model_runner: ModelRunner) -> None:
         # Upstream leaves these checks out for subclasses.
@@ -223,6 +246,7 @@ class EmittingFlashInferBackend(FlashInferAttnBackend):
             use_tensor_cores=self.decode_use_tensor_cores,
             form=self._form,
             emission=self.emission,
+            built=self._built,
             **buffers,
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sgl_importance.options import ImportanceOptions
-from sgl_importance_kernels.triton.log_sums import LogSums
+from sgl_importance_kernels.triton.log_sums import LogSums, bytes_per_query
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
 from sglang_importance.attention.decode_emission import MAX_EMITTED_BYTES, DecodeEmission
@@ -30,8 +30,10 @@ class LogSumEmission(DecodeEmission):
     Args:
         probe: observes the prefills; its rows, sampler and layers are shared.
         max_batch: requests of a batch, padding included.
-        max_observed: requests that a step observes at most, fewer where their log-sums need more than
-            ``MAX_EMITTED_BYTES``.
+
+    Attributes:
+        max_observed: requests that a step observes at most, fewer than are due where their log-sums need more
+            than ``MAX_EMITTED_BYTES``.
     """
 
     log_sums: LogSums
@@ -43,16 +45,22 @@ class LogSumEmission(DecodeEmission):
         options: ImportanceOptions,
         *,
         max_batch: int,
-        max_observed: int,
     ) -> None:
-        super().__init__(model_runner, probe.rows, probe.sampler, layers=probe.layers, max_batch=max_batch)
+        super().__init__(
+            model_runner,
+            probe.rows,
+            probe.sampler,
+            layers=probe.layers,
+            max_batch=max_batch,
+            interval=options.interval,
+        )
         self.settings = {
             "page_size": self.rows.page_size,
             "sink_tokens": options.sink_tokens,
             "local_tokens": options.local_tokens,
         }
-        bytes_per_request = 4 * len(self.layers) * probe.num_heads * (self.rows.max_pages + 4)
-        self.max_observed = max(1, min(max_batch, max_observed, MAX_EMITTED_BYTES // bytes_per_request))
+        fitting = MAX_EMITTED_BYTES // bytes_per_query(len(self.layers), probe.num_heads, self.rows.max_pages)
+        self.max_observed: int = max(1, min(self.observable(max_batch), fitting))
         self.log_sums = self._allocated(probe.num_heads, model_runner.device)
         logger.info(
             "Log-sums of decode steps: %d requests at once, %.1f MiB",
@@ -68,7 +76,7 @@ class LogSumEmission(DecodeEmission):
     def _allocated(self, num_heads: int, device: torch.device | str) -> LogSums:
         """Room for ``max_observed`` requests."""
 
-    def admitted(self, observed: Sequence[ObservedQueries]) -> int:
+    def admitted(self, observed: Sequence[ObservedQueries], batch_size: int) -> int:
         return min(len(observed), self.max_observed)
 
     def reduce(self, observed: Sequence[ObservedQueries]) -> None:

@@ -13,10 +13,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.trace.records import Detail
-from sgl_importance_kernels.triton.log_sums import LogSums
+from sgl_importance_kernels.triton.log_sums import LogSums, bytes_per_query
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
-from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer, refusal
+from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer, refusal, shared_memory, tile_rows
 from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported, request_table
@@ -113,9 +113,8 @@ class QkProbe:
         if not observed:
             return None
         max_pages = -(-max(queries.seq_len for queries in observed) // self.rows.page_size)
-        # Both heads' log-sums and one total per head and query.
-        per_query = 4 * len(self.layers) * self.num_heads * len(observed) * (max_pages + 8)
-        max_queries = max(1, min(MAX_LOG_SUMS_BYTES // per_query, max(q.num_q for q in observed)))
+        of_each = len(observed) * bytes_per_query(len(self.layers), self.num_heads, max_pages)
+        max_queries = max(1, min(MAX_LOG_SUMS_BYTES // of_each, max(q.num_q for q in observed)))
         observed = [_last(queries, max_queries) for queries in observed]
         log_sums = LogSums(
             num_layers=len(self.layers),
@@ -180,8 +179,9 @@ class QkProbe:
         for queries in step.queries:
             num_pages = -(-queries.seq_len // self.rows.page_size)
             self.rows.claim(queries.slot, queries.phase, queries.owner, num_pages, queries.num_q)
-        reduce_log_sums(step.log_sums, step.batch, self.rows.of_phase(step.queries[0].phase), **settings)
-        self.rows.written()
+        phase = step.queries[0].phase
+        reduce_log_sums(step.log_sums, step.batch, self.rows.of_phase(phase), **settings)
+        self.rows.written(phase, [queries.slot for queries in step.queries])
 
 
 def key_scale(layer: RadixAttention, keys: torch.Tensor) -> float:
@@ -233,6 +233,14 @@ def _refuse_unsupported(model_runner: ModelRunner, options: ImportanceOptions) -
         )
         if why is not None:
             raise ValueError(f"qk-probe cannot score layer {layer.layer_id}, which has {why}: {CURE}")
+        itemsize = 2 if key_dtype in FLOAT8 else key_dtype.itemsize
+        page_size, memory = model_runner.page_size or 1, shared_memory(model_runner.device)
+        if not tile_rows(1, layer.qk_head_dim, itemsize, page_size, memory):
+            raise ValueError(
+                f"qk-probe cannot score layer {layer.layer_id}: a tile of its {key_dtype} keys of "
+                f"{layer.qk_head_dim} dimensions does not fit the {memory} bytes of shared memory that a "
+                f"program has on this GPU: {CURE}"
+            )
 
 
 def _refuse_captured(model_runner: ModelRunner) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -14,15 +14,13 @@ from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.qk_probe import probe_layer
 from sglang_importance.attention.log_sum_emission import LogSumEmission
 from sglang_importance.attention.prefill_probe import QkProbe, key_scale
+from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import request_table
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.model_runner import ModelRunner
-
-MAX_OBSERVED = 16
-"""Requests of a step: a captured launch has programs for all of them, which return at once in other steps."""
 
 
 class ProbeEmission(LogSumEmission):
@@ -44,15 +42,10 @@ class ProbeEmission(LogSumEmission):
         options: ImportanceOptions,
     ) -> None:
         table = request_table(model_runner.req_to_token_pool)
-        super().__init__(probe, model_runner, options, max_batch=table.shape[0], max_observed=MAX_OBSERVED)
+        super().__init__(probe, model_runner, options, max_batch=table.shape[0])
         self._pool = model_runner.token_to_kv_pool
         self._table = table
         self._location_starts = torch.zeros_like(self._no_starts)
-        self._queries = replace(
-            self.batch(self.max_observed, self.rows.max_pages * self.rows.page_size),
-            locations=table.view(-1),
-            location_starts=self._location_starts,
-        )
         wrapped = self._behind(backend.forward_decode)
         backend.forward_decode = wrapped  # type: ignore[method-assign]  # on this instance only
 
@@ -66,6 +59,14 @@ class ProbeEmission(LogSumEmission):
             device=device,
         )
 
+    def admitted(self, observed: Sequence[ObservedQueries], batch_size: int) -> int:
+        return min(len(observed), self._launched(batch_size))
+
+    def _launched(self, batch_size: int) -> int:
+        """Requests that a launch has programs for. Those of a captured one return at once in other steps, so
+        it has no more of them than a batch of its size can need: its keys are split into more parts then."""
+        return min(self.max_observed, self.observable(batch_size))
+
     def opened(self) -> None:
         # Offsets into the request table do not fit 32 bits.
         self._location_starts.copy_(self.slots(self.max_observed)).mul_(self._table.stride(0))
@@ -77,7 +78,7 @@ class ProbeEmission(LogSumEmission):
         ) -> torch.Tensor:
             output = upstream(q, k, v, layer, *args, **kwargs)
             index = self.index_of(layer.layer_id)
-            if index is not None:
+            if index is not None and not self.observes_nobody:
                 self._probe(q, layer, index)
             return output
 
@@ -85,10 +86,16 @@ class ProbeEmission(LogSumEmission):
 
     def _probe(self, q: torch.Tensor, layer: RadixAttention, index: int) -> None:
         keys = self._pool.get_key_buffer(layer.layer_id)
+        count = self._launched(q.shape[0])
+        queries = replace(
+            self.batch(count, self.rows.max_pages * self.rows.page_size),
+            locations=self._table.view(-1),
+            location_starts=self._location_starts[:count],
+        )
         probe_layer(
             q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
             keys,
-            self._queries,
+            queries,
             self.log_sums,
             index,
             gate=self._open_gate,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
@@ -126,7 +126,7 @@ class ScoreRows:
         self._owners: list[str | None] = [None] * num_slots
         self._deferred: dict[int, list[_Deferred]] = {}
         self._stream = stream or stream_of(device)
-        self._last_write: Mark | None = None
+        self._last_writes: dict[Phase, list[Mark | None]] = {phase: [None] * num_slots for phase in Phase}
         self._failure: Exception | None = None
         self._is_closed = False
         self.over_ranks: Callable[[RowScores | None, bool], RowScores | None] | None = None
@@ -189,6 +189,7 @@ class ScoreRows:
         rows.body[slot, :num_pages] += body
         peaks = rows.peak[slot, :num_pages]
         torch.maximum(peaks, peak, out=peaks)
+        self.written(phase, [slot])
 
     def add_later(
         self,
@@ -229,9 +230,12 @@ class ScoreRows:
         """The accumulators of all slots, for kernels."""
         return self._rows[phase]
 
-    def written(self) -> None:
-        """Kernels that add to ``of_phase`` were launched on the current stream: readers wait for them."""
-        self._last_write = self._stream.mark()
+    def written(self, phase: Phase, slots: Iterable[int]) -> None:
+        """Kernels that add to these rows of ``of_phase`` were launched on the current stream: who reads or
+        zeroes one of the rows waits for them, and for no others."""
+        mark = self._stream.mark()
+        for slot in slots:
+            self._last_writes[phase][slot] = mark
 
     def consume(
         self, slot: int, phase: Phase, owner: str | None = None, *, compute: bool = True
@@ -265,12 +269,11 @@ class ScoreRows:
         query_tokens = self._query_tokens[phase][slot]
         if query_tokens == 0:
             return None
-        self._await_kernels()
-        # Copied in one transfer, before the row is zeroed.
-        rows, num_pages = self._rows[phase], self._num_pages[phase][slot]
-        body, peak = torch.stack((rows.body[slot, :num_pages], rows.peak[slot, :num_pages])).cpu().numpy()
-        self._clear(slot, phase)
-        return RowScores(body=body, peak=peak, query_tokens=query_tokens)
+        # A step that was launched before a request was seen to finish still adds to its row.
+        body, peak, mass = self._row(slot, phase)
+        drained = self._stream.drain((body, peak), self._last_writes[phase][slot], and_zero=(mass,)).numpy()
+        self._forget(slot, phase)
+        return RowScores(body=drained[0], peak=drained[1], query_tokens=query_tokens)
 
     def discard(self, slot: int) -> None:
         """Zeroes both rows of a slot and forgets its owner."""
@@ -279,22 +282,26 @@ class ScoreRows:
             self._clear(slot, phase)
         self._owners[slot] = None
 
-    def _await_kernels(self) -> None:
-        # The scheduler reads on another stream than attention writes on, and a step that was launched before
-        # a request was seen to finish still adds to its row. The forward stream waits for the scheduler's.
-        if self._last_write is not None:
-            self._last_write.wait()
+    def _row(self, slot: int, phase: Phase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Body and peak of the pages that the row claims, and its mass, float32 [1]."""
+        rows, num_pages = self._rows[phase], self._num_pages[phase][slot]
+        return rows.body[slot, :num_pages], rows.peak[slot, :num_pages], rows.mass[slot : slot + 1]
 
     def _clear(self, slot: int, phase: Phase) -> None:
         if self._num_pages[phase][slot] == 0:
             return
-        self._await_kernels()
-        rows, num_pages = self._rows[phase], self._num_pages[phase][slot]
-        rows.body[slot, :num_pages] = 0.0
-        rows.peak[slot, :num_pages] = 0.0
-        rows.mass[slot] = 0.0
+        # Zeroed on the current stream, which the forward stream waits for where it is another.
+        mark = self._last_writes[phase][slot]
+        if mark is not None:
+            mark.wait()
+        for sums in self._row(slot, phase):
+            sums.zero_()
+        self._forget(slot, phase)
+
+    def _forget(self, slot: int, phase: Phase) -> None:
         self._num_pages[phase][slot] = 0
         self._query_tokens[phase][slot] = 0
+        self._last_writes[phase][slot] = None
 
     def check_integrity(self) -> None:
         """Asserts that rows are zero outside the pages that they claim and that every mass adds up."""

@@ -1,7 +1,9 @@
-"""Host numbers on their way to the device: sent without waiting, never changed under a copy."""
+"""Numbers on their way between host and device: sent without waiting, never changed under a copy, and read
+back without waiting for more than what made them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,7 +20,7 @@ class Mark(Protocol):
 
 
 class Stream(Protocol):
-    """The part of a stream, on which the forward pass runs, that staging uses."""
+    """The part of the current stream that staging and rows use."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queues a copy."""
@@ -26,9 +28,32 @@ class Stream(Protocol):
     def mark(self) -> Mark | None:
         """The point behind all that is queued; None where nothing is ever left to wait for."""
 
+    def drain(
+        self, sources: Sequence[torch.Tensor], behind: Mark | None, *, and_zero: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
+        """Reads tensors and zeroes them; returns when they have been read.
+
+        Args:
+            sources: of one length, float32 [n], to be read and zeroed.
+            behind: the point behind the last work that writes them; what was queued later is not waited for.
+            and_zero: to be zeroed without being read.
+
+        Returns:
+            ``sources`` as they were, on the host and the caller's own, float32 [len(sources), n]. What is
+            queued in the current stream from now on finds zeros.
+        """
+
 
 class CudaStream:
-    """The current CUDA stream."""
+    """The current CUDA stream, and one beside it to read by.
+
+    The current stream is full of steps that were launched ahead of the host: a copy behind them would arrive
+    when they are done, and the device would have nothing to do by then.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._beside = torch.cuda.Stream(device)
+        self._pinned = torch.empty(0, dtype=torch.float32, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
@@ -37,6 +62,25 @@ class CudaStream:
         event = torch.cuda.Event()
         event.record()
         return event
+
+    def drain(
+        self, sources: Sequence[torch.Tensor], behind: Mark | None, *, and_zero: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
+        shape = (len(sources), len(sources[0]))
+        if self._pinned.numel() < shape[0] * shape[1]:
+            self._pinned = torch.empty(shape[0] * shape[1], dtype=torch.float32, pin_memory=True)
+        host = self._pinned[: shape[0] * shape[1]].view(shape)
+        with torch.cuda.stream(self._beside):
+            if behind is not None:
+                behind.wait()
+            for target, source in zip(host, sources, strict=True):
+                target.copy_(source, non_blocking=True)
+            for tensor in (*sources, *and_zero):
+                tensor.zero_()
+            zeroed = self.mark()
+        zeroed.wait()
+        zeroed.synchronize()
+        return host.clone()
 
 
 class HostStream:
@@ -48,10 +92,18 @@ class HostStream:
     def mark(self) -> None:
         return None
 
+    def drain(
+        self, sources: Sequence[torch.Tensor], behind: Mark | None, *, and_zero: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
+        read = torch.stack(tuple(sources))
+        for tensor in (*sources, *and_zero):
+            tensor.zero_()
+        return read
+
 
 def stream_of(device: torch.device | str) -> Stream:
     """The stream that work on a device is queued in."""
-    return CudaStream() if torch.device(device).type == "cuda" else HostStream()
+    return CudaStream(device) if torch.device(device).type == "cuda" else HostStream()
 
 
 class StagedNumbers:

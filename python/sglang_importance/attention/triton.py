@@ -46,7 +46,7 @@ class TritonEmission(LogSumEmission):
             )
         self.score_mod = SCORE_MODS[page_size]
         self._body = {"sink_tokens": options.sink_tokens, "local_tokens": options.local_tokens}
-        super().__init__(probe, model_runner, options, max_batch=max_batch, max_observed=max_batch)
+        super().__init__(probe, model_runner, options, max_batch=max_batch)
 
     def _allocated(self, num_heads: int, device: torch.device | str) -> DecodeLogSums:
         return DecodeLogSums(

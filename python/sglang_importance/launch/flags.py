@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -11,6 +12,8 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import SETTINGS, Setting, flag, keyword
 from sglang_importance.attention.score_sources import SOURCES
 from sglang_importance.upstream.server_options import RADIX_CACHE_BACKEND
+
+logger = logging.getLogger(__name__)
 
 _NO_LAYERS = {"layers": "auto", "sparse_dense_layers": "none"}
 """Words for an empty list of layers."""
@@ -24,6 +27,10 @@ def select_cache(args: argparse.Namespace, options: ImportanceOptions) -> None:
         args.radix_cache_backend = RADIX_CACHE_BACKEND
     if (options.store or not options.is_stock) and getattr(args, "page_size", None) is None:
         args.page_size = DEFAULT_PAGE_SIZE
+        logger.warning(
+            "KV importance: pages of %d tokens, since none were named: --page-size chooses others",
+            DEFAULT_PAGE_SIZE,
+        )
 
 
 def add_flags(parser: argparse.ArgumentParser, *, unusable: str | None = None) -> None:

@@ -98,26 +98,30 @@ def snapshot(
         if pause.is_due():
             yield
 
-    keys: dict[_SortKey, UnifiedTreeNode] = {}
+    largest: list[tuple[_SortKey, UnifiedTreeNode]] = []  # a heap: to sort all would be one long slice
+    is_last = True
     for node in nodes:
         key = (component.leaves.loss(node), node.id)
         if len(key_of(node)) >= min_tokens and (after is None or key < after):
-            keys[key] = node
+            heapq.heappush(largest, (key, node))
+            if len(largest) > limit:
+                heapq.heappop(largest)
+                is_last = False
         if pause.is_due():
             yield
 
-    page = heapq.nlargest(limit, keys)
+    page = sorted(largest, reverse=True)
     rows = []
-    for key in page:
-        if keys[key] in component.state.tree:
-            rows.append(describe_node(component, keys[key], loss=key[0], p_reuse=reuse[key[1]]))
+    for key, node in page:
+        if node in component.state.tree:
+            rows.append(describe_node(component, node, loss=key[0], p_reuse=reuse[key[1]]))
         if pause.is_due():
             yield
     return {
         "version": SCHEMA_VERSION,
         **describe_cache(cache, stored_tokens),
         "nodes": rows,
-        "next_cursor": encode_cursor(page[-1]) if len(keys) > len(page) else None,
+        "next_cursor": None if is_last else encode_cursor(page[-1][0]),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from sglang_importance.operations.job import Document, Job, NotFound, Slices
@@ -81,39 +82,43 @@ def tree_view(
     yield from sums.add_up()
     pause = Slices()
 
-    chosen: dict[int, UnifiedTreeNode] = {}
-    first = [top] if root is not None else sums.children[top.id]
-    queue = [(-sums.tokens[node.id], node.id, 1, node) for node in first]
-    heapq.heapify(queue)
-    while queue and len(chosen) < limit:
-        negative_tokens, node_id, level, node = heapq.heappop(queue)
+    shown: dict[int | None, list[UnifiedTreeNode]] = defaultdict(list)  # by parent; None for the first level
+    queue: list[tuple[int, int, int, int | None, UnifiedTreeNode]] = []
+    number, above, level, siblings = 0, None, 0, [top] if root is not None else sums.children[top.id]
+    while True:
+        if level < depth:
+            for node in (yield from sums.largest(siblings, limit, pause)):
+                heapq.heappush(queue, (-sums.tokens[node.id], node.id, level + 1, above, node))
+        if not queue or number == limit:
+            break
+        negative_tokens, node_id, level, its_parent, node = heapq.heappop(queue)
         if -negative_tokens < min_tokens:
             break
-        chosen[node_id] = node
-        if level < depth:
-            for child in sums.children[node_id]:
-                heapq.heappush(queue, (-sums.tokens[child.id], child.id, level + 1, child))
+        number += 1
+        shown[its_parent].append(node)
+        above, siblings = node_id, sums.children[node_id]
         if pause.is_due():
             yield
 
-    first_ids = {node.id for node in first}
+    first_ids = {node.id for node in shown[None]}
     rows: dict[int, dict[str, Any]] = {}
-    stack = [node for node in first[::-1] if node.id in chosen]
+    stack = sums.in_order(shown[None])[::-1]
     while stack:
         node = stack.pop()
         is_reached = node.id in first_ids or (node.parent is not None and node.parent.id in rows)
         if node in component.state.tree and is_reached:
-            rows[node.id] = sums.describe(node, chosen)
-            stack.extend(child for child in sums.children[node.id][::-1] if child.id in chosen)
+            rows[node.id] = sums.describe(node, shown[node.id])
+            stack.extend(sums.in_order(shown[node.id])[::-1])
         if pause.is_due():
             yield
+    total = None if root is None else top.id
     return {
         "version": SCHEMA_VERSION,
         **describe_cache(cache, sums.stored_tokens),
         "total": {"nodes": sums.nodes[None], "tokens": sums.tokens[None]},
         "root": root,
         "nodes": list(rows.values()),
-        "more": _left_out(sums, first, chosen),
+        "more": sums.left_out(sums.nodes[total], sums.tokens[total], shown[None]),
     }
 
 
@@ -125,6 +130,8 @@ class _Sums:
         self.children: dict[int, list[UnifiedTreeNode]] = defaultdict(list)
         self.tokens: dict[int | None, int] = defaultdict(int)
         self.nodes: dict[int | None, int] = defaultdict(int)
+        self._own_tokens: dict[int, int] = {}
+        self._place: dict[int, int] = {}  # among the siblings
         self.reuse: dict[int, float] = {}
         self.stored_tokens = 0
 
@@ -138,7 +145,9 @@ class _Sums:
                 yield
         for node, parent in reversed(listed):  # children before parents
             metadata = tree.metadata(node)
+            self._place[node.id] = len(self.children[parent])
             self.children[parent].append(node)
+            self._own_tokens[node.id] = metadata.tokens
             own = self._component.state.policy.reuse_probability(metadata)
             self.reuse[node.id] = max(own, self.reuse.get(node.id, 0.0))
             self.reuse[parent] = max(self.reuse[node.id], self.reuse.get(parent, 0.0))
@@ -153,22 +162,37 @@ class _Sums:
                 yield
         return {}
 
-    def describe(self, node: UnifiedTreeNode, chosen: dict[int, UnifiedTreeNode]) -> dict[str, Any]:
+    def largest(
+        self, siblings: list[UnifiedTreeNode], limit: int, pause: Slices
+    ) -> Generator[None, None, list[UnifiedTreeNode]]:
+        """Those of most tokens, themselves and below; a node may have a child for every session."""
+        heap: list[tuple[int, int, UnifiedTreeNode]] = []
+        for node in siblings:
+            heapq.heappush(heap, (self.tokens[node.id], -node.id, node))
+            if len(heap) > limit:
+                heapq.heappop(heap)
+            if pause.is_due():
+                yield
+        return [node for *_, node in heap]
+
+    def in_order(self, siblings: list[UnifiedTreeNode]) -> list[UnifiedTreeNode]:
+        """In the tree's order."""
+        return sorted(siblings, key=lambda node: self._place[node.id])
+
+    def describe(self, node: UnifiedTreeNode, shown: list[UnifiedTreeNode]) -> dict[str, Any]:
         component = self._component
         row = describe_node(
             component, node, loss=component.leaves.loss(node), p_reuse=self.reuse.get(node.id, 0.0)
         )
-        row["subtree"] = {"nodes": self.nodes[node.id], "tokens": self.tokens[node.id]}
-        row["more"] = _left_out(self, self.children[node.id], chosen)
+        nodes, tokens = self.nodes[node.id], self.tokens[node.id]
+        row["subtree"] = {"nodes": nodes, "tokens": tokens}
+        row["more"] = self.left_out(nodes - 1, tokens - self._own_tokens[node.id], shown)
         row["leading_ids"] = list(key_of(node).raw_token_ids()[:LABEL_TOKENS])
         return row
 
-
-def _left_out(
-    sums: _Sums, siblings: list[UnifiedTreeNode], chosen: dict[int, UnifiedTreeNode]
-) -> dict[str, int]:
-    absent = [node.id for node in siblings if node.id not in chosen]
-    return {
-        "nodes": sum(sums.nodes[node] for node in absent),
-        "tokens": sum(sums.tokens[node] for node in absent),
-    }
+    def left_out(self, nodes: int, tokens: int, shown: list[UnifiedTreeNode]) -> dict[str, int]:
+        """Of so many nodes and tokens, those that are not below nodes that are shown."""
+        return {
+            "nodes": nodes - sum(self.nodes[node.id] for node in shown),
+            "tokens": tokens - sum(self.tokens[node.id] for node in shown),
+        }

@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, Fu
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.reuse.reuse_class import Transition
+from sgl_importance.tiers import Tier
 from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
@@ -30,6 +31,7 @@ from sglang_importance.tree.deferred_work import DeferredWork
 from sglang_importance.tree.eviction import EvictionOrder, MarginalLossOrder, RankedLeaves, StockOrder
 from sglang_importance.tree.folding import Folding
 from sglang_importance.tree.insertion import Insertion
+from sglang_importance.tree.recency_order import RecencyOrder
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.differences import is_chunk
 
@@ -74,12 +76,14 @@ class ImportanceComponent(FullComponent):
         super().__init__(cache, params)  # type: ignore[no-untyped-call]  # upstream's has no annotations
         self.state = state
         self.deferred_work = DeferredWork()
-        self.leaves = RankedLeaves(state)
+        decides = state.options.policy == "importance"
+        recency = None if decides else {Tier.DEVICE: RecencyOrder(), Tier.HOST: RecencyOrder()}
+        self.leaves = RankedLeaves(state, recency)
         self.body_mass = BodyMassBook(state.tree)
         self.pins = Pinning(state, cache, self.leaves.refresh)
         self.backups: BackupFilter | None = None
         self.dense_prefix = dense_prefix
-        order = MarginalLossOrder if state.options.policy == "importance" else StockOrder
+        order = MarginalLossOrder if decides else StockOrder
         self.order: EvictionOrder = order(state, self.leaves)
         self.node_events = NodeEvents(state, self.leaves, self.order, self.body_mass, self.pins, recorder)
         self.requests = RequestFlow(
@@ -240,14 +244,10 @@ class ImportanceComponent(FullComponent):
 
     # ---- eviction ----
 
-    @property
-    def _decides(self) -> bool:
-        return self.order.decides and self._faults.is_learning
-
     def _evict_device_start(self, request_cnt: int) -> None:
         self._evict_device_request_cnt = request_cnt
         self._stock_walks = False
-        if not self._decides:
+        if not self._faults.is_learning:
             self._start_stock_walk()
         self._faults.learn(FaultPlace.RANKING, self.order.begin, request_cnt)
 
@@ -256,7 +256,7 @@ class ImportanceComponent(FullComponent):
         self._stock_walks = True
 
     def _evict_device_next_node(self, tracker: Any, *collected: Any, **named: Any) -> NodeId | None:
-        if self._decides:
+        if self._faults.is_learning:
             if tracker[self.component_type] >= self._evict_device_request_cnt:
                 return None
             victim = self._faults.learn(FaultPlace.RANKING, self.order.device_victim)
@@ -264,10 +264,7 @@ class ImportanceComponent(FullComponent):
                 return victim
         if not self._stock_walks:  # a fault in the midst of a walk: it goes on in upstream's order
             self._start_stock_walk()
-        node_id = super()._evict_device_next_node(tracker, *collected, **named)
-        if node_id is not None and not self.order.decides:
-            self._faults.learn(FaultPlace.RANKING, self.order.chosen, self.tree_core.node_by_id(node_id))
-        return node_id
+        return super()._evict_device_next_node(tracker, *collected, **named)
 
     def _evict_device_end(self) -> None:
         super()._evict_device_end()
@@ -276,13 +273,13 @@ class ImportanceComponent(FullComponent):
     def drive_host_eviction(self, num_tokens: int, tracker: Any, *collected: Any, **named: Any) -> None:
         # Also runs inside a device walk, to make room for the backup of its victim.
         with self.order.deciding():
-            while self._decides and tracker[self.component_type] < num_tokens:
+            while self._faults.is_learning and tracker[self.component_type] < num_tokens:
                 node = self._faults.learn(FaultPlace.RANKING, self._host_victim)
                 if node is not None:
                     self.tree_core._evict_host_leaf(node, tracker, *collected, **named)
                 elif self._faults.is_learning:
                     return
-        if not self._decides:
+        if not self._faults.is_learning:
             super().drive_host_eviction(num_tokens, tracker, *collected, **named)
 
     def _host_victim(self) -> UnifiedTreeNode | None:

@@ -1,13 +1,13 @@
 """The eviction order: kept up with upstream's sets of leaves, and queried in its eviction walks.
 
-An ``EvictionOrder`` decides. Under ``importance`` our policy chooses the victims; under ``observe`` upstream
-chooses them, and ours are only compared. After a fault upstream chooses as well.
+An ``EvictionOrder`` decides. Under ``importance`` our policy chooses the victims. Under ``observe`` they are
+upstream's, by an order kept between walks, and ours are only compared. After a fault upstream chooses itself.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.tiers import Tier
 from sglang_importance.tree.leaf_sets import LeafEvent, WatchedLeaves
+from sglang_importance.tree.recency_order import RecencyOrder
 from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
@@ -24,10 +25,15 @@ if TYPE_CHECKING:
 
 
 class RankedLeaves:
-    """Enters the evictable leaves of device and host into the policy, with the tier below that has a copy."""
+    """Enters the evictable leaves of device and host into the policy, with the tier below that has a copy.
 
-    def __init__(self, state: TreeState) -> None:
+    Args:
+        recency: upstream's order of each tier, where that is followed too.
+    """
+
+    def __init__(self, state: TreeState, recency: Mapping[Tier, RecencyOrder] | None = None) -> None:
         self._state = state
+        self.recency = recency or {}
         self._unknown_host_leaves: list[UnifiedTreeNode] = []
 
     def watch(self, core: UnifiedTreeCore) -> None:
@@ -36,11 +42,14 @@ class RankedLeaves:
         assert not core.evictable_host_leaves, "watch an empty tree"
         self._unknown_host_leaves = []
         core.evictable_device_leaves = WatchedLeaves(
-            self._guarded(self.enter_device), self._guarded(self._leave_device)
+            self._guarded(self._device_leaf), self._guarded(self._leave_device)
         )
         core.evictable_host_leaves = WatchedLeaves(
-            self._guarded(self._enter_host), self._guarded(self._leave_host)
+            self._guarded(self._host_leaf), self._guarded(self._leave_host)
         )
+        if self.recency:
+            self.recency[Tier.DEVICE].reset(core.evictable_device_leaves)
+            self.recency[Tier.HOST].reset(core.evictable_host_leaves)
 
     def _guarded(self, follow: LeafEvent) -> LeafEvent:
         faults = self._state.faults
@@ -49,6 +58,16 @@ class RankedLeaves:
     @property
     def _core(self) -> UnifiedTreeCore:
         return self._state.tree.core
+
+    def _device_leaf(self, node: UnifiedTreeNode) -> None:
+        if self.recency:
+            self.recency[Tier.DEVICE].add(node)
+        self.enter_device(node)
+
+    def _host_leaf(self, node: UnifiedTreeNode) -> None:
+        if self.recency:
+            self.recency[Tier.HOST].add(node)
+        self._enter_host(node)
 
     def enter_device(self, node: UnifiedTreeNode) -> None:
         """The node became evictable from the device, or its facts changed while it was."""
@@ -59,6 +78,8 @@ class RankedLeaves:
         self._state.policy.enter(Tier.DEVICE, node.id, metadata, below=below)
 
     def _leave_device(self, node: UnifiedTreeNode) -> None:
+        if self.recency:
+            self.recency[Tier.DEVICE].discard(node)
         self._state.policy.leave(Tier.DEVICE, node.id)
 
     def _enter_host(self, node: UnifiedTreeNode) -> None:
@@ -74,6 +95,8 @@ class RankedLeaves:
         return leaves
 
     def _leave_host(self, node: UnifiedTreeNode) -> None:
+        if self.recency:
+            self.recency[Tier.HOST].discard(node)
         self._state.policy.leave(Tier.HOST, node.id)
 
     def refresh(self, node: UnifiedTreeNode) -> None:
@@ -105,6 +128,8 @@ class RankedLeaves:
         policy.check_integrity()
         assert policy.evictable(Tier.DEVICE) == len(self._core.evictable_device_leaves)
         assert policy.evictable(Tier.HOST) == len(self._core.evictable_host_leaves)
+        for order in self.recency.values():
+            order.check_integrity()
 
 
 def tier_below_host(metadata: NodeMetadata) -> Tier | None:
@@ -113,16 +138,10 @@ def tier_below_host(metadata: NodeMetadata) -> Tier | None:
 
 
 class EvictionOrder(ABC):
-    """The order of eviction, in the steps of an eviction walk of upstream's over the device.
-
-    Attributes:
-        decides: whether ``device_victim`` and ``host_victim`` choose the victims, or upstream's order does.
-    """
-
-    decides: bool
+    """The order of eviction, in the steps of an eviction walk of upstream's over the device."""
 
     def deciding(self) -> AbstractContextManager[None]:
-        """While a host walk of ours runs, alone or within one over the device."""
+        """While a walk over the host runs, alone or within one over the device."""
         return nullcontext()
 
     @abstractmethod
@@ -136,10 +155,6 @@ class EvictionOrder(ABC):
     @abstractmethod
     def host_victim(self) -> NodeId | None:
         """The next leaf of the host; None where there is none."""
-
-    @abstractmethod
-    def chosen(self, node: UnifiedTreeNode) -> None:
-        """Upstream chose the node for this walk."""
 
     @abstractmethod
     def end(self) -> None:
@@ -160,8 +175,6 @@ class MarginalLossOrder(EvictionOrder):
     Where a model has further state beside its KV (sliding windows in a pool of their own), upstream makes
     room for that by itself, least recently used first. The whole leaves that it takes then are not ours.
     """
-
-    decides = True
 
     def __init__(self, state: TreeState, leaves: RankedLeaves) -> None:
         self._state = state
@@ -190,9 +203,6 @@ class MarginalLossOrder(EvictionOrder):
     def host_victim(self) -> NodeId | None:
         return self._state.policy.victim(Tier.HOST)
 
-    def chosen(self, node: UnifiedTreeNode) -> None:
-        raise AssertionError("upstream chooses nothing here")
-
     def end(self) -> None:
         for node in self._taken:
             if node in self._state.tree.core.evictable_device_leaves:
@@ -218,8 +228,6 @@ class StockOrder(EvictionOrder):
     really ran ours.
     """
 
-    decides = False
-
     def __init__(self, state: TreeState, leaves: RankedLeaves) -> None:
         self._state = state
         self._leaves = leaves
@@ -235,18 +243,31 @@ class StockOrder(EvictionOrder):
         for node in self._ours.values():
             self._leaves.enter_device(node)
         self._is_walking = True
+        self._leaves.recency[Tier.DEVICE].begin()
+
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        recency = self._leaves.recency[Tier.HOST]
+        recency.begin()
+        try:
+            yield
+        finally:
+            recency.end()
 
     def device_victim(self) -> NodeId | None:
-        raise AssertionError("upstream chooses")
-
-    def host_victim(self) -> NodeId | None:
-        raise AssertionError("upstream chooses")
-
-    def chosen(self, node: UnifiedTreeNode) -> None:
+        node = self._leaves.recency[Tier.DEVICE].next()
+        if node is None:
+            return None
         if node.id in self._ours:
             self._state.counters.observed_agreed_tokens += self._state.tree.metadata(node).tokens
+        return node.id
+
+    def host_victim(self) -> NodeId | None:
+        node = self._leaves.recency[Tier.HOST].next()
+        return None if node is None else node.id
 
     def end(self) -> None:
+        self._leaves.recency[Tier.DEVICE].end()
         for node in self._ours.values():
             if node in self._state.tree.core.evictable_device_leaves:
                 self._state.tree.metadata(node).would_evict = True

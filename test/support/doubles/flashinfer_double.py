@@ -30,6 +30,9 @@ class DecodeWrapper:
         self.is_cuda_graph_enabled = use_cuda_graph
         self.use_tensor_cores = use_tensor_cores
         self.jit_args = jit_args
+        # As FlashInfer does: kernels that were built here, or none.
+        self._jit_module = None if jit_args is None else (*jit_args[7], *jit_args[9])
+        self._jit_additional_tensor_names = [] if jit_args is None else list(jit_args[7])
         self.calls: list[tuple[Any, ...]] = []
         self._paged_kv_indptr_buf = paged_kv_indptr_buffer
         self._paged_kv_indices_buf = paged_kv_indices_buffer
@@ -54,10 +57,11 @@ class DecodeWrapper:
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> Any:
-        """The customised kernels: what follows the cache is what ``jit_args`` announces, in that order."""
-        assert self.jit_args is not None
+        """The customised kernels: what follows the cache is what ``jit_args`` announced, in that order."""
+        assert self._jit_module is not None
+        assert self._jit_additional_tensor_names == list(self._jit_module[:2])
         self.calls.append(args)
-        named = dict(zip((*self.jit_args[7], *self.jit_args[9]), args, strict=True))
+        named = dict(zip(self._jit_module, args, strict=True))
         assert named["emit_kv_head_stride"] == named["emit_logits"].stride(0)
         assert named["emit_starts"].dtype == torch.int32
         assert not named["logits_soft_cap"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from sglang_importance.attention.staging import Mark
+from sglang_importance.attention.staging import HostStream, Mark
 
 
 class LateStream:
@@ -30,6 +30,13 @@ class LateStream:
 
     def mark(self) -> Mark:
         return LateMark(self, self._done + len(self._queue))
+
+    def drain(
+        self, sources: Sequence[torch.Tensor], behind: Mark | None, *, and_zero: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
+        if behind is not None:
+            behind.wait()
+        return HostStream().drain(sources, None, and_zero=and_zero)
 
     def run(self, upto: int) -> None:
         while self._done < upto:

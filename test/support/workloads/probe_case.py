@@ -111,6 +111,8 @@ class ProbeCase:
         )
         buffer.values.fill_(POISON)
         buffer.totals.fill_(POISON)
+        assert buffer.partials is not None
+        buffer.partials.fill_(POISON)
         return buffer
 
     def probed(self, *, gate: int = 1, rows: PageRows | None = None) -> np.ndarray:
