@@ -1,4 +1,4 @@
-"""`sgl-importance fleet`: several servers as one: what they hold and hit, the hottest prefixes, pins for all."""
+"""`sgl-importance fleet`: several servers as one: tiers, hits and hottest prefixes, and pins for all."""
 
 from __future__ import annotations
 
