@@ -197,7 +197,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     # Transactions are begun where they belong, not by the module.
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         _create_schema(connection)
@@ -207,6 +207,20 @@ def _connect(path: Path) -> sqlite3.Connection:
             raise _Unreadable(f"{path} is damaged ({error})") from error
         raise
     return connection
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Servers that make a file at the same moment are refused by SQLite without any wait: they ask again."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _create_schema(connection: sqlite3.Connection) -> None:

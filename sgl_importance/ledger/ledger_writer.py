@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sgl_importance.background.batch_worker import BatchWorker
 from sgl_importance.background.daemon_pool import DaemonPool
 from sgl_importance.ledger.ledger import Ledger, Worth
-from sgl_importance.ledger.ledger_database import LedgerBusy, LedgerDamaged, LedgerError
+from sgl_importance.ledger.ledger_database import LedgerBusy, LedgerDamaged, LedgerError, LedgerUnusable
 from sgl_importance.ledger.pin_rows import MAX_SHARE
 from sgl_importance.ledger.prefix_record import PrefixRecord
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
@@ -227,18 +227,19 @@ class LedgerWriter:
                     continue  # the database has waited already
                 self._cannot_write(error)
 
-    def _cannot_write(self, error: Exception) -> None:
+    def _cannot_write(self, error: LedgerError) -> None:
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "KV importance ledger: %s cannot be written (%s): the server goes on without, and "
-                "tries again every %.0f s; %s",
-                self._ledger.place,
-                error,
-                RETRY_SECONDS,
-                self._ledger.database.cure,
-            )
+        if self._has_warned:
+            return
+        self._has_warned = True
+        place, cure = self._ledger.place, self._ledger.database.cure
+        # What cannot be opened says by itself what to do.
+        is_complete = isinstance(error, LedgerUnusable)
+        logger.warning(
+            "KV importance ledger: %s; the server goes on without, and tries again every %.0f s",
+            error if is_complete else f"{place} cannot be written ({error}): {cure}",
+            RETRY_SECONDS,
+        )
 
     def _write(self, visits: Sequence[Visit]) -> None:
         records = {record.digest: record for visit in visits for record in visit.records}

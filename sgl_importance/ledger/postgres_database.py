@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from sgl_importance.ledger.ledger_database import LedgerBusy, LedgerError, LedgerUnusable, Row
 from sgl_importance.ledger.ledger_schema import (
@@ -37,7 +37,7 @@ _CURE = (
     "see that it runs and lets this user in (PGPASSWORD, ~/.pgpass), or name another place with "
     "--kv-importance-ledger"
 )
-_CONNECTION = {
+_CONNECTION: dict[str, str | int] = {
     "application_name": "sgl-importance",
     "connect_timeout": 5,
     # A machine that vanished is noticed within half a minute, not after two hours.
@@ -78,7 +78,7 @@ class PostgresDatabase:
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
         with self._turn, _our_errors():
-            cursor = self.connection.execute(_with_their_marks(statement), values)
+            cursor = self.connection.execute(_with_their_marks(statement), values or None)
             return cursor.fetchall() if cursor.description is not None else []
 
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -139,7 +139,10 @@ class PostgresDatabase:
             raise LedgerUnusable(f"{self.url} {problem}: name another database with --kv-importance-ledger")
 
     def _version(self) -> int:
-        (exists,) = self.execute(f"SELECT to_regclass('{SCHEMA}.schema_version') IS NOT NULL")[0]
+        # Not to_regclass(): behind a lock it may still answer from what the session knew before.
+        exists = self.execute(
+            "SELECT 1 FROM pg_tables WHERE schemaname = ? AND tablename = 'schema_version'", (SCHEMA,)
+        )
         rows = self.execute("SELECT version FROM schema_version") if exists else []
         return int(rows[0][0]) if rows else 0
 
@@ -168,7 +171,8 @@ def _connect(url: str) -> psycopg.Connection[Row]:
         raise LedgerUnusable(f"the address {problem}")
     try:
         given = conninfo_to_dict(url)
-        return psycopg.connect(autocommit=True, **{**_CONNECTION, **given})
+        ours = {name: value for name, value in _CONNECTION.items() if name not in given}
+        return psycopg.connect(make_conninfo(url, **ours), autocommit=True)
     except psycopg.Error as error:
         raise LedgerUnusable(f"{url} cannot be reached ({_one_line(error)}): {_CURE}") from error
 

@@ -140,7 +140,7 @@ def prefix_closed(ledger: Ledger) -> bool:
     return all(row.parent == ROOT or row.parent in rows for row in rows.values())
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6), share=st.floats(0.2, 0.9))
 def test_least_worth_is_forgotten_first_and_no_prefix_before_what_follows(
     new_place: Callable[[], LedgerPlace], seed: int, share: float

@@ -17,7 +17,7 @@ from support.waiting import wait_until
 
 PORT = 5432  # of a socket in a folder that nobody else has
 _SETTINGS = (
-    *("listen_addresses=", "fsync=off", "full_page_writes=off", "synchronous_commit=off"),
+    *("listen_addresses=", "fsync=off", "full_page_writes=off"),
     *("shared_buffers=16MB", "max_connections=40", "autovacuum=off"),
 )
 
