@@ -9,7 +9,7 @@ from sgl_importance.ledger.sqlite_database import SqliteDatabase
 from sgl_importance.postgres_url import is_postgres_url
 
 LEDGER_FILE = "ledger.sqlite"
-DRIVER_MISSING = "PostgreSQL needs psycopg: pip install 'sgl-importance[postgresql]'"
+DRIVER_MISSING = "PostgreSQL needs psycopg: pip install 'psycopg[binary]'"
 
 LedgerPlace = Path | str
 """The path of a file, or the URL of a database."""
