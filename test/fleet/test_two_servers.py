@@ -89,7 +89,7 @@ def test_they_serve_each_other_s_pages_and_learn_together(fleet: Fleet, postgres
 def test_they_are_shown_as_one(fleet: Fleet) -> None:
     shown = fleet.command(*fleet.urls)
     assert [each["name"] for each in shown["members"]] == fleet.urls
-    assert shown["together"]["requests"] == fleet.requests
+    assert shown["together"]["requests"] >= fleet.requests  # a server asks itself while it starts
     assert shown["members"][1]["hits"]["hit_tokens"]["storage"] > 0
     assert not shown["unreached"]
     assert not any(each["trouble"] for each in shown["members"])
