@@ -27,6 +27,7 @@ from rich.progress import Progress
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("test", "scripts")]
 from fleet_processes import FleetError, Process, master, mooncake_flags, store_node
 
+from support import warm_start
 from support.models import write_random_llama
 from support.servers import ServerProcess, free_port
 from support.store_bench import (
@@ -302,6 +303,7 @@ def main(
 ) -> None:
     """Kill parts of a fleet, and measure what sharing is worth."""
     chosen = stores or list(Store)
+    warm_start.is_on = True  # no start is measured
     rows: Rows = []
     with tempfile.TemporaryDirectory() as temporary, Progress() as progress:
         folder = Path(temporary)
