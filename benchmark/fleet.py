@@ -44,7 +44,8 @@ from support.store_bench import (
 SET = 8
 """Prompts that are asked in each phase of a fault."""
 BACK_SECONDS = 90.0
-NODE_MEGABYTES, FULL_MEGABYTES = 64, 8
+NODE_MEGABYTES = 64
+FULL_MEGABYTES = 16  # the least that Mooncake takes, less than all prompts need
 REQUESTS, DISTINCT, CLIENTS = 240, 60, 4
 
 
@@ -55,9 +56,9 @@ class Store(StrEnum):
 
 
 class Mooncake:
-    """A master and two store nodes on free ports."""
+    """A master and store nodes on free ports."""
 
-    def __init__(self, folder: Path, megabytes: int) -> None:
+    def __init__(self, folder: Path, nodes: int, megabytes: int) -> None:
         port = free_port()
         self.flags = mooncake_flags(port)
         self.master = master(folder, port=port, http_port=free_port())
@@ -65,7 +66,7 @@ class Mooncake:
             store_node(
                 folder, each, megabytes=megabytes, master_port=port, port=free_port(), http_port=free_port()
             )
-            for each in range(2)
+            for each in range(nodes)
         ]
 
     def __enter__(self) -> Mooncake:
@@ -163,6 +164,7 @@ def fault_row(fleet: Fleet, fault: Fault) -> dict[str, Any]:
             break
         fleet.forget()
         time.sleep(1)
+    print(f"{name}: {fleet.wrong} of {fleet.asked} wrong, {before:.2f} {during:.2f} {after:.2f}", flush=True)
     return {
         "fault": name,
         "asked": fleet.asked,
@@ -218,14 +220,14 @@ def store_flags(directory: Path, *more: str) -> list[str]:
 
 @contextmanager
 def two_servers(
-    model: Path, folder: Path, store: Store, megabytes: int = NODE_MEGABYTES
+    model: Path, folder: Path, store: Store, *, nodes: int = 2, megabytes: int = NODE_MEGABYTES
 ) -> Iterator[tuple[list[ServerProcess], Mooncake | None]]:
     """Two servers over a store of their own, and Mooncake where it is the store."""
     folder.mkdir()
     with ExitStack() as stack:
         mooncake = None
         if store is Store.MOONCAKE:
-            mooncake = stack.enter_context(Mooncake(folder, megabytes))
+            mooncake = stack.enter_context(Mooncake(folder, nodes, megabytes))
         servers = []
         for number in range(2):
             directory = folder / ("store" if store is Store.DIRECTORY else f"store-{number}")
@@ -258,7 +260,10 @@ def study_faults(model: Path, folder: Path, store: Store, references: list[list[
             ]
         rows = [fault_row(fleet, fault) for fault in faults]
     if store is Store.MOONCAKE:
-        with two_servers(model, folder / "full", store, FULL_MEGABYTES) as (servers, _):
+        with two_servers(model, folder / "full", store, nodes=1, megabytes=FULL_MEGABYTES) as (
+            servers,
+            _,
+        ):
             rows.append(fault_row(Fleet(servers, references), ("a full store", fill, nothing)))
     return [{"study": "faults", "store": store.value, **row} for row in rows]
 
