@@ -41,6 +41,8 @@ from support.store_bench import (
     flush,
 )
 
+NAME = "fleet"
+"""Under which all servers serve: upstream puts it in front of the names of Mooncake's records."""
 SET = 8
 """Prompts that are asked in each phase of a fault."""
 BACK_SECONDS = 90.0
@@ -232,8 +234,10 @@ def two_servers(
         for number in range(2):
             directory = folder / ("store" if store is Store.DIRECTORY else f"store-{number}")
             flags = store_flags(directory, *(() if mooncake is None else mooncake.flags))
-            servers.append(stack.enter_context(ServerProcess(*flags, model=model)))
-            servers[-1].expects_faults = True
+            server = ServerProcess(*flags, "--served-model-name", NAME, model=model)
+            server.name = NAME
+            server.expects_faults = True
+            servers.append(stack.enter_context(server))
         yield servers, mooncake
 
 

@@ -146,7 +146,10 @@ def store_node(
 
 
 def mooncake_flags(master_port: int = MASTER_PORT) -> list[str]:
-    """Of a server that stores its pages there, under our checks, and lends no memory itself."""
+    """Of a server that stores its pages there, under our checks, and lends no memory itself.
+
+    Servers find each other's pages under one ``--served-model-name``: upstream puts it into the names.
+    """
     settings = {
         "master_server_address": f"{HOST}:{master_port}",
         "metadata_server": "P2PHANDSHAKE",
