@@ -10,8 +10,11 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 from fleet_processes import FleetError, Process
+
+from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,9 +77,9 @@ def test_it_ends_with_all_that_it_started(tmp_path: Path) -> None:
     parent = process(tmp_path, "trap '' TERM; sleep 600 & echo $! > child; wait; sleep 600")
     parent.command = ["bash", "-c", f"cd {tmp_path}; {parent.command[-1]}"]
     parent.start()
-    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
-        pass
-    child = int((tmp_path / "child").read_text())
+    number = tmp_path / "child"
+    wait_until(lambda: number.exists() and number.read_text())
+    child = int(number.read_text())
+    assert psutil.pid_exists(child)
     parent.stop(signal.SIGKILL)
-    stat = Path(f"/proc/{child}/stat")
-    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
