@@ -8,6 +8,7 @@ machine; Mooncake, where its package and libibverbs are installed, by TCP.
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from results import print_rows, write_results
+from results import RESULTS, print_rows, write_results
 from rich.progress import Progress
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("test", "scripts")]
@@ -306,14 +307,17 @@ def study_sharing(model: Path, folder: Path, store: Store, references: list[list
 
 def main(
     stores: Annotated[
-        list[Store] | None, typer.Option("--store", help="To try; may be given several times.")
+        list[Store] | None,
+        typer.Option("--store", help="To try, several times for several; rows of the others are kept."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File in place of benchmark/results/fleet.json.")] = None,
 ) -> None:
     """Kill parts of a fleet, and measure what sharing is worth."""
     chosen = stores or list(Store)
     warm_start.is_on = True  # no start is measured
-    rows: Rows = []
+    path = out or RESULTS / "fleet.json"
+    known: Rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = [row for row in known if row["store"] not in chosen]
     with tempfile.TemporaryDirectory() as temporary, Progress() as progress:
         folder = Path(temporary)
         (folder / "model").mkdir()
