@@ -32,12 +32,11 @@ def fleet_faults_table() -> str:
             f"{row['wrong_tokens']} of {row['asked']}",
             f"{row['slowest_answer_seconds']:.2f} s",
             *(f"{row[f'from_store_{when}']:.0%}" for when in ("before", "during", "after")),
-            f"{row['back_after_seconds']:.0f} s",
         ]
         for row in _rows("faults")
     ]
     titles = ["store", "fault", "wrong answers", "slowest answer", "from the store before", "during", "after"]
-    return _table([*titles, "back after"], lines)
+    return _table(titles, lines)
 
 
 def fleet_sharing_table() -> str:
