@@ -176,7 +176,6 @@ def fault_row(fleet: Fleet, fault: Fault) -> dict[str, Any]:
         "from_store_before": round(before, 3),
         "from_store_during": round(during, 3),
         "from_store_after": round(after, 3),
-        "back_after_seconds": round(time.monotonic() - began, 1),
     }
 
 

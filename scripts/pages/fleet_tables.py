@@ -46,10 +46,9 @@ def fleet_sharing_table() -> str:
             row["store"],
             *(f"{row[f'from_{tier}']:.1%}" for tier in ("device", "host", "storage")),
             f"{row['computed']:.1%}",
-            f"{row['requests_per_second']:.0f}",
             f"{row['wrong_tokens']} of {row['requests']}",
         ]
         for row in _rows("sharing")
     ]
-    titles = ["shared", "prompt tokens from the device", "host", "storage", "computed", "requests per second"]
+    titles = ["shared", "prompt tokens from the device", "host", "storage", "computed"]
     return _table([*titles, "wrong answers"], lines)
