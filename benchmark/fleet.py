@@ -73,9 +73,13 @@ class Mooncake:
         ]
 
     def __enter__(self) -> Mooncake:
-        for each in (self.master, *self.nodes):
-            each.start()
-            each.wait_ready()
+        try:
+            for each in (self.master, *self.nodes):
+                each.start()
+                each.wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
