@@ -28,7 +28,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 TEST = ROOT / "test"
 VERSIONS = ("3.12", "3.13")
-EXTRAS = ("hypothesis", "matplotlib", "psutil", "pytest", "tokenizers", "zstandard")
+EXTRAS = ("hypothesis", "matplotlib", "psutil", "psycopg[binary]", "pytest", "tokenizers", "zstandard")
 NOT_CORE = {
     "sglang",
     "sglang_importance",

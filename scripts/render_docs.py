@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "test")]
 from scripts.pages import (  # noqa: E402
     figures,
+    fleet_tables,
     reasoning_tables,
     reference,
     routes,
@@ -55,6 +56,7 @@ def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 
 NAMES = functions_of(
     figures,
+    fleet_tables,
     reasoning_tables,
     reference,
     routes,

@@ -171,6 +171,7 @@ _SCHEDULER = (
         labels={"operation": OPERATIONS},
     ),
     # ---- faults ----
+    Metric("ledger_lost_visits_total", "Finished requests that could not be written into the ledger"),
     Metric(
         "faults_total",
         "Exceptions of ours in a scheduler, which went on serving",

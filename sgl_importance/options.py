@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sgl_importance.pages.prune import Prune
+from sgl_importance.postgres_url import url_problem
 from sgl_importance.settings import (
     SETTINGS,
     AutoPins,
@@ -87,6 +88,8 @@ class ImportanceOptions:
             problems.append(
                 f"{keyword('tiers')} needs {keyword('store')}: a directory for the ledger and for locks"
             )
+        if "://" in self.ledger and (problem := url_problem(self.ledger)):
+            problems.append(f"{keyword('ledger')} {problem}")
         if self.is_tiered and self.policy != "importance":
             problems.append(f"{keyword('residency')} 'tiered' needs {keyword('policy')} to be 'importance'")
         problems += self._sparse_problems()
@@ -157,8 +160,8 @@ class ImportanceOptions:
         return self.policy == "importance" and self.gate == "on"
 
     @property
-    def ledger_directory(self) -> str:
-        """The directory that keeps what is learnt between starts; empty where nothing is kept."""
+    def ledger_place(self) -> str:
+        """The directory or database that keeps what is learnt between starts; empty where nothing is kept."""
         if self.is_stock or self.ledger == "off":
             return ""
         return self.store if self.ledger == "auto" else self.ledger

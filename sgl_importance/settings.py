@@ -224,9 +224,10 @@ SETTINGS: dict[str, Setting] = {
     ),
     "ledger": Setting(
         "directory of the ledger, which keeps from one start to the next what was learnt about prefixes and "
-        "their reuse; 'auto' is that of the store, and none without a store; 'off' keeps nothing",
+        "their reuse, or postgresql://user@host/database, where servers of several machines learn together; "
+        "'auto' is the directory of the store, and none without a store; 'off' keeps nothing",
         process="both",
-        cost="a thread of the scheduler, 64 MiB of queue, a file with the token ids of prompts",
+        cost="a thread of the scheduler, 64 MiB of queue, a file or a database with the token ids of prompts",
     ),
     "ledger_token_ids": Setting(
         "'on' keeps the token ids of prompts and answers in the ledger; 'off' keeps only digests of their "

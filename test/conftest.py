@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from support import warm_start
+from support.postgres import Postgres, postgres_server, programs
 from support.tested_rows import name_rows
 
 # Times say nothing on a shared machine, and the first example of a test may compile.
@@ -24,6 +26,16 @@ def probe_model() -> Path:
     from sgl_importance.probe import checkpoint_path
 
     return checkpoint_path()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL whose password libpq finds in the environment, as that of an operator."""
+    if programs() is None:
+        pytest.skip("PostgreSQL is not installed: no initdb on the PATH or below /usr/lib/postgresql")
+    with postgres_server() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PGPASSWORD", server.password)
+        yield server
 
 
 # Without a server, and among the longest: begun last, one would run alone at the end.

@@ -99,10 +99,14 @@ class BatchWorker(Generic[T]):
             if self.unfinished:
                 raise TimeoutError(f"{self._thread.name}: {self.unfinished} items are left")
 
-    def close(self) -> None:
-        """Refuses what comes from now on and waits until what is there is worked through."""
+    def close(self, seconds: float | None = None) -> None:
+        """Refuses what comes from now on and waits until what is there is worked through.
+
+        Args:
+            seconds: the longest wait; None waits for as long as it takes.
+        """
         self._refuse_more()
-        self._thread.join()
+        self._thread.join(seconds)
 
     # ---- the thread ----
 

@@ -22,16 +22,23 @@ class Server:
     Args:
         url: its address, such as ``http://127.0.0.1:30000``.
         api_key: its API key; None where it demands none.
+        seconds: longest wait for an answer.
         transport: replaces the network, for tests.
     """
 
     def __init__(
-        self, url: str, api_key: str | None = None, *, transport: httpx.BaseTransport | None = None
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        seconds: float = REQUEST_SECONDS,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self._seconds = seconds
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            timeout=REQUEST_SECONDS,
+            timeout=seconds,
             transport=transport,
         )
 
@@ -67,7 +74,7 @@ class Server:
             raise ServerError(f"{self.url!r} is no address: give --url such as {DEFAULT_URL}") from None
         except httpx.TimeoutException:
             raise ServerError(
-                f"{self.url} did not answer in {REQUEST_SECONDS:.0f} s: look into its log"
+                f"{self.url} did not answer in {self._seconds:.0f} s: look into its log"
             ) from None
         except httpx.TransportError as error:
             reason = " ".join(str(error).split()) or type(error).__name__

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from sgl_importance.background.batch_worker import BatchWorker
 from sgl_importance.background.daemon_pool import DaemonPool
 from sgl_importance.ledger.ledger import Ledger, Worth
-from sgl_importance.ledger.ledger_database import LedgerUnusable
+from sgl_importance.ledger.ledger_database import LedgerBusy, LedgerDamaged, LedgerError, LedgerUnusable
 from sgl_importance.ledger.pin_rows import MAX_SHARE
 from sgl_importance.ledger.prefix_record import PrefixRecord
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
@@ -26,15 +25,14 @@ QUEUE_BYTES = 64 << 20
 BATCH_SECONDS = 0.5
 """From one transaction to the next: what a killed server loses, and how often a hot prefix is written."""
 LOOK_SECONDS = 1.0
-"""Longest time until an idle writer finds out that its file was taken away."""
+"""Longest time until an idle writer finds out that its ledger was taken away."""
 RETRY_SECONDS = 30.0
 """Pause after a failed write, as on a full disk. Visits meanwhile are lost; the next visits repeat them."""
 ANSWER_SECONDS = 0.05
-"""Time limit of ``surviving_pins`` on a disk that hangs."""
+"""Time limit of ``surviving_pins`` on a disk or a database that hangs."""
+CLOSE_SECONDS = 30.0
+"""Time limit of ``close`` on a disk or a database that hangs."""
 _VISIT_BYTES = 256
-# Another server holds the write lock; the batch waits for its turn.
-_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +56,13 @@ class LedgerWriter:
     """Takes visits on the scheduler's thread and writes them on its own. Never blocks, never raises there.
 
     Memory is bounded: visits that do not fit the queue are dropped and counted. Where the disk is full or
-    cannot be written, one warning is logged and serving goes on. A file that is removed, moved away or
-    replaced is made again, with its contents.
+    cannot be written, or the database is out of reach, one warning is logged, visits are counted as lost and
+    serving goes on. A file that is removed, moved away or replaced is made again, with its contents; a
+    database is used again once it answers.
 
     Args:
         ledger: must have no other user from now on.
-        budget_bytes: of the ledger's file.
+        budget_bytes: of the ledger.
         worth: ranks its rows; called on the writer's thread.
         clock: of the server now.
         evidence: that the server starts with.
@@ -91,12 +90,13 @@ class LedgerWriter:
         self._written_pins: dict[str, Pin] | None = self._pins
         self._rows: frozenset[str] = frozenset(self._pins)
         self.kept_pins = self._rows
-        """Names of the pins that are in the file, as far as the writer knows: replaced, never changed."""
+        """Names of the pins that are in the ledger, as far as the writer knows: replaced, never changed."""
         self._lookers: DaemonPool | None = None
         self._look: queue.SimpleQueue[frozenset[str]] | None = None
         self._retry_at = 0.0
         self._has_warned = False
         self._has_told_of_pins = False
+        self._lost = 0
         self.written = 0
         """Records; for tests and reports."""
         self._worker: BatchWorker[Visit] = BatchWorker(
@@ -111,9 +111,14 @@ class LedgerWriter:
         self._worker.start()
 
     @property
-    def dropped(self) -> int:
-        """Visits that did not fit the queue, or came after the end of the writing."""
-        return self._worker.dropped
+    def lost(self) -> int:
+        """Visits that were not written: they did not fit the queue, or nothing could be written then."""
+        return self._worker.dropped + self._lost
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the last write succeeded, as far as the writer knows."""
+        return not (self._has_warned or self._worker.has_failed)
 
     def put(self, visit: Visit) -> bool:
         """Hands a visit over; False where it was dropped. Its records must not change afterwards."""
@@ -139,7 +144,7 @@ class LedgerWriter:
         answer = self._look = queue.SimpleQueue()
 
         def look() -> None:
-            held = self._ledger.place.is_held()
+            held = self._ledger.database.is_in_place()
             # Read after it: the writer empties it before it makes a new file.
             answer.put(self.kept_pins if held else frozenset())
 
@@ -154,8 +159,8 @@ class LedgerWriter:
         return survivors
 
     def close(self) -> None:
-        """Writes the waiting visits and closes the ledger."""
-        self._worker.close()
+        """Writes the waiting visits and closes the ledger; gives up after ``CLOSE_SECONDS``."""
+        self._worker.close(CLOSE_SECONDS)
 
     # ---- the writer's thread ----
 
@@ -164,18 +169,18 @@ class LedgerWriter:
         try:
             yield
         except Exception:
-            self.kept_pins = frozenset()  # the next start sets the file aside
+            self.kept_pins = frozenset()  # the next start sets a file aside
             raise
         finally:
             self._ledger.close()
 
     def _write_batch(self, visits: Sequence[Visit], _dropped: int) -> None:
-        if self._has_file() and (visits or self._pins is not self._written_pins):
-            self._try(visits)
+        if not (self._has_place() and self._try(visits)):
+            self._lost += len(visits)
 
-    def _has_file(self) -> bool:
-        """Whether the ledger's file is at its path, where it may just have been made again."""
-        if self._ledger.place.is_held():
+    def _has_place(self) -> bool:
+        """Whether the ledger is in its place, where it may just have been put again."""
+        if self._ledger.database.is_in_place():
             return True
         self.kept_pins, self._written_pins = frozenset(), None
         if time.monotonic() < self._retry_at and not self._worker.is_closing:
@@ -188,46 +193,53 @@ class LedgerWriter:
             if self._ledger.evidence() is None:
                 self._evidence = ReuseEvidence.nothing()
             prefixes = len(self._ledger)
-        except (LedgerUnusable, sqlite3.Error) as error:
+        except LedgerError as error:
             self._cannot_write(error)
             return False
         self._has_warned = False
         logger.warning(
-            "KV importance ledger: %s was removed, moved away or replaced: there is one again, with %d "
-            "prefixes; %d pins follow",
-            self._ledger.path,
+            "KV importance ledger: %s %s, with %d prefixes; %d pins follow",
+            self._ledger.place,
+            self._ledger.database.return_notice,
             prefixes,
             len(self._pins),
         )
         return True
 
-    def _try(self, visits: Sequence[Visit]) -> None:
+    def _try(self, visits: Sequence[Visit]) -> bool:
+        """False where they are lost."""
+        if not visits and self._pins is self._written_pins:
+            return True
+        is_written = False
         while True:
             if time.monotonic() < self._retry_at:
-                return
+                return is_written
             try:
-                self._write(visits)
+                if not is_written:
+                    self._write(visits)
+                    is_written = True
                 self._ledger.forget(self._budget_bytes, self._worth)
-                return
-            except sqlite3.Error as error:
-                code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-                if code in _PASSING and not self._worker.is_closing:
-                    continue  # SQLite has waited already
-                if code in _DAMAGED:
-                    raise
+                return True
+            except LedgerDamaged:
+                raise
+            except LedgerError as error:
+                if isinstance(error, LedgerBusy) and not self._worker.is_closing:
+                    continue  # the database has waited already
                 self._cannot_write(error)
 
-    def _cannot_write(self, error: Exception) -> None:
+    def _cannot_write(self, error: LedgerError) -> None:
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "KV importance ledger: %s cannot be written (%s): the server goes on without, and "
-                "tries again every %.0f s; make room or make it writable",
-                self._ledger.path,
-                error,
-                RETRY_SECONDS,
-            )
+        if self._has_warned:
+            return
+        self._has_warned = True
+        place, cure = self._ledger.place, self._ledger.database.cure
+        # What cannot be opened says by itself what to do.
+        is_complete = isinstance(error, LedgerUnusable)
+        logger.warning(
+            "KV importance ledger: %s; the server goes on without, and tries again every %.0f s",
+            error if is_complete else f"{place} cannot be written ({error}): {cure}",
+            RETRY_SECONDS,
+        )
 
     def _write(self, visits: Sequence[Visit]) -> None:
         records = {record.digest: record for visit in visits for record in visit.records}
@@ -246,7 +258,7 @@ class LedgerWriter:
         self._write_pins()
         if self._has_warned:
             self._has_warned = False
-            logger.info("KV importance ledger: %s is written again", self._ledger.path)
+            logger.info("KV importance ledger: %s is written again", self._ledger.place)
 
     def _write_pins(self) -> None:
         pins = self._pins

@@ -1,13 +1,12 @@
-"""Pins in the ledger's file, where requested pins outlive the server.
+"""Pins in the ledger, where requested pins outlive the server.
 
-A row is written when its pin is made and deleted when it ends, so servers that share a file never overwrite
-each other's.
+A row is written when its pin is made and deleted when it ends, so servers that share a ledger never
+overwrite each other's.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from array import array
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -15,32 +14,38 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from sgl_importance.ledger.ledger_database import LedgerDatabase
 from sgl_importance.pins.pin import Pin
 
 MAX_SHARE = 0.25
 """Of the ledger's budget; what pins take beyond it is not kept."""
 _ROW_BYTES = 200  # of a row without its tokens, with its part of the index
+_UPSERT = (
+    "INSERT INTO pins (model, pin_id, names, expires_at, tokens, checksum) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (model, pin_id) DO UPDATE SET names = excluded.names, expires_at = excluded.expires_at, "
+    "tokens = excluded.tokens, checksum = excluded.checksum"
+)
 
 
 class PinRows:
-    """The pins of one model in a ledger's file. Used by the ledger's thread.
+    """The pins of one model in a ledger. Used by the ledger's thread.
 
     Args:
-        connection: to the file.
+        database: of the ledger.
         model: number of the model.
     """
 
-    def __init__(self, connection: sqlite3.Connection, model: int) -> None:
-        self._connection = connection
+    def __init__(self, database: LedgerDatabase, model: int) -> None:
+        self._database = database
         self._model = model
         self.damaged = 0
 
     @property
     def num_bytes(self) -> int:
         """Of the pins of every model."""
-        (size,) = self._connection.execute(
+        ((size,),) = self._database.execute(
             f"SELECT sum(length(tokens) + length(names) + {_ROW_BYTES}) FROM pins"
-        ).fetchone()
+        )
         return int(size or 0)
 
     def read(self, now: float, *, page_size: int) -> list[Pin]:
@@ -50,7 +55,7 @@ class PinRows:
             now: Unix time.
             page_size: tokens per page.
         """
-        rows = self._connection.execute(
+        rows = self._database.execute(
             "SELECT pin_id, names, expires_at, tokens, checksum FROM pins WHERE model = ? "
             "AND (expires_at IS NULL OR expires_at > ?) ORDER BY id",
             (self._model, now),
@@ -62,10 +67,10 @@ class PinRows:
     def write(
         self, added: Iterable[Pin], ended: Collection[str], *, now: float, budget_bytes: int
     ) -> set[str]:
-        """Makes the file agree with the server, in one transaction; also deletes expired pins.
+        """Makes the ledger agree with the server, in one transaction; also deletes expired pins.
 
         Args:
-            added: pins that are not in the file, oldest first.
+            added: pins that are not in the ledger, oldest first.
             ended: names of pins that are.
             now: Unix time.
             budget_bytes: of the ledger.
@@ -74,12 +79,11 @@ class PinRows:
             Names of the added pins that are kept; there is no room for others.
 
         Raises:
-            sqlite3.Error: nothing has changed.
+            LedgerError: nothing has changed.
         """
-        execute = self._connection.execute
+        execute = self._database.execute
         kept = set()
-        execute("BEGIN IMMEDIATE")
-        try:
+        with self._database.transaction(alone=True):
             execute("DELETE FROM pins WHERE expires_at <= ?", (now,))
             for pin_id in ended:
                 execute("DELETE FROM pins WHERE model = ? AND pin_id = ?", (self._model, pin_id))
@@ -90,17 +94,8 @@ class PinRows:
                 if num_bytes > room:
                     continue
                 room -= num_bytes
-                execute(
-                    "INSERT OR REPLACE INTO pins (model, pin_id, names, expires_at, tokens, checksum) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
-                    (self._model, *row),
-                )
+                execute(_UPSERT, (self._model, *row))
                 kept.add(pin.pin_id)
-            execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                execute("ROLLBACK")
-            raise
         return kept
 
 

@@ -112,7 +112,7 @@ class PinTable:
         """Takes a pin in.
 
         Raises:
-            PinRefused: the prefix fills no page, or the table is full.
+            PinRefused: the prefix fills no page, the table is full, or there is a pin of this name.
         """
         return self._take_in(pin) + self._settle()
 
@@ -122,7 +122,8 @@ class PinTable:
             raise PinRefused(f"shorter than one page of {self.page_size} tokens: there is nothing to pin")
         if pin.source is not PinSource.AUTOMATIC:
             self._check_room(pin)
-        assert pin.pin_id not in self._pins, pin.pin_id
+        if pin.pin_id in self._pins:
+            raise PinRefused(f"there is a pin {pin.pin_id}: unpin it first, or give another pin_id")
         if not pin.digests:
             pin.digests = chain_digests(
                 root_digest(pin.extra_key, pin.cache_salt), pin.tokens, self.page_size

@@ -50,6 +50,10 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "unpin": ("some", *NOBODY),
     "prewarm": ("--text", "a", *NOBODY),
     "snapshot": NOBODY,
+    "fleet show": (NOBODY[1],),
+    "fleet pin": ("--text", "a", NOBODY[1]),
+    "fleet unpin": ("some", NOBODY[1]),
+    "fleet pins": (NOBODY[1],),
     "observe": NOBODY,
     "doctor": NOBODY,
 }

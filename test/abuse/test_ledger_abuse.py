@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from sgl_importance.ledger import ledger_writer
-from sgl_importance.ledger.ledger import LEDGER_FILE, Ledger
+from sgl_importance.ledger.ledger import Ledger
 from sgl_importance.ledger.ledger_database import LedgerUnusable
+from sgl_importance.ledger.ledger_place import LEDGER_FILE
 from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
 from sgl_importance.ledger.prefix_record import PrefixRecord
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
@@ -106,7 +107,7 @@ def test_a_ledger_that_is_taken_away_is_made_again(
 def test_pins_are_said_to_be_lost_from_the_moment_on(
     folder: Path, writer: LedgerWriter, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LedgerWriter, "_has_file", lambda self: False)  # the writer has not noticed yet
+    monkeypatch.setattr(LedgerWriter, "_has_place", lambda self: False)  # the writer has not noticed yet
     time.sleep(0.1)
     assert writer.surviving_pins() == {"a", "b"}
     TAKE_AWAY[taken](folder)

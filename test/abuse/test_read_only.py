@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.ledger.ledger import LEDGER_FILE, Ledger
+from sgl_importance.ledger.ledger import Ledger
 from sgl_importance.ledger.ledger_database import LedgerUnusable
+from sgl_importance.ledger.ledger_place import LEDGER_FILE
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy

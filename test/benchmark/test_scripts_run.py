@@ -32,6 +32,7 @@ SMALLEST = {
 COMPARED = "kv_size.py"
 ONLY_READ = (
     "agents.py",
+    "fleet.py",
     "kernels/run.py",
     "overhead.py",
     "pages/adversarial.py",

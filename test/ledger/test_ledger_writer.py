@@ -15,6 +15,7 @@ import pytest
 
 from sgl_importance.ledger import ledger_writer
 from sgl_importance.ledger.ledger import Ledger
+from sgl_importance.ledger.ledger_place import LedgerPlace
 from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
 from sgl_importance.reuse.estimator import REFRESH_INTERVAL, ReuseEstimator
@@ -41,40 +42,42 @@ def visit(*records, clock: int = 1) -> Visit:
     return Visit(records, clock, NAMESPACE, None)
 
 
-def test_what_was_put_before_the_close_is_kept(tmp_path: Path):
-    writer = writer_of(open_ledger(tmp_path / "l.sqlite"))
+def test_what_was_put_before_the_close_is_kept(place: LedgerPlace):
+    writer = writer_of(open_ledger(place))
     records = random_tree(random.Random(0), 50)
     for each in records:
         assert writer.put(visit(each))
     writer.close()
-    ledger = open_ledger(tmp_path / "l.sqlite")
+    ledger = open_ledger(place)
     assert {each.digest for each in ledger.prefixes()} == {each.digest for each in records}
     assert list(ledger.namespaces().values()) == [NAMESPACE]
     ledger.close()
 
 
-def test_a_hot_prefix_is_written_once_for_each_batch(tmp_path: Path):
-    writer = writer_of(open_ledger(tmp_path / "l.sqlite"))
+def test_a_hot_prefix_is_written_once_for_each_batch(place: LedgerPlace):
+    writer = writer_of(open_ledger(place))
     for clock in range(1, 1001):
         writer.put(visit(record([1, 2, 3, 4], last_access=clock, accesses=clock), clock=clock))
     writer.close()
     assert writer.written < 20
-    ledger = open_ledger(tmp_path / "l.sqlite")
+    ledger = open_ledger(place)
     (row,) = ledger.prefixes()
     assert (row.accesses, row.last_access, ledger.clock) == (1000, 1000, 1000)
     ledger.close()
 
 
-def test_the_queue_is_bounded_and_never_waits(tmp_path: Path):
-    ledger = open_ledger(tmp_path / "l.sqlite")
-    blocker = open_ledger(tmp_path / "l.sqlite")
-    blocker._connection.execute("BEGIN IMMEDIATE")  # a server that has stopped in the middle of a write
+def test_the_queue_is_bounded_and_never_waits(place: LedgerPlace):
+    ledger = open_ledger(place)
+    blocker = open_ledger(place)
+    # A server that has stopped in the middle of a write.
+    blocker.database.execute("BEGIN IMMEDIATE" if isinstance(place, Path) else "BEGIN")
+    blocker.database.execute("UPDATE models SET used = 0")
     writer = writer_of(ledger, queue_bytes=100_000)
     # The file stays locked until all are offered: whoever waited for room would do so for ever.
     taken = [writer.put(visit(record([number, 2, 3, 4]))) for number in range(2000)]
     assert 0 < sum(taken) < 2000
-    assert writer.dropped == 2000 - sum(taken)
-    blocker._connection.execute("ROLLBACK")
+    assert writer.lost == 2000 - sum(taken)
+    blocker.database.execute("ROLLBACK")
     writer.close()
     assert writer.written == sum(taken)
     blocker.close()
@@ -88,13 +91,13 @@ def test_the_queue_is_bounded_and_never_waits(tmp_path: Path):
     ],
 )
 def test_a_full_or_read_only_disk_is_named_once_and_tried_again(
-    tmp_path: Path, monkeypatch, caplog, spoil: str, heal: str, message: str
+    file: Path, monkeypatch, caplog, spoil: str, heal: str, message: str
 ):
     monkeypatch.setattr(ledger_writer, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(ledger_writer, "BATCH_SECONDS", 0.0)
     caplog.set_level(logging.INFO)
-    ledger = open_ledger(tmp_path / "l.sqlite")
-    ledger._connection.execute(spoil)
+    ledger = open_ledger(file)
+    ledger.database.execute(spoil)
     writer = writer_of(ledger)
     for seed in range(5):
         writer.put(visit(*random_tree(random.Random(seed), 300)))
@@ -102,33 +105,34 @@ def test_a_full_or_read_only_disk_is_named_once_and_tried_again(
     wait_until(lambda: message in caplog.text)
     assert sum("cannot be written" in line.message for line in caplog.records) == 1
     assert writer.written == 0
-    ledger._connection.execute(heal)
+    wait_until(lambda: writer.lost == 5)
+    assert not writer.is_writing
+    ledger.database.execute(heal)
     wait_until(lambda: writer.put(visit(record([1, 2, 3, 4]))) and writer.written)
     writer.close()
     assert "is written again" in caplog.text
 
 
-def test_damage_found_while_serving_ends_the_ledger_and_nothing_else(tmp_path: Path, caplog):
-    path = tmp_path / "l.sqlite"
-    ledger = open_ledger(path)
+def test_damage_found_while_serving_ends_the_ledger_and_nothing_else(file: Path, caplog):
+    ledger = open_ledger(file)
     ledger.write(random_tree(random.Random(1), 300), clock=1, requests=1)
-    ledger._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    ledger._connection.execute("PRAGMA cache_size = 1")
-    with path.open("r+b") as file:
-        file.seek(4096)
-        file.write(os.urandom(path.stat().st_size - 4096))
+    ledger.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    ledger.database.execute("PRAGMA cache_size = 1")
+    with file.open("r+b") as content:
+        content.seek(4096)
+        content.write(os.urandom(file.stat().st_size - 4096))
     writer = writer_of(ledger)
     writer.put(visit(*random_tree(random.Random(2), 300)))
     wait_until(lambda: writer._worker.has_failed)
     assert "nothing more is written" in caplog.text
     assert not writer.put(visit(record([1, 2, 3, 4])))
     writer.close()
-    assert len(open_ledger(path)) == 0
-    assert [each for each in tmp_path.iterdir() if ".set-aside-" in each.name]
+    assert len(open_ledger(file)) == 0
+    assert [each for each in file.parent.iterdir() if ".set-aside-" in each.name]
 
 
-def test_counts_of_reuse_survive_and_those_of_two_servers_add_up(tmp_path: Path):
-    def serve(reuse: ReuseEstimator, seed: int, path: Path) -> ReuseEvidence:
+def test_counts_of_reuse_survive_and_those_of_two_servers_add_up(place: LedgerPlace):
+    def serve(reuse: ReuseEstimator, seed: int) -> ReuseEvidence:
         rng, start = random.Random(seed), ReuseEvidence.of(reuse)
         for _ in range(5 * REFRESH_INTERVAL):
             clock = reuse.tick()
@@ -136,15 +140,14 @@ def test_counts_of_reuse_survive_and_those_of_two_servers_add_up(tmp_path: Path)
             if rng.random() < 0.5:
                 reuse.hit(3, clock)
         new = ReuseEvidence.of(reuse).since(start)
-        ledger = open_ledger(path)
+        ledger = open_ledger(place)
         ledger.write([], clock=reuse.clock, requests=5 * REFRESH_INTERVAL, evidence=new)
         ledger.close()
         return new
 
-    path = tmp_path / "l.sqlite"
     first = ReuseEstimator()
-    serve(first, 1, path)
-    ledger = open_ledger(path)
+    serve(first, 1)
+    ledger = open_ledger(place)
     kept = ledger.evidence()
     assert kept is not None
     np.testing.assert_allclose(kept.hits, first.counts()[0])
@@ -154,7 +157,7 @@ def test_counts_of_reuse_survive_and_those_of_two_servers_add_up(tmp_path: Path)
     assert again.index(3, 5) == pytest.approx(first.index(3, 5))
     assert again.index(3, 5) != pytest.approx(ReuseEstimator().index(3, 5))
     # It and a second server, which both started from this, count on beside each other.
-    news = [serve(first, 2, path), serve(again, 3, path)]
+    news = [serve(first, 2), serve(again, 3)]
     merged = ledger.evidence()
     assert merged is not None
     expected = kept
@@ -165,8 +168,8 @@ def test_counts_of_reuse_survive_and_those_of_two_servers_add_up(tmp_path: Path)
     ledger.close()
 
 
-def check_intact(path: Path) -> int:
-    ledger = open_ledger(path)
+def check_intact(place: LedgerPlace) -> int:
+    ledger = open_ledger(place)
     rows = list(ledger.prefixes())
     assert ledger.damaged_rows == 0
     digests = {row.digest for row in rows}
@@ -176,18 +179,19 @@ def check_intact(path: Path) -> int:
     evidence = ledger.evidence()
     assert not rows or evidence is not None
     ledger.close()
-    assert not [each for each in path.parent.iterdir() if ".set-aside-" in each.name]
+    if isinstance(place, Path):
+        assert not [each for each in place.parent.iterdir() if ".set-aside-" in each.name]
     return len(rows)
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(60, marks=pytest.mark.nightly)])
-def test_a_killed_writer_beside_another_leaves_a_ledger_that_opens(tmp_path: Path, kills: int):
-    path, rng = tmp_path / "ledger.sqlite", random.Random(kills)
+@pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.nightly)])
+def test_a_killed_writer_beside_another_leaves_a_ledger_that_opens(place: LedgerPlace, kills: int):
+    rng = random.Random(kills)
     rows = 0
     for number in range(kills):
         victims = [
             subprocess.Popen(
-                [sys.executable, "-m", VICTIM, str(path), str(2 * number + each)],
+                [sys.executable, "-m", VICTIM, str(place), str(2 * number + each)],
                 env={**os.environ, **python_path(TEST)},
                 stdout=subprocess.PIPE,
             )
@@ -201,7 +205,7 @@ def test_a_killed_writer_beside_another_leaves_a_ledger_that_opens(tmp_path: Pat
             for victim in victims:
                 victim.kill()
                 victim.wait()
-                rows = max(rows, check_intact(path))
+                rows = max(rows, check_intact(place))
         finally:
             for victim in victims:
                 victim.kill()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
 from array import array
 from pathlib import Path
 
 import pytest
 
-from sgl_importance.ledger import ledger_database, ledger_writer
+from sgl_importance.ledger import ledger_file, ledger_writer
 from sgl_importance.ledger.ledger import Ledger
+from sgl_importance.ledger.ledger_place import LedgerPlace
 from sgl_importance.ledger.ledger_writer import LedgerWriter
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
 from sgl_importance.pins.pin import Pin
@@ -33,25 +33,32 @@ def write(ledger: Ledger, *added: Pin, ended: tuple[str, ...] = (), budget_bytes
     return ledger.pins.write(added, ended, now=100.0, budget_bytes=budget_bytes)
 
 
-def named(path: Path) -> list[str]:
+def named(place: LedgerPlace) -> list[str]:
     """What the next server finds."""
-    ledger = open_ledger(path)
+    ledger = open_ledger(place)
     try:
         return [pin.pin_id for pin in read(ledger)]
     finally:
         ledger.close()
 
 
-def test_a_pin_comes_back_as_it_was_and_in_its_order(tmp_path: Path):
+def set_version(ledger: Ledger, version: int) -> None:
+    if isinstance(ledger.place, Path):
+        ledger.database.execute(f"PRAGMA user_version = {version}")
+    else:
+        ledger.database.execute("UPDATE schema_version SET version = ?", (version,))
+
+
+def test_a_pin_comes_back_as_it_was_and_in_its_order(place: LedgerPlace):
     pins = [
         make_pin("plain"),
         make_pin("salted", cache_salt="tenant", expires_at=100.5),
         make_pin("keyed", extra_key="lora", expires_at=1e9),
     ]
-    ledger = open_ledger(tmp_path / "l.sqlite")
+    ledger = open_ledger(place)
     assert write(ledger, *pins) == {"plain", "salted", "keyed"}
     ledger.close()
-    again = open_ledger(tmp_path / "l.sqlite")
+    again = open_ledger(place)
     for before, after in zip(pins, read(again), strict=True):
         for name in ("pin_id", "tokens", "extra_key", "cache_salt", "expires_at"):
             assert getattr(after, name) == getattr(before, name), name
@@ -59,18 +66,17 @@ def test_a_pin_comes_back_as_it_was_and_in_its_order(tmp_path: Path):
     again.close()
 
 
-def test_ended_and_expired_pins_leave_the_file(tmp_path: Path):
-    ledger = open_ledger(tmp_path / "l.sqlite")
+def test_ended_and_expired_pins_leave_the_ledger(place: LedgerPlace):
+    ledger = open_ledger(place)
     write(ledger, make_pin("a"), make_pin("b"), make_pin("short", expires_at=100.5))
     write(ledger, ended=("a",))
     ledger.pins.write([], (), now=101.0, budget_bytes=BUDGET)
+    assert ledger.database.execute("SELECT pin_id FROM pins") == [("b",)]
     ledger.close()
-    with sqlite3.connect(tmp_path / "l.sqlite") as connection:
-        assert connection.execute("SELECT pin_id FROM pins").fetchall() == [("b",)]
 
 
-def test_models_keep_their_own_pins(tmp_path: Path):
-    ours, theirs = open_ledger(tmp_path / "l.sqlite"), open_ledger(tmp_path / "l.sqlite", b"other")
+def test_models_keep_their_own_pins(place: LedgerPlace):
+    ours, theirs = open_ledger(place), open_ledger(place, b"other")
     write(ours, make_pin("p"))
     write(theirs, make_pin("p", PAGE))
     write(theirs, ended=("p",))
@@ -79,8 +85,8 @@ def test_models_keep_their_own_pins(tmp_path: Path):
     theirs.close()
 
 
-def test_pins_are_bounded_and_prefixes_make_room_for_them(tmp_path: Path):
-    ledger = open_ledger(tmp_path / "l.sqlite")
+def test_pins_are_bounded_and_prefixes_make_room_for_them(place: LedgerPlace):
+    ledger = open_ledger(place)
     budget = 40_000
     rows = [record([number, 2, 3, 4], last_access=number) for number in range(200)]
     ledger.write(rows, clock=200, requests=200)
@@ -97,42 +103,47 @@ def test_pins_are_bounded_and_prefixes_make_room_for_them(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "change", ["tokens = x'0100'", "pin_id = 'other'", "names = '[\"stolen\", null]'", "expires_at = 7e9"]
+    "change", ["tokens = pages", "pin_id = 'other'", "names = '[\"stolen\", null]'", "expires_at = 7e9"]
 )
-def test_a_damaged_pin_is_left_out_and_counted(tmp_path: Path, change: str):
-    ledger = open_ledger(tmp_path / "l.sqlite")
+def test_a_damaged_pin_is_left_out_and_counted(place: LedgerPlace, change: str):
+    ledger = open_ledger(place)
     write(ledger, make_pin("a"), make_pin("b"))
-    ledger._connection.execute(f"UPDATE pins SET {change} WHERE pin_id = 'a'")
+    ledger.write([record([1, 2, 3, 4])], clock=1, requests=1)
+    (pages,) = ledger.database.execute("SELECT pages FROM prefixes")[0]
+    values = (pages,) if "pages" in change else ()
+    ledger.database.execute(f"UPDATE pins SET {change.replace('pages', '?')} WHERE pin_id = 'a'", values)
     assert [pin.pin_id for pin in read(ledger)] == ["b"]
     assert ledger.pins.damaged == 1
     ledger.close()
 
 
-def test_a_file_of_the_schema_without_pins_keeps_what_was_learnt(tmp_path: Path):
-    path = tmp_path / "l.sqlite"
-    ledger = open_ledger(path)
+def test_a_ledger_of_the_schema_without_pins_keeps_what_was_learnt(place: LedgerPlace):
+    ledger = open_ledger(place)
     ledger.write([record([1, 2, 3, 4])], clock=5, requests=5, namespaces=[NAMESPACE])
-    ledger._connection.execute("DROP TABLE pins")
-    ledger._connection.execute("PRAGMA user_version = 1")
+    ledger.database.execute("DROP TABLE pins")
+    set_version(ledger, 1)
     ledger.close()
-    again = open_ledger(path)
+    again = open_ledger(place)
     assert (len(again), again.clock, list(again.namespaces().values())) == (1, 5, [NAMESPACE])
     assert write(again, make_pin("p")) == {"p"}
     again.close()
-    assert named(path) == ["p"]
-    assert [each.name for each in tmp_path.iterdir() if "set-aside" in each.name] == []
+    assert named(place) == ["p"]
+    if isinstance(place, Path):
+        assert [each.name for each in place.parent.iterdir() if "set-aside" in each.name] == []
 
 
-def test_a_known_ledger_opens_while_another_server_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        ledger_database, "BUSY_SECONDS", 0.0
-    )  # who needs the lock fails, instead of waiting for it
-    path = tmp_path / "l.sqlite"
-    busy = open_ledger(path)
+def test_a_known_ledger_opens_while_another_server_writes(
+    place: LedgerPlace, monkeypatch: pytest.MonkeyPatch
+):
+    # Who needs the lock fails, instead of waiting for it.
+    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.0)
+    if not isinstance(place, Path):
+        monkeypatch.setattr("sgl_importance.ledger.postgres_database.BUSY_SECONDS", 0.001)
+    busy = open_ledger(place)
     write(busy, make_pin("p"))
-    busy._connection.execute("BEGIN IMMEDIATE")
-    assert named(path) == ["p"]
-    busy._connection.execute("ROLLBACK")
+    with busy.database.transaction(alone=True):
+        busy.database.execute("UPDATE models SET used = 0")
+        assert named(place) == ["p"]
     busy.close()
 
 
@@ -145,45 +156,43 @@ def writer_of(ledger: Ledger, **settings) -> LedgerWriter:
     return LedgerWriter(ledger, worth=lambda *_: 1.0, **settings)
 
 
-def test_pins_are_written_while_the_server_runs(tmp_path: Path, monkeypatch):
+def test_pins_are_written_while_the_server_runs(place: LedgerPlace, monkeypatch):
     monkeypatch.setattr(ledger_writer, "BATCH_SECONDS", 0.0)
-    path = tmp_path / "l.sqlite"
     first, second = make_pin("first"), make_pin("second")
-    writer = writer_of(open_ledger(path))
+    writer = writer_of(open_ledger(place))
     writer.keep_pins([first, second], 1)
     wait_until(lambda: writer.kept_pins == {"first", "second"})
-    assert named(path) == ["first", "second"], "without a stop"
+    assert named(place) == ["first", "second"], "without a stop"
     writer.keep_pins([second], 2)
     wait_until(lambda: writer.kept_pins == {"second"})
-    assert named(path) == ["second"]
+    assert named(place) == ["second"]
     writer.close()
 
 
-def test_a_server_only_ends_pins_that_it_knows(tmp_path: Path):
-    path = tmp_path / "l.sqlite"
-    ledger = open_ledger(path)
+def test_a_server_only_ends_pins_that_it_knows(place: LedgerPlace):
+    ledger = open_ledger(place)
     write(ledger, make_pin("restored"))
     (restored,) = read(ledger)
     writer = writer_of(ledger, pins=[restored])
-    other = open_ledger(path)
+    other = open_ledger(place)
     write(other, make_pin("of another server"))
     other.close()
     assert writer.kept_pins == {"restored"}
     writer.keep_pins([], 1)
     writer.close()
-    assert named(path) == ["of another server"]
+    assert named(place) == ["of another server"]
 
 
-def test_what_could_not_be_written_is_written_later(tmp_path: Path, monkeypatch):
+def test_what_could_not_be_written_is_written_later(file: Path, monkeypatch):
     monkeypatch.setattr(ledger_writer, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(ledger_writer, "BATCH_SECONDS", 0.0)
-    ledger = open_ledger(tmp_path / "l.sqlite")
-    ledger._connection.execute("PRAGMA query_only = ON")
+    ledger = open_ledger(file)
+    ledger.database.execute("PRAGMA query_only = ON")
     writer = writer_of(ledger)
     writer.keep_pins([make_pin("p")], 1)
     wait_until(lambda: writer._has_warned)
     assert writer.kept_pins == frozenset()
-    ledger._connection.execute("PRAGMA query_only = OFF")
+    ledger.database.execute("PRAGMA query_only = OFF")
 
     def another_visit() -> bool:
         writer.put(ledger_writer.Visit((), 2, None, None))
@@ -191,11 +200,11 @@ def test_what_could_not_be_written_is_written_later(tmp_path: Path, monkeypatch)
 
     wait_until(another_visit)
     writer.close()
-    assert named(tmp_path / "l.sqlite") == ["p"]
+    assert named(file) == ["p"]
 
 
-def test_pins_beyond_the_room_are_named_once(tmp_path: Path, caplog):
-    writer = writer_of(open_ledger(tmp_path / "l.sqlite"), budget_bytes=10_000)
+def test_pins_beyond_the_room_are_named_once(place: LedgerPlace, caplog):
+    writer = writer_of(open_ledger(place), budget_bytes=10_000)
     writer.keep_pins([make_pin("big", 1000 * PAGE), make_pin("small")], 1)
     writer.close()
     assert writer.kept_pins == {"small"}

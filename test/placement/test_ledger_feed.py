@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 from array import array
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from sgl_importance.ledger.ledger import Ledger
+from sgl_importance.ledger.ledger_database import LedgerDamaged
 from sglang_importance.placement.ledger_feed import model_digest, open_ledger_feed
 from sglang_importance.storage.weights import WATCH, Weights
 
@@ -216,7 +216,7 @@ def test_a_ledger_that_breaks_while_it_is_read_is_set_aside(tmp_path: Path, monk
     def broken(ledger: Ledger, max_pages: int | None = None):
         monkeypatch.setattr(Ledger, "prefixes", read)
         yield next(read(ledger, max_pages))
-        raise sqlite3.DatabaseError("database disk image is malformed")
+        raise LedgerDamaged("database disk image is malformed")
 
     monkeypatch.setattr(Ledger, "prefixes", broken)
     driver = TreeDriver(tokens=POOL, options=ImportanceOptions(policy="importance", ledger=str(tmp_path)))

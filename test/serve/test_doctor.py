@@ -58,6 +58,16 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch):
     assert findings[1].subject == "python"
 
 
+def test_a_ledger_that_is_not_written_is_a_problem_with_a_cure():
+    ledger = {"place": "postgresql://host/db", "is_written": True, "lost_visits": 0}
+    *_, good = server_findings(HEALTHY | {"ledger": ledger})
+    assert (good.subject, good.status) == ("ledger", Status.OK)
+    *_, bad = server_findings(HEALTHY | {"ledger": ledger | {"is_written": False, "lost_visits": 1200}})
+    assert (bad.subject, bad.status) == ("ledger", Status.PROBLEM)
+    assert "1,200 visits lost" in bad.detail
+    assert "KV importance ledger" in bad.cure
+
+
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch):
     def wants_torch():
         raise ModuleNotFoundError("No module named 'torch'", name="torch")

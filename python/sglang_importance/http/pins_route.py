@@ -21,6 +21,8 @@ class PinBody(Prompt):
 
     ttl_seconds: float | None = Field(None, gt=0, le=MAX_TTL_SECONDS)
     """How long the pin counts; without it, until it is unpinned or nobody uses it any more."""
+    pin_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """Its name, so that several servers can hold one pin; without it, a new one."""
 
 
 class UnpinBody(BaseModel):
@@ -49,7 +51,7 @@ async def post_pin(request: Request) -> dict[str, Any]:
     extra_key, cache_salt = body.namespace
     # Name and end are decided here, so that every scheduler is told the same.
     pin = {
-        "pin_id": uuid.uuid4().hex,
+        "pin_id": body.pin_id or uuid.uuid4().hex,
         "tokens": tokens,
         "extra_key": extra_key,
         "cache_salt": cache_salt,

@@ -9,7 +9,6 @@ import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
@@ -17,7 +16,8 @@ from pydantic import Field
 from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 
 from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_database import LedgerUnusable
+from sgl_importance.ledger.ledger_database import LedgerError
+from sgl_importance.ledger.ledger_place import named_place
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.prewarm.ledger_plan import WarmPath, plan_from_ledger
 from sgl_importance.ranking.cost_model import CostModel
@@ -136,13 +136,13 @@ class Jobs:
             return []
         try:
             return await asyncio.to_thread(_plan, facts, job.max_seconds)
-        except LedgerUnusable as problem:
+        except LedgerError as problem:
             job.detail = str(problem)
             return []
 
 
 def _plan(facts: dict[str, Any], max_seconds: float) -> list[WarmPath]:
-    ledger = Ledger(Path(facts["ledger"]), bytes.fromhex(facts["model"]), page_size=facts["page_size"])
+    ledger = Ledger(named_place(facts["ledger"]), bytes.fromhex(facts["model"]), page_size=facts["page_size"])
     try:
         return plan_from_ledger(
             ledger,
@@ -217,7 +217,7 @@ def add_prewarm_routes(routes: APIRouter) -> None:
 def install_prewarm(app: FastAPI, options: ImportanceOptions) -> None:
     """Gives the routes their jobs, and the server what runs by itself."""
     jobs = app.state.kv_importance_prewarm = Jobs(options)
-    is_unasked = options.prewarm != "off" and options.policy == "importance" and options.ledger_directory
+    is_unasked = options.prewarm != "off" and options.policy == "importance" and options.ledger_place
     serve = app.router.lifespan_context
 
     @asynccontextmanager

@@ -27,10 +27,11 @@ class SnapshotQuery(OfRank):
 async def get_kv_importance(request: Request) -> dict[str, Any]:
     """The radix tree with its importance: nodes by loss, largest first.
 
-    Answers ``policy``, ``page_size``, ``clock`` (admitted requests), ``tiers``, ``faults`` (``counts`` by
-    place, and the ``fallback`` to LRU or null), ``nodes`` and ``next_cursor``, null on the last page; under
-    ``observe`` also ``observe``, with a store also ``store``, with tiered pages also ``pages`` (what the
-    device holds of them, and what has moved). Each node has its place (``id``, ``parent``,
+    Answers ``policy``, ``page_size``, ``clock`` (admitted requests), ``tiers``, ``hits`` (tokens by tier
+    since the start), ``faults`` (``counts`` by place, and the ``fallback`` to LRU or null), ``nodes`` and
+    ``next_cursor``, null on the last page; under ``observe`` also ``observe``, with a ledger ``ledger``
+    (``place``, ``is_written``, ``lost_visits``), with a store ``store``, with tiered pages ``pages`` (what
+    the device holds of them, and what has moved). Each node has its place (``id``, ``parent``,
     ``depth_tokens``, ``tokens``, ``tiers``), what attention gave it (``body_mass``, ``peak``, ``self_mass``,
     ``cross_mass``, ``queries``), and what the policy makes of it (``accesses``, ``answer_end``,
     ``age``, ``p_reuse``, ``loss``, ``pinned``). ``answer_end`` says how the answer of the last request on

@@ -100,7 +100,7 @@ def _refusing(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weight_watch(options: ImportanceOptions) -> None:
-    if options.ledger_directory and not options.store:
+    if options.ledger_place and not options.store:
         from sglang_importance.storage.guards import WEIGHT_HOOKS
 
         install_hooks(WEIGHT_HOOKS)
@@ -109,7 +109,7 @@ def _weight_watch(options: ImportanceOptions) -> None:
 def _ledger(scheduler: Scheduler) -> None:
     component = _cache(scheduler).importance
     options = component.state.options
-    if not options.ledger_directory:
+    if not options.ledger_place:
         return
     from sglang_importance.placement.ledger_feed import open_ledger_feed
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
 
+from sgl_importance.ledger.ledger_place import address_problem
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import KvPolicy, flag
 from sglang_importance.attention.score_sources import LISTED_BACKEND, NONE, PRODUCERS, UNPROVEN
@@ -298,6 +299,8 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
     lines.extend(_attention_refusals(args, options))
     lines.extend(_replica_refusals(args, options))
     lines.extend(_memory_mode_refusals(args, options))
+    if options.ledger_place and (problem := address_problem(options.ledger_place)):
+        lines.append(f"{flag('ledger')}: {problem}")
     if options.is_tiered:
         lines.extend(_tiered_refusals(args, options))
     if envs.SGLANG_RUST_SERVER.get():

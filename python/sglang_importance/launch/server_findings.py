@@ -19,6 +19,8 @@ def server_findings(document: dict[str, Any]) -> Iterator[Finding]:
     yield _eviction(document["policy"], document["faults"]["fallback"])
     if "pages" in document:
         yield _pages(document["pages"])
+    if "ledger" in document:
+        yield _ledger(document["ledger"])
     if "store_tiers" in document:
         yield from _store_tiers(document["store_tiers"])
 
@@ -55,6 +57,14 @@ def _pages(pages: dict[str, Any]) -> Finding:
         f"the device ({taken} of {pages['device_budget_bytes'] / 2**20:.1f} MiB), {pages['max_requests']} "
         f"requests at a time; {pages['loaded']:,} of {pages['read']:,} pages read came from the host",
     )
+
+
+def _ledger(ledger: dict[str, Any]) -> Finding:
+    lost = f"{ledger['lost_visits']:,} visits lost since the start"
+    if ledger["is_written"]:
+        return Finding("ledger", Status.OK, f"{ledger['place']}, {lost}")
+    cure = "see the line 'KV importance ledger' of its log: it is tried again every 30 s"
+    return Finding("ledger", Status.PROBLEM, f"{ledger['place']} is not written: {lost}", cure)
 
 
 def _store_tiers(chain: dict[str, Any]) -> Iterator[Finding]:

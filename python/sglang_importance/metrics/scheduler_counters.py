@@ -59,6 +59,7 @@ class Counters:
     fold_seconds: float = 0.0
     operations: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OPERATIONS, 0))
     operation_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OPERATIONS, 0.0))
+    ledger_lost_visits: int = 0
     faults: dict[FaultPlace, int] = field(default_factory=lambda: dict.fromkeys(FaultPlace, 0))
     calibration: Calibration = field(default_factory=Calibration)
     page_traffic: PageTraffic = field(default_factory=PageTraffic)

@@ -28,7 +28,7 @@ def facts(cache: ImportanceRadixCache, _: Document) -> Job:
             yield
     return {
         **room(cache, {}),
-        "ledger": None if ledger is None else str(ledger.path),
+        "ledger": None if ledger is None else str(ledger.place),
         "model": None if ledger is None else ledger.model.hex(),
         "keeps_token_ids": ledger is not None and ledger.keeps_token_ids,
         "page_size": state.tree.page_size,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
+from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.operations.job import Document, Job, RequestError, Slices
 from sglang_importance.operations.tiered_pages import describe_pages
 from sglang_importance.radix_cache.component import ImportanceComponent
@@ -128,8 +129,11 @@ def snapshot(
 def describe_tree(cache: ImportanceRadixCache, arguments: Document) -> Job:
     """The operation behind ``GET /kv_importance``; its arguments are those of ``snapshot``."""
     document = yield from snapshot(cache, **arguments)
+    document["hits"] = describe_hits(cache.importance.state.counters)
     if (observation := cache.importance.observation()) is not None:
         document["observe"] = observation
+    if (ledger := cache.importance.ledger) is not None:
+        document["ledger"] = ledger.describe()
     if (pool := tiered_pool(cache)) is not None:
         document["pages"] = describe_pages(pool)
     if (chain := SERVED.chain) is not None:
@@ -176,6 +180,15 @@ def describe_cache(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str,
         "clock": component.state.policy.clock,
         "tiers": describe_tiers(cache, stored_tokens),
         "faults": component.state.faults.describe(),
+    }
+
+
+def describe_hits(counters: Counters) -> dict[str, Any]:
+    """Admitted requests since the start, their prompt tokens, and of these what each tier had."""
+    return {
+        "requests": counters.requests,
+        "prompt_tokens": counters.prompt_tokens,
+        "hit_tokens": {tier.value: tokens for tier, tokens in counters.hit_tokens.items()},
     }
 
 

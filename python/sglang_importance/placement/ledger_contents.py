@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LedgerContents:
-    """A copy of it, for the ranks that do not read the file themselves.
+    """A copy of it, for the ranks that do not read it themselves.
 
     Attributes:
         records: in the order in which ghosts are restored: last used, and of these the topmost, last.
@@ -40,7 +40,7 @@ class LedgerContents:
             max_pages: that ghosts have room for.
 
         Raises:
-            sqlite3.Error: the ledger cannot be read.
+            LedgerError: the ledger cannot be read.
         """
         records = list(ledger.prefixes(max_pages=max_pages))
         records.reverse()
@@ -54,7 +54,7 @@ class LedgerContents:
         for what, damaged in (("rows", ledger.damaged_rows), ("pins", ledger.pins.damaged)):
             if damaged:
                 logger.warning(
-                    "KV importance ledger: %d damaged %s of %s are left out", damaged, what, ledger.path
+                    "KV importance ledger: %d damaged %s of %s are left out", damaged, what, ledger.place
                 )
         return contents
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import atexit
 import logging
-import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sgl_importance.ledger.ledger import LEDGER_FILE, Ledger
-from sgl_importance.ledger.ledger_database import LedgerUnusable
+from sgl_importance.ledger.ledger import Ledger
+from sgl_importance.ledger.ledger_database import LedgerError, LedgerUnusable
+from sgl_importance.ledger.ledger_place import place_of
 from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
 from sgl_importance.ledger.prefix_record import PrefixRecord
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
@@ -57,7 +56,7 @@ class LedgerFeed:
         budget_bytes: int,
         pins: Sequence[Pin] = (),
     ) -> None:
-        self.path = ledger.path
+        self.place = ledger.place
         self.page_size = ledger.page_size
         self.model = ledger.model
         self.keeps_token_ids = ledger.keep_token_ids
@@ -92,6 +91,19 @@ class LedgerFeed:
         kept = self._writer.kept_pins
         wanted = [pin for pin in pins if self.keeps_token_ids or pin.pin_id in kept]
         self._writer.keep_pins(wanted, self._policy.clock)
+
+    def describe(self) -> dict[str, Any]:
+        """Where it is, whether the last write succeeded, and the visits that were lost."""
+        return {
+            "place": str(self.place),
+            "is_written": self._writer.is_writing,
+            "lost_visits": self._writer.lost,
+        }
+
+    @property
+    def lost_visits(self) -> int:
+        """Finished requests that could not be written."""
+        return self._writer.lost
 
     def surviving_pins(self) -> frozenset[str]:
         """Names of the pins that a server which started now would find."""
@@ -166,7 +178,7 @@ def open_ledger_feed(state: TreeState, pins: Pinning | None, scheduler: Schedule
     """
     if WATCH.current is None:
         WATCH.watch(scheduler)
-    # The ranks must start alike, and another server may write the file meanwhile: the leader reads it.
+    # The ranks must start alike, and another server may write it meanwhile: the leader reads it.
     ledger, contents = _opened(state) if state.ranks.leads else (None, None)
     contents = state.ranks.from_leader(contents)
     if contents is None:
@@ -178,7 +190,7 @@ def open_ledger_feed(state: TreeState, pins: Pinning | None, scheduler: Schedule
     assert weights is not None
     logger.info(
         "KV importance ledger %s: %d pages known, %d pins, %d requests",
-        ledger.path,
+        ledger.place,
         len(state.tree.ghosts),
         len(restored_pins),
         state.policy.clock,
@@ -197,11 +209,11 @@ def _opened(state: TreeState) -> tuple[Ledger | None, LedgerContents | None]:
     """The ledger of the model in memory, and what it holds; nothing where it cannot be used."""
     options, weights = state.options, WATCH.current
     assert weights is not None
-    path = Path(options.ledger_directory).expanduser().absolute() / LEDGER_FILE
+    place = place_of(options.ledger_place)
     for _ in range(2):
         try:
             ledger = Ledger(
-                path,
+                place,
                 model_digest(weights, state.tree.page_size),
                 page_size=state.tree.page_size,
                 keep_token_ids=options.ledger_token_ids == "on",
@@ -211,7 +223,7 @@ def _opened(state: TreeState) -> tuple[Ledger | None, LedgerContents | None]:
             return None, None
         try:
             return ledger, LedgerContents.read(ledger, state.tree.ghosts.capacity_pages)
-        except sqlite3.Error as error:
+        except LedgerError as error:
             aside = ledger.give_up()
-            logger.warning("KV importance ledger: %s cannot be read (%s); %s", path, error, aside)
+            logger.warning("KV importance ledger: %s cannot be read (%s); %s", place, error, aside)
     return None, None

@@ -89,6 +89,8 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
 
     def publish() -> None:
         assert publisher is not None
+        if (ledger := cache.importance.ledger) is not None:
+            state.counters.ledger_lost_visits = ledger.lost_visits
         publisher.publish(state.counters, gauge_values(cache))
 
     follow_tree(

@@ -109,7 +109,7 @@ class ImportanceComponent(FullComponent):
 
     @property
     def ledger(self) -> LedgerFeed | None:
-        """Takes the finished requests, for the ledger's file."""
+        """Takes the finished requests, for the ledger."""
         return self.requests.ledger
 
     def attach_ledger(self, ledger: LedgerFeed) -> None:

@@ -1,4 +1,4 @@
-"""Writes a ledger until it is killed: ``python -m support.drivers.ledger_victim FILE SEED``."""
+"""Writes a ledger until it is killed: ``python -m support.drivers.ledger_victim PLACE SEED``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import itertools
 import random
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from sgl_importance.ledger import ledger_writer
+from sgl_importance.ledger.ledger_place import LedgerPlace, named_place
 from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
 from sgl_importance.reuse.estimator import ReuseEstimator
@@ -18,11 +18,11 @@ from support.workloads.ledger_rows import NAMESPACE, open_ledger, random_tree
 BUDGET_BYTES = 200_000
 
 
-def main(path: Path, seed: int) -> None:
+def main(place: LedgerPlace, seed: int) -> None:
     ledger_writer.BATCH_SECONDS = 0.0
     reuse, rng = ReuseEstimator(), random.Random(seed)
     writer = LedgerWriter(
-        open_ledger(path),
+        open_ledger(place),
         budget_bytes=BUDGET_BYTES,
         worth=lambda reuse_class, age, tokens, depth: 1 / (1 + age),
         clock=0,
@@ -40,4 +40,4 @@ def main(path: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(named_place(sys.argv[1]), int(sys.argv[2]))

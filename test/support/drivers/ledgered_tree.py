@@ -68,7 +68,7 @@ def prewarm(driver: TreeDriver, tokens: list[int]) -> None:
 
 def prewarm_from_ledger(driver: TreeDriver) -> int:
     """As the server does at its start; returns the number of nodes."""
-    ledger = open_ledger(driver.component.ledger.path, model_digest(WEIGHTS, PAGE))
+    ledger = open_ledger(driver.component.ledger.place, model_digest(WEIGHTS, PAGE))
     paths = plan_from_ledger(
         ledger,
         driver.component.state.policy.cost,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from sgl_importance.ledger.ledger import Ledger
+from sgl_importance.ledger.ledger_place import LedgerPlace
 from sgl_importance.ledger.prefix_record import PrefixRecord
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.reuse.reuse_class import BlockType
@@ -19,8 +19,8 @@ NAMESPACE = (None, None)
 ROOT = root_digest(*NAMESPACE)
 
 
-def open_ledger(path: Path, model: bytes = MODEL, **settings) -> Ledger:
-    return Ledger(path, model, page_size=PAGE, **settings)
+def open_ledger(place: LedgerPlace, model: bytes = MODEL, **settings) -> Ledger:
+    return Ledger(place, model, page_size=PAGE, **settings)
 
 
 def record(

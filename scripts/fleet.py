@@ -1,0 +1,137 @@
+"""Serves one model on several servers of this machine that share a store and a ledger, and watches over them.
+
+    python scripts/fleet.py                     two servers on 127.0.0.1:30000 and 30001, over one directory
+    python scripts/fleet.py --store mooncake    over Mooncake: a master and two store nodes, by TCP
+    python scripts/fleet.py --ledger postgresql://user@host/database --servers 3 -- --model-path <model>
+
+Flags behind -- go to every server, with the defaults of scripts/serve.sh. What ends is started again.
+Mooncake needs libibverbs1 and mooncake-transfer-engine; without CUDA, mooncake-transfer-engine-non-cuda.
+--dry-run prints the commands: on several machines, run these with the addresses of the machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleet_processes import HOST, FleetError, Process, master, mooncake_flags, store_node
+
+ROOT = Path(__file__).resolve().parents[1]
+LOOK_SECONDS = 1.0
+RESTART_SECONDS = 5.0
+
+
+def server(folder: Path, number: int, port: int, flags: Sequence[str]) -> Process:
+    """A server with the defaults of ``scripts/serve.sh``."""
+    words = subprocess.run(
+        ["bash", ROOT / "scripts" / "serve.sh", "--port", str(port), *flags],
+        env={**os.environ, "SERVE_DRY_RUN": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if words.returncode:
+        raise FleetError(words.stderr.strip().splitlines()[-1])
+    command = [sys.executable, *words.stdout.splitlines()[1:]]
+    return Process(f"server-{number}", command, f"http://{HOST}:{port}/health", folder)
+
+
+def members(options: argparse.Namespace, flags: Sequence[str]) -> list[Process]:
+    """Every program of the fleet, in the order in which they start."""
+    folder: Path = options.folder
+    wanted = [*flags, "--kv-importance-ledger", options.ledger or str(folder / "ledger")]
+    first: list[Process] = []
+    if options.store == "mooncake":
+        first = [master(folder)]
+        first += [
+            store_node(folder, each, megabytes=options.store_megabytes) for each in range(options.nodes)
+        ]
+        # What fails a check is set aside in a directory of each server's own.
+        stores = [folder / f"set-aside-{number}" for number in range(options.servers)]
+        wanted += mooncake_flags()
+    else:
+        stores = [Path(options.store or folder / "store")] * options.servers
+    return first + [
+        server(folder, number, options.port + number, [*wanted, "--kv-importance-store", str(store)])
+        for number, store in enumerate(stores)
+    ]
+
+
+def watch(fleet: Sequence[Process]) -> None:
+    """Starts again what ends, and says so, until Ctrl-C."""
+    ended: dict[str, float] = {}
+    while True:
+        time.sleep(LOOK_SECONDS)
+        for each in fleet:
+            if each.running is not None and (code := each.running.poll()) is not None:
+                print(f"{each.name} ended with {code}: it is started again ({each.log})", flush=True)
+                each.stop(signal.SIGKILL)  # what it had started
+                ended[each.name] = time.monotonic() + RESTART_SECONDS
+            if each.running is None and time.monotonic() > ended[each.name]:
+                each.start()
+
+
+def main() -> None:
+    own, behind = sys.argv[1:], []
+    if "--" in own:
+        own, behind = own[: own.index("--")], own[own.index("--") + 1 :]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--servers", type=int, default=2, help="servers (default: 2)")
+    add("--port", type=int, default=30000, help="of the first; the next follow (default: 30000)")
+    add("--store", default="", help="mooncake, or a directory that all servers share")
+    add("--nodes", type=int, default=2, help="store nodes of Mooncake (default: 2)")
+    add("--store-megabytes", type=int, default=512, help="memory of each store node (default: 512)")
+    add("--ledger", default="", help="directory or postgresql://user@host/database")
+    add("--folder", type=Path, default=ROOT / ".cache" / "fleet", help="of logs, and of what is not named")
+    add("--dry-run", action="store_true", help="print the commands and start nothing")
+    options = parser.parse_args(own)
+    try:
+        run(options, behind)
+    except FleetError as error:
+        sys.exit(f"fleet.py: {error}")
+
+
+def run(options: argparse.Namespace, flags: Sequence[str]) -> None:
+    """Starts the fleet and watches over it; ends all of it with itself."""
+    fleet = members(options, flags)
+    if options.dry_run:
+        for each in fleet:
+            print(shlex.join(each.command))
+        return
+    options.folder.mkdir(parents=True, exist_ok=True)
+    urls = [each.health.removesuffix("/health") for each in fleet if each.name.startswith("server-")]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for each in fleet:
+            if each.is_healthy():
+                raise FleetError(
+                    f"something answers at {each.health} already: stop it, or choose another --port"
+                )
+        for each in fleet:
+            each.start()
+            if not each.name.startswith("server-"):
+                each.wait_ready()  # servers need it
+        for each in fleet:
+            each.wait_ready()
+        print(f"{len(fleet)} processes are ready, logs in {options.folder}")
+        print(f"look at it: sgl-importance fleet {' '.join(urls)}", flush=True)
+        watch(fleet)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for each in reversed(fleet):
+            each.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""scripts/fleet.py: what it would start, and what it says of a program that ends."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+from fleet_processes import FleetError, Process
+
+from support.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+def dry_run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / "fleet.py", "--dry-run", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        check=False,
+    )
+
+
+def value(command: list[str], flag: str) -> str:
+    """The last one wins, as in argparse."""
+    return command[len(command) - command[::-1].index(flag)]
+
+
+def test_servers_share_a_store_and_a_ledger_and_nothing_else(tmp_path: Path) -> None:
+    ledger = "postgresql://user@host/database"
+    done = dry_run(
+        *("--port", "29400", "--folder", str(tmp_path), "--ledger", ledger, "--", "--page-size", "32")
+    )
+    assert done.returncode == 0, done.stderr
+    commands = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert [value(command, "--port") for command in commands] == ["29400", "29401"]
+    for command in commands:
+        assert value(command, "--kv-importance-store") == str(tmp_path / "store")
+        assert value(command, "--kv-importance-ledger") == ledger
+        assert value(command, "--page-size") == "32"
+        assert value(command, "--kv-policy") == "importance"
+
+
+@pytest.mark.skipif(find_spec("mooncake") is not None, reason="Mooncake is installed")
+def test_without_mooncake_the_package_is_named() -> None:
+    done = dry_run("--store", "mooncake")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "pip install mooncake-transfer-engine" in line
+
+
+def process(folder: Path, script: str) -> Process:
+    return Process("some", ["bash", "-c", script], "http://127.0.0.1:9/health", folder)
+
+
+def test_a_program_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
+    ended = process(tmp_path, "echo first; echo the port is taken >&2; exit 3")
+    ended.start()
+    with pytest.raises(FleetError, match="some ended with 3: the port is taken") as failed:
+        ended.wait_ready()
+    assert str(tmp_path / "some.log") in str(failed.value)
+    missing = process(tmp_path, "echo libibverbs.so.1: cannot open shared object file; exit 127")
+    missing.start()
+    with pytest.raises(FleetError, match="install libibverbs1"):
+        missing.wait_ready()
+
+
+def test_it_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    parent = process(tmp_path, "trap '' TERM; sleep 600 & echo $! > child; wait; sleep 600")
+    parent.command = ["bash", "-c", f"cd {tmp_path}; {parent.command[-1]}"]
+    parent.start()
+    number = tmp_path / "child"
+    wait_until(lambda: number.exists() and number.read_text())
+    child = int(number.read_text())
+    assert psutil.pid_exists(child)
+    parent.stop(signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
