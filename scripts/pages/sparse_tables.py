@@ -251,37 +251,43 @@ def load_table() -> str:
 
 
 def adversarial_table() -> str:
-    """Right answers by selector and case, how sure the model was, what audits found, saved and cost."""
+    """Right answers by selector and case, how sure the model was, what audits found and triggers saved."""
     rows = {(row["selector"], row["mode"], row["case"]): row for row in results("pages_adversarial")["rows"]}
 
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:.2f}"
 
+    def saved(selector: str, case: str, mode: str) -> str:
+        row = rows.get((selector, mode, case))
+        return "" if row is None else f"{row['right']:.2f} ({row['read']:.2f})"
+
     return table(
         [
             "selector",
             "case",
-            "right",
+            "right, of",
+            "exactly",
             "confidence when right, wrong",
             "mean missed when right, wrong",
             "largest missed page when right, wrong",
-            "right with audits",
-            "read with audits",
+            "with audits (read)",
+            "with confidence (read)",
         ],
         [
             [
                 f"`{selector}`",
                 case,
                 f"{row['right']:.2f} of {row['n']}",
+                f"{rows['all', 'none', case]['right']:.2f}",
                 *(
                     f"{number(row[f'{name}_right'])}, {number(row[f'{name}_wrong'])}"
                     for name in ("confidence", "missed_mass", "missed_page")
                 ),
-                f"{audited['right']:.2f}",
-                f"{audited['read']:.2f}",
+                saved(selector, case, "audit"),
+                saved(selector, case, "confidence"),
             ]
-            for (selector, mode, case), row in rows.items()
-            if mode == "none" and (audited := rows.get((selector, "audit", case)))
+            for (selector, mode, case), row in sorted(rows.items())
+            if mode == "none" and selector != "all"
         ],
     )
 
