@@ -29,6 +29,7 @@ _CLASSES = {
     "2q": "sgl_importance.policy.two_q:TwoQPolicy",
     "lirs": "sgl_importance.policy.lirs:LirsPolicy",
     "wtinylfu": "sgl_importance.policy.wtinylfu:WTinyLfuPolicy",
+    "cacheus": "sgl_importance.policy.cacheus:CacheusPolicy",
     "lecar": "sgl_importance.policy.lecar:LeCaRPolicy",
     "hyperbolic": "sgl_importance.policy.hyperbolic:HyperbolicPolicy",
     "arc": "sgl_importance.policy.arc:ArcPolicy",
