@@ -1,8 +1,8 @@
 """Recorded sessions of coding agents as requests that a CPU can serve: the same shape, every length divided.
 
-A recorded block of 512 tokens becomes 4 words, each one token of the embedded tokenizer, drawn by the block's
+A recorded block of 512 tokens becomes 2 words, each one token of the embedded tokenizer, drawn by the block's
 name: equal prefixes stay equal, and nothing else is. Only whole blocks count. An answer's length is divided
-by 128 too and at least one; its text is not part of the next prompt, which has the recorded blocks.
+by 256 too and at least one; its text is not part of the next prompt, which has the recorded blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sgl_importance.replay.formats.line_reader import refuse_bad_record
 from sgl_importance.workload.workload_request import WorkloadRequest
 
 BLOCK_TOKENS = 512
-WORDS_PER_BLOCK = 4
+WORDS_PER_BLOCK = 2
 SCALE = BLOCK_TOKENS // WORDS_PER_BLOCK
 HINTED = {end: name for name, end in ANSWER_ENDS.items()}
 

@@ -1,4 +1,4 @@
-"""Does it pay in time? Recorded coding agents, their lengths divided by 128, on a model of 100 M parameters.
+"""Does it pay in time? Recorded coding agents, their lengths divided by 256, on a model of 100 M parameters.
 
     python benchmark/serving/agents.py claude_code_sessions.jsonl.gz --resume
 
