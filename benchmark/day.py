@@ -124,7 +124,7 @@ def make_day(traces: list[Trace], accesses: int, seed: int) -> Trace:
     )
 
 
-@numba.njit(cache=True)
+@numba.njit
 def _fill(plan: _Copies, day_blocks: IntArray, parents: IntArray) -> int:
     """Numbers the blocks in order of first appearance; returns how many there are."""
     unique = written = 0
