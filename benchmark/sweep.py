@@ -27,18 +27,20 @@ POLICIES = ("lru", "lfu", "lhd", "importance", "belady")
 FRACTIONS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5, 1.0)
 TRACES = 5
 POOL, RAY = "process pool", "Ray"
+NODE = {"num_cpus": 1, "object_store_memory": 200 << 20}
 
 
 @contextmanager
 def ray_cluster(nodes: int) -> Iterator[RayCluster]:
     """Nodes of one core each, on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     try:
         for _ in range(nodes - 1):
-            cluster.add_node(num_cpus=1)
+            cluster.add_node(**NODE)
         yield RayCluster(cluster.address)
     finally:
         cluster.shutdown()

@@ -33,6 +33,7 @@ def cluster() -> Iterator[RayCluster]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", os.pathsep.join([str(test_folder), os.environ.get("PYTHONPATH", "")]))
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patched.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
         nodes = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
         started = Cluster(initialize_head=True, head_node_args=nodes)
         started.add_node(num_cpus=1, object_store_memory=100 << 20)
