@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import httpx
 
+from sgl_importance.hints.hints import FIELD
 from sgl_importance.workload.workload_request import WorkloadRequest
 
 REQUEST_SECONDS = 300.0
@@ -132,21 +134,26 @@ def _client(base_url: str) -> httpx.AsyncClient:
 
 
 async def _send(client: httpx.AsyncClient, model: str, request: WorkloadRequest, arrival: float) -> Answer:
-    body = {
+    body: dict[str, Any] = {
         "model": model,
-        "messages": request.messages,
         "temperature": 0,
         "max_tokens": request.max_tokens,
         "ignore_eos": request.ignore_eos,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if request.prompt:
+        path, body["prompt"] = "/v1/completions", request.prompt
+    else:
+        path, body["messages"] = "/v1/chat/completions", request.messages
+    if request.hints:
+        body[FIELD] = request.hints
     sent = time.perf_counter()
     pieces: list[str] = []
     first = last = None
     usage = None
     try:
-        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        async with client.stream("POST", path, json=body) as response:
             if response.is_error:
                 await response.aread()
                 raise LoadError(f"{request.id}: status {response.status_code}: {response.text[:300]}")
@@ -158,7 +165,9 @@ async def _send(client: httpx.AsyncClient, model: str, request: WorkloadRequest,
                 if not chunk.get("choices"):
                     continue
                 last = time.perf_counter()  # tokens that decode to no text count too
-                if text := chunk["choices"][0]["delta"].get("content"):
+                choice = chunk["choices"][0]
+                text = choice["text"] if request.prompt else choice["delta"].get("content")
+                if text or request.prompt:  # a chat's first chunk only names the role
                     first = first or last
                     pieces.append(text)
     except httpx.HTTPError as error:

@@ -30,10 +30,16 @@ WRITTEN = {
 
 
 class Servers:
-    """At most one server at a time, kept while the next workload can be served by it after a flush."""
+    """At most one server at a time, kept while the next workload can be served by it after a flush.
 
-    def __init__(self, parameters: dict[str, Any]) -> None:
+    Args:
+        parameters: what was committed.
+        model: folder of the checkpoint; the embedded model's where None.
+    """
+
+    def __init__(self, parameters: dict[str, Any], model: Path | None = None) -> None:
         self._parameters = parameters
+        self._model = model or checkpoint_path()
         self._server: ServerProcess | None = None
         self._flags: tuple[str, ...] = ()
         self._env: dict[str, str] = {}
@@ -46,7 +52,7 @@ class Servers:
 
     def beside(self) -> Servers:
         """Another such server, to run beside this one."""
-        return Servers(self._parameters)
+        return Servers(self._parameters, self._model)
 
     def stop(self) -> None:
         if self._server is not None:
@@ -69,7 +75,7 @@ class Servers:
             self._server.flush_cache()
             return self._server
         self.stop()
-        server = ServerProcess(*flags, model=checkpoint_path(), env=arm.env)
+        server = ServerProcess(*flags, model=self._model, env=arm.env)
         server.__enter__()
         self._server, self._flags, self._env = server, flags, dict(arm.env)
         if workload.tiers != "storage":

@@ -19,8 +19,9 @@ ROOT = Path(__file__).parents[2]
 class Rows:
     """What the file has, and what is added; a row replaces the one that it measures again."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str = "serving") -> None:
         self._path = path
+        self._name = name
         known = json.loads(path.read_text())["rows"] if path.exists() else []
         self._rows: dict[tuple[Any, ...], Row] = {_key(row): row for row in known}
         self._commit = _commit()
@@ -31,7 +32,7 @@ class Rows:
     def add(self, row: Row) -> None:
         row = {**row, "commit": self._commit}
         self._rows[_key(row)] = row
-        write_results("serving", list(self), out=self._path)
+        write_results(self._name, list(self), out=self._path)
 
     def have(self, **values: Any) -> bool:
         """Whether there is a row with these values."""

@@ -89,7 +89,7 @@ def times(
 ) -> Iterator[Row]:
     alternations, warm_up = settings["alternations"], settings["warm_up"]
     bar = progress.add_task("times", total=alternations * len(arms) * len(workloads))
-    for alternation, name in _turns(arms, alternations):
+    for alternation, name in in_turns(arms, alternations):
         fresh = True
         for workload in workloads:
             if not known(workload=workload.name, arm=name, alternation=alternation):
@@ -135,7 +135,7 @@ def restart(
 ) -> Iterator[Row]:
     alternations = settings["alternations"]
     bar = progress.add_task("restart", total=alternations * len(arms) * len(workloads))
-    for alternation, name in _turns(arms, alternations):
+    for alternation, name in in_turns(arms, alternations):
         for workload in workloads:
             if not known(workload=workload.name, arm=name, alternation=alternation):
                 rows = time_first_requests(servers, name, workload)
@@ -143,7 +143,7 @@ def restart(
             progress.advance(bar)
 
 
-def _turns(arms: list[str], alternations: int) -> Iterator[tuple[int, str]]:
+def in_turns(arms: list[str], alternations: int) -> Iterator[tuple[int, str]]:
     """Each arm once per alternation, another first in each."""
     for alternation in range(alternations):
         yield from ((alternation, name) for name in _rotated(arms, alternation))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
@@ -23,15 +23,30 @@ def time_open_loop(server: ServerProcess, requests: Sequence[WorkloadRequest], *
     send_in_order(server.base_url, server.name, requests[:warm_up])
     timed = requests[warm_up:]
     shifted = [at(request, request.seconds - timed[0].seconds) for request in timed]
+    return _timed(server, shifted, send_open_loop)
+
+
+def _timed(
+    server: ServerProcess,
+    requests: Sequence[WorkloadRequest],
+    send: Callable[[str, str, Sequence[WorkloadRequest]], list[Answer]],
+) -> Row:
     cpu, start = _cpu_seconds(server), time.perf_counter()
-    answers = send_open_loop(server.base_url, server.name, shifted)
+    answers = send(server.base_url, server.name, requests)
     took = time.perf_counter() - start
     return {
         **counts_of(answers),
         **_times_of(answers),
+        "requests_per_second": len(answers) / took,
         "prompt_tokens_per_second": sum(answer.prompt_tokens for answer in answers) / took,
         "cpu_seconds": _cpu_seconds(server) - cpu,
     }
+
+
+def time_closed_loop(server: ServerProcess, requests: Sequence[WorkloadRequest], *, warm_up: int) -> Row:
+    """As ``time_open_loop``, but each request is sent when the one before it is answered."""
+    send_in_order(server.base_url, server.name, requests[:warm_up])
+    return _timed(server, requests[warm_up:], send_in_order)
 
 
 def time_in_turns(
@@ -56,6 +71,7 @@ def _times_of(answers: Sequence[Answer]) -> Row:
         if answer.output_tokens > 1
     ]
     return {
+        "ttft_mean": statistics.mean(first),
         "ttft_p50": _quantile(first, 0.5),
         "ttft_p95": _quantile(first, 0.95),
         "ttft_p99": _quantile(first, 0.99),

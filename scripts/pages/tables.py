@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from benchmark.results import RESULTS as _RESULTS
+from benchmark.serving import agents_report as _agents_report
 from benchmark.serving.measured import table as _table
 from benchmark.serving.report import tables as _tables
 from scripts.pages.figures import _serving, policy_on, results, row, seeds
@@ -147,6 +149,33 @@ def agents_gap(alive: int, capacity: float) -> str:
 def agents_least_over_lru() -> float:
     """The worst of all capacities and orders, in hit rate."""
     return min(each["least_over_lru"] for each in results("agents")["rows"] if each["policy"] == "importance")
+
+
+def day_table() -> str:
+    """A day of traffic through a replay, by size and policy."""
+    lines = [
+        [
+            f"{each['accesses'] / 1e6:,.0f}",
+            f"{each['unique_blocks'] / 1e6:,.1f}",
+            f"`{each['policy']}`",
+            f"{each['capacity_blocks']:,}",
+            _share(each["block_hit_rate"]),
+            f"{each['replay_seconds']:,.1f}",
+            f"{each['million_per_second']:.2g}",
+            f"{each['peak_mib'] / 1024:.2f}",
+        ]
+        for each in results("day")["rows"]
+    ]
+    titles = ["million accesses", "million unique blocks", "policy", "pool in blocks", "block hits"]
+    return _table([*titles, "processor seconds", "million a second", "peak GiB"], lines)
+
+
+def agents_in_time(name: str) -> str:
+    """A table of the serving benchmark on recorded agents: ``stock``, ``ratios`` or ``goals``."""
+    if not (_RESULTS / "serving_agents.json").exists():
+        return "Not measured yet."
+    made = {"stock": _agents_report.stock, "ratios": _agents_report.ratios, "goals": _agents_report.goals}
+    return made[name](results("serving_agents")["rows"])
 
 
 def brier_table() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +9,13 @@ from typing import Annotated
 import typer
 
 from sgl_importance.replay.chain_ranking import CHAIN_POLICIES
-from sgl_importance.replay.chain_replay import ChainHardware, chain_jobs, run_chain_job
+from sgl_importance.replay.chain_replay import ChainHardware, ChainRow, chain_jobs, run_chain_job
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.gated_tiers import Gating, StorageOffer
 from sgl_importance.replay.pages.page_command import parse_page_policies, replay_pages
 from sgl_importance.replay.pages.page_replay import PAGE_POLICIES, Selection
 from sgl_importance.replay.policy_registry import OPTIMUM
+from sgl_importance.replay.ray_cluster import RayCluster
 from sgl_importance.replay.replay_arguments import (
     BYTES_PER_TOKEN,
     HOST_GBPS,
@@ -30,20 +30,23 @@ from sgl_importance.replay.replay_arguments import (
     StorageGbps,
     Tokenizer,
     check_results,
+    workers_of,
 )
-from sgl_importance.replay.replay_runner import Job, ReplayMode, run_job
+from sgl_importance.replay.replay_runner import Job, ReplayMode, Row, run_job
 from sgl_importance.replay.report.chain_report import chain_table
 from sgl_importance.replay.report.console import (
     check_traces,
+    open_journal,
     parse_numbers,
     parse_policies,
+    parse_seeds,
     read_traces,
     run_with_progress,
     write_rows,
 )
 from sgl_importance.replay.report.plot import plot_rows
 from sgl_importance.replay.report.replay_report import results_table
-from sgl_importance.replay.report.tier_report import TieredJob, run_tiered_job, tiered_table
+from sgl_importance.replay.report.tier_report import TieredJob, TieredRow, run_tiered_job, tiered_table
 from sgl_importance.replay.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
 from sgl_importance.terminal import existing_file, fail, show, some_path
@@ -103,7 +106,12 @@ def replay_command(
         int | None,
         typer.Option(min=1, help="Sessions alive at a time, for traces of single sessions; 20 if absent."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order in which these sessions begin.")] = 0,
+    seed: Annotated[
+        str,
+        typer.Option(
+            metavar="N,N...", help="Of the order in which these sessions begin, and of policies that draw."
+        ),
+    ] = "0",
     device_blocks: Annotated[
         int | None,
         typer.Option(min=1, rich_help_panel=_TIERS, help="Replay tiers; capacity of the device in blocks."),
@@ -180,6 +188,8 @@ def replay_command(
 ) -> None:
     """Replay traces: the hit rate of each eviction policy, and its distance from the optimum."""
     check_traces(traces)
+    workers = workers_of(jobs)
+    seeds = parse_seeds(seed)
     if pages:
         _replay_pages(
             traces,
@@ -189,7 +199,7 @@ def replay_command(
             Selection(0 if chosen else selected),
             parse_numbers("--resident-bias", resident_bias, float, may_be_zero=True),
             json_file,
-            jobs or os.cpu_count() or 1,
+            workers,
         )
         return
     names = parse_policies(policies)
@@ -199,16 +209,17 @@ def replay_command(
         if blocks or device_blocks is not None or object_level or node_granular or plot_file is not None:
             fail("--tiers takes sizes from its file or --capacity-fraction: leave out other sizes and modes")
         check_results(json_file, None)
-        options = ReadOptions(tokenizer, block_tokens, object_level, alive, seed)
+        options = ReadOptions(tokenizer, block_tokens, object_level, alive)
         hardware = ChainHardware(prefill_tokens_per_second, bytes_per_token, price_computed)
         spec, arms = chain_of(tiers_file), chain_policies(policies)
-        read = read_traces(traces, options, format_name, skip_bad=skip_bad)
+        read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
         work = chain_jobs(read, spec, arms, fractions, hardware)
-        chain_rows = run_with_progress(run_chain_job, read, work, jobs or os.cpu_count() or 1)
+        chain_journal = open_journal(json_file, ChainRow, read, work)
+        chain_rows = run_with_progress(run_chain_job, read, work, workers, chain_journal)
         for trace in read:
             show(chain_table([row for row in chain_rows if row.trace == trace.name]))
         if json_file is not None:
-            write_rows(json_file, chain_rows)
+            write_rows(json_file, chain_rows, chain_journal)
         return
     if [bool(blocks), bool(fractions), device_blocks is not None].count(True) != 1:
         fail("say how large the cache is: one of --capacity-blocks, --capacity-fraction and --device-blocks")
@@ -221,8 +232,7 @@ def replay_command(
     if device_blocks is not None and (object_level or node_granular or plot_file is not None):
         fail("--device-blocks replays tiers: leave out --object-level, --node-granular and --plot")
     check_results(json_file, plot_file)
-    options = ReadOptions(tokenizer, block_tokens, object_level, alive, seed)
-    processes = jobs or os.cpu_count() or 1
+    options = ReadOptions(tokenizer, block_tokens, object_level, alive)
 
     if device_blocks is not None:
         lower = [
@@ -246,31 +256,33 @@ def replay_command(
             ]
         except TierError as error:
             fail(str(error))
-        read = read_traces(traces, options, format_name, skip_bad=skip_bad)
+        read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
         gating = Gating(storage_offer=StorageOffer.EVICTED) if gate else None
         tiered = [TieredJob(index, setup, gating) for index in range(len(read)) for setup in setups]
-        tiered_rows = run_with_progress(run_tiered_job, read, tiered, processes)
+        tiered_journal = open_journal(json_file, TieredRow, read, tiered)
+        tiered_rows = run_with_progress(run_tiered_job, read, tiered, workers, tiered_journal)
         for row in tiered_rows:
             show(tiered_table(row))
         if json_file is not None:
-            write_rows(json_file, tiered_rows)
+            write_rows(json_file, tiered_rows, tiered_journal)
         return
 
     mode = ReplayMode.OBJECTS if object_level else ReplayMode.NODES if node_granular else ReplayMode.TREE
-    read = read_traces(traces, options, format_name, skip_bad=skip_bad)
+    read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
     planned = names + [OPTIMUM] * (plot_file is not None and OPTIMUM not in names)
     replays = [
-        Job(index, policy, capacity, mode)
+        Job(index, policy, capacity, mode, seeds[index % len(seeds)])
         for index, trace in enumerate(read)
         for policy in planned
         for capacity in _capacities(trace, blocks, fractions)
     ]
-    rows = run_with_progress(run_job, read, replays, processes)
+    journal = open_journal(json_file, Row, read, replays)
+    rows = run_with_progress(run_job, read, replays, workers, journal)
     asked = [row for row in rows if row.policy in names]
     for trace in read:
         show(results_table(trace, [row for row in asked if row.trace == trace.name], mode))
     if json_file is not None:
-        write_rows(json_file, asked)
+        write_rows(json_file, asked, journal)
     if plot_file is not None:
         plot_rows(rows, {trace.name: trace.num_blocks for trace in read}, plot_file)
 
@@ -283,7 +295,7 @@ def _replay_pages(
     selection: Selection,
     biases: list[float],
     json_file: Path | None,
-    processes: int,
+    workers: int | RayCluster,
 ) -> None:
     if bool(slots) == bool(fractions):
         fail("say how many pages stay on the device: one of --capacity-blocks and --capacity-fraction")
@@ -295,7 +307,7 @@ def _replay_pages(
         fractions=fractions,
         selections=[replace(selection, bias=bias) for bias in dict.fromkeys(biases)],
         json_file=json_file,
-        processes=processes,
+        workers=workers,
     )
 
 

@@ -2,7 +2,8 @@
 
 Blocks last visited by the same request lie on one path, and of a path at most one block is evictable. So
 there is at most one candidate per request, ages are counted in requests, and the oldest candidate of a
-class and age bucket is the first set bit of a range: no heap, and memory linear in blocks and requests.
+class and age bucket is the first set bit of a range: no heap, and memory linear in blocks and requests (30
+bytes for each unique block, the trace's 8 for its parent among them, and 3 for each access beside its 8).
 
 The compiled code serves the requests between two computations of the retention index, which is the
 server's own (``sgl_importance.reuse.hazards``). The index is computed outside of it, since numba's
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.replay.cache import ReplayCounts
-from sgl_importance.replay.sessions import BlockFacts, block_facts
+from sgl_importance.replay.sessions import BlockFacts, access_classes
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
 from sgl_importance.reuse.hazards import hazards, retention_index
@@ -27,6 +28,8 @@ from sgl_importance.reuse.life_table import BUCKET_OF_AGE, BUCKET_STARTS, MAX_AG
 _BitArray = npt.NDArray[np.uint64]
 _BoolArray = npt.NDArray[np.bool_]
 _IntervalArray = npt.NDArray[np.int32]
+_ClassArray = npt.NDArray[np.uint16]
+_ClockArray = npt.NDArray[np.int32]
 
 
 class _Requests(NamedTuple):
@@ -35,7 +38,7 @@ class _Requests(NamedTuple):
     blocks: IntArray
     offsets: IntArray
     parents: IntArray
-    classes: IntArray  # of each access, those that occur numbered from 0
+    classes: _ClassArray  # of each access, those that occur numbered from 0
     is_evidence: _BoolArray  # of each access
     input_tokens: IntArray
     block_tokens: int
@@ -54,8 +57,8 @@ class _Cache(NamedTuple):
 
     resident: _BoolArray
     children: npt.NDArray[np.int32]
-    visited: IntArray  # clock of the last visit, 0 before the first
-    classes: IntArray
+    visited: _ClockArray  # clock of the last visit, 0 before the first
+    classes: _ClassArray
     at_risk: _BoolArray
     candidate: IntArray  # by clock
     bits: _BitArray  # by class: one for each clock with a candidate
@@ -108,15 +111,14 @@ def _replay(
 ) -> tuple[IntArray, IntArray]:
     assert trace.parents is not None
     assert capacity > 0
-    facts = facts if facts is not None else block_facts(trace)
-    numbers, first_uses, classes = np.unique(facts.reuse_classes, return_index=True, return_inverse=True)
-    levels = facts.visit_levels[first_uses]
+    found = access_classes(trace, facts)
+    numbers, levels = found.numbers, found.levels
     requests = _Requests(
         trace.blocks,
         trace.offsets,
         trace.parents,
-        classes.astype(np.int64),
-        facts.is_evidence,
+        found.classes,
+        found.is_evidence,
         trace.input_tokens,
         trace.block_tokens,
         capacity,
@@ -126,8 +128,8 @@ def _replay(
     cache = _Cache(
         resident=np.zeros(num_blocks, dtype=np.bool_),
         children=np.zeros(num_blocks, dtype=np.int32),
-        visited=np.zeros(num_blocks, dtype=np.int64),
-        classes=np.zeros(num_blocks, dtype=np.int64),
+        visited=np.zeros(num_blocks, dtype=np.int32),
+        classes=np.zeros(num_blocks, dtype=np.uint16),
         at_risk=np.zeros(num_blocks, dtype=np.bool_),
         candidate=np.zeros(num_requests + 1, dtype=np.int64),
         bits=np.zeros((num_classes, (num_requests >> 6) + 1), dtype=np.uint64),
@@ -198,7 +200,12 @@ def _first_set(bits: _BitArray, low: int, high: int) -> int:
 
 @numba.njit(cache=True)
 def _set_candidate(
-    block: int, bits: _BitArray, lowest: IntArray, candidate: IntArray, classes: IntArray, visited: IntArray
+    block: int,
+    bits: _BitArray,
+    lowest: IntArray,
+    candidate: IntArray,
+    classes: _ClassArray,
+    visited: _ClockArray,
 ) -> None:
     clock, row = visited[block], classes[block]
     candidate[clock] = block
@@ -207,7 +214,7 @@ def _set_candidate(
 
 
 @numba.njit(cache=True)
-def _clear_candidate(block: int, bits: _BitArray, classes: IntArray, visited: IntArray) -> None:
+def _clear_candidate(block: int, bits: _BitArray, classes: _ClassArray, visited: _ClockArray) -> None:
     clock = visited[block]
     bits[classes[block], clock >> 6] &= ~(np.uint64(1) << np.uint64(clock & 63))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import signature
 from typing import cast
 
 from sgl_importance.policy.base import EvictionPolicy
@@ -29,6 +30,7 @@ _CLASSES = {
     "2q": "sgl_importance.policy.two_q:TwoQPolicy",
     "lirs": "sgl_importance.policy.lirs:LirsPolicy",
     "wtinylfu": "sgl_importance.policy.wtinylfu:WTinyLfuPolicy",
+    "cacheus": "sgl_importance.policy.cacheus:CacheusPolicy",
     "lecar": "sgl_importance.policy.lecar:LeCaRPolicy",
     "hyperbolic": "sgl_importance.policy.hyperbolic:HyperbolicPolicy",
     "arc": "sgl_importance.policy.arc:ArcPolicy",
@@ -56,7 +58,9 @@ def load_policy(name: str) -> type[EvictionPolicy]:
     return cast(type[EvictionPolicy], getattr(import_module(module), class_name))
 
 
-def create_policy(name: str, capacity: int, trace: Trace, *, whole_nodes: bool = False) -> EvictionPolicy:
+def create_policy(
+    name: str, capacity: int, trace: Trace, *, whole_nodes: bool = False, seed: int = 0
+) -> EvictionPolicy:
     """A policy in its initial state; only the optimum is given the future of the trace.
 
     Args:
@@ -64,6 +68,7 @@ def create_policy(name: str, capacity: int, trace: Trace, *, whole_nodes: bool =
         capacity: blocks, or nodes, that the cache can hold.
         trace: the trace that is replayed.
         whole_nodes: whether the policy will rank radix nodes instead of blocks.
+        seed: of a policy that draws; others take none.
 
     Raises:
         UnknownPolicyError: there is no such policy.
@@ -80,4 +85,6 @@ def create_policy(name: str, capacity: int, trace: Trace, *, whole_nodes: bool =
         if has_answer_ends(trace):
             return TurnReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
         return ImportanceReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
-    return load_policy(name)(capacity)
+    policy = load_policy(name)
+    draws = {"seed": seed} if "seed" in signature(policy).parameters else {}
+    return policy(capacity, **draws)

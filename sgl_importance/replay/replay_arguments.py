@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sgl_importance.replay.formats.detect import READERS
+from sgl_importance.replay.ray_cluster import RayCluster
 from sgl_importance.replay.report.plot import PlotError, check_plot
 from sgl_importance.terminal import check_outputs, fail
 
 HARDWARE = "Hardware"
+_MOST_DIGITS = 5  # of a number of processes
 
 FormatName = Annotated[
     str | None, typer.Option("--format", help=f"One of {', '.join(READERS)}; found by content if absent.")
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; as many as cores if absent.")]
+Jobs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|ray[:ADDRESS]",
+        help="Processes, as many as cores if absent; or a Ray cluster: the one at the address or at "
+        "RAY_ADDRESS, or one that is started for the time of the replay.",
+    ),
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Count bad records and go on.")]
 Tokenizer = Annotated[
     str | None, typer.Option(help="Hugging Face tokenizer for traces of text; bytes if absent.")
@@ -38,6 +48,18 @@ BYTES_PER_TOKEN = 131_072
 PREFILL_TOKENS_PER_SECOND = 10_000.0
 HOST_GBPS = 25.0
 STORAGE_GBPS = 3.0
+
+
+def workers_of(jobs: str | None) -> int | RayCluster:
+    """Where ``--jobs`` says to replay; fails where it says nothing that is known."""
+    if jobs is None:
+        return os.cpu_count() or 1
+    name, colon, address = jobs.partition(":")
+    if name == "ray" and bool(colon) == bool(address):
+        return RayCluster(address or None)
+    if not (jobs.isascii() and jobs.isdigit() and len(jobs) <= _MOST_DIGITS and int(jobs) > 0):
+        fail(f"--jobs takes a number of processes such as 4, ray, or ray:10.0.0.1:6379, not {jobs!r}")
+    return int(jobs)
 
 
 def check_results(json_file: Path | None, plot_file: Path | None) -> None:

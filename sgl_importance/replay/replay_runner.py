@@ -1,4 +1,4 @@
-"""Many replays over all cores: one row per trace, policy and capacity."""
+"""Many replays over all cores, or over a Ray cluster: one row per trace, policy, capacity and seed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from sgl_importance.replay.cache import ReplayCounts, replay_objects, replay_tree
 from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM, create_policy, load_policy
 from sgl_importance.replay.radix_nodes import mean_node_blocks, replay_nodes
+from sgl_importance.replay.ray_cluster import ClusterError, RayCluster, run_on_ray
 from sgl_importance.replay.trace import Trace
 
 InputT = TypeVar("InputT")
@@ -40,12 +41,13 @@ class ReplayError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One replay; ``trace`` is an index into the traces of the run."""
+    """One replay; ``trace`` is an index into the traces of the run, ``seed`` that of a policy that draws."""
 
     trace: int
     policy: str
     capacity: int
     mode: ReplayMode = ReplayMode.TREE
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Row:
     """Result of a replay.
 
     Attributes:
+        seed: of the policy's draws, and of the order of sessions where the trace leaves it open.
         blocks: block accesses.
         hit_blocks: accesses that found their block in the cache.
         block_hit_rate: hit_blocks / blocks.
@@ -64,6 +67,7 @@ class Row:
     trace: str
     policy: str
     capacity_blocks: int
+    seed: int
     requests: int
     blocks: int
     hit_blocks: int
@@ -76,7 +80,7 @@ class Row:
 Replay = Callable[[Trace, int], ReplayCounts]
 
 
-def choose_replay(policy: str, mode: ReplayMode) -> Replay:
+def choose_replay(policy: str, mode: ReplayMode, seed: int = 0) -> Replay:
     """The compiled form of a policy where it has one, else the policy object in the readable cache.
 
     The optimum is that of single blocks in node-granular replay too: no choice of whole nodes hits more.
@@ -92,9 +96,9 @@ def choose_replay(policy: str, mode: ReplayMode) -> Replay:
         return _replay_importance
     load_policy(policy)
     if mode is ReplayMode.NODES and policy != OPTIMUM:
-        return partial(_replay_nodes, policy)
+        return partial(_replay_nodes, policy, seed)
     cache = replay_objects if mode is ReplayMode.OBJECTS else replay_tree
-    return lambda trace, capacity: cache(trace, create_policy(policy, capacity, trace))
+    return lambda trace, capacity: cache(trace, create_policy(policy, capacity, trace, seed=seed))
 
 
 def _replay_importance(trace: Trace, capacity: int) -> ReplayCounts:
@@ -105,15 +109,15 @@ def _replay_importance(trace: Trace, capacity: int) -> ReplayCounts:
     return (replay_turns if has_answer_ends(trace) else replay_importance)(trace, capacity)
 
 
-def _replay_nodes(policy: str, trace: Trace, capacity: int) -> ReplayCounts:
+def _replay_nodes(policy: str, seed: int, trace: Trace, capacity: int) -> ReplayCounts:
     nodes = max(1, int(capacity / mean_node_blocks(trace)))
-    return replay_nodes(trace, create_policy(policy, nodes, trace, whole_nodes=True), capacity)
+    return replay_nodes(trace, create_policy(policy, nodes, trace, whole_nodes=True, seed=seed), capacity)
 
 
 def run_job(traces: Sequence[Trace], job: Job) -> Row:
     """Runs one job and derives the rates."""
     trace = traces[job.trace]
-    replay = choose_replay(job.policy, job.mode)
+    replay = choose_replay(job.policy, job.mode, job.seed)
     start = time.perf_counter()
     counts = replay(trace, job.capacity)
     seconds = time.perf_counter() - start
@@ -121,6 +125,7 @@ def run_job(traces: Sequence[Trace], job: Job) -> Row:
         trace=trace.name,
         policy=job.policy,
         capacity_blocks=job.capacity,
+        seed=job.seed,
         requests=trace.num_requests,
         blocks=trace.num_accesses,
         hit_blocks=counts.hit_blocks,
@@ -135,7 +140,7 @@ def run_jobs(
     run_one: Callable[[Sequence[InputT], JobT], RowT],
     traces: Sequence[InputT],
     jobs: Sequence[JobT],
-    processes: int,
+    workers: int | RayCluster,
 ) -> Generator[tuple[int, RowT]]:
     """Runs all jobs; yields (index of the job, row) as they finish.
 
@@ -144,19 +149,26 @@ def run_jobs(
     Args:
         run_one: a function of a module, so that other processes find it.
         traces: what every job may look at, handed to each process once.
+        workers: number of processes, or a Ray cluster.
 
     Raises:
-        ReplayError: a process died.
+        ReplayError: a process died, or Ray failed.
     """
-    assert processes > 0
-    if processes == 1 or len(jobs) == 1:
+    if isinstance(workers, RayCluster):
+        try:
+            yield from run_on_ray(run_one, traces, jobs, workers)
+        except ClusterError as error:
+            raise ReplayError(str(error)) from error
+        return
+    assert workers > 0
+    if workers == 1 or len(jobs) == 1:
         for index, job in enumerate(jobs):
             yield index, run_one(traces, job)
         return
     others = set(multiprocessing.active_children())
     # Started fresh rather than forked: the progress bar's thread may hold a lock at that moment.
     pool = ProcessPoolExecutor(
-        min(processes, len(jobs)),
+        min(workers, len(jobs)),
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
         initargs=(traces,),

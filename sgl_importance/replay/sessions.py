@@ -6,6 +6,7 @@ read off the whole trace, each from nothing but what came before it. They do not
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +23,9 @@ from sgl_importance.reuse.reuse_class import (
     BlockType,
     Transition,
 )
+
+_PART_ACCESSES = 1 << 20
+"""Of the parts in which a long trace is looked at, unless one request has more."""
 
 
 class _Codes(NamedTuple):
@@ -70,21 +74,113 @@ def block_facts(trace: Trace, *, with_ends: bool = False) -> BlockFacts:
         with_ends: whether the end of a request's answer is part of the class of its blocks, from the request
             on. A server's classes have it; replays rank by turns instead, where ends are known.
     """
-    block_types = np.zeros(trace.num_accesses, dtype=np.int8)
-    transitions = np.zeros(trace.num_accesses, dtype=np.int8)
-    accesses = np.zeros(trace.num_accesses, dtype=np.int64)
-    spans = np.zeros(trace.num_accesses, dtype=np.int64)
-    previous = np.full(trace.num_accesses, NO_PARENT, dtype=np.int64)
+    return _facts_of(trace, _Paths.of(trace), 0, trace.num_requests, with_ends)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessClasses:
+    """What a replay needs of the facts: two of them for each access, in 3 bytes.
+
+    Attributes:
+        numbers: the reuse classes that occur, ascending; int64 [classes].
+        levels: the visit level of each; int64 [classes].
+        classes: class of each access, an index into ``numbers``; uint16 [accesses].
+        is_evidence: as in ``BlockFacts``; bool [accesses].
+    """
+
+    numbers: IntArray
+    levels: IntArray
+    classes: npt.NDArray[np.uint16]
+    is_evidence: npt.NDArray[np.bool_]
+
+
+def access_classes(trace: Trace, facts: BlockFacts | None = None) -> AccessClasses:
+    """The classes of ``block_facts``, read off the trace part by part: a day's facts would not fit.
+
+    Args:
+        trace: the trace.
+        facts: where the caller has them, or others than the trace's own.
+    """
+    numbers = np.zeros(0, dtype=np.int64)
+    levels = np.zeros(0, dtype=np.int64)
+    classes = np.zeros(trace.num_accesses, dtype=np.uint16)
+    is_evidence = np.zeros(trace.num_accesses, dtype=np.bool_)
+    for part, found in _parts(trace) if facts is None else ((slice(None), facts),):
+        own, first_uses, places = np.unique(found.reuse_classes, return_index=True, return_inverse=True)
+        new = ~np.isin(own, numbers)
+        numbers = np.concatenate((numbers, own[new]))
+        levels = np.concatenate((levels, found.visit_levels[first_uses[new]]))
+        order = np.argsort(numbers)
+        classes[part] = order[np.searchsorted(numbers, own, sorter=order)][places]
+        is_evidence[part] = found.is_evidence
+    assert len(numbers) <= np.iinfo(np.uint16).max
+    order = np.argsort(numbers)
+    rank = np.empty(len(order), dtype=np.uint16)
+    rank[order] = np.arange(len(order))
+    for start in range(0, len(classes), _PART_ACCESSES):
+        classes[start : start + _PART_ACCESSES] = rank[classes[start : start + _PART_ACCESSES]]
+    return AccessClasses(numbers[order], levels[order], classes, is_evidence)
+
+
+def _parts(trace: Trace) -> Iterator[tuple[slice, BlockFacts]]:
+    """The facts of some requests after the other, with where their accesses are."""
+    paths = _Paths.of(trace)
+    first = 0
+    while first < trace.num_requests:
+        start = int(trace.offsets[first])
+        end = int(np.searchsorted(trace.offsets, start + _PART_ACCESSES, side="right")) - 1
+        end = max(end, first + 1)  # of a request that is longer than a part
+        yield slice(start, int(trace.offsets[end])), _facts_of(trace, paths, first, end, False)
+        first = end
+
+
+class _Paths(NamedTuple):
+    """What is known of each block so far: 18 bytes."""
+
+    visits: npt.NDArray[np.int32]
+    first_visit: npt.NDArray[np.int32]
+    visited_by: npt.NDArray[np.int32]
+    ended_here: npt.NDArray[np.int32]  # last request whose path ended here
+    continuations: npt.NDArray[np.int8]  # up to 2
+    generated: npt.NDArray[np.bool_]
+
+    @staticmethod
+    def of(trace: Trace) -> _Paths:
+        """Before the first request."""
+        blocks = trace.num_blocks
+        visits, first_visit = np.zeros(blocks, dtype=np.int32), np.zeros(blocks, dtype=np.int32)
+        visited_by, ended_here = (np.full(blocks, NO_PARENT, dtype=np.int32) for _ in range(2))
+        return _Paths(
+            visits,
+            first_visit,
+            visited_by,
+            ended_here,
+            np.zeros(blocks, dtype=np.int8),
+            np.zeros(blocks, dtype=np.bool_),
+        )
+
+
+def _facts_of(trace: Trace, paths: _Paths, first: int, end: int, with_ends: bool) -> BlockFacts:
+    """The facts of requests ``first`` to ``end``; ``paths`` has those before ``first``, and then these."""
+    part = slice(int(trace.offsets[first]), int(trace.offsets[end]))
+    blocks, offsets = trace.blocks[part], trace.offsets[first : end + 1] - part.start
+    length = len(blocks)
+    block_types = np.zeros(length, dtype=np.int8)
+    transitions = np.zeros(length, dtype=np.int8)
+    accesses = np.zeros(length, dtype=np.int64)
+    spans = np.zeros(length, dtype=np.int64)
+    previous = np.full(length, NO_PARENT, dtype=np.int64)
     if trace.parents is None:
-        _count_accesses(trace.blocks, trace.offsets, trace.num_blocks, accesses, spans)
+        _count_accesses(blocks, offsets, first, paths.visits, paths.first_visit, accesses, spans)
     else:
         _read_paths(
-            trace.blocks,
-            trace.offsets,
-            trace.num_blocks,
+            blocks,
+            offsets,
+            first,
             trace.block_tokens,
             trace.input_tokens,
             trace.output_tokens,
+            paths,
             block_types,
             transitions,
             accesses,
@@ -96,9 +192,12 @@ def block_facts(trace: Trace, *, with_ends: bool = False) -> BlockFacts:
     levels = visit_levels(accesses, spans)
     classes = pairs * NUM_VISIT_LEVELS + levels
     if with_ends:
-        ends = np.repeat(trace.answer_ends.astype(np.int64), np.diff(trace.offsets))
+        ends = np.repeat(trace.answer_ends[first:end].astype(np.int64), np.diff(offsets))
         classes += np.where(block_types == BlockType.SHARED_PREFIX, 0, ends * CLASSES_OF_END)
-    is_evidence = _ends_of_runs(trace, classes, previous)
+    if trace.parents is None:  # independent objects are runs of one
+        is_evidence = np.ones(length, dtype=np.bool_)
+    else:
+        is_evidence = _ends_of_runs(offsets, classes, previous)
     return BlockFacts(block_types, transitions, accesses, spans, levels, classes, is_evidence)
 
 
@@ -110,23 +209,27 @@ def visit_levels(accesses: IntArray, spans: IntArray) -> IntArray:
     return np.where(frequent, levels + np.searchsorted(GAP_STARTS, gaps, side="right"), levels)
 
 
-def _ends_of_runs(trace: Trace, classes: IntArray, previous: IntArray) -> npt.NDArray[np.bool_]:
-    """Last block of each run of one class and one previous visit; independent objects are runs of one."""
-    ends = np.ones(trace.num_accesses, dtype=np.bool_)
-    if trace.parents is not None:
-        ends[:-1] = (classes[:-1] != classes[1:]) | (previous[:-1] != previous[1:])
-        ends[trace.offsets[1:][np.diff(trace.offsets) > 0] - 1] = True
+def _ends_of_runs(offsets: IntArray, classes: IntArray, previous: IntArray) -> npt.NDArray[np.bool_]:
+    """Last block of each run of one class and one previous visit."""
+    ends = np.ones(len(classes), dtype=np.bool_)
+    ends[:-1] = (classes[:-1] != classes[1:]) | (previous[:-1] != previous[1:])
+    ends[offsets[1:][np.diff(offsets) > 0] - 1] = True
     return ends
 
 
 @numba.njit(cache=True)
 def _count_accesses(
-    blocks: IntArray, offsets: IntArray, num_blocks: int, accesses: IntArray, spans: IntArray
+    blocks: IntArray,
+    offsets: IntArray,
+    first_request: int,
+    visits: npt.NDArray[np.int32],
+    first_visit: npt.NDArray[np.int32],
+    accesses: IntArray,
+    spans: IntArray,
 ) -> None:
-    visits = np.zeros(num_blocks, dtype=np.int64)
-    first_visit = np.zeros(num_blocks, dtype=np.int64)
-    for request in range(len(offsets) - 1):
-        for i in range(offsets[request], offsets[request + 1]):
+    for place in range(len(offsets) - 1):
+        request = first_request + place
+        for i in range(offsets[place], offsets[place + 1]):
             block = blocks[i]
             if visits[block] == 0:
                 first_visit[block] = request
@@ -139,10 +242,11 @@ def _count_accesses(
 def _read_paths(
     blocks: IntArray,
     offsets: IntArray,
-    num_blocks: int,
+    first_request: int,
     block_tokens: int,
     input_tokens: IntArray,
     output_tokens: IntArray,
+    paths: _Paths,
     block_types: npt.NDArray[np.int8],
     transitions: npt.NDArray[np.int8],
     accesses: IntArray,
@@ -150,14 +254,10 @@ def _read_paths(
     previous: IntArray,
     codes: _Codes,
 ) -> None:
-    visits = np.zeros(num_blocks, dtype=np.int64)
-    first_visit = np.zeros(num_blocks, dtype=np.int64)
-    visited_by = np.full(num_blocks, NO_PARENT, dtype=np.int64)
-    continuations = np.zeros(num_blocks, dtype=np.int64)
-    generated = np.zeros(num_blocks, dtype=np.bool_)
-    ended_here = np.full(num_blocks, NO_PARENT, dtype=np.int64)  # last request whose path ended here
-    for request in range(len(offsets) - 1):
-        start, length = offsets[request], offsets[request + 1] - offsets[request]
+    visits, first_visit, visited_by, ended_here, continuations, generated = paths
+    for place in range(len(offsets) - 1):
+        request = first_request + place
+        start, length = offsets[place], offsets[place + 1] - offsets[place]
         if length == 0:
             continue
         known = 0
@@ -178,9 +278,10 @@ def _read_paths(
             else:
                 transition = codes.next_turn if generated[last] else codes.branch
             if known < length:
-                continuations[last] += 1
+                continuations[last] = min(continuations[last] + 1, 2)
         for position in range(known, length - 1):
-            continuations[blocks[start + position]] += 1
+            block = blocks[start + position]
+            continuations[block] = min(continuations[block] + 1, 2)
         full = min(input_tokens[request] // block_tokens, length)
         for position in range(length):
             block = blocks[start + position]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +29,7 @@ from sgl_importance.replay.replay_arguments import (
     StorageGbps,
     Tokenizer,
     check_results,
+    workers_of,
 )
 from sgl_importance.replay.replay_runner import Job, run_job
 from sgl_importance.replay.report.console import parse_policies, read_traces, run_with_progress
@@ -104,6 +104,7 @@ def size_command(
     if others or name == OPTIMUM:
         fail("--policy takes one policy that a server can run, such as importance or lru")
     check_results(json_file, plot_file)
+    workers = workers_of(jobs)
     (trace,) = read_traces([recording], ReadOptions(tokenizer), format_name, skip_bad=skip_bad)
     traffic = _traffic(trace, hours)
     hardware = Hardware(
@@ -117,7 +118,7 @@ def size_command(
     names = list(dict.fromkeys((name, BASELINE)))
     capacities = list(dict.fromkeys(max(1, round(part * trace.num_blocks)) for part in FRACTIONS))
     work = [Job(0, each, capacity) for each in names for capacity in capacities]
-    rows = run_with_progress(run_job, [trace], work, jobs or os.cpu_count() or 1)
+    rows = run_with_progress(run_job, [trace], work, workers)
     curves = {
         each: HitCurve.of(
             [

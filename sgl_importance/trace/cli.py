@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from sgl_importance.terminal import check_outputs, fail, show, some_path
 from sgl_importance.trace.arrivals import arrivals, mooncake_rows
+from sgl_importance.trace.merge import merge_recordings
 from sgl_importance.trace.reader import TraceError, open_trace
 from sgl_importance.trace.records import TreeEvent
 from sgl_importance.trace.segments import segment_files
@@ -95,3 +97,26 @@ def convert_command(
         for row in mooncake_rows(requests):
             file.write(json.dumps(row) + "\n")
     typer.echo(f"{len(requests)} requests in {out}")
+
+
+@app.command("merge")
+def merge_command(
+    directories: Annotated[
+        list[Path], typer.Argument(parser=some_path, help="Recordings of one model, two or more.")
+    ],
+    out: Annotated[Path, typer.Argument(parser=some_path, help="Directory of the new recording.")],
+) -> None:
+    """Write the requests of several servers, by time, as one recording: one cache in front of all."""
+    if len(directories) < 2:
+        fail("one recording is as it is: name two or more, and then the directory of the new one")
+    try:
+        with Console(stderr=True).status("merging"):
+            merged = merge_recordings(directories, out)
+    except TraceError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{out}: {error.strerror}")
+    typer.echo(
+        f"{merged.requests} requests of {len(directories)} recordings in {out}; {merged.pages} pages, "
+        f"{merged.shared_pages} of them in more than one"
+    )

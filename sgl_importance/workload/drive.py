@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sgl_importance.hints.hints import FIELD
 from sgl_importance.probe.chat_client import ChatClient, task_group
 from sgl_importance.workload.workload_request import WorkloadRequest
 
@@ -69,6 +70,8 @@ class WorkloadClient(ChatClient):
             "rid": request.id,
             "ignore_eos": request.ignore_eos,
         }
+        if request.hints:
+            body[FIELD] = request.hints
         start = time.perf_counter()
         if request.prompt:
             reply = await self._request("POST", "/v1/completions", {**body, "prompt": request.prompt})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,7 @@ class WorkloadRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         answer: the only right answer; None where there is none.
         max_tokens: most tokens to generate.
         ignore_eos: whether to generate that many whatever the model says.
+        hints: what the request says of its own KV (``sgl_importance.hints``), for servers that take hints.
     """
 
     id: str
@@ -41,6 +43,7 @@ class WorkloadRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: str = ""
     answer: str | None = None
     ignore_eos: bool = False
+    hints: dict[str, Any] = {}
 
     def token_ids(self) -> list[int]:
         """The prompt in tokens of the embedded model."""

@@ -26,6 +26,7 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "kv-size": ("llama-2-7b",),
     "trace info": ("folder",),
     "trace convert": ("folder", "out.jsonl"),
+    "trace merge": ("folder", "folder", "out"),
     "store stat": ("folder",),
     "store verify": ("folder",),
     "store gc": ("folder",),

@@ -16,6 +16,7 @@ from support import warm_start
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmark"
 REPLAYED = ("policy.py", "gating.py")
+DAY = "day.py"
 SMALLEST = {
     "emission.py": ("--layers", "1", "--rounds", "1"),
     "get_importance.py": ("--prompts", "5", "--rounds", "2"),
@@ -46,9 +47,11 @@ ONLY_READ = (
     "reasoning_served.py",
     "reasoning_windows.py",
     "restart.py",
+    "serving/agents.py",
     "serving/decisions.py",
     "serving/run.py",
     "soak.py",
+    "sweep.py",
     "thinking.py",
     "tier_chain.py",
 )
@@ -101,6 +104,16 @@ def test_script_replays_a_trace(script: str, tmp_path: Path) -> None:
     assert json.loads(out.read_text())["rows"]
 
 
+def test_a_day_is_made_of_traces_and_replayed(tmp_path: Path) -> None:
+    traces, out = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"], tmp_path / "rows.json"
+    for trace in traces:
+        _write_conversation(trace, requests=40)
+    _run(DAY, *traces, "--accesses", "3000", "--policies", "lru,importance", "--out", out, warm=True)
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["policy"] for row in rows] == ["lru", "importance"]
+    assert all(2900 < row["accesses"] <= 3000 and 0 < row["block_hit_rate"] < 1 for row in rows)
+
+
 def _write_conversation(path: Path, *, requests: int) -> None:
     """Turns of a few sessions, in the format of Mooncake's traces: blocks of 512 tokens by name."""
     dice, sessions, blocks = random.Random(0), [[0] for _ in range(5)], 1
@@ -132,4 +145,4 @@ def test_no_script_is_forgotten() -> None:
         for file in FOLDER.rglob("*.py")
         if '__name__ == "__main__"' in file.read_text()
     }
-    assert scripts == {*SMALLEST, *REPLAYED, *ONLY_READ, COMPARED}
+    assert scripts == {*SMALLEST, *REPLAYED, *ONLY_READ, COMPARED, DAY}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sgl_importance.policy.arc import ArcPolicy
 from sgl_importance.policy.base import EvictionPolicy
+from sgl_importance.policy.cacheus import CacheusPolicy
 from sgl_importance.policy.fifo import FifoPolicy
 from sgl_importance.policy.gdsf import GdsfPolicy
 from sgl_importance.policy.hyperbolic import HyperbolicPolicy
@@ -207,6 +208,13 @@ def test_sampling_policies_hit_as_often(
     trace = zipf_trace(7, 3_000, 0.8, 40_000)
     difference = object_hits(ours(capacity), trace).mean() - their_hits(theirs, trace, capacity).mean()
     assert abs(difference) < 0.02  # their generator is seeded by the clock
+
+
+@pytest.mark.parametrize("capacity", [200, 1_000])
+def test_cacheus_hits_as_often(capacity: int) -> None:
+    trace = zipf_trace(7, 3_000, 0.8, 40_000)
+    ours, theirs = object_hits(CacheusPolicy(capacity), trace), their_hits("Cacheus", trace, capacity)
+    assert abs(ours.mean() - theirs.mean()) < 0.03  # theirs draws the rate of learning from 0.001 to 1
 
 
 @pytest.mark.parametrize("capacity", [40, 200, 1_000])

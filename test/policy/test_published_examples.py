@@ -7,6 +7,7 @@ import pytest
 
 from sgl_importance.policy.arc import ArcPolicy
 from sgl_importance.policy.base import EvictionPolicy
+from sgl_importance.policy.cacheus import CacheusPolicy
 from sgl_importance.policy.fifo import FifoPolicy
 from sgl_importance.policy.gdsf import GdsfPolicy
 from sgl_importance.policy.hyperbolic import HyperbolicPolicy
@@ -78,6 +79,8 @@ def pattern(policy: EvictionPolicy, accesses: str) -> str:
         (HyperbolicPolicy(2), "aaabcb", ".HH..H"),
         # b leaves T1 for B1; its return makes T1's target 1, so a leaves T2; a's return makes it 0 again.
         (ArcPolicy(2), "abacbab", "..H...H"),
+        # Both experts give up b and c, the latest used of the blocks used once; a, demoted, is used again.
+        (CacheusPolicy(2), "abcaba", "...H.H"),
         # a's hit puts it in the class of soonest hits.
         (LhdPolicy(2), "aabca", ".H..H"),
     ],
@@ -98,6 +101,29 @@ def test_lecar_leaves_the_expert_that_it_regrets() -> None:
     moved = LeCaRPolicy(4)
     object_hits(moved, object_trace(moving))
     assert moved._recency_weight > 0.9
+
+
+def test_cacheus_keeps_what_is_used_again_through_a_scan() -> None:
+    used_again = [0, 1, 2, 3, 4] * 3
+    trace = object_trace([*used_again, *range(100, 160), *used_again[:5]])
+    hits = object_hits(CacheusPolicy(10), trace)[-5:].tolist()
+    assert hits == [False, True, True, True, True], "the oldest had been demoted, and nothing else"
+    assert not object_hits(LruPolicy(10), trace)[-5:].any()
+
+
+def test_cacheus_leaves_the_expert_that_it_regrets() -> None:
+    # As for LeCaR: old counts are in the way, so what the rarest expert gives up comes back.
+    moving = [0, 1, 2, 3] * 50 + [10 + i // 8 + i % 2 for i in range(2_000)]
+    moved = CacheusPolicy(4)
+    object_hits(moved, object_trace(moving))
+    assert moved._recency_weight > 0.6
+
+
+def test_cacheus_makes_room_for_what_it_evicted_while_new() -> None:
+    policy = CacheusPolicy(40, history=1.0)
+    before = policy._probation_limit
+    object_hits(policy, object_trace([*range(40), *range(50, 90), *range(50, 90)]))
+    assert policy._probation_limit > before
 
 
 def test_belady_evicts_the_furthest_next_use() -> None:

@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,13 @@ from sgl_importance.replay.replay_runner import Job, ReplayError, run_job, run_j
 from sgl_importance.replay.report import console, plot
 
 from support.workloads.replay_jobs import die, sleep
+from support.workloads.session_trace import write_session_trace
 
 ROW_FIELDS = [
     "trace",
     "policy",
     "capacity_blocks",
+    "seed",
     "requests",
     "blocks",
     "hit_blocks",
@@ -42,28 +42,9 @@ ROW_FIELDS = [
 WRITE_BACK = ("--host-blocks", "4", "--write-policy", "write_back")
 
 
-def _sessions(requests: int) -> Iterator[str]:
-    """Three sessions behind one shared block, in turns, each a block longer every time."""
-    new = count(1)
-    paths = [[0], [0], [0]]
-    for turn in range(requests):
-        path = paths[turn % 3]
-        path.append(next(new))
-        yield json.dumps(
-            {
-                "timestamp": turn * 1000,
-                "input_length": 512 * len(path),
-                "output_length": 1,
-                "hash_ids": path,
-            }
-        )
-
-
 @pytest.fixture
 def trace_file(tmp_path: Path) -> Path:
-    path = tmp_path / "sessions.jsonl"
-    path.write_text("\n".join(_sessions(30)) + "\n")
-    return path
+    return write_session_trace(tmp_path / "sessions.jsonl", 30)
 
 
 def _run(*args: object) -> Result:
@@ -297,8 +278,7 @@ def test_the_command_and_ctrl_c(tmp_path: Path) -> None:
     shown = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, check=True)
     assert "--capacity-fraction" in shown.stdout
 
-    trace = tmp_path / "long.jsonl"
-    trace.write_text("\n".join(_sessions(1500)) + "\n")
+    trace = write_session_trace(tmp_path / "long.jsonl", 1500)
     capacities = ",".join(str(size) for size in range(2, 1200, 2))
     args = [str(trace), "--policies", "gdsf", "--capacity-blocks", capacities, "--jobs", "2"]
     process = subprocess.Popen(

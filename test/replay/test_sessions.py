@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.replay.sessions import BlockFacts, block_facts
-from sgl_importance.replay.trace import TraceBuilder
+from sgl_importance.replay import sessions
+from sgl_importance.replay.sessions import BlockFacts, access_classes, block_facts
+from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import BlockType, Transition, reuse_class
+
+from support.workloads.replay_traces import object_traces, tree_traces
 
 BLOCK = 16
 
@@ -71,3 +76,17 @@ def test_ends_are_part_of_the_classes_that_a_server_would_give(requests: list) -
             level = int(told.visit_levels[access])
             assert told.reuse_classes[access] == reuse_class(block_type, transition, level, end)
             assert plain.reuse_classes[access] == reuse_class(block_type, transition, level)
+
+
+@given(trace=st.one_of(tree_traces, object_traces), part=st.integers(1, 30))
+def test_a_trace_that_is_looked_at_in_parts_has_the_classes_of_the_whole(trace: Trace, part: int) -> None:
+    whole = block_facts(trace)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sessions, "_PART_ACCESSES", part)
+        found = access_classes(trace)
+    assert np.array_equal(found.numbers, np.unique(whole.reuse_classes))
+    assert np.array_equal(found.numbers[found.classes], whole.reuse_classes)
+    assert np.array_equal(found.levels[found.classes], whole.visit_levels)
+    assert np.array_equal(found.is_evidence, whole.is_evidence)
+    given_facts = access_classes(trace, whole)
+    assert np.array_equal(given_facts.classes, found.classes)

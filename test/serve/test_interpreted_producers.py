@@ -15,7 +15,7 @@ from sgl_importance.trace.reader import open_trace
 from sgl_importance.trace.records import Fold
 from sgl_importance_kernels.reference.page_scores import PageScores, combine_layers, pages_of
 
-from support.models import write_random_llama
+from support.models import SMALL_LLAMA, write_random_llama
 from support.python_path import CHECKS, python_path
 from support.servers import ServerProcess
 
@@ -36,7 +36,9 @@ SECOND = [*FIRST[:32], *range(300, 311)]  # its first two pages are in the cache
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_llama(tmp_path_factory.mktemp("random-llama"), layers=2)
+    return write_random_llama(
+        tmp_path_factory.mktemp("random-llama"), shape={**SMALL_LLAMA, "num_hidden_layers": 2}
+    )
 
 
 def attention(model: Path, tokens: list[int]) -> list[torch.Tensor]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -27,6 +29,16 @@ TINY_LLAMA = {
 }
 
 
+SMALL_LLAMA = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.15,
+}
+
+
 def write_tiny_llama(folder: Path) -> Path:
     """A configuration only, for ``--load-format dummy``."""
     (folder / "config.json").write_text(json.dumps(TINY_LLAMA))
@@ -34,7 +46,11 @@ def write_tiny_llama(folder: Path) -> Path:
 
 
 def write_random_llama(
-    folder: Path, seed: int = 0, *, layers: int = 3, tokenizer_of: Path | None = None
+    folder: Path,
+    seed: int = 0,
+    *,
+    tokenizer_of: Path | None = None,
+    shape: Mapping[str, Any] = SMALL_LLAMA,
 ) -> Path:
     """A small Llama with random weights.
 
@@ -44,8 +60,8 @@ def write_random_llama(
     Args:
         folder: to write to.
         seed: of the weights.
-        layers: of the model.
         tokenizer_of: checkpoint whose tokenizer and vocabulary the model gets; without it, it has none.
+        shape: fields of its configuration.
     """
     import sglang  # noqa: F401  # first: with it come the shims, and transformers needs one of them
     import torch
@@ -58,15 +74,10 @@ def write_random_llama(
             shutil.copy(file, folder)
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=8192,
-        initializer_range=0.15,
         eos_token_id=None,
         bos_token_id=None,
+        **shape,
     )
     torch.manual_seed(seed)
     LlamaForCausalLM(config).save_pretrained(folder)

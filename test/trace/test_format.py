@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.trace import TraceError, open_trace
-from sgl_importance.trace import writer as writer_module
+from sgl_importance.trace import record_writer as writer_module
 from sgl_importance.trace.records import (
     Dropped,
     EventKind,

@@ -59,6 +59,15 @@ def detect_reader(path: Path) -> TraceReader:
     raise TraceError(f"{path}: unknown format; name it with --format ({', '.join(READERS)})")
 
 
+def depends_on_seed(path: Path, format_name: str | None) -> bool:
+    """Whether a seed decides in which order the requests come.
+
+    Raises:
+        TraceError: no format matches.
+    """
+    return (format_name or detect_reader(path).NAME) in FORMATS_OF_SESSIONS
+
+
 def _is_azure_csv(path: Path) -> bool:
     if not path.is_file():
         return False

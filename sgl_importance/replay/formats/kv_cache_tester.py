@@ -171,15 +171,8 @@ def read_sessions(
     return block_tokens or 1, sessions
 
 
-def merge_sessions(
-    name: str,
-    block_tokens: int,
-    sessions: Sequence[Session],
-    alive: int,
-    seed: int,
-    on_bad_record: OnBadRecord,
-) -> Trace:
-    """One trace of all sessions, ``alive`` of them at a time; the same for the same seed."""
+def in_order(sessions: Sequence[Session], alive: int, seed: int) -> list[tuple[float, int, SessionRequest]]:
+    """Requests of all sessions by time, ``alive`` sessions at a time: second, session's index, request."""
     order = list(range(len(sessions)))
     random.Random(seed).shuffle(order)
     free = [0.0] * alive  # when each place is free
@@ -191,8 +184,20 @@ def merge_sessions(
         heapreplace(free, start + requests[-1].seconds)
         merged += [(start + request.seconds, number, request) for request in requests]
     merged.sort(key=lambda entry: entry[0])
+    return merged
+
+
+def merge_sessions(
+    name: str,
+    block_tokens: int,
+    sessions: Sequence[Session],
+    alive: int,
+    seed: int,
+    on_bad_record: OnBadRecord,
+) -> Trace:
+    """One trace of all sessions, ``alive`` of them at a time; the same for the same seed."""
     builder = TraceBuilder(name, block_tokens)
-    for seconds, number, request in merged:
+    for seconds, number, request in in_order(sessions, alive, seed):
         try:
             builder.add(
                 request.blocks,

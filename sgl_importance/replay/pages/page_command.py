@@ -18,6 +18,7 @@ from sgl_importance.replay.pages.page_replay import (
 )
 from sgl_importance.replay.pages.page_report import PageJob, pages_table, run_page_job
 from sgl_importance.replay.policy_registry import OPTIMUM
+from sgl_importance.replay.ray_cluster import RayCluster
 from sgl_importance.replay.replay_runner import ReplayError, run_jobs
 from sgl_importance.terminal import counted, fail, interrupted, show
 from sgl_importance.trace.page_steps import PageRecording, load_page_steps
@@ -43,7 +44,7 @@ def replay_pages(
     fractions: Sequence[float],
     selections: Sequence[Selection],
     json_file: Path | None,
-    processes: int,
+    workers: int | RayCluster,
 ) -> None:
     """Replays every recording with every policy, number of slots and selection; prints and writes the rows.
 
@@ -67,7 +68,7 @@ def replay_pages(
     rows = {}
     try:
         with counted("replaying", len(jobs)) as advance:
-            for index, row in run_jobs(run_page_job, recordings, jobs, processes):
+            for index, row in run_jobs(run_page_job, recordings, jobs, workers):
                 rows[index] = row
                 advance()
     except ReplayError as error:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
 
-from sgl_importance.replay.formats.detect import read_trace
+from sgl_importance.replay.formats.detect import depends_on_seed, read_trace
 from sgl_importance.replay.formats.line_reader import BadRecord, ReadOptions, TraceError, refuse_bad_record
 from sgl_importance.replay.policy_registry import UnknownPolicyError, load_policy
+from sgl_importance.replay.ray_cluster import RayCluster
 from sgl_importance.replay.replay_runner import JobT, ReplayError, RowT, run_jobs
+from sgl_importance.replay.report.journal import SweepJournal
 from sgl_importance.replay.trace import Trace
 from sgl_importance.terminal import counted, fail, interrupted
 
@@ -49,6 +52,11 @@ def parse_numbers(
     return numbers
 
 
+def parse_seeds(text: str) -> list[int]:
+    """Seeds of a comma-separated list, each once; fails on what is none."""
+    return list(dict.fromkeys(parse_numbers("--seed", text, int, may_be_zero=True)))
+
+
 def check_traces(paths: Sequence[Path]) -> None:
     """Fails, before anything else is asked for, where there is no such trace."""
     for path in paths:
@@ -57,16 +65,26 @@ def check_traces(paths: Sequence[Path]) -> None:
 
 
 def read_traces(
-    paths: Sequence[Path], options: ReadOptions, format_name: str | None, *, skip_bad: bool
+    paths: Sequence[Path],
+    options: ReadOptions,
+    format_name: str | None,
+    *,
+    skip_bad: bool,
+    seeds: Sequence[int] = (0,),
 ) -> list[Trace]:
-    """Reads all traces; two of the same name are told apart by their paths."""
-    traces = []
-    for path in paths:
+    """Reads all traces, each with every seed; two of the same name are told apart by their paths."""
+    traces: list[Trace] = []
+    for path, seed in product(paths, seeds):
         bad: list[BadRecord] = []
         on_bad_record = bad.append if skip_bad else refuse_bad_record
         try:
+            if seed != seeds[0] and not depends_on_seed(path, format_name):
+                traces.append(traces[-1])
+                continue
             with Console(stderr=True).status(f"reading {path.name}"):
-                trace = read_trace(path, options, format_name=format_name, on_bad_record=on_bad_record)
+                trace = read_trace(
+                    path, replace(options, seed=seed), format_name=format_name, on_bad_record=on_bad_record
+                )
         except TraceError as error:
             fail(str(error))
         finally:
@@ -75,31 +93,60 @@ def read_traces(
         if trace.parents is None and not options.object_level:
             fail(f"{path}: its objects have no prefixes: add --object-level")
         traces.append(trace)
-    if len({trace.name for trace in traces}) < len(traces):
-        return [replace(trace, name=str(path)) for trace, path in zip(traces, paths, strict=True)]
-    return traces
+    names = [trace.name for trace in traces]
+    if len(set(names)) < len(paths):
+        names = [str(path) for path in paths for _ in seeds]
+    if len(seeds) > 1:
+        names = [f"{name}, seed {seed}" for name, seed in zip(names, cycle(seeds), strict=False)]
+    return [replace(trace, name=name) for trace, name in zip(traces, names, strict=True)]
 
 
 def run_with_progress(
     run_one: Callable[[Sequence[Trace], JobT], RowT],
     traces: Sequence[Trace],
     jobs: Sequence[JobT],
-    processes: int,
+    workers: int | RayCluster,
+    journal: SweepJournal[RowT] | None = None,
 ) -> list[RowT]:
-    """Rows in the order of the jobs, whatever finishes first."""
-    rows: dict[int, RowT] = {}
+    """Rows in the order of the jobs, whatever finishes first.
+
+    Args:
+        run_one, traces, jobs, workers: as in ``run_jobs``.
+        journal: has the rows that an interrupted run left, and gets the others.
+    """
+    rows = dict(journal.rows) if journal is not None else {}
+    if journal is not None and rows:
+        typer.echo(f"going on after {len(rows)} of {len(jobs)} replays, from {journal.path}", err=True)
+    left = [index for index in range(len(jobs)) if index not in rows]
     try:
-        with counted("replaying", len(jobs)) as advance:
-            for index, row in run_jobs(run_one, traces, jobs, processes):
-                rows[index] = row
+        with counted("replaying", len(left)) as advance:
+            for index, row in run_jobs(run_one, traces, [jobs[index] for index in left], workers):
+                rows[left[index]] = row
+                if journal is not None:
+                    journal.add(left[index], row)
                 advance()
     except ReplayError as error:
         fail(str(error))
     except KeyboardInterrupt:
-        interrupted(f"after {len(rows)} of {len(jobs)} replays")
+        goes_on = ": the same command goes on from there" * (journal is not None)
+        interrupted(f"after {len(rows)} of {len(jobs)} replays{goes_on}")
     return [rows[index] for index in range(len(jobs))]
 
 
-def write_rows(path: Path, rows: Sequence[Any]) -> None:
-    """Writes dataclass rows as a JSON list."""
+def open_journal(
+    results: Path | None, row_type: type[RowT], traces: Sequence[Trace], jobs: Sequence[Any]
+) -> SweepJournal[RowT] | None:
+    """Beside the result file, if there is one; fails where it cannot be written."""
+    if results is None:
+        return None
+    try:
+        return SweepJournal(results, row_type, traces, jobs)
+    except OSError as error:
+        fail(f"{results.parent}: {error.strerror}: rows of an unfinished sweep are kept there")
+
+
+def write_rows(path: Path, rows: Sequence[Any], journal: SweepJournal[Any] | None = None) -> None:
+    """Writes dataclass rows as a JSON list; the journal is not needed any more."""
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    if journal is not None:
+        journal.remove()

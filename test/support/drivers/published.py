@@ -9,6 +9,7 @@ import numpy as np
 from sgl_importance.policy.arc import ArcPolicy
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.policy.belady import BeladyPolicy, NextUses
+from sgl_importance.policy.cacheus import CacheusPolicy
 from sgl_importance.policy.fifo import FifoPolicy
 from sgl_importance.policy.gdsf import GdsfPolicy
 from sgl_importance.policy.hyperbolic import HyperbolicPolicy
@@ -43,6 +44,7 @@ ONLINE: list[Callable[[int], EvictionPolicy]] = [
     LirsPolicy,
     WTinyLfuPolicy,
     LeCaRPolicy,
+    CacheusPolicy,
     HyperbolicPolicy,
     ArcPolicy,
     GdsfPolicy,

@@ -1,0 +1,138 @@
+"""Recordings of several servers as one: what a single cache in front of all of them would have been asked.
+
+Requests come in order of time, by the clocks of the machines that recorded them. A page's digest stands for
+its tokens and all before them, so pages with the same content are one page, whoever served them. Scores and
+tree events are of each server's own tree: the merged recording has requests only.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import merge as merge_sorted
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from sgl_importance.trace.reader import TraceError, TraceReader, open_trace
+from sgl_importance.trace.record_writer import RecordWriter
+from sgl_importance.trace.records import Detail, Header, RequestAdmitted, RequestFinished
+from sgl_importance.trace.writer import NO_PAGES
+
+_NO_BUDGET = 1 << 60
+_SAME = {
+    "page_size": "--page-size",
+    "digest": "one version of sgl-importance",
+    "model": "one model, since caches of different models share nothing",
+}
+"""What must be the same in all recordings, and how it becomes so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What was written: requests, and pages by how many of the recordings have them."""
+
+    requests: int
+    pages: int
+    shared_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """A record of one recording on the common clock."""
+
+    microseconds: int
+    source: int
+    run: int
+    record: RequestAdmitted | RequestFinished
+    digests: Sequence[bytes]
+
+
+def merge_recordings(directories: Sequence[Path], out: Path) -> Merged:
+    """Writes one recording with the requests of several.
+
+    Args:
+        directories: of at least two recordings.
+        out: directory of the new one, which must not hold a recording.
+
+    Raises:
+        TraceError: there is no recording, two are of different servers or the same, or ``out`` is there.
+        OSError: the new one cannot be written. What was written of it is removed.
+    """
+    readers = [open_trace(directory) for directory in directories]
+    headers = [reader.header for reader in readers]
+    _check_same(readers, headers)
+    if not out.parent.is_dir():
+        raise TraceError(f"no directory for {out}: create it first")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise TraceError(f"{out} is there already: name a directory that is not")
+    began = min(header.created for header in headers)
+    capacity: Counter[str] = Counter()
+    for header in headers:
+        capacity.update(header.capacity_tokens)
+    header = msgspec.structs.replace(
+        headers[0], run=uuid.uuid4().hex, created=began, capacity_tokens=dict(capacity), detail=Detail.FOLDS
+    )
+    with TemporaryDirectory(prefix=f"{out.name}-", dir=out.parent) as unfinished:
+        merged = Path(unfinished) / "recording"
+        writer = RecordWriter(merged, header, max_bytes=_NO_BUDGET)
+        try:
+            streams = [_events(reader, source, began) for source, reader in enumerate(readers)]
+            requests = _write(writer, merge_sorted(*streams, key=lambda event: event.microseconds))
+        finally:
+            writer.close()
+        _check_runs(readers)
+        merged.replace(out)
+    seen = Counter(digest for reader in readers for digest in reader.digests)
+    return Merged(requests, len(seen), sum(count > 1 for count in seen.values()))
+
+
+def _check_same(readers: Sequence[TraceReader], headers: Sequence[Header]) -> None:
+    first = headers[0]
+    for reader, header in zip(readers, headers, strict=True):
+        for field, cure in _SAME.items():
+            if getattr(header, field) != getattr(first, field):
+                raise TraceError(
+                    f"{reader.directory} and {readers[0].directory} differ in {field.replace('_', ' ')}, "
+                    f"{getattr(header, field)} and {getattr(first, field)}: merge recordings of {cure}"
+                )
+
+
+def _check_runs(readers: Sequence[TraceReader]) -> None:
+    """Known only when all is read: a recording has a run for each start of its server."""
+    known: set[str] = set()
+    for reader in readers:
+        for header in reader.headers:
+            if header.run in known:
+                raise TraceError(f"{reader.directory} repeats a run of another: name each recording once")
+            known.add(header.run)
+
+
+def _events(reader: TraceReader, source: int, began: float) -> Iterator[_Event]:
+    """Requests of one recording, which are in order of time but for what was handed over late."""
+    start = 0
+    for record in reader:
+        match record:
+            case Header():
+                start = round((record.created - began) * 1e6)
+            case RequestAdmitted() | RequestFinished():
+                digests = [reader.digest(page) for page in record.pages.tolist()]
+                yield _Event(start + record.microseconds, source, len(reader.headers), record, digests)
+
+
+def _write(writer: RecordWriter, events: Iterator[_Event]) -> int:
+    """Numbers requests and counts admissions anew; returns the number of requests."""
+    numbers: dict[tuple[int, int, int], int] = {}
+    admitted = 0
+    for event in events:
+        record = event.record
+        number = numbers.setdefault((event.source, event.run, record.request), len(numbers))
+        admitted += isinstance(record, RequestAdmitted)
+        moved = msgspec.structs.replace(
+            record, request=number, clock=admitted, microseconds=event.microseconds, pages=NO_PAGES
+        )
+        writer.write(moved, event.digests)
+    return admitted
