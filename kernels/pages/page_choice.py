@@ -34,6 +34,14 @@ class ChoiceRule:
     least_share: float = 0.0
     resident_bias: float = 0.0
 
+    def num_sinks(self, page_size: int) -> int:
+        """First pages that are always read."""
+        return -(-self.sink_tokens // page_size)
+
+    def num_recent(self, num_tokens: int, page_size: int) -> int:
+        """Last complete pages of a context that are always read."""
+        return num_tokens // page_size - max(num_tokens - self.window_tokens, 0) // page_size
+
 
 class PageChooser:
     """Maps what a selector estimates to pages: the best ones, with sinks and a local window.
@@ -95,8 +103,8 @@ class PageChooser:
             logits,
             bonus=bonus,
             max_pages=max_pages - num_partial,
-            num_sinks=-(-self._rule.sink_tokens // size),
-            num_recent=num_complete - max(num_tokens - self._rule.window_tokens, 0) // size,
+            num_sinks=self._rule.num_sinks(size),
+            num_recent=self._rule.num_recent(num_tokens, size),
             unit_pages=self._unit_pages,
             top_p=self._rule.top_p,
             least_share=self._rule.least_share,

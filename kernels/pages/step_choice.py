@@ -43,10 +43,8 @@ class StepContexts:
 
 def fewest_pages(rule: ChoiceRule, num_tokens: int, page_size: int) -> int:
     """Complete pages of a context that are read whatever the budget: sinks and window."""
-    num_complete = num_tokens // page_size
-    num_sinks = -(-rule.sink_tokens // page_size)
-    num_recent = num_complete - max(num_tokens - rule.window_tokens, 0) // page_size
-    return min(num_sinks + num_recent, num_complete)
+    forced = rule.num_sinks(page_size) + rule.num_recent(num_tokens, page_size)
+    return min(forced, num_tokens // page_size)
 
 
 def choose_pages(
@@ -72,11 +70,10 @@ def choose_pages(
     """
     size, most_pages = contexts.page_size, logits.shape[2]
     num_complete = contexts.num_complete[:, None]
-    num_sinks = -(-rule.sink_tokens // size)
     first_recent = (contexts.num_tokens[:, None] - rule.window_tokens).clamp(min=0) // size
     at = torch.arange(most_pages, device=logits.device)
     is_complete = at < num_complete
-    is_forced = is_complete & ((at < num_sinks) | (at >= first_recent))
+    is_forced = is_complete & ((at < rule.num_sinks(size)) | (at >= first_recent))
 
     log_shares = logits - logits.logsumexp(dim=2, keepdim=True)
     largest = log_shares.amax(dim=1)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
-from sgl_importance_kernels.triton.tiles import add_log_sums, log_sum, soft_capped
+from sgl_importance_kernels.triton.tiles import MIN_DOT_ROWS, add_log_sums, dot_dtype, log_sum, soft_capped
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 KEY_DTYPES = (torch.float32, torch.float16, torch.bfloat16, *FLOAT8)
@@ -21,7 +21,6 @@ QUERY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 TILE_TOKENS = 128
 """Keys per tile: 8 pages of 16 tokens, whose log-sums fill one 32-byte sector per head."""
-MIN_DOT_ROWS = 16  # tl.dot's smallest tile.
 MAX_TILE_ROWS = 64
 MAX_HEAD_DIM = 256
 SCRATCH_BYTES = 8192
@@ -208,12 +207,10 @@ def shared_memory(device: torch.device | str) -> int:
     return int(getattr(facts, "shared_memory_per_block_optin", facts.shared_memory_per_block))
 
 
-def _dot_dtype(query_dtype: torch.dtype, key_dtype: torch.dtype) -> tl.dtype:
+def _product_dtype(query_dtype: torch.dtype, key_dtype: torch.dtype) -> tl.dtype:
     """The narrowest type that holds queries and keys without rounding."""
     wide = query_dtype if key_dtype in FLOAT8 else torch.promote_types(query_dtype, key_dtype)
-    if wide == torch.bfloat16 and triton.knobs.runtime.interpret:
-        return tl.float32  # The interpreter of Triton 3.9 multiplies the bit patterns of bfloat16.
-    return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[wide]
+    return dot_dtype(wide)
 
 
 def tile_of(page_size: int) -> tuple[int, int]:
@@ -275,10 +272,10 @@ def probe_layer(
     assert -(-queries.max_seq_len // page_size) <= log_sums.max_pages, (queries.max_seq_len, page_size)
     group = num_heads // num_kv_heads
     rows = queries.max_queries * group
-    dot_dtype = _dot_dtype(q.dtype, k.dtype)
-    itemsize = dot_dtype.primitive_bitwidth // 8
+    product_dtype = _product_dtype(q.dtype, k.dtype)
+    itemsize = product_dtype.primitive_bitwidth // 8
     block_m = tile_rows(rows, head_dim, itemsize, page_size, shared_memory(k.device))
-    assert block_m, (head_dim, dot_dtype, page_size)
+    assert block_m, (head_dim, product_dtype, page_size)
     query_blocks = triton.cdiv(rows, block_m)
     pages, page_tile = tile_of(page_size)
     blocks = triton.cdiv(triton.cdiv(queries.max_seq_len, page_size), pages)
@@ -315,5 +312,5 @@ def probe_layer(
         PAGE_SIZE=page_size,
         PAGES=pages,
         PAGE_TILE=page_tile,
-        DOT_DTYPE=dot_dtype,
+        DOT_DTYPE=product_dtype,
     )

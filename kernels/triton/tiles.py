@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+MIN_DOT_ROWS = 16
+"""tl.dot's smallest tile."""
+
+
+def dot_dtype(dtype: torch.dtype) -> tl.dtype:
+    """What numbers of a type are multiplied in."""
+    if dtype == torch.bfloat16 and triton.knobs.runtime.interpret:
+        return tl.float32  # The interpreter of Triton 3.9 multiplies the bit patterns of bfloat16.
+    return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
 
 
 @triton.jit

@@ -35,6 +35,7 @@ from sgl_importance.client.fleet import (
     summary_of,
     together,
 )
+from sgl_importance.client.pin_commands import pinned_sentence
 from sgl_importance.client.server_client import Server, ServerError
 from sgl_importance.terminal import counted, fail, one_line, show
 
@@ -123,10 +124,7 @@ def fleet_pin(
         print_json({"pin_id": pin_id, "servers": answers, "unreached": unreached})
     else:
         for url, answer in answers.items():
-            granted = ", ".join(
-                f"{tokens} on the {tier}" for tier, tokens in answer["granted_tokens"].items()
-            )
-            typer.echo(f"{url}: {answer['tokens']} tokens pinned, within the budget {granted}")
+            typer.echo(f"{url}: {pinned_sentence(answer)}")
         typer.echo(f"{pin_id}: pinned on {len(answers)} of {len(servers)} servers")
     _end(unreached)
 

@@ -54,8 +54,13 @@ def pin(
     if as_json:
         print_json(answer)
         return
+    typer.echo(f"{answer['pin_id']}: {pinned_sentence(answer)}")
+
+
+def pinned_sentence(answer: dict[str, Any]) -> str:
+    """What a server's answer to ``POST /pin`` says."""
     granted = ", ".join(f"{tokens} on the {tier}" for tier, tokens in answer["granted_tokens"].items())
-    typer.echo(f"{answer['pin_id']}: {answer['tokens']} tokens pinned, within the budget {granted}")
+    return f"{answer['tokens']} tokens pinned, within the budget {granted}"
 
 
 @unpin_app.callback(invoke_without_command=True, context_settings=_ANY_ORDER)

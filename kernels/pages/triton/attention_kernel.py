@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-MIN_DOT_ROWS = 16  # tl.dot's smallest tile
+from sgl_importance_kernels.triton.tiles import MIN_DOT_ROWS, dot_dtype
+
 TILE_TOKENS = 32
 """Tokens that are multiplied at a time: with 64, compiled for a GPU, numbers do not fit the registers."""
 SPLIT_PAGES = 32
@@ -198,15 +199,9 @@ def attend_places(
         PAGES=TILE_TOKENS // page_tile,
         PAGE_TILE=page_tile,
         SPLIT=SPLIT_PAGES,
-        DOT_DTYPE=_dot_dtype(slots[0].dtype),
+        DOT_DTYPE=dot_dtype(slots[0].dtype),
     )
     _merge_kernel[(num_rows * heads,)](
         parts, part_log_sums, outputs, log_sums, num_splits, VALUE_DIM=value_dim, BLOCK_V=block_v
     )
     return outputs, log_sums
-
-
-def _dot_dtype(dtype: torch.dtype) -> tl.dtype:
-    if dtype == torch.bfloat16 and triton.knobs.runtime.interpret:
-        return tl.float32  # The interpreter of Triton 3.9 multiplies the bit patterns of bfloat16.
-    return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]

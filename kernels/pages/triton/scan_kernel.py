@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-MIN_DOT_ROWS = 16  # tl.dot's smallest tile
+from sgl_importance_kernels.triton.tiles import MIN_DOT_ROWS
+
 TILE_VECTORS = 64
 """Vectors that one program multiplies: 16 pages of four."""
 

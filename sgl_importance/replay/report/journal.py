@@ -58,10 +58,13 @@ class SweepJournal(Generic[RowT]):
                     self.rows[index] = msgspec.json.decode(lines[cell], type=row_type)
                 except msgspec.MsgspecError:
                     continue  # cut off where it was being written
-        # Written anew: rows of another sweep go, and so does a line without its end.
-        self._file = self.path.open("wb")
+        # Written anew: rows of another sweep go, and so does a line without its end. Under another name,
+        # so that a process which ends here leaves the rows that there were.
+        unfinished = self.path.with_name(self.path.name + ".new")
+        self._file = unfinished.open("wb")
         for index, row in self.rows.items():
             self.add(index, row)
+        unfinished.replace(self.path)
 
     def _lines(self) -> dict[str, bytes]:
         try:
