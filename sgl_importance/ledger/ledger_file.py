@@ -247,9 +247,12 @@ def _check(path: Path) -> None:
     """
     try:
         with closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
+            # In one transaction: another server may write its schema between two of these.
+            connection.execute("BEGIN")
             version: int = connection.execute("PRAGMA user_version").fetchone()[0]
             application: int = connection.execute("PRAGMA application_id").fetchone()[0]
             tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            connection.execute("COMMIT")
             if not tables and not version:
                 return  # made by another server that has not written its schema yet
             if application != APPLICATION_ID:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import sqlite3
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sgl_importance.ledger import ledger_file
 from sgl_importance.ledger.ledger import Ledger
 from sgl_importance.ledger.ledger_database import LedgerError, LedgerUnusable
 from sgl_importance.ledger.ledger_place import LedgerPlace
@@ -290,6 +292,32 @@ def test_a_file_that_another_server_uses_is_not_taken_away(tmp_path: Path):
     other.close()
     open_ledger(path).close()
     assert len(damaged(tmp_path)) == 1
+
+
+def test_a_file_that_another_server_is_making_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The other writes its schema between two of our reads."""
+    path = tmp_path / "ledger.sqlite"
+    empty = sqlite3.connect(path)
+    empty.execute("PRAGMA journal_mode = WAL")
+    empty.close()
+    others: list[Ledger] = []
+
+    class Late(sqlite3.Connection):
+        def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+            answer = super().execute(statement, *values)
+            if statement == "PRAGMA application_id":
+                monkeypatch.undo()
+                others.append(open_ledger(path))
+            return answer
+
+    monkeypatch.setattr(ledger_file.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Late))
+    ours = open_ledger(path)
+    (other,) = others
+    other.write([record([1, 2, 3, 4])], clock=1, requests=1)
+    assert len(ours) == 1
+    assert not damaged(tmp_path)
+    ours.close()
+    other.close()
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path):
