@@ -1,9 +1,5 @@
 """A chain of tiers as one place for pages: reads from wherever a page is, and moves it as the placement says.
 
-A move copies, reads the copy back and checks it, and deletes the page from where it was: a process that is
-killed at any point leaves the page in at least one tier. A page that is found in two is deleted from the
-slower one at the next start.
-
 Whatever changes a place is done by one thread at a time. Readers ask for no lock: a page that was moved
 while they looked is looked for again.
 """
@@ -16,34 +12,29 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum
-from itertools import count
 from math import inf
 from typing import Any, NamedTuple
 
 from sgl_importance.storage.page_record import MissReason, PageDamaged, PageMiss, page_digest
 from sgl_importance.storage.pages import RUN_BYTES, RUN_PAGES, Lanes, Page
-from sgl_importance.tier_chain.costs import FetchCost, fetch_seconds
-from sgl_importance.tier_chain.measure import probe_name
+from sgl_importance.tier_chain.costs import fetch_seconds
+from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.move_budget import MoveBudget
+from sgl_importance.tier_chain.page_mover import PageMover, Point, set_damaged_aside
+from sgl_importance.tier_chain.page_numbers import PageNumbers
 from sgl_importance.tier_chain.placement import Placement, Step
 from sgl_importance.tier_chain.ranking import Ranking, ReuseRanking
 from sgl_importance.tier_chain.records import (
     NO_PAGE,
-    Bytes,
     PageName,
     check_record,
     make_record,
     record_bytes,
 )
-from sgl_importance.tier_chain.tier import Scratch, Tier
+from sgl_importance.tier_chain.tier import Scratch
 from sgl_importance.tier_chain.tier_counters import TierCounters
+from sgl_importance.tier_chain.tier_health import TierHealth
 
-FAILURES_IN_A_ROW = 3
-"""After which a tier is left out."""
-PROBE_SECONDS = 10.0
-"""Between two looks whether a tier that was left out works again."""
 PATIENCE_SECONDS = 10.0
 """For whoever changes places at the moment; he may hang in a disk."""
 LOOKS = 3
@@ -56,34 +47,6 @@ class Visit(NamedTuple):
     keys: Sequence[str]
     reuse_class: int
     last_access: int
-
-
-class Point(StrEnum):
-    """Points of a move at which a process may be killed, as tests do."""
-
-    BEGUN = "begun"
-    COPIED = "copied"
-    CHECKED = "checked"
-    PLACED = "placed"
-    DELETED = "deleted"
-
-
-@dataclass(slots=True)
-class Member:
-    """A tier of a chain.
-
-    Attributes:
-        pages: that it has room for.
-        cost: of reads, measured at start and frozen.
-    """
-
-    name: str
-    kind: str
-    tier: Tier
-    pages: int
-    cost: FetchCost
-    failures: int = field(default=0, init=False)
-    next_probe: float = field(default=0.0, init=False)
 
 
 class TierChain:
@@ -119,15 +82,11 @@ class TierChain:
         self._page_bytes = page_bytes
         self._ranking = ranking
         self._visits = visits
-        self._at = at
         self._clock = clock
-        self._numbers: dict[PageName, int] = {}
-        self._names: dict[int, PageName] = {}
-        self._next = count()
+        self._numbers = PageNumbers()
         self._held: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._scratch = Scratch(record_bytes(page_bytes))
-        self._copy = Scratch(record_bytes(page_bytes))
         self._faults: queue.SimpleQueue[tuple[int, PageName | None]] = queue.SimpleQueue()
         self._placement = Placement(
             [member.pages for member in members],
@@ -136,6 +95,18 @@ class TierChain:
             page_bytes=page_bytes,
             budget=MoveBudget(len(members), move_bytes_per_second, page_bytes=page_bytes),
             on_forget=self._forget,
+        )
+        self._health = TierHealth(
+            members, self._placement, counters, page_bytes=page_bytes, clock=clock, on_return=self._restore
+        )
+        self._mover = PageMover(
+            members,
+            self._placement,
+            self._numbers,
+            self._health,
+            counters,
+            page_bytes=page_bytes,
+            at=at,
         )
         for level in range(len(members)):
             self._restore(level)
@@ -184,18 +155,13 @@ class TierChain:
             try:
                 body[:] = check_record(record, name)
             except PageDamaged as damaged:
-                self._damaged(level, name, damaged.reason)
+                set_damaged_aside(member, name, damaged, self.counters)
+                self._faults.put((level, name))
                 raise
             member.failures = 0
             self.counters.add("hit_pages", member.name)
             return
         raise PageMiss(MissReason.ABSENT)
-
-    def _damaged(self, level: int, name: PageName, reason: MissReason) -> None:
-        member = self.members[level]
-        self.counters.add("damaged_pages", member.name)
-        member.tier.set_aside(name, reason)
-        self._faults.put((level, name))
 
     # ---- writing ----
 
@@ -214,7 +180,7 @@ class TierChain:
         outcomes: list[bool | Exception] = []
         with self._changing(identity, names if parent is None else [parent, *names]):
             for page in reversed(names):
-                self._ranking.use(self._numbers[page])
+                self._ranking.use(self._numbers.ensure(page))
             for index, (name, body) in enumerate(zip(names, bodies, strict=True)):
                 try:
                     outcomes.append(self._store(name, body, parent, depth + index, moment))
@@ -224,7 +190,7 @@ class TierChain:
         return outcomes
 
     def _store(self, name: PageName, body: Page, parent: PageName | None, depth: int, moment: int) -> bool:
-        page = self._numbers[name]
+        page = self._numbers.ensure(name)
         if self._placement.level_of(page) is not None:
             return False
         steps = self._made_room(page, parent)
@@ -232,8 +198,8 @@ class TierChain:
         record = make_record(name, body, parent=front, depth=depth, moment=moment)
         target = steps[-1].target
         assert target is not None
-        self._put(target, name, record)
-        self._placement.apply(steps[-1], parent=None if parent is None else self._numbers[parent])
+        self._mover.put(target, name, record)
+        self._placement.apply(steps[-1], parent=None if parent is None else self._numbers.ensure(parent))
         self.counters.add("stored_pages", self.members[target].name)
         return True
 
@@ -249,7 +215,7 @@ class TierChain:
                 break
             try:
                 for step in steps[:-1]:
-                    self._move(step)
+                    self._mover.move(step)
             except PageDamaged:
                 continue  # a page that was to make room is gone: there is room in its place
             return steps
@@ -260,7 +226,7 @@ class TierChain:
         names = [PageName(identity, page_digest(key)) for key in keys]
         present = self.count_present(identity, keys)
         with self._changing(identity, names[:present]):
-            pages = [self._numbers[name] for name in names[:present]]
+            pages = [self._numbers.ensure(name) for name in names[:present]]
             for page in reversed(pages):
                 self._ranking.use(page)
             parent = None
@@ -268,117 +234,24 @@ class TierChain:
                 if self._placement.level_of(page) is None:
                     break
                 for step in self._plan(page, parent):
-                    self._move(step)
+                    self._mover.move(step)
                 parent = name
 
     def _plan(self, page: int, parent: PageName | None) -> list[Step]:
-        front = None if parent is None else self._numbers[parent]
+        front = None if parent is None else self._numbers.ensure(parent)
         return self._placement.plan(page, parent=front, now=self._clock())
 
-    # ---- moves ----
-
-    def _move(self, step: Step) -> None:
-        """Brings a page from one tier to another, or gives it up.
-
-        Raises:
-            OSError, PageDamaged: it could not be; nothing has changed but what is known of the page.
-        """
-        assert step.source is not None
-        name, source = self._names[step.page], self.members[step.source]
-        self._at(Point.BEGUN)
-        if step.target is not None:
-            self._copy_checked(name, step.source, step.target)
-        self._placement.apply(step)
-        self._at(Point.PLACED)
-        if step.target is None:
-            self.counters.add("evicted_pages", source.name)
-        else:
-            promoted = step.target < step.source
-            self.counters.add("promoted_pages" if promoted else "demoted_pages", source.name)
-        try:
-            source.tier.delete(name)
-        except OSError:
-            self._failed(step.source)  # it is there twice until the next start
-            if not self._placement.is_open(step.source):
-                raise  # what else was planned may need the tier
-        self._at(Point.DELETED)
-
-    def _copy_checked(self, name: PageName, source: int, target: int) -> None:
-        record, copy = self._scratch.record, self._copy.record
-        try:
-            self.members[source].tier.get(name, record)
-        except FileNotFoundError:
-            self._placement.lose(self._numbers[name])
-            raise
-        except OSError:
-            self._failed(source)
-            raise
-        try:
-            check_record(record, name)
-        except PageDamaged as damaged:
-            self._damaged(source, name, damaged.reason)
-            self._settle()
-            raise
-        self._put(target, name, record)
-        self._at(Point.COPIED)
-        try:
-            self.members[target].tier.get(name, copy)
-            check_record(copy, name)
-        except (OSError, PageDamaged):
-            self.counters.add("damaged_pages", self.members[target].name)
-            self._failed(target)
-            self.members[target].tier.delete(name)
-            raise
-        self._at(Point.CHECKED)
-
-    def _put(self, level: int, name: PageName, record: Bytes) -> None:
-        try:
-            self.members[level].tier.put(name, record)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # what it holds can still be read
-                self._failed(level)
-            raise
-
-    # ---- tiers that fail ----
-
-    def _failed(self, level: int) -> None:
-        """An access failed; at the third in a row the tier is left out."""
-        member = self.members[level]
-        member.failures += 1
-        self.counters.add("failed_accesses", member.name)
-        if member.failures >= FAILURES_IN_A_ROW and self._placement.is_open(level):
-            member.next_probe = self._clock() + PROBE_SECONDS
-            self.counters.add("times_left_out", member.name)
-            self._placement.close_tier(level)
+    # ---- what was found ----
 
     def _settle(self) -> None:
         """Takes in what readers have found, and looks after tiers that were left out."""
         while not self._faults.empty():
             level, name = self._faults.get_nowait()
             if name is None:
-                self._failed(level)
-            elif self._level_of(name) == level:
-                self._placement.lose(self._numbers[name])
-        for level, member in enumerate(self.members):
-            if not self._placement.is_open(level) and self._clock() >= member.next_probe:
-                member.next_probe = self._clock() + PROBE_SECONDS
-                self._try_again(level)
-
-    def _try_again(self, level: int) -> None:
-        member, name = self.members[level], probe_name()
-        record = make_record(name, self._copy.record[: self._page_bytes], parent=NO_PAGE, depth=0, moment=0)
-        try:
-            member.tier.put(name, record)
-            member.tier.get(name, self._scratch.record)
-            check_record(self._scratch.record, name)
-            member.tier.delete(name)
-            member.failures = 0
-            self._placement.open_tier(level)
-            self._restore(level)
-            self.counters.add("times_come_back", member.name)
-        except (OSError, PageDamaged):
-            if self._placement.is_open(level):
-                self._placement.close_tier(level)
+                self._health.failed(level)
+            elif (page := self._numbers.find(name)) is not None and self._placement.level_of(page) == level:
+                self._placement.lose(page)
+        self._health.probe()
 
     def _restore(self, level: int) -> None:
         """Takes in what a tier holds, newest first; what has no place there is deleted."""
@@ -386,12 +259,12 @@ class TierChain:
         listed = sorted(tier.records(), key=lambda each: (-each.moment, each.depth))
         for each in reversed(listed):
             if self._level_of(each.name) is None:
-                self._ranking.use(self._number(each.name))
+                self._ranking.use(self._numbers.ensure(each.name))
         for each in listed:
             parent = None
             if each.parent != NO_PAGE:
-                parent = self._number(PageName(each.name.identity, each.parent))
-            page = self._number(each.name)
+                parent = self._numbers.ensure(PageName(each.name.identity, each.parent))
+            page = self._numbers.ensure(each.name)
             if not self._placement.restore(page, level, parent=parent):
                 tier.delete(each.name)
             for number in (page, parent):
@@ -402,7 +275,7 @@ class TierChain:
         """Takes in what requests asked for; pages that are not in the chain are not remembered."""
         for visit in self._visits():
             for key in visit.keys:
-                page = self._numbers.get(PageName(identity, page_digest(key)))
+                page = self._numbers.find(PageName(identity, page_digest(key)))
                 if page is not None:
                     assert isinstance(self._ranking, ReuseRanking)
                     self._ranking.visited(page, visit.reuse_class, visit.last_access)
@@ -411,21 +284,14 @@ class TierChain:
     # ---- names ----
 
     def _level_of(self, name: PageName) -> int | None:
-        page = self._numbers.get(name)
+        page = self._numbers.find(name)
         return None if page is None else self._placement.level_of(page)
-
-    def _number(self, name: PageName) -> int:
-        page = self._numbers.get(name)
-        if page is None:
-            page = self._numbers[name] = next(self._next)
-            self._names[page] = name
-        return page
 
     def _forget(self, page: int) -> None:
         if page in self._held:
             return  # it may get a place yet
         self._ranking.forget(page)
-        self._numbers.pop(self._names.pop(page, PageName(b"", b"")), None)
+        self._numbers.forget(page)
 
     @contextmanager
     def _changing(self, identity: bytes, names: Sequence[PageName]) -> Iterator[None]:
@@ -439,7 +305,7 @@ class TierChain:
         try:
             self._settle()
             self._hear(identity)
-            self._held = frozenset(map(self._number, names))
+            self._held = frozenset(map(self._numbers.ensure, names))
             self._placement.hold(self._held)
             try:
                 yield
@@ -481,8 +347,8 @@ class TierChain:
     def check_integrity(self) -> None:
         """Asserts that the placement holds together, and that each tier has what it is said to hold."""
         self._placement.check_integrity()
-        assert set(self._names) == set(self._numbers.values())
-        for page, name in self._names.items():
+        self._numbers.check_integrity()
+        for page, name in self._numbers.items():
             assert page in self._placement
             level = self._placement.level_of(page)
             assert level is None or self.members[level].tier.contains(name)

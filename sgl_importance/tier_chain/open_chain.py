@@ -9,11 +9,12 @@ from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
-from sgl_importance.tier_chain.chain import Member, TierChain, Visit
+from sgl_importance.tier_chain.chain import TierChain, Visit
 from sgl_importance.tier_chain.costs import FetchCost
 from sgl_importance.tier_chain.file_tier import FileTier
 from sgl_importance.tier_chain.mapped_tier import MappedTier
 from sgl_importance.tier_chain.measure import InjectedTier, measure_reads
+from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.ranking import Ranking
 from sgl_importance.tier_chain.records import record_bytes
 from sgl_importance.tier_chain.tier import DramTier, Tier

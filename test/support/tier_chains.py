@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from sgl_importance.tier_chain.chain import Member, Point, TierChain
+from sgl_importance.tier_chain.chain import TierChain
 from sgl_importance.tier_chain.costs import FetchCost
 from sgl_importance.tier_chain.file_tier import FileTier
 from sgl_importance.tier_chain.mapped_tier import MappedTier
+from sgl_importance.tier_chain.member import Member
+from sgl_importance.tier_chain.page_mover import Point
 from sgl_importance.tier_chain.ranking import LruRanking
 from sgl_importance.tier_chain.records import record_bytes
 from sgl_importance.tier_chain.tier import DramTier, Tier

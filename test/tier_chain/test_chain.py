@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.storage.page_record import MissReason, PageDamaged, PageMiss
+from sgl_importance.storage.page_record import MissReason, PageDamaged, PageMiss, page_digest
 from sgl_importance.storage.page_transfer import PageTransfer
 from sgl_importance.storage.store_counters import StoreCounters
-from sgl_importance.tier_chain import chain as chain_module
-from sgl_importance.tier_chain.chain import Point, TierChain
+from sgl_importance.tier_chain.chain import TierChain
+from sgl_importance.tier_chain.page_mover import Point
 from sgl_importance.tier_chain.records import Bytes, PageName, check_record
 from sgl_importance.tier_chain.tier import DramTier
 
@@ -76,7 +76,7 @@ def test_a_damaged_page_is_never_served_and_stored_anew(tmp_path: Path, kind: st
     keys = keys_of("a", 9)
     write(chain, keys)
     number = 3 if kind == "cxl" else 7
-    name = PageName(MODEL, chain_module.page_digest(keys[number]))
+    name = PageName(MODEL, page_digest(keys[number]))
     if kind == "cxl":
         tier = chain.members[1].tier
         tier._slots[tier._slot_of[name], 300] ^= 1  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sgl_importance.tier_chain.chain import Point
+from sgl_importance.tier_chain.page_mover import Point
 
 from support.tier_chains import MODEL, keys_of, open_chain, wrong_pages
 
@@ -25,7 +25,7 @@ CHILDREN = f"""
 import json, os, signal, sys
 from pathlib import Path
 from support.tier_chains import MODEL, keys_of, open_chain, write
-from sgl_importance.tier_chain.chain import Point
+from sgl_importance.tier_chain.page_mover import Point
 
 def begin(folder, point, move, said):
     seen = 0

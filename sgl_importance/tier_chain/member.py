@@ -1,0 +1,28 @@
+"""A tier of a chain, with what was measured of it, and what its failures say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sgl_importance.tier_chain.costs import FetchCost
+from sgl_importance.tier_chain.tier import Tier
+
+
+@dataclass(slots=True)
+class Member:
+    """A tier of a chain.
+
+    Attributes:
+        pages: that it has room for.
+        cost: of reads, measured at start and frozen.
+        failures: in a row.
+        next_probe: seconds of the chain's clock at which one that was left out is tried again.
+    """
+
+    name: str
+    kind: str
+    tier: Tier
+    pages: int
+    cost: FetchCost
+    failures: int = field(default=0, init=False)
+    next_probe: float = field(default=0.0, init=False)

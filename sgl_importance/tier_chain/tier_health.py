@@ -1,0 +1,84 @@
+"""Which tiers of a chain work: one that fails several times in a row is left out until it works again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sgl_importance.storage.page_record import PageDamaged
+from sgl_importance.tier_chain.measure import probe_name
+from sgl_importance.tier_chain.member import Member
+from sgl_importance.tier_chain.placement import Placement
+from sgl_importance.tier_chain.records import NO_PAGE, check_record, make_record
+from sgl_importance.tier_chain.tier_counters import TierCounters
+
+FAILURES_IN_A_ROW = 3
+"""After which a tier is left out."""
+PROBE_SECONDS = 10.0
+"""Between two looks whether a tier that was left out works again."""
+
+
+class TierHealth:
+    """Counts failed accesses, and opens and closes the tiers of a placement.
+
+    Args:
+        members: of the chain, fastest first.
+        placement: of its pages.
+        counters: of its tiers.
+        page_bytes: of each page.
+        clock: seconds.
+        on_return: called with the level of a tier that works again.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        placement: Placement,
+        counters: TierCounters,
+        *,
+        page_bytes: int,
+        clock: Callable[[], float],
+        on_return: Callable[[int], None],
+    ) -> None:
+        self._members = tuple(members)
+        self._placement = placement
+        self._counters = counters
+        self._page_bytes = page_bytes
+        self._clock = clock
+        self._on_return = on_return
+
+    def failed(self, level: int) -> None:
+        """An access failed; at the third in a row the tier is left out."""
+        member = self._members[level]
+        member.failures += 1
+        self._counters.add("failed_accesses", member.name)
+        if member.failures >= FAILURES_IN_A_ROW and self._placement.is_open(level):
+            member.next_probe = self._clock() + PROBE_SECONDS
+            self._counters.add("times_left_out", member.name)
+            self._placement.close_tier(level)
+
+    def probe(self) -> None:
+        """Looks after tiers that were left out, each from time to time."""
+        for level, member in enumerate(self._members):
+            if not self._placement.is_open(level) and self._clock() >= member.next_probe:
+                member.next_probe = self._clock() + PROBE_SECONDS
+                self._try_again(level)
+
+    def _try_again(self, level: int) -> None:
+        member, name = self._members[level], probe_name()
+        body = np.zeros(self._page_bytes, np.uint8)
+        record = make_record(name, body, parent=NO_PAGE, depth=0, moment=0)
+        back = np.empty_like(record)
+        try:
+            member.tier.put(name, record)
+            member.tier.get(name, back)
+            check_record(back, name)
+            member.tier.delete(name)
+            member.failures = 0
+            self._placement.open_tier(level)
+            self._on_return(level)
+            self._counters.add("times_come_back", member.name)
+        except (OSError, PageDamaged):
+            if self._placement.is_open(level):
+                self._placement.close_tier(level)
