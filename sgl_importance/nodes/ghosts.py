@@ -15,6 +15,7 @@ from sgl_importance.interface import Importance
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.reuse.calibration import Prediction
 from sgl_importance.reuse.reuse_class import BlockType
+from sgl_importance.reuse.turns import Turn
 from sgl_importance.signal.node_importance import FloatArray, importance_of
 from sgl_importance.tiers import Tier
 
@@ -53,6 +54,7 @@ class GhostNode:
         kept_by_importance: ``observe`` only: stock evicted the node, importance would have kept it.
         eviction: how it was lost; None where that is not known.
         prediction: of its next visit, where the last one was sampled.
+        turn: of the node.
         resolved: whether its return or its end was already reported.
     """
 
@@ -66,6 +68,7 @@ class GhostNode:
     kept_by_importance: bool = False
     eviction: Eviction | None = None
     prediction: Prediction | None = None
+    turn: Turn | None = None
     resolved: bool = False
 
 
@@ -119,6 +122,7 @@ class GhostTable:
             kept_by_importance=kept_by_importance,
             eviction=eviction,
             prediction=node.prediction,
+            turn=node.turn,
         )
         self.restore(digests, ghost)
 

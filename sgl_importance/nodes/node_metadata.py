@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.calibration import Prediction
 from sgl_importance.reuse.reuse_class import BlockType, Transition, reuse_class, visit_level
+from sgl_importance.reuse.turns import Turn
 from sgl_importance.signal.node_importance import NodeImportance
 from sgl_importance.tiers import Tier
 
@@ -45,6 +46,8 @@ class NodeMetadata:
         block_type: the kind of text that it holds.
         transition: of the last request that visited it.
         answer_end: how the answer of that request ended; UNKNOWN while it runs.
+        turn: the last finished request that visited it, where ends of answers are known.
+        is_parted: whether sessions parted at its end: what becomes of one of them says little about it.
         continuations: different texts that followed it.
         is_tip: whether an earlier request's path ended at its end.
         at_risk_as: class of its at-risk interval, which began at ``last_access``; None where there is none.
@@ -77,6 +80,7 @@ class NodeMetadata:
         "expendable",
         "importance",
         "in_storage",
+        "is_parted",
         "is_prewarmed",
         "is_tip",
         "last_access",
@@ -88,6 +92,7 @@ class NodeMetadata:
         "span",
         "tokens",
         "transition",
+        "turn",
         "would_evict",
     )
 
@@ -100,6 +105,8 @@ class NodeMetadata:
         self.block_type = BlockType.USER
         self.transition = Transition.COLD
         self.answer_end = AnswerEnd.UNKNOWN
+        self.turn: Turn | None = None
+        self.is_parted = False
         self.continuations = 0
         self.is_tip = False
         self.at_risk_as: int | None = None
@@ -147,6 +154,7 @@ class NodeMetadata:
         prefix.block_type = self.block_type
         prefix.transition = self.transition
         prefix.answer_end = self.answer_end
+        prefix.turn = self.turn
         prefix.continuations = 1
         prefix.accesses = self.accesses
         prefix.span = self.span

@@ -79,6 +79,7 @@ class ReuseTracker:
         revived = self.ghosts.revive(pages, node) if len(self.ghosts) else []
         returned = [(ghost, num_pages * self.page_size) for ghost, num_pages in revived]
         for ghost, tokens in returned:
+            node.turn = ghost.turn
             if transition is None:
                 self._restored(node, ghost, tokens)
             else:

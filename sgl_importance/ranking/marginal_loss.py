@@ -2,9 +2,10 @@
 
 loss(node) = reuse rate x [restore(from where it would be) - restore(from where it is)] x g / bytes freed
 
-The reuse rate is the retention index of ``reuse.estimator``: reuses per admitted request that keeping
-the node can earn. P(reuse) alone would hold a node that is certain to return in an hour against one that
-returns in a minute.
+The reuse rate is a retention index: reuses per admitted request that keeping the node can earn. P(reuse)
+alone would hold a node that is certain to return in an hour against one that returns in a minute. Where it is
+known how answers end, a node's rate is that of the turn that visited it last (``reuse.turns``), unless
+sessions parted at its end or a pin holds it; else it is that of the node's own class (``reuse.estimator``).
 
 Only leaves can be evicted and a prefix is useful only whole, so attention predicts reuse indirectly; g is
 bounded, monotone, and 1 without evidence, which makes "g = 1" the control arm of every claim about it.
@@ -16,8 +17,11 @@ from __future__ import annotations
 
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.ranked_turns import RankedTurns
 from sgl_importance.ranking.victim_order import VictimOrder
 from sgl_importance.reuse.estimator import ReuseEstimator
+from sgl_importance.reuse.reuse_index import NodesAndTurns, class_of_turn
+from sgl_importance.reuse.turns import Turn, TurnEstimator
 from sgl_importance.signal.node_importance import NodeImportance, Origin
 from sgl_importance.tiers import Tier
 
@@ -61,13 +65,18 @@ class ImportancePolicy:
         self._seconds_per_token = {tier: cost.seconds_per_token(tier) for tier in (*Tier, None)}
         self.use_importance = use_importance
         self.reuse = ReuseEstimator()
+        self.turns = TurnEstimator()
+        self.index = NodesAndTurns(self.reuse, self.turns)
         self._orders: dict[Tier, VictimOrder] = {}
+        self._ranked = RankedTurns()
         self.reset()
 
     def reset(self) -> None:
         """Forgets the nodes, keeps the estimate of reuse."""
         self.reuse.forget_open()
-        self._orders = {tier: VictimOrder(self.reuse) for tier in Tier}
+        self.turns.forget_open()
+        self._orders = {tier: VictimOrder(self.index) for tier in Tier}
+        self._ranked = RankedTurns()
 
     @property
     def clock(self) -> int:
@@ -90,15 +99,26 @@ class ImportancePolicy:
             below: tier that keeps a copy; None where eviction means losing the KV.
         """
         value = self.value(tier, node, below=below)
-        self._orders[tier].add(node_id, node.reuse_class, value, node.last_access)
+        reuse_class, since = self._rank(tier, node)
+        self._orders[tier].add(node_id, reuse_class, value, since)
+        self._ranked.enter(tier, node_id, node, below)
 
     def leave(self, tier: Tier, node_id: int) -> None:
         """The node is not evictable from the tier any more: locked, moved, extended or gone."""
         self._orders[tier].discard(node_id)
+        self._ranked.leave(tier, node_id)
+
+    def turn_changed(self, turn: Turn) -> None:
+        """The turn went on, or is predicted anew: what it was the last to visit is ranked again."""
+        for tier, node_id, node, below in self._ranked.entries(turn):
+            self.enter(tier, node_id, node, below=below)
 
     def victim(self, tier: Tier) -> int | None:
         """Takes the node that loses least out of the order; None where nothing is evictable."""
-        return self._orders[tier].pop()
+        node_id = self._orders[tier].pop()
+        if node_id is not None:
+            self._ranked.leave(tier, node_id)
+        return node_id
 
     def evictable(self, tier: Tier) -> int:
         """Number of nodes in the tier's order."""
@@ -127,13 +147,23 @@ class ImportancePolicy:
 
     def reuse_probability(self, node: NodeMetadata) -> float:
         """P(the node is asked for again before its at-risk interval is given up)."""
-        return self.reuse.probability(node.reuse_class, self.clock - node.last_access)
+        reuse_class, since = self._rank(None, node)
+        return self.index.probability(reuse_class, self.clock - since)
 
     def loss(self, tier: Tier, node: NodeMetadata, *, below: Tier | None) -> float:
         """Seconds lost per KV byte freed and admitted request by evicting the node from the tier."""
-        rate = self.reuse.index(node.reuse_class, self.clock - node.last_access)
-        return rate * self.value(tier, node, below=below)
+        reuse_class, since = self._rank(tier, node)
+        return self.index.index(reuse_class, self.clock - since) * self.value(tier, node, below=below)
+
+    @staticmethod
+    def _rank(tier: Tier | None, node: NodeMetadata) -> tuple[int, int]:
+        """The class that predicts the node on a tier, and the clock from which its age counts."""
+        turn = node.turn
+        if turn is None or node.is_parted or tier in node.pin_octaves:
+            return node.reuse_class, node.last_access
+        return class_of_turn(turn), int(turn.since)
 
     def check_integrity(self) -> None:
         for tier in Tier:
             self._orders[tier].check_integrity()
+        self._ranked.check_integrity(self._orders)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from heapq import heapify, heappop, heappush
 
-from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.reuse.life_table import BUCKET_STARTS, NUM_AGE_BUCKETS, age_bucket
+from sgl_importance.reuse.reuse_index import ReuseIndex
 
 LEVELS_PER_OCTAVE = 4  # nodes within 19 % of each other's value count as equal, and recency decides
 _COMPACT_SLACK = 64
@@ -55,7 +55,7 @@ class VictimOrder:
         reuse: its clock and index rank the nodes.
     """
 
-    def __init__(self, reuse: ReuseEstimator) -> None:
+    def __init__(self, reuse: ReuseIndex) -> None:
         self._reuse = reuse
         self._cells: dict[_CellKey, _Cell] = {}
         self._entries: dict[int, tuple[_Cell, int]] = {}
@@ -153,7 +153,7 @@ class VictimOrder:
         heappush(self._agenda, (self._loss(cell), last_access, node_id, cell.key))
 
     def _loss(self, cell: _Cell) -> float:
-        return self._reuse.bucket_index(cell.reuse_class)[cell.bucket] * cell.value
+        return float(self._reuse.bucket_index(cell.reuse_class)[cell.bucket]) * cell.value
 
     def _limit_agenda(self) -> None:
         """Has an agenda made anew that is full of stale items."""

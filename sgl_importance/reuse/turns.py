@@ -4,8 +4,9 @@ A *turn* is one request and what it left in the cache. It ends with the first re
 text. All nodes that a turn was the last to visit share its fate, so there is one at-risk interval for a turn
 and none for its nodes.
 
-Ages are in seconds: what a session waits for, a tool or a person, does not care how busy the server is. On
-recorded agent sessions, ages in admitted requests close less of the gap to the optimum (docs/agents.md).
+Ages count in the clock of the driver: seconds in replays of traces, for what a session waits for, a tool or a
+person, does not care how busy the server is; admitted requests on a server, where all ranks must agree. On
+recorded agent sessions, ages in requests close less of the gap to the optimum (docs/agents.md).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
 from sgl_importance.reuse.life_table import BUCKET_STARTS, NUM_AGE_BUCKETS, FloatArray, age_bucket
 
 RHYTHM_STARTS = (0.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
-"""First rhythm, in log2 seconds, of each level but the lowest, which is of sessions without a gap so far."""
+"""First rhythm, log2 of the clock, of each level but the lowest: that is of sessions without a gap so far."""
 RHYTHM_WEIGHT = 0.3
 """Of the last gap in a session's rhythm."""
 OUTPUT_STARTS = (100, 300, 1000)
@@ -44,7 +45,7 @@ def turn_class(answer_end: AnswerEnd, rhythm: float, output_tokens: int) -> int:
 
     Args:
         answer_end: of its answer.
-        rhythm: of its session, in log2 seconds; NO_RHYTHM before the first gap.
+        rhythm: of its session, log2 of the clock; NO_RHYTHM before the first gap.
         output_tokens: that were generated.
     """
     level = answer_end * _NUM_RHYTHMS + bisect_right(RHYTHM_STARTS, rhythm)
@@ -59,9 +60,11 @@ class Turn:
     """One request, from its answer on.
 
     Attributes:
-        since: when it was answered, or last departed from, in seconds.
-        rhythm: moving mean of the session's gaps until then, in log2 seconds; NO_RHYTHM before the first.
+        since: by the clock, when it began, or was last departed from.
+        rhythm: moving mean of the session's gaps until then, log2 of the clock; NO_RHYTHM before the first.
         turn_class: by which its return is predicted.
+        prompt_tokens: of its prompt, in whole pages; set by a driver that finds out what goes on from it.
+        tokens: of its whole text, likewise.
         is_open: whether nothing has gone on from it yet.
         interval: number of its at-risk interval.
     """
@@ -69,12 +72,14 @@ class Turn:
     since: float
     rhythm: float
     turn_class: int
+    prompt_tokens: int = 0
+    tokens: int = 0
     is_open: bool = True
     interval: int = 0
 
 
 class TurnEstimator:
-    """When turns go on, learnt online. Time never runs backwards; nothing depends on the cache.
+    """When turns go on, learnt online. Time never runs backwards.
 
     Args:
         classify: ``turn_class``, or what leaves out some of its facts (ablations).
@@ -83,7 +88,10 @@ class TurnEstimator:
     def __init__(self, classify: Classify = turn_class) -> None:
         self._classify = classify
         self.index: FloatArray = np.empty(0)
-        """Returns per second that keeping a turn can earn; float64 [NUM_TURN_CLASSES, NUM_AGE_BUCKETS]."""
+        """Returns per second, or request, that keeping a turn can earn; float64 [NUM_TURN_CLASSES,
+        NUM_AGE_BUCKETS]."""
+        self.version = 0
+        """Grows whenever the index changes."""
         self.seconds_per_request = 1.0
         self._turns = 0
         self._now = 0.0
@@ -96,26 +104,34 @@ class TurnEstimator:
         self._refresh()
 
     def begin(
-        self, seconds: float, answer_end: AnswerEnd, output_tokens: int, before: Turn | None = None
+        self,
+        since: float,
+        answer_end: AnswerEnd,
+        output_tokens: int,
+        before: Turn | None = None,
+        *,
+        now: float | None = None,
     ) -> Turn:
         """A request was answered.
 
         Args:
-            seconds: when.
-            answer_end: how.
+            since: when it came.
+            answer_end: how the answer ended.
             output_tokens: that were generated.
             before: the open turn that the request went on from, which ends; None where there is none.
+            now: when the answer ended; None for at once.
         """
-        self._advance(seconds)
+        self._advance(since if now is None else now)
         rhythm = NO_RHYTHM
         if before is not None:
             assert before.is_open, "a turn ends once"
-            self._hits[before.turn_class, age_bucket(int(seconds - before.since))] += 1.0
+            waited = max(since - before.since, 0.0)
+            self._hits[before.turn_class, age_bucket(int(waited))] += 1.0
             before.is_open = False
-            gap = log2(max(seconds - before.since, 1.0))
+            gap = log2(max(waited, 1.0))
             is_first = before.rhythm == NO_RHYTHM
             rhythm = gap if is_first else before.rhythm + RHYTHM_WEIGHT * (gap - before.rhythm)
-        turn = Turn(seconds, rhythm, self._classify(answer_end, rhythm, output_tokens))
+        turn = Turn(since, rhythm, self._classify(answer_end, rhythm, output_tokens))
         self._at_risk(turn)
         self._turns += 1
         if self._turns % REFRESH_INTERVAL == 0:
@@ -129,6 +145,27 @@ class TurnEstimator:
         answer_end = turn.turn_class // _CLASSES_OF_END % len(AnswerEnd)
         turn.since, turn.turn_class = self._now, (len(AnswerEnd) + answer_end) * _CLASSES_OF_END
         self._at_risk(turn)
+
+    def ended_as(self, turn: Turn, answer_end: AnswerEnd) -> None:
+        """It became known how the answer of an open turn ended: its interval goes on in that end's class."""
+        assert turn.is_open
+        bucket = age_bucket(int(max(self._now - turn.since, 0.0)))
+        reached = self._reached[turn.turn_class]
+        reached[bucket] = max(reached[bucket] - 1.0, 0.0)
+        is_departed = turn.turn_class >= len(AnswerEnd) * _CLASSES_OF_END
+        number = is_departed * len(AnswerEnd) + answer_end
+        turn.turn_class = number * _CLASSES_OF_END + turn.turn_class % _CLASSES_OF_END
+        self._reached[turn.turn_class, bucket] += 1.0
+
+    def forget_open(self) -> None:
+        """Every open interval is censored."""
+        for *_, turn, _bucket in self._due:
+            turn.is_open = False
+        self._due.clear()
+
+    def probability(self, turn_class: int, age: int) -> float:
+        """P(a turn of this class and age goes on before its interval is given up)."""
+        return float(1.0 - np.prod(1.0 - self._hazards[turn_class, age_bucket(age) :]))
 
     def _at_risk(self, turn: Turn) -> None:
         self._intervals += 1
@@ -164,6 +201,6 @@ class TurnEstimator:
         levels = np.ones(_CLASSES_OF_END, dtype=np.int64)
         priors = PRIORS._replace(class_strength=CLASS_STRENGTH)
         evidence = zip(self._hits.reshape(by_end), self._reached.reshape(by_end), strict=True)
-        self.index = np.concatenate(
-            [retention_index(hazards(hits, reached, levels, priors)) for hits, reached in evidence]
-        )
+        self._hazards = np.concatenate([hazards(hits, reached, levels, priors) for hits, reached in evidence])
+        self.index = retention_index(self._hazards)
+        self.version += 1

@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.shadow.shadow_node import ShadowNode
-from sgl_importance.shadow.shadow_ranking import Ranking
+from sgl_importance.shadow.shadow_ranking import Answer, Ranking
 
 MAX_RUNNING = 1 << 14  # beyond it the oldest, whose ends were never reported, are dropped
 
@@ -25,7 +25,7 @@ class _Running:
 
     end: ShadowNode
     serial: int
-    prompt_pages: int
+    prompt_tokens: int
     pages: int  # held, the started one included
     private: int  # held, not in the tree
 
@@ -79,7 +79,7 @@ class ShadowCache:
         self._unlock(node)
         self._private += total - len(pages)
         self.ranking.ended(end.path(), len(pages), serial, is_finished=False)
-        self._running[request] = _Running(end, serial, len(pages), total, total - len(pages))
+        self._running[request] = _Running(end, serial, tokens, total, total - len(pages))
         if len(self._running) > MAX_RUNNING:
             self._release(*self._running.popitem(last=False))
         return matched * self._page_size
@@ -105,8 +105,11 @@ class ShadowCache:
         end = self._insert(pages, running.serial)
         self._lock(end)
         self._release(request, running)
-        self.ranking.ended(end.path(), running.prompt_pages, running.serial, is_finished=True)
-        self.ranking.answered(end.path(), answer_end)
+        prompt_pages = running.prompt_tokens // self._page_size
+        self.ranking.ended(end.path(), prompt_pages, running.serial, is_finished=True)
+        output_tokens = max(tokens - running.prompt_tokens, 0)
+        answer = Answer(running.serial, running.prompt_tokens, output_tokens, answer_end)
+        self.ranking.answered(end.path(), answer)
         self._unlock(end)
 
     def _release(self, request: str, running: _Running) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
+from sgl_importance.nodes.turn_tracker import TurnTracker
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.answer_end import AnswerEnd
@@ -16,6 +18,22 @@ from sgl_importance.shadow.shadow_node import ShadowNode
 from sgl_importance.tiers import Tier
 
 _COMPACT_SLACK = 64
+
+
+class Answer(NamedTuple):
+    """The end of a request.
+
+    Attributes:
+        serial: of the request, as ``Ranking.admitted`` returned it.
+        prompt_tokens: length of its prompt.
+        output_tokens: that were generated.
+        end: how.
+    """
+
+    serial: int
+    prompt_tokens: int
+    output_tokens: int
+    end: AnswerEnd
 
 
 class Ranking(ABC):
@@ -37,8 +55,8 @@ class Ranking(ABC):
     def ended(self, path: Sequence[ShadowNode], prompt_pages: int, serial: int, *, is_finished: bool) -> None:  # noqa: B027 -- recency needs little
         """The prefill or the answer of a request ended at the end of the path."""
 
-    def answered(self, path: Sequence[ShadowNode], answer_end: AnswerEnd) -> None:  # noqa: B027 -- recency needs little
-        """How the answer at the end of the path ended."""
+    def answered(self, path: Sequence[ShadowNode], answer: Answer) -> None:  # noqa: B027 -- recency needs little
+        """The answer at the end of the path ended."""
 
     @abstractmethod
     def enter(self, node: ShadowNode) -> None:
@@ -109,6 +127,7 @@ class ImportanceRanking(Ranking):
         self._page_size = page_size
         self.policy = ImportancePolicy(cost, use_importance=False)
         self._tracker = ReuseTracker(self.policy.reuse, page_size=page_size, ghost_pages=ghost_pages)
+        self._turns = TurnTracker(self.policy.turns, page_size=page_size, on_change=self.policy.turn_changed)
         self._evictable: dict[int, ShadowNode] = {}
         self._transitions: dict[int, Transition] = {}
 
@@ -150,8 +169,17 @@ class ImportanceRanking(Ranking):
             is_finished=is_finished,
         )
 
-    def answered(self, path: Sequence[ShadowNode], answer_end: AnswerEnd) -> None:
-        self._tracker.answered([self._known(node) for node in path], answer_end)
+    def answered(self, path: Sequence[ShadowNode], answer: Answer) -> None:
+        nodes = [self._known(node) for node in path]
+        self._tracker.answered(nodes, answer.end)
+        self._turns.finished(
+            nodes,
+            serial=answer.serial,
+            clock=self.policy.clock,
+            prompt_tokens=answer.prompt_tokens,
+            output_tokens=answer.output_tokens,
+            answer_end=answer.end,
+        )
 
     def enter(self, node: ShadowNode) -> None:
         self._evictable[node.id] = node

@@ -6,14 +6,19 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.hints.hints import Hints
+from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.answer_markers import AnswerMarkers
 from sgl_importance.reuse.reuse_class import BlockType, answer_end_of
+from sgl_importance.shadow.shadow_cache import ShadowCache
+from sgl_importance.shadow.shadow_ranking import ImportanceRanking
 from sglang_importance.operations.answers import answered
 from sglang_importance.operations.snapshot import describe_node
 from sglang_importance.placement.answer_ends import MAX_AWAITED, AnswerEnds
@@ -23,6 +28,9 @@ from support.drivers.tree_driver import PAGE, Request, TreeDriver
 from support.drivers.tree_requests import path_of, prompt
 
 MARKER = 99_999
+POOL_TOKENS = 1 << 14
+ROOM_PAGES = 60
+"""Of a pool that never fills: what is beyond it is evicted after each request."""
 
 
 def with_tools(driver: TreeDriver, *markers: int, mark_every_call: bool) -> TreeDriver:
@@ -182,7 +190,7 @@ def test_ends_that_nobody_tells_are_forgotten() -> None:
     driver = with_tools(TreeDriver(), mark_every_call=False)
     request = serve(driver, prompt(0, 3), calls=True)
     for number in range(MAX_AWAITED):
-        driver.component.requests.answer_ends.await_end(f"lost {number}", None, 1)
+        driver.component.requests.answer_ends.await_end(f"lost {number}", None, 1, None)
     answered(driver.cache, {"ends": {request.rid: int(AnswerEnd.TOOL_CALL)}})
     assert ends(driver, prompt(0, 3)) == [AnswerEnd.UNKNOWN]
 
@@ -209,3 +217,79 @@ def test_a_server_without_tools_evicts_as_if_there_were_no_ends(seed: int) -> No
     # As a parser whose calls have no tokens: whatever it sees, it says nothing.
     assert victims(with_tools(TreeDriver(), mark_every_call=False), seed) == plain
     assert victims(tool_server(TreeDriver()), seed) != plain, "ends do move victims"
+
+
+# ---- turns ----
+
+
+def test_what_a_session_goes_on_without_is_evicted_first() -> None:
+    """An edit leaves the rest of a text behind: it goes before what others used longer ago."""
+    driver = tool_server(TreeDriver(requests=4))
+    serve(driver, prompt(5000, 4), calls=True)
+    text = [*prompt(0, 6)]
+    first = serve(driver, text, calls=True)
+    left = path_of(driver, [*first.origin_input_ids, *first.output_ids])[-1][0]
+    serve(driver, [*text[: 4 * PAGE], *prompt(300, 3)], calls=True)
+    policy = driver.component.state.policy
+    assert driver.component.leaves.loss(left) == 0.0
+    assert policy.reuse_probability(driver.component.state.tree.metadata(left)) == 0.0
+    driver.evict(PAGE)
+    assert left not in list(driver.all_nodes())
+    assert len(path_of(driver, prompt(5000, 4))) == 1
+    driver.cache.sanity_check()
+
+
+def test_a_turn_whose_end_is_told_later_is_of_that_end_from_then_on() -> None:
+    driver = with_tools(TreeDriver(), MARKER, mark_every_call=False)
+    serve(driver, prompt(3000, 2), calls=True)  # from here on, turns begin
+    request = serve(driver, prompt(0, 3), calls=False)
+    (metadata,) = {metadata.turn for _, metadata in path_of(driver, prompt(0, 3))}
+    before = metadata.turn_class
+    answered(driver.cache, {"ends": {request.rid: int(AnswerEnd.END_OF_TURN)}})
+    assert metadata.turn_class > before
+    driver.cache.sanity_check()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_shadow_finds_what_the_server_finds(seed: int) -> None:
+    """Sessions go on, edit, share a first text, and are evicted in between."""
+    driver = tool_server(TreeDriver(tokens=POOL_TOKENS, requests=4))
+    policy = driver.component.state.policy
+    ghost_pages = driver.component.state.tree.ghosts.capacity_pages
+    ranking = ImportanceRanking(policy.cost, PAGE, ghost_pages)
+    shadow = ShadowCache(POOL_TOKENS // PAGE, PAGE, ranking)
+    rng = Random(seed)
+    texts: list[list[int]] = []
+    gone_on = 0
+    for number in range(200):
+        draw = rng.random()
+        text = texts.pop(rng.randrange(len(texts))) if texts and draw < 0.8 else prompt(0, rng.randint(1, 2))
+        if draw < 0.2:
+            text = text[: rng.randrange(0, len(text), PAGE)]
+        text = [*text[: 30 * PAGE], *prompt(1000 * (number + 1), rng.randint(1, 3))]
+        calls = rng.random() < 0.5
+        found = shadow.admit(str(number), _digests(text), len(text))
+        request = serve(driver, text, calls=calls)
+        assert request.cached_tokens_device == found, number
+        whole = [*request.origin_input_ids, *request.output_ids]
+        end = AnswerEnd.TOOL_CALL if calls else AnswerEnd.END_OF_TURN
+        shadow.finish(str(number), _digests(whole), len(whole), end)
+        texts.append(whole)
+        gone_on += sum(1 for node in driver.all_nodes() if _has_gone_on(driver, node))
+        while shadow.used > ROOM_PAGES:
+            driver.evict(1)
+            shadow.evict(1)
+        policy.check_integrity()
+        ranking.policy.check_integrity()
+    assert gone_on > 20
+    assert policy.turns.version > 5
+    np.testing.assert_array_equal(ranking.policy.turns.index, policy.turns.index)
+
+
+def _digests(tokens: list[int]) -> list[bytes]:
+    return chain_digests(root_digest(None, None), tokens, PAGE)
+
+
+def _has_gone_on(driver: TreeDriver, node: UnifiedTreeNode) -> bool:
+    turn = driver.component.state.tree.metadata(node).turn
+    return turn is not None and not turn.is_open

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.answer_markers import AnswerMarkers
+from sgl_importance.reuse.turns import Turn
 from sglang_importance.tree.annotated_tree import AnnotatedTree
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class AnswerEnds:
         self._markers = markers
         self._tree = tree
         self._refresh = refresh
-        self._awaited: OrderedDict[str, tuple[NodeId | None, int]] = OrderedDict()
+        self._awaited: OrderedDict[str, tuple[NodeId | None, int, Turn | None]] = OrderedDict()
 
     def of(self, req: Req) -> AnswerEnd:
         """How the answer of a finished request ended, by its tokens."""
@@ -56,15 +57,16 @@ class AnswerEnds:
             is_json=req.sampling_params.json_schema is not None,
         )
 
-    def await_end(self, rid: str, end: NodeId | None, clock: int) -> None:
+    def await_end(self, rid: str, end: NodeId | None, clock: int, turn: Turn | None) -> None:
         """The tokens did not say how the answer ended.
 
         Args:
             rid: of the request.
             end: the last node of its path.
             clock: of its end, in admitted requests.
+            turn: that it became.
         """
-        self._awaited[rid] = end, clock
+        self._awaited[rid] = end, clock, turn
         if len(self._awaited) > MAX_AWAITED:
             self._awaited.popitem(last=False)
 
@@ -74,10 +76,12 @@ class AnswerEnds:
 
     def told(self, rid: str, answer_end: AnswerEnd) -> None:
         """The HTTP process has parsed the answer. Nodes that were visited since then keep what they have."""
-        end, clock = self._awaited.pop(rid, (None, 0))
+        end, clock, turn = self._awaited.pop(rid, (None, 0, None))
         path = self._tree.path_to(end)
         untouched = [node for node in path if self._tree.metadata(node).last_access <= clock]
         self._tree.tracker.answered([self._tree.metadata(node) for node in untouched], answer_end)
+        if turn is not None:
+            self._tree.turns.told(turn, answer_end)
         for node in untouched:
             self._refresh(node)
 

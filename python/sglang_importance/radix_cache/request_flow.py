@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import FaultPlace
-from sgl_importance.nodes.node_metadata import transition_after
+from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
@@ -196,11 +196,32 @@ class RequestFlow:
             prompt_tokens=len(req.origin_input_ids),
             is_finished=is_finished,
         )
-        tree.tracker.answered(nodes, answer_end)
-        if answer_end is AnswerEnd.UNKNOWN and self.answer_ends is not None and req.finished():
-            self.answer_ends.await_end(req.rid, end, self._state.policy.clock)
+        if is_finished and req.finished():
+            self._answered(req, query, end, nodes, answer_end)
         self._hints.cached(req, path, is_finished=is_finished)
         return partial(self._learn, req, query, end, req.kv.req_pool_idx, answer_end, is_finished=is_finished)
+
+    def _answered(
+        self,
+        req: Req,
+        query: QueryFolds,
+        end: NodeId | None,
+        nodes: Sequence[NodeMetadata],
+        answer_end: AnswerEnd,
+    ) -> None:
+        """The answer of a request that brought or visited these nodes has ended."""
+        tree, clock = self._state.tree, self._state.policy.clock
+        tree.tracker.answered(nodes, answer_end)
+        turn = tree.turns.finished(
+            nodes,
+            serial=query.serial,
+            clock=clock,
+            prompt_tokens=len(req.origin_input_ids),
+            output_tokens=len(req.output_ids),
+            answer_end=answer_end,
+        )
+        if answer_end is AnswerEnd.UNKNOWN and self.answer_ends is not None:
+            self.answer_ends.await_end(req.rid, end, clock, turn)
 
     def _answer_end(self, req: Req) -> AnswerEnd:
         """How the answer ended; UNKNOWN of a request that was only retracted."""

@@ -10,6 +10,7 @@ from sgl_importance.nodes.digests import chain_digests, iterate_chain, root_dige
 from sgl_importance.nodes.ghosts import Eviction, GhostNode
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
+from sgl_importance.nodes.turn_tracker import TurnTracker
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.calibration import HORIZON
 from sgl_importance.reuse.reuse_class import Transition
@@ -41,6 +42,8 @@ class AnnotatedTree:
         self.page_size = page_size
         self.tracker = ReuseTracker(policy.reuse, page_size=page_size, ghost_pages=ghost_pages)
         """Follows visits, splits and removals of nodes for the estimator."""
+        self.turns = TurnTracker(policy.turns, page_size=page_size, on_change=policy.turn_changed)
+        """Follows finished requests."""
         self.ghosts = self.tracker.ghosts
         self.source = PageSource(self, self.ghosts)
         self._policy = policy
