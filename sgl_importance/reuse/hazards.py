@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from sgl_importance.reuse.life_table import BUCKET_STARTS, BUCKET_WIDTHS, FloatArray, IntArray
+from sgl_importance.reuse.life_table import BUCKET_STARTS, BUCKET_WIDTHS, FloatArray, IntArray, bucket_widths
 from sgl_importance.reuse.reuse_class import GAP_STARTS, NUM_COUNTED_LEVELS, VISIT_STARTS
 from sgl_importance_kernels.jit import njit
 
@@ -81,7 +81,7 @@ def hazards(hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Pri
 
     Args:
         hits: intervals that ended with a visit, by class and age bucket; float64 [classes, buckets]. A row of
-            zeros is a class without evidence.
+            zeros is a class without evidence. Buckets are the first of BUCKET_STARTS, or all.
         reached: intervals that got as far as the bucket; float64 [classes, buckets].
         levels: visit level of each class; int64 [classes].
         priors: of the estimate.
@@ -100,12 +100,12 @@ def retention_index(hazard: FloatArray) -> FloatArray:
     a visit inside a bucket counts at its middle.
 
     Args:
-        hazard: float64 [classes, buckets].
+        hazard: of the first of BUCKET_STARTS, or of all; float64 [classes, buckets].
 
     Returns:
         float64 [classes, buckets], above 0.
     """
-    index: FloatArray = _retention_index(hazard, BUCKET_WIDTHS)
+    index: FloatArray = _retention_index(hazard, bucket_widths(hazard.shape[1]))
     return index
 
 

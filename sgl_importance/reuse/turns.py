@@ -20,7 +20,7 @@ import numpy as np
 
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
-from sgl_importance.reuse.life_table import BUCKET_STARTS, NUM_AGE_BUCKETS, FloatArray, age_bucket
+from sgl_importance.reuse.life_table import BUCKET_STARTS, NUM_EXACT_BUCKETS, FloatArray, age_bucket
 
 RHYTHM_STARTS = (0.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
 """First rhythm, in log2 seconds, of each level but the lowest, which is of sessions without a gap so far."""
@@ -36,7 +36,14 @@ _NUM_OUTPUTS = len(OUTPUT_STARTS) + 1
 _CLASSES_OF_END = _NUM_RHYTHMS * _NUM_OUTPUTS
 NUM_TURN_CLASSES = 2 * len(AnswerEnd) * _CLASSES_OF_END
 """The second half is of turns that another request departed from; these are told apart by their end only."""
-_BUCKET_SECONDS: list[float] = BUCKET_STARTS.astype(np.float64).tolist()
+NUM_TURN_BUCKETS = NUM_EXACT_BUCKETS
+"""Of ages in seconds. The last one begins after seven hours, and an open turn is in memory until then."""
+_BUCKET_SECONDS: list[float] = BUCKET_STARTS[:NUM_TURN_BUCKETS].astype(np.float64).tolist()
+
+
+def seconds_bucket(seconds: float) -> int:
+    """The bucket of a turn's age."""
+    return min(age_bucket(int(seconds)), NUM_TURN_BUCKETS - 1)
 
 
 def turn_class(answer_end: AnswerEnd, rhythm: float, output_tokens: int) -> int:
@@ -83,12 +90,12 @@ class TurnEstimator:
     def __init__(self, classify: Classify = turn_class) -> None:
         self._classify = classify
         self.index: FloatArray = np.empty(0)
-        """Returns per second that keeping a turn can earn; float64 [NUM_TURN_CLASSES, NUM_AGE_BUCKETS]."""
+        """Returns per second that keeping a turn can earn; float64 [NUM_TURN_CLASSES, NUM_TURN_BUCKETS]."""
         self.seconds_per_request = 1.0
         self._turns = 0
         self._now = 0.0
-        self._hits = np.zeros((NUM_TURN_CLASSES, NUM_AGE_BUCKETS))
-        self._reached = np.zeros((NUM_TURN_CLASSES, NUM_AGE_BUCKETS))
+        self._hits = np.zeros((NUM_TURN_CLASSES, NUM_TURN_BUCKETS))
+        self._reached = np.zeros((NUM_TURN_CLASSES, NUM_TURN_BUCKETS))
         # (second, interval, turn, age bucket): it gets to the bucket then, if the interval is still open.
         self._due: list[tuple[float, int, Turn, int]] = []
         self._intervals = 0
@@ -110,7 +117,7 @@ class TurnEstimator:
         rhythm = NO_RHYTHM
         if before is not None:
             assert before.is_open, "a turn ends once"
-            self._hits[before.turn_class, age_bucket(int(seconds - before.since))] += 1.0
+            self._hits[before.turn_class, seconds_bucket(seconds - before.since)] += 1.0
             before.is_open = False
             gap = log2(max(seconds - before.since, 1.0))
             is_first = before.rhythm == NO_RHYTHM
@@ -137,7 +144,7 @@ class TurnEstimator:
 
     def _reach(self, turn: Turn, bucket: int) -> None:
         self._reached[turn.turn_class, bucket] += 1.0
-        if bucket + 1 < NUM_AGE_BUCKETS:
+        if bucket + 1 < NUM_TURN_BUCKETS:
             due = turn.since + _BUCKET_SECONDS[bucket + 1]
             heappush(self._due, (due, turn.interval, turn, bucket + 1))
 
@@ -160,7 +167,7 @@ class TurnEstimator:
         self._recent_seconds *= DECAY
         self.seconds_per_request = self._recent_seconds / self._recent_turns
         # Turns with one end share a prior: people and tools return after times of quite another shape.
-        by_end = (2 * len(AnswerEnd), _CLASSES_OF_END, NUM_AGE_BUCKETS)
+        by_end = (2 * len(AnswerEnd), _CLASSES_OF_END, NUM_TURN_BUCKETS)
         levels = np.ones(_CLASSES_OF_END, dtype=np.int64)
         priors = PRIORS._replace(class_strength=CLASS_STRENGTH)
         evidence = zip(self._hits.reshape(by_end), self._reached.reshape(by_end), strict=True)

@@ -16,7 +16,7 @@ from sgl_importance.pins.pin import Pin
 from sgl_importance.reuse.estimator import ReuseEstimator
 
 from support.waiting import wait_until
-from support.workloads.ledger_rows import NAMESPACE, PAGE, open_ledger, record
+from support.workloads.ledger_rows import NAMESPACE, PAGE, open_ledger, record, set_version
 
 BUDGET = 1 << 20
 
@@ -40,13 +40,6 @@ def named(place: LedgerPlace) -> list[str]:
         return [pin.pin_id for pin in read(ledger)]
     finally:
         ledger.close()
-
-
-def set_version(ledger: Ledger, version: int) -> None:
-    if isinstance(ledger.place, Path):
-        ledger.database.execute(f"PRAGMA user_version = {version}")
-    else:
-        ledger.database.execute("UPDATE schema_version SET version = ?", (version,))
 
 
 def test_a_pin_comes_back_as_it_was_and_in_its_order(place: LedgerPlace):

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sgl_importance.ledger.ledger_place import LedgerPlace
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
 from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS
 from sgl_importance.reuse.reuse_class import CLASSES_OF_END, NUM_CLASSES
+
+from support.workloads.ledger_rows import open_ledger, record, set_version
+
+BUCKETS_BEFORE = 42
+"""Age buckets in the evidence of schemas 1 and 2."""
 
 cells = st.lists(
     st.tuples(st.integers(0, NUM_CLASSES - 1), st.integers(0, NUM_AGE_BUCKETS - 1), st.floats(0, 1e6)),
@@ -27,10 +34,10 @@ def evidence_of(hits: list[tuple[int, int, float]], reached: list[tuple[int, int
     return ReuseEvidence(*tables, refreshes=7)
 
 
-def as_before_ends(evidence: ReuseEvidence) -> bytes:
-    """What versions without ends of answers wrote, and read."""
-    header = np.array([evidence.refreshes, CLASSES_OF_END, NUM_AGE_BUCKETS], dtype="<i8").tobytes()
-    counts = np.stack([evidence.hits[:CLASSES_OF_END], evidence.reached[:CLASSES_OF_END]])
+def as_before(evidence: ReuseEvidence, classes: int = CLASSES_OF_END) -> bytes:
+    """What versions wrote whose life tables ended at 32,768 requests; the first of them had fewer classes."""
+    header = np.array([evidence.refreshes, classes, BUCKETS_BEFORE], dtype="<i8").tobytes()
+    counts = np.stack([evidence.hits, evidence.reached])[:, :classes, :BUCKETS_BEFORE]
     return zlib.compress(header + counts.astype("<f8").tobytes(), level=1)
 
 
@@ -43,14 +50,49 @@ def test_it_comes_back_as_it_was(hits: list, reached: list) -> None:
     np.testing.assert_array_equal((again.hits, again.reached), (evidence.hits, evidence.reached))
 
 
-@given(cells, cells)
-def test_without_ends_it_is_what_earlier_versions_write_and_read(hits: list, reached: list) -> None:
-    plain = [[(row % CLASSES_OF_END, *rest) for row, *rest in values] for values in (hits, reached)]
-    evidence = evidence_of(*plain)
-    assert evidence.to_bytes() == as_before_ends(evidence)
-    again = ReuseEvidence.from_bytes(as_before_ends(evidence))
+@given(cells, cells, st.sampled_from([CLASSES_OF_END, NUM_CLASSES]))
+def test_what_earlier_versions_wrote_is_read(hits: list, reached: list, classes: int) -> None:
+    known = [
+        [(row % classes, bucket % BUCKETS_BEFORE, value) for row, bucket, value in values]
+        for values in (hits, reached)
+    ]
+    evidence = evidence_of(*known)
+    again = ReuseEvidence.from_bytes(as_before(evidence, classes))
     assert again is not None
+    assert again.refreshes == evidence.refreshes
     np.testing.assert_array_equal((again.hits, again.reached), (evidence.hits, evidence.reached))
+
+
+def test_a_ledger_of_schema_2_keeps_what_was_learnt(place: LedgerPlace) -> None:
+    """Its life tables ended at 32,768 requests; the next server goes on from them."""
+    learnt = evidence_of([(3, 5, 2.0)], [(3, 5, 8.0), (4, BUCKETS_BEFORE - 1, 1.0)])
+    later = evidence_of([(3, NUM_AGE_BUCKETS - 1, 1.0)], [(3, NUM_AGE_BUCKETS - 1, 1.0)])
+    ledger = open_ledger(place)
+    ledger.write([record([1, 2, 3, 4])], clock=5, requests=5, evidence=learnt)
+    database = ledger.database
+    database.execute("UPDATE models SET evidence = ?", (as_before(learnt),))
+    (layout,) = database.execute("SELECT reuse_layout FROM format")[0]
+    database.execute("UPDATE format SET reuse_layout = ?", (layout.replace(" x 51 age", " x 42 age"),))
+    set_version(ledger, 2)
+    ledger.close()
+
+    again = open_ledger(place)
+    assert (len(again), again.clock) == (1, 5)
+    known = again.evidence()
+    assert known is not None
+    np.testing.assert_array_equal((known.hits, known.reached), (learnt.hits, learnt.reached))
+    assert again.database.execute("SELECT reuse_layout FROM format") == [(layout,)]
+    again.write([record([5, 6, 7, 8])], clock=6, requests=1, evidence=later)
+    again.close()
+    if isinstance(place, Path):
+        assert [each.name for each in place.parent.iterdir() if "set-aside" in each.name] == []
+
+    third = open_ledger(place)
+    known = third.evidence()
+    assert known is not None
+    assert (known.hits[3, NUM_AGE_BUCKETS - 1], known.reached[3, NUM_AGE_BUCKETS - 1]) == (1.0, 1.0)
+    assert 0 < known.hits[3, 5] <= learnt.hits[3, 5]
+    third.close()
 
 
 def test_tables_of_other_shapes_are_not_read() -> None:

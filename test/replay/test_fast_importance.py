@@ -12,6 +12,7 @@ from sgl_importance.replay.cache import replay_tree
 from sgl_importance.replay.fast_importance import evictions, replay_importance
 from sgl_importance.replay.importance_replay import ImportanceReplayPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
+from sgl_importance.reuse.life_table import EXACT_AGE, GROUP, NUM_EXACT_BUCKETS
 
 from support.workloads.replay_traces import build_trace
 
@@ -60,6 +61,22 @@ def test_both_evict_the_same_blocks_of_the_same_classes_and_ages(
     readable = Noting(capacity, trace)
     assert replay_importance(trace, capacity) == replay_tree(trace, readable)
     assert evictions(trace, capacity).tolist() == readable.evicted
+
+
+def test_both_count_intervals_alike_that_are_older_than_the_ring_of_requests():
+    """Most requests are for one block; the others ask for documents that come back in a day or two."""
+    rng = random.Random(0)
+    requests, documents = EXACT_AGE + 20 * GROUP, 400
+    asked = [rng.randrange(1, documents) if step % 64 == 0 else 0 for step in range(requests)]
+    trace, capacity = build_trace([[each] for each in asked]), documents // 2
+    readable = Noting(capacity, trace)
+    assert replay_importance(trace, capacity) == replay_tree(trace, readable)
+    assert evictions(trace, capacity).tolist() == readable.evicted
+    old = [age for _, _, _, age in readable.evicted if age > EXACT_AGE]
+    assert len(old) > 20
+    hits, reached = readable.nodes.policy.reuse.counts()
+    assert hits[:, NUM_EXACT_BUCKETS:].sum() > 1
+    assert reached[:, NUM_EXACT_BUCKETS:].sum() > 10
 
 
 def test_documents_that_are_asked_again_survive_a_scan():

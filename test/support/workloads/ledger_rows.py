@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +22,14 @@ ROOT = root_digest(*NAMESPACE)
 
 def open_ledger(place: LedgerPlace, model: bytes = MODEL, **settings) -> Ledger:
     return Ledger(place, model, page_size=PAGE, **settings)
+
+
+def set_version(ledger: Ledger, version: int) -> None:
+    """Makes it one of another schema."""
+    if isinstance(ledger.place, Path):
+        ledger.database.execute(f"PRAGMA user_version = {version}")
+    else:
+        ledger.database.execute("UPDATE schema_version SET version = ?", (version,))
 
 
 def record(
