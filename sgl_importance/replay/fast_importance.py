@@ -170,20 +170,13 @@ def _replay(
 
 def _ordered(evidence: _Evidence, levels: IntArray) -> _Order:
     retention = retention_index(hazards(evidence.hits, evidence.reached, levels))
-    rank = np.empty(retention.shape, dtype=np.int64)
-    return _Order(retention, _rank_cells(retention, rank), rank)
-
-
-@numba.njit(cache=True)
-def _rank_cells(retention: FloatArray, rank: IntArray) -> IntArray:
-    """Cells by index; ``rank`` becomes the first position of a cell's index."""
-    flat = retention.ravel()
-    cells = np.argsort(flat)
-    ranks = rank.ravel()
-    for position in range(len(cells)):
-        tied = position > 0 and flat[cells[position]] == flat[cells[position - 1]]
-        ranks[cells[position]] = ranks[cells[position - 1]] if tied else position
-    return cells
+    cells = np.argsort(retention, axis=None)
+    ranked = retention.ravel()[cells]
+    firsts = np.arange(len(cells))
+    firsts[1:][ranked[1:] == ranked[:-1]] = 0
+    rank = np.empty_like(cells)
+    rank[cells] = np.maximum.accumulate(firsts)
+    return _Order(retention, cells, rank.reshape(retention.shape))
 
 
 def no_intervals(num_requests: int, num_classes: int) -> IntervalArray:

@@ -72,6 +72,8 @@ PRIORS = Priors(
     gap_hazards=_gap_hazards(),
     gap_strength=1.0,
 )
+_LESS = 1.0 - 1e-9
+"""Clearly less, whatever was rounded."""
 _ROWS, _VECTOR = numba.float64[:, ::1], numba.float64[::1]
 _PRIORS = numba.typeof(PRIORS)  # type: ignore[no-untyped-call]
 
@@ -158,12 +160,15 @@ def _retention_index(hazard: FloatArray, widths: FloatArray) -> FloatArray:
     num_classes, num_buckets = hazard.shape
     index = np.empty_like(hazard)
     for row in range(num_classes):
-        for start in range(num_buckets):
+        for start in range(num_buckets - 1, -1, -1):
             best, survival, kept = 0.0, 1.0, 0.0
             for end in range(start, num_buckets):
                 visit = survival * hazard[row, end]
                 survival -= visit
                 kept += (survival + 0.5 * visit) * widths[end]
                 best = max(best, (1.0 - survival) / kept)
+                # What follows earns no more than its own index, so going on could not raise the ratio.
+                if end + 1 < num_buckets and index[row, end + 1] < _LESS * best:
+                    break
             index[row, start] = best
     return index
