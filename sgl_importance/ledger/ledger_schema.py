@@ -36,7 +36,8 @@ CREATE TABLE models (
     identity {{blob}} NOT NULL UNIQUE,
     clock {{integer}} NOT NULL DEFAULT 0,
     used {{real}} NOT NULL DEFAULT 0,
-    evidence {{blob}}
+    evidence {{blob}},
+    life_tables {{blob}}
 );
 CREATE TABLE namespaces (root {{blob}} PRIMARY KEY, names TEXT NOT NULL);
 CREATE TABLE prefixes (
@@ -62,8 +63,13 @@ CREATE TABLE prefixes (
 CREATE INDEX prefixes_by_clock ON prefixes (model, clock);
 {_PINS}
 """
-_UPGRADES = {1: _PINS, 2: f"UPDATE format SET reuse_layout = '{REUSE_LAYOUT}'"}
-"""From an earlier schema to the next one, while servers of the earlier one may use it."""
+_LIFE_TABLES = f"""
+ALTER TABLE models ADD COLUMN life_tables {{blob}};
+UPDATE format SET reuse_layout = '{REUSE_LAYOUT}';
+"""
+_UPGRADES = {1: _PINS, 2: _LIFE_TABLES}
+"""From an earlier schema to the next one, while servers of the earlier one may use it. Those of schema 2 go
+on with ``evidence``, in their layout; later ones begin with it, and write ``life_tables``."""
 
 
 @dataclass(frozen=True, slots=True)

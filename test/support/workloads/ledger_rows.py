@@ -24,8 +24,15 @@ def open_ledger(place: LedgerPlace, model: bytes = MODEL, **settings) -> Ledger:
     return Ledger(place, model, page_size=PAGE, **settings)
 
 
-def set_version(ledger: Ledger, version: int) -> None:
-    """Makes it one of another schema."""
+def make_earlier(ledger: Ledger, version: int) -> None:
+    """Makes it one of an earlier schema."""
+    if version < 3:
+        ledger.database.execute("ALTER TABLE models DROP COLUMN life_tables")
+        ledger.database.execute(
+            "UPDATE format SET reuse_layout = replace(reuse_layout, 'x 51 age', 'x 42 age')"
+        )
+    if version < 2:
+        ledger.database.execute("DROP TABLE pins")
     if isinstance(ledger.place, Path):
         ledger.database.execute(f"PRAGMA user_version = {version}")
     else:
