@@ -122,6 +122,22 @@ def test_groups_of_requests_get_to_buckets_as_a_whole():
     assert BUCKET_STARTS[-1] < MAX_AGE
 
 
+@pytest.mark.parametrize("bucket", range(NUM_EXACT_BUCKETS, NUM_AGE_BUCKETS))
+def test_a_visit_counts_in_no_bucket_that_its_group_has_not_reached(bucket: int):
+    first = MAX_AGE
+    reuse = ReuseEstimator()
+    reuse.restore(*reuse.counts(), first + int(BUCKET_STARTS[bucket]) - 2)
+    ends = []
+    for start in (first, first + GROUP - 1):
+        reuse.resumed(_CLASS, start)
+        while reuse.clock - start < BUCKET_STARTS[bucket]:
+            reuse.tick()
+        before = reuse.counts()[0]
+        reuse.hit(_CLASS, start)
+        ends += np.argwhere(reuse.counts()[0] > before).tolist()
+    assert ends == [[_CLASS, bucket - 1], [_CLASS, bucket]]
+
+
 _near_a_bucket = st.builds(
     lambda first, ahead: max(0, first - ahead),
     st.sampled_from([*BUCKET_STARTS.tolist(), MAX_AGE]),
