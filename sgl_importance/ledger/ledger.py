@@ -176,7 +176,9 @@ class Ledger:
     def _add_evidence(self, evidence: ReuseEvidence) -> None:
         known = self.evidence()
         merged = evidence if known is None else known.followed_by(evidence)
-        self.database.execute("UPDATE models SET evidence = ? WHERE id = ?", (merged.to_bytes(), self._model))
+        self.database.execute(
+            "UPDATE models SET life_tables = ? WHERE id = ?", (merged.to_bytes(), self._model)
+        )
 
     # ---- reading ----
 
@@ -187,7 +189,7 @@ class Ledger:
 
     def evidence(self) -> ReuseEvidence | None:
         """Reuse evidence; None where there is none, or it cannot be read."""
-        data = self._of_model("evidence")
+        data = self._of_model("coalesce(life_tables, evidence)")
         return None if data is None else ReuseEvidence.from_bytes(data)
 
     def prefixes(self, max_pages: int | None = None) -> Iterator[PrefixRecord]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS
+from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS, NUM_EXACT_BUCKETS
 from sgl_importance.reuse.reuse_class import CLASSES_OF_END, visit_level
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _LEVELS = bytes(visit_level(2**power, 4**power) for power in range(12)).hex()
-REUSE_LAYOUT = f"{CLASSES_OF_END} classes (visits {_LEVELS}) x {NUM_AGE_BUCKETS} age buckets"
+_CLASSES = f"{CLASSES_OF_END} classes (visits {_LEVELS})"
+REUSE_LAYOUT = f"{_CLASSES} x {NUM_AGE_BUCKETS} age buckets"
 """Of the classes of unknown ends of answers, the only ones that earlier versions have. Classes of other ends
 follow them in the evidence, if there are any."""
+_SHORTER_LAYOUT = f"{_CLASSES} x {NUM_EXACT_BUCKETS} age buckets"
+"""Of schemas 1 and 2, whose life tables ended at 32,768 requests."""
 
 _PINS = """
 CREATE TABLE pins (
@@ -33,7 +36,8 @@ CREATE TABLE models (
     identity {{blob}} NOT NULL UNIQUE,
     clock {{integer}} NOT NULL DEFAULT 0,
     used {{real}} NOT NULL DEFAULT 0,
-    evidence {{blob}}
+    evidence {{blob}},
+    life_tables {{blob}}
 );
 CREATE TABLE namespaces (root {{blob}} PRIMARY KEY, names TEXT NOT NULL);
 CREATE TABLE prefixes (
@@ -59,8 +63,13 @@ CREATE TABLE prefixes (
 CREATE INDEX prefixes_by_clock ON prefixes (model, clock);
 {_PINS}
 """
-_UPGRADES = {1: _PINS}
-"""From an earlier schema to the next one, while servers of the earlier one may use it."""
+_LIFE_TABLES = f"""
+ALTER TABLE models ADD COLUMN life_tables {{blob}};
+UPDATE format SET reuse_layout = '{REUSE_LAYOUT}';
+"""
+_UPGRADES = {1: _PINS, 2: _LIFE_TABLES}
+"""From an earlier schema to the next one, while servers of the earlier one may use it. Those of schema 2 go
+on with ``evidence``, in their layout; later ones begin with it, and write ``life_tables``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +118,6 @@ def version_problem(version: int) -> str | None:
 
 def layout_problem(layout: str) -> str | None:
     """What is wrong with a database that counts reuse so, to follow its name; None where it can be used."""
-    return None if layout == REUSE_LAYOUT else f"counts reuse by {layout}, not by {REUSE_LAYOUT}"
+    if layout in (REUSE_LAYOUT, _SHORTER_LAYOUT):
+        return None
+    return f"counts reuse by {layout}, not by {REUSE_LAYOUT}"

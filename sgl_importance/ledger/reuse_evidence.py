@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL, ReuseEstimator
-from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS, FloatArray
+from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS, NUM_EXACT_BUCKETS, FloatArray
 from sgl_importance.reuse.reuse_class import CLASSES_OF_END, NUM_CLASSES
 
 
@@ -59,7 +59,7 @@ class ReuseEvidence:
         )
 
     def to_bytes(self) -> bytes:
-        """A few KB; zlib adds a checksum. Without known ends of answers it is what earlier versions write."""
+        """A few KB; zlib adds a checksum."""
         evidence = np.flatnonzero(self.hits.any(axis=1) | self.reached.any(axis=1))
         last = int(evidence[-1]) if len(evidence) else 0
         written = (last // CLASSES_OF_END + 1) * CLASSES_OF_END
@@ -75,11 +75,11 @@ class ReuseEvidence:
             refreshes, written, buckets = np.frombuffer(raw, dtype="<i8", count=3).tolist()
             if written not in range(CLASSES_OF_END, NUM_CLASSES + 1, CLASSES_OF_END):
                 return None
-            if buckets != NUM_AGE_BUCKETS:
+            if buckets not in (NUM_AGE_BUCKETS, NUM_EXACT_BUCKETS):  # the latter by schema 2
                 return None
             hits, reached = np.zeros((2, NUM_CLASSES, NUM_AGE_BUCKETS))
             kept = np.frombuffer(raw, dtype="<f8", offset=24).reshape(2, written, buckets)
-            hits[:written], reached[:written] = kept
+            hits[:written, :buckets], reached[:written, :buckets] = kept
         except (zlib.error, ValueError):
             return None
         counts = np.concatenate((hits, reached))

@@ -146,7 +146,7 @@ class ImportancePolicy:
         return seconds * self.factor(node) * self.bias(tier, node) / self.cost.bytes_per_token
 
     def reuse_probability(self, node: NodeMetadata) -> float:
-        """P(the node is asked for again before its at-risk interval is given up)."""
+        """P(the node is asked for in the next 32,768 admitted requests)."""
         reuse_class, since = self._rank(None, node)
         return self.index.probability(reuse_class, self.clock - since)
 

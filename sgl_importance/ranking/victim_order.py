@@ -153,7 +153,7 @@ class VictimOrder:
         heappush(self._agenda, (self._loss(cell), last_access, node_id, cell.key))
 
     def _loss(self, cell: _Cell) -> float:
-        return float(self._reuse.bucket_index(cell.reuse_class)[cell.bucket]) * cell.value
+        return self._reuse.bucket_index(cell.reuse_class)[cell.bucket] * cell.value
 
     def _limit_agenda(self) -> None:
         """Has an agenda made anew that is full of stale items."""

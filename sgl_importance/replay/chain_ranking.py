@@ -11,7 +11,7 @@ from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import Trace
 from sgl_importance.replay.trace_nodes import TraceNodes
 from sgl_importance.replay.trace_turns import GONE_ON, TraceTurns, has_answer_ends
-from sgl_importance.reuse.life_table import age_bucket
+from sgl_importance.reuse.turns import turn_bucket
 from sgl_importance.tier_chain.ranking import LruRanking, Ranking, ReuseRanking
 
 LRU = "lru"
@@ -104,7 +104,7 @@ class TurnsOfTrace:
             return 0.0
         estimator = self._turns.estimator
         age = float(self._trace.seconds[self._request]) - float(self._turns.since[turn])
-        return float(estimator.index[turn_class, age_bucket(int(age))]) * estimator.seconds_per_request
+        return float(estimator.index[turn_class, turn_bucket(age)]) * estimator.seconds_per_request
 
     def enter(self, level: int, page: int) -> None:
         self._candidates[level].add(page)

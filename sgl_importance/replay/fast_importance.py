@@ -21,13 +21,13 @@ import numpy.typing as npt
 from sgl_importance.replay.cache import ReplayCounts
 from sgl_importance.replay.sessions import BlockFacts, access_classes
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
-from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
+from sgl_importance.reuse.estimator import DECAY, NUM_GROUPS, REFRESH_INTERVAL
 from sgl_importance.reuse.hazards import hazards, retention_index
-from sgl_importance.reuse.life_table import BUCKET_OF_AGE, BUCKET_STARTS, MAX_AGE, NUM_AGE_BUCKETS, FloatArray
+from sgl_importance.reuse.life_table import BUCKET_OF_AGE, BUCKET_STARTS, GROUP, NUM_AGE_BUCKETS, FloatArray
 
 _BitArray = npt.NDArray[np.uint64]
 _BoolArray = npt.NDArray[np.bool_]
-_IntervalArray = npt.NDArray[np.int32]
+IntervalArray = npt.NDArray[np.int32]
 _ClassArray = npt.NDArray[np.uint16]
 _ClockArray = npt.NDArray[np.int32]
 
@@ -45,11 +45,23 @@ class _Requests(NamedTuple):
     capacity: int
 
 
-class _Ages(NamedTuple):
-    """Constants as an argument: numba would freeze globals into its cache."""
+class Ages(NamedTuple):
+    """Constants as an argument: numba would freeze globals into its cache.
+
+    Attributes:
+        bucket_starts: first age of each bucket, int64.
+        bucket_of_age: of each age that is known exactly, int64.
+        group: requests of a group.
+        num_groups: groups that can hold an open interval.
+    """
 
     bucket_starts: IntArray
     bucket_of_age: IntArray
+    group: int
+    num_groups: int
+
+
+AGES = Ages(BUCKET_STARTS, BUCKET_OF_AGE, GROUP, NUM_GROUPS)
 
 
 class _Cache(NamedTuple):
@@ -68,7 +80,7 @@ class _Cache(NamedTuple):
 class _Evidence(NamedTuple):
     """As in ``ReuseEstimator``."""
 
-    open_intervals: _IntervalArray  # [ring, classes]
+    open_intervals: IntervalArray  # [ring of requests and ring of groups, classes]
     hits: FloatArray  # [classes, buckets]
     reached: FloatArray  # [classes, buckets]
 
@@ -123,7 +135,6 @@ def _replay(
         trace.block_tokens,
         capacity,
     )
-    ages = _Ages(BUCKET_STARTS, BUCKET_OF_AGE)
     num_requests, num_blocks, num_classes = trace.num_requests, trace.num_blocks, len(numbers)
     cache = _Cache(
         resident=np.zeros(num_blocks, dtype=np.bool_),
@@ -136,7 +147,7 @@ def _replay(
         lowest=np.full(num_classes, num_requests + 1, dtype=np.int64),
     )
     evidence = _Evidence(
-        open_intervals=np.zeros((min(MAX_AGE, num_requests + 1), num_classes), dtype=np.int32),
+        open_intervals=no_intervals(num_requests, num_classes),
         hits=np.zeros((num_classes, NUM_AGE_BUCKETS)),
         reached=np.zeros((num_classes, NUM_AGE_BUCKETS)),
     )
@@ -145,13 +156,13 @@ def _replay(
     order = _ordered(evidence, levels)
     clock = 1
     while clock <= num_requests:
-        count_reached(clock, evidence.open_intervals, evidence.reached, ages.bucket_starts)
+        count_reached(clock, evidence.open_intervals, evidence.reached, AGES)
         if clock % REFRESH_INTERVAL == 0:
             evidence.hits[:] *= DECAY
             evidence.reached[:] *= DECAY
             order = _ordered(evidence, levels)
         due = min(clock - clock % REFRESH_INTERVAL + REFRESH_INTERVAL, num_requests + 1)
-        _serve(clock, due, requests, cache, evidence, order, ages, counts, log)
+        _serve(clock, due, requests, cache, evidence, order, AGES, counts, log)
         clock = due
     log[:, 2] = numbers[log[:, 2]] if num_classes else 0
     return counts, log
@@ -159,25 +170,29 @@ def _replay(
 
 def _ordered(evidence: _Evidence, levels: IntArray) -> _Order:
     retention = retention_index(hazards(evidence.hits, evidence.reached, levels))
-    rank = np.empty(retention.shape, dtype=np.int64)
-    return _Order(retention, _rank_cells(retention, rank), rank)
+    cells = np.argsort(retention, axis=None)
+    ranked = retention.ravel()[cells]
+    firsts = np.arange(len(cells))
+    firsts[1:][ranked[1:] == ranked[:-1]] = 0
+    rank = np.empty_like(cells)
+    rank[cells] = np.maximum.accumulate(firsts)
+    return _Order(retention, cells, rank.reshape(retention.shape))
+
+
+def no_intervals(num_requests: int, num_classes: int) -> IntervalArray:
+    """As in ``ReuseEstimator``, with a ring of requests that is as long as this trace needs it."""
+    ring = min(len(AGES.bucket_of_age), num_requests + 1)
+    return np.zeros((ring + AGES.num_groups, num_classes), dtype=np.int32)
 
 
 @numba.njit(cache=True)
-def _rank_cells(retention: FloatArray, rank: IntArray) -> IntArray:
-    """Cells by index; ``rank`` becomes the first position of a cell's index."""
-    flat = retention.ravel()
-    cells = np.argsort(flat)
-    ranks = rank.ravel()
-    for position in range(len(cells)):
-        tied = position > 0 and flat[cells[position]] == flat[cells[position - 1]]
-        ranks[cells[position]] = ranks[cells[position - 1]] if tied else position
-    return cells
-
-
-@numba.njit(cache=True)
-def _age_bucket(bucket_of_age: IntArray, age: int) -> int:
-    return int(bucket_of_age[min(age, len(bucket_of_age) - 1)])
+def _age_bucket(ages: Ages, age: int) -> int:
+    last = len(ages.bucket_of_age) - 1
+    bucket = ages.bucket_of_age[min(age, last)]
+    if age > last:
+        while bucket + 1 < len(ages.bucket_starts) and ages.bucket_starts[bucket + 1] <= age:
+            bucket += 1
+    return int(bucket)
 
 
 @numba.njit(cache=True)
@@ -264,18 +279,45 @@ def _cheapest(
 
 
 @numba.njit(cache=True)
-def count_reached(
-    clock: int, open_intervals: _IntervalArray, reached: FloatArray, bucket_starts: IntArray
-) -> None:
+def count_reached(clock: int, open_intervals: IntervalArray, reached: FloatArray, ages: Ages) -> None:
     """A request is admitted: open intervals that get to a bucket with it are counted there."""
-    ring, num_classes = open_intervals.shape
+    rows, num_classes = open_intervals.shape
+    ring, exact = rows - ages.num_groups, len(ages.bucket_of_age)
+    leaving = clock - exact
+    if leaving >= 0:
+        group = ring + leaving // ages.group % ages.num_groups
+        if leaving % ages.group == 0:
+            open_intervals[group] = 0
+        for row in range(num_classes):
+            open_intervals[group, row] += open_intervals[clock % ring, row]
     open_intervals[clock % ring] = 0
-    for bucket in range(len(bucket_starts)):
-        start = clock - bucket_starts[bucket]
+    for bucket in range(len(ages.bucket_starts)):
+        start = clock - ages.bucket_starts[bucket]
         if start <= 0:
             break
+        if ages.bucket_starts[bucket] < exact:
+            began = start % ring
+        elif (start + 1) % ages.group == 0:
+            began = ring + start // ages.group % ages.num_groups
+        else:
+            break  # all other buckets begin whole groups later
         for row in range(num_classes):
-            reached[row, bucket] += open_intervals[start % ring, row]
+            reached[row, bucket] += open_intervals[began, row]
+
+
+@numba.njit(cache=True)
+def _count_visit(
+    clock: int, start: int, row: int, open_intervals: IntervalArray, hits: FloatArray, ages: Ages
+) -> None:
+    """An interval that began at clock ``start`` ends."""
+    ring, exact = len(open_intervals) - ages.num_groups, len(ages.bucket_of_age)
+    if clock - start < exact:
+        open_intervals[start % ring, row] -= 1
+    else:
+        if clock - start < exact + (ages.num_groups - 1) * ages.group:
+            open_intervals[ring + start // ages.group % ages.num_groups, row] -= 1
+        start |= ages.group - 1
+    hits[row, _age_bucket(ages, clock - start)] += 1.0
 
 
 @numba.njit(cache=True)
@@ -286,7 +328,7 @@ def _serve(
     cache: _Cache,
     evidence: _Evidence,
     order: _Order,
-    ages: _Ages,
+    ages: Ages,
     counts: IntArray,
     log: IntArray,
 ) -> None:
@@ -295,11 +337,10 @@ def _serve(
     resident, children, visited, classes, at_risk, candidate, bits, lowest = cache
     open_intervals, hits, reached = evidence
     retention, cells, rank = order
-    bucket_starts, bucket_of_age = ages
-    ring, max_age = len(open_intervals), len(bucket_of_age)
+    ring = len(open_intervals) - ages.num_groups
     for clock in range(first_clock, end_clock):
         if clock > first_clock:
-            count_reached(clock, open_intervals, reached, bucket_starts)
+            count_reached(clock, open_intervals, reached, ages)
         first, length = offsets[clock - 1], offsets[clock] - offsets[clock - 1]
         hit = 0
         while hit < length and resident[blocks[first + hit]]:
@@ -318,10 +359,7 @@ def _serve(
                 if position > 0:
                     children[blocks[first + position - 1]] += 1
             if at_risk[block]:
-                age = clock - visited[block]
-                hits[classes[block], _age_bucket(bucket_of_age, age)] += 1.0
-                if age < max_age:
-                    open_intervals[visited[block] % ring, classes[block]] -= 1
+                _count_visit(clock, visited[block], classes[block], open_intervals, hits, ages)
             visited[block] = clock
             classes[block] = access_classes[first + position]
             at_risk[block] = is_evidence[first + position]
@@ -334,7 +372,7 @@ def _serve(
         position_of_victim = 0
         while counts[_USED] > capacity:
             oldest, position_of_victim = _cheapest(
-                clock, cells, position_of_victim, retention, bucket_starts, bits, lowest
+                clock, cells, position_of_victim, retention, ages.bucket_starts, bits, lowest
             )
             victim = candidate[oldest]
             _clear_candidate(victim, bits, classes, visited)
@@ -354,5 +392,5 @@ def _serve(
                 children[parent] -= 1
                 if children[parent] == 0:
                     _set_candidate(parent, bits, lowest, candidate, classes, visited)
-                    bucket = _age_bucket(bucket_of_age, clock - visited[parent])
+                    bucket = _age_bucket(ages, clock - visited[parent])
                     position_of_victim = min(position_of_victim, rank[classes[parent], bucket])

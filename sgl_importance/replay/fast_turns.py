@@ -2,7 +2,8 @@
 ``replay_tree(TurnReplayPolicy)`` does.
 
 As in ``fast_importance`` there is at most one candidate per request. Sessions that are alive are few, so the
-victim is found by going through all candidates.
+victim is found by going through all candidates. What compiled functions call is repeated here, for numba's
+cache's sake.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.replay.cache import ReplayCounts
-from sgl_importance.replay.fast_importance import count_reached
+from sgl_importance.replay.fast_importance import AGES, Ages, IntervalArray, count_reached, no_intervals
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
 from sgl_importance.replay.trace_turns import GONE_ON, TraceTurns
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
 from sgl_importance.reuse.hazards import hazards, retention_index
-from sgl_importance.reuse.life_table import BUCKET_OF_AGE, BUCKET_STARTS, MAX_AGE, NUM_AGE_BUCKETS, FloatArray
+from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS, FloatArray
 from sgl_importance.reuse.turns import Classify, turn_class
 
 _BoolArray = npt.NDArray[np.bool_]
@@ -39,7 +40,7 @@ class _Requests(NamedTuple):
     seconds: FloatArray
     block_tokens: int
     capacity: int
-    bucket_of_age: IntArray
+    ages: Ages
     gone_on: int
 
 
@@ -61,7 +62,7 @@ class _Cache(NamedTuple):
 class _Estimate(NamedTuple):
     """Evidence and index of classes and turns."""
 
-    open_intervals: npt.NDArray[np.int32]  # [ring, classes]
+    open_intervals: IntervalArray  # as in ``fast_importance``
     hits: FloatArray  # [classes, buckets]
     class_index: FloatArray  # [classes, buckets]
     turn_index: FloatArray  # [turn classes, buckets]
@@ -101,7 +102,7 @@ def replay_turns(
         trace.seconds,
         trace.block_tokens,
         capacity,
-        BUCKET_OF_AGE,
+        AGES,
         GONE_ON,
     )
     num_requests, num_blocks = trace.num_requests, trace.num_blocks
@@ -117,12 +118,12 @@ def replay_turns(
         clocks=np.zeros(num_requests + 1, dtype=np.int64),
         losses=np.zeros(num_requests + 1),
     )
-    open_intervals = np.zeros((min(MAX_AGE, num_requests + 1), len(numbers)), dtype=np.int32)
+    open_intervals = no_intervals(num_requests, len(numbers))
     hits, reached = np.zeros((2, len(numbers), NUM_AGE_BUCKETS))
     index = retention_index(hazards(hits, reached, levels))
     counts = np.zeros(7, dtype=np.int64)
     for clock in range(1, num_requests + 1):
-        count_reached(clock, open_intervals, reached, BUCKET_STARTS)
+        count_reached(clock, open_intervals, reached, AGES)
         if clock % REFRESH_INTERVAL == 0:
             hits *= DECAY
             reached *= DECAY
@@ -139,6 +140,31 @@ def replay_turns(
         )
         _serve(clock, requests, cache, estimate, counts)
     return ReplayCounts(*counts[_HIT_BLOCKS:_CANDIDATES].tolist())
+
+
+@numba.njit(cache=True)
+def _age_bucket(ages: Ages, age: int) -> int:
+    last = len(ages.bucket_of_age) - 1
+    bucket = ages.bucket_of_age[min(age, last)]
+    if age > last:
+        while bucket + 1 < len(ages.bucket_starts) and ages.bucket_starts[bucket + 1] <= age:
+            bucket += 1
+    return int(bucket)
+
+
+@numba.njit(cache=True)
+def _count_visit(
+    clock: int, start: int, row: int, open_intervals: IntervalArray, hits: FloatArray, ages: Ages
+) -> None:
+    """An interval that began at clock ``start`` ends."""
+    ring, exact = len(open_intervals) - ages.num_groups, len(ages.bucket_of_age)
+    if clock - start < exact:
+        open_intervals[start % ring, row] -= 1
+    else:
+        if clock - start < exact + (ages.num_groups - 1) * ages.group:
+            open_intervals[ring + start // ages.group % ages.num_groups, row] -= 1
+        start |= ages.group - 1
+    hits[row, _age_bucket(ages, clock - start)] += 1.0
 
 
 @numba.njit(cache=True)
@@ -161,15 +187,14 @@ def _clear_candidate(clock: int, cache: _Cache, counts: IntArray) -> None:
 def _loss(clock: int, visited: int, requests: _Requests, cache: _Cache, estimate: _Estimate) -> float:
     """Of the candidate that was last visited at this clock."""
     block = cache.candidate[visited]
-    last_bucket = len(requests.bucket_of_age) - 1
     if cache.is_shared[block]:
-        bucket = requests.bucket_of_age[min(clock - visited, last_bucket)]
+        bucket = _age_bucket(requests.ages, clock - visited)
         return float(estimate.class_index[cache.classes[block], bucket])
     turn_class = estimate.turn_classes[visited - 1]
     if turn_class == requests.gone_on:
         return 0.0
     age = int(requests.seconds[clock - 1] - estimate.turn_since[visited - 1])
-    bucket = requests.bucket_of_age[min(age, last_bucket)]
+    bucket = min(_age_bucket(requests.ages, age), estimate.turn_index.shape[1] - 1)
     return float(estimate.turn_index[turn_class, bucket] * estimate.seconds_per_request)
 
 
@@ -178,8 +203,8 @@ def _serve(clock: int, requests: _Requests, cache: _Cache, estimate: _Estimate, 
     """Serves the request of this clock, which is counted as admitted already."""
     blocks, resident, children, visited = requests.blocks, cache.resident, cache.children, cache.visited
     classes, at_risk = cache.classes, cache.at_risk
-    open_intervals, bucket_of_age = estimate.open_intervals, requests.bucket_of_age
-    ring, max_age = len(open_intervals), len(bucket_of_age)
+    open_intervals, ages = estimate.open_intervals, requests.ages
+    ring = len(open_intervals) - ages.num_groups
     first, end = requests.offsets[clock - 1], requests.offsets[clock]
     hit = first
     while hit < end and resident[blocks[hit]]:
@@ -198,10 +223,7 @@ def _serve(clock: int, requests: _Requests, cache: _Cache, estimate: _Estimate, 
             if i > first:
                 children[blocks[i - 1]] += 1
         if at_risk[block]:
-            age = clock - visited[block]
-            estimate.hits[classes[block], bucket_of_age[min(age, max_age - 1)]] += 1.0
-            if age < max_age:
-                open_intervals[visited[block] % ring, classes[block]] -= 1
+            _count_visit(clock, visited[block], classes[block], open_intervals, estimate.hits, ages)
         visited[block] = clock
         classes[block] = requests.classes[i]
         at_risk[block] = requests.is_evidence[i]

@@ -12,7 +12,7 @@ from sgl_importance.replay.importance_replay import ImportanceReplayPolicy
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import Trace
 from sgl_importance.replay.trace_turns import GONE_ON, TraceTurns
-from sgl_importance.reuse.life_table import age_bucket
+from sgl_importance.reuse.turns import turn_bucket
 
 
 class TurnReplayPolicy(ImportanceReplayPolicy):
@@ -63,4 +63,4 @@ class TurnReplayPolicy(ImportanceReplayPolicy):
             return 0.0
         estimator = self._turns.estimator
         age = float(self._trace.seconds[self._request]) - float(self._turns.since[turn])
-        return float(estimator.index[turn_class, age_bucket(int(age))]) * estimator.seconds_per_request
+        return float(estimator.index[turn_class, turn_bucket(age)]) * estimator.seconds_per_request

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from sgl_importance.reuse.life_table import BUCKET_STARTS, BUCKET_WIDTHS, FloatArray, IntArray
+from sgl_importance.reuse.life_table import BUCKET_STARTS, BUCKET_WIDTHS, FloatArray, IntArray, bucket_widths
 from sgl_importance.reuse.reuse_class import GAP_STARTS, NUM_COUNTED_LEVELS, VISIT_STARTS
 from sgl_importance_kernels.jit import njit
 
@@ -72,6 +72,8 @@ PRIORS = Priors(
     gap_hazards=_gap_hazards(),
     gap_strength=1.0,
 )
+_LESS = 1.0 - 1e-9
+"""Clearly less, whatever was rounded."""
 _ROWS, _VECTOR = numba.float64[:, ::1], numba.float64[::1]
 _PRIORS = numba.typeof(PRIORS)  # type: ignore[no-untyped-call]
 
@@ -81,7 +83,7 @@ def hazards(hits: FloatArray, reached: FloatArray, levels: IntArray, priors: Pri
 
     Args:
         hits: intervals that ended with a visit, by class and age bucket; float64 [classes, buckets]. A row of
-            zeros is a class without evidence.
+            zeros is a class without evidence. Buckets are the first of BUCKET_STARTS, or all.
         reached: intervals that got as far as the bucket; float64 [classes, buckets].
         levels: visit level of each class; int64 [classes].
         priors: of the estimate.
@@ -100,12 +102,12 @@ def retention_index(hazard: FloatArray) -> FloatArray:
     a visit inside a bucket counts at its middle.
 
     Args:
-        hazard: float64 [classes, buckets].
+        hazard: of the first of BUCKET_STARTS, or of all; float64 [classes, buckets].
 
     Returns:
         float64 [classes, buckets], above 0.
     """
-    index: FloatArray = _retention_index(hazard, BUCKET_WIDTHS)
+    index: FloatArray = _retention_index(hazard, bucket_widths(hazard.shape[1]))
     return index
 
 
@@ -158,12 +160,15 @@ def _retention_index(hazard: FloatArray, widths: FloatArray) -> FloatArray:
     num_classes, num_buckets = hazard.shape
     index = np.empty_like(hazard)
     for row in range(num_classes):
-        for start in range(num_buckets):
+        for start in range(num_buckets - 1, -1, -1):
             best, survival, kept = 0.0, 1.0, 0.0
             for end in range(start, num_buckets):
                 visit = survival * hazard[row, end]
                 survival -= visit
                 kept += (survival + 0.5 * visit) * widths[end]
                 best = max(best, (1.0 - survival) / kept)
+                # What follows earns no more than its own index, so going on could not raise the ratio.
+                if end + 1 < num_buckets and index[row, end + 1] < _LESS * best:
+                    break
             index[row, start] = best
     return index

@@ -21,7 +21,7 @@ import numpy as np
 
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
-from sgl_importance.reuse.life_table import BUCKET_STARTS, NUM_AGE_BUCKETS, FloatArray, age_bucket
+from sgl_importance.reuse.life_table import BUCKET_STARTS, NUM_EXACT_BUCKETS, FloatArray, age_bucket
 
 RHYTHM_STARTS = (0.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
 """First rhythm, log2 of the clock, of each level but the lowest: that is of sessions without a gap so far."""
@@ -37,7 +37,14 @@ _NUM_OUTPUTS = len(OUTPUT_STARTS) + 1
 _CLASSES_OF_END = _NUM_RHYTHMS * _NUM_OUTPUTS
 NUM_TURN_CLASSES = 2 * len(AnswerEnd) * _CLASSES_OF_END
 """The second half is of turns that another request departed from; these are told apart by their end only."""
-_BUCKET_SECONDS: list[float] = BUCKET_STARTS.astype(np.float64).tolist()
+NUM_TURN_BUCKETS = NUM_EXACT_BUCKETS
+"""Of ages in seconds or requests. The last one begins at 26,008: an open turn is in memory until then."""
+_BUCKET_SECONDS: list[float] = BUCKET_STARTS[:NUM_TURN_BUCKETS].astype(np.float64).tolist()
+
+
+def turn_bucket(age: float) -> int:
+    """The bucket of a turn's age."""
+    return min(age_bucket(int(age)), NUM_TURN_BUCKETS - 1)
 
 
 def turn_class(answer_end: AnswerEnd, rhythm: float, output_tokens: int) -> int:
@@ -89,14 +96,14 @@ class TurnEstimator:
         self._classify = classify
         self.index: FloatArray = np.empty(0)
         """Returns per second, or request, that keeping a turn can earn; float64 [NUM_TURN_CLASSES,
-        NUM_AGE_BUCKETS]."""
+        NUM_TURN_BUCKETS]."""
         self.version = 0
         """Grows whenever the index changes."""
         self.seconds_per_request = 1.0
         self._turns = 0
         self._now = 0.0
-        self._hits = np.zeros((NUM_TURN_CLASSES, NUM_AGE_BUCKETS))
-        self._reached = np.zeros((NUM_TURN_CLASSES, NUM_AGE_BUCKETS))
+        self._hits = np.zeros((NUM_TURN_CLASSES, NUM_TURN_BUCKETS))
+        self._reached = np.zeros((NUM_TURN_CLASSES, NUM_TURN_BUCKETS))
         # (second, interval, turn, age bucket): it gets to the bucket then, if the interval is still open.
         self._due: list[tuple[float, int, Turn, int]] = []
         self._intervals = 0
@@ -126,7 +133,7 @@ class TurnEstimator:
         if before is not None:
             assert before.is_open, "a turn ends once"
             waited = max(since - before.since, 0.0)
-            self._hits[before.turn_class, age_bucket(int(waited))] += 1.0
+            self._hits[before.turn_class, turn_bucket(waited)] += 1.0
             before.is_open = False
             gap = log2(max(waited, 1.0))
             is_first = before.rhythm == NO_RHYTHM
@@ -149,7 +156,7 @@ class TurnEstimator:
     def ended_as(self, turn: Turn, answer_end: AnswerEnd) -> None:
         """It became known how the answer of an open turn ended: its interval goes on in that end's class."""
         assert turn.is_open
-        bucket = age_bucket(int(max(self._now - turn.since, 0.0)))
+        bucket = turn_bucket(max(self._now - turn.since, 0.0))
         reached = self._reached[turn.turn_class]
         reached[bucket] = max(reached[bucket] - 1.0, 0.0)
         is_departed = turn.turn_class >= len(AnswerEnd) * _CLASSES_OF_END
@@ -165,7 +172,7 @@ class TurnEstimator:
 
     def probability(self, turn_class: int, age: int) -> float:
         """P(a turn of this class and age goes on before its interval is given up)."""
-        return float(1.0 - np.prod(1.0 - self._hazards[turn_class, age_bucket(age) :]))
+        return float(1.0 - np.prod(1.0 - self._hazards[turn_class, turn_bucket(age) :]))
 
     def _at_risk(self, turn: Turn) -> None:
         self._intervals += 1
@@ -174,7 +181,7 @@ class TurnEstimator:
 
     def _reach(self, turn: Turn, bucket: int) -> None:
         self._reached[turn.turn_class, bucket] += 1.0
-        if bucket + 1 < NUM_AGE_BUCKETS:
+        if bucket + 1 < NUM_TURN_BUCKETS:
             due = turn.since + _BUCKET_SECONDS[bucket + 1]
             heappush(self._due, (due, turn.interval, turn, bucket + 1))
 
@@ -197,7 +204,7 @@ class TurnEstimator:
         self._recent_seconds *= DECAY
         self.seconds_per_request = self._recent_seconds / self._recent_turns
         # Turns with one end share a prior: people and tools return after times of quite another shape.
-        by_end = (2 * len(AnswerEnd), _CLASSES_OF_END, NUM_AGE_BUCKETS)
+        by_end = (2 * len(AnswerEnd), _CLASSES_OF_END, NUM_TURN_BUCKETS)
         levels = np.ones(_CLASSES_OF_END, dtype=np.int64)
         priors = PRIORS._replace(class_strength=CLASS_STRENGTH)
         evidence = zip(self._hits.reshape(by_end), self._reached.reshape(by_end), strict=True)

@@ -261,7 +261,7 @@ def test_flipped_bits_are_never_taken_for_knowledge(tmp_path_factory: pytest.Tem
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("PRAGMA user_version = 99", "schema 99, newer than 2"),
+        ("PRAGMA user_version = 99", "schema 99, newer than 3"),
         ("UPDATE format SET reuse_layout = '3 classes'", "counts reuse by 3 classes"),
         ("PRAGMA application_id = 7", "another program"),
         ("DROP TABLE format", "damaged"),

@@ -16,7 +16,7 @@ from sgl_importance.pins.pin import Pin
 from sgl_importance.reuse.estimator import ReuseEstimator
 
 from support.waiting import wait_until
-from support.workloads.ledger_rows import NAMESPACE, PAGE, open_ledger, record
+from support.workloads.ledger_rows import NAMESPACE, PAGE, make_earlier, open_ledger, record
 
 BUDGET = 1 << 20
 
@@ -40,13 +40,6 @@ def named(place: LedgerPlace) -> list[str]:
         return [pin.pin_id for pin in read(ledger)]
     finally:
         ledger.close()
-
-
-def set_version(ledger: Ledger, version: int) -> None:
-    if isinstance(ledger.place, Path):
-        ledger.database.execute(f"PRAGMA user_version = {version}")
-    else:
-        ledger.database.execute("UPDATE schema_version SET version = ?", (version,))
 
 
 def test_a_pin_comes_back_as_it_was_and_in_its_order(place: LedgerPlace):
@@ -120,8 +113,7 @@ def test_a_damaged_pin_is_left_out_and_counted(place: LedgerPlace, change: str):
 def test_a_ledger_of_the_schema_without_pins_keeps_what_was_learnt(place: LedgerPlace):
     ledger = open_ledger(place)
     ledger.write([record([1, 2, 3, 4])], clock=5, requests=5, namespaces=[NAMESPACE])
-    ledger.database.execute("DROP TABLE pins")
-    set_version(ledger, 1)
+    make_earlier(ledger, 1)
     ledger.close()
     again = open_ledger(place)
     assert (len(again), again.clock, list(again.namespaces().values())) == (1, 5, [NAMESPACE])

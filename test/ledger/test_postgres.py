@@ -148,7 +148,7 @@ def test_what_libpq_cannot_read_is_refused_before_the_launch() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("UPDATE schema_version SET version = 99", "schema 99, newer than 2"),
+        ("UPDATE schema_version SET version = 99", "schema 99, newer than 3"),
         ("UPDATE format SET reuse_layout = '3 classes'", "counts reuse by 3 classes"),
         ("ALTER TABLE models RENAME COLUMN identity TO name", "identity"),
     ],

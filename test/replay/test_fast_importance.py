@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import random
+from types import ModuleType
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.policy.lru import LruPolicy
+from sgl_importance.replay import fast_importance, fast_turns
 from sgl_importance.replay.cache import replay_tree
 from sgl_importance.replay.fast_importance import evictions, replay_importance
 from sgl_importance.replay.importance_replay import ImportanceReplayPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
+from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL, ReuseEstimator
+from sgl_importance.reuse.life_table import (
+    BUCKET_STARTS,
+    EXACT_AGE,
+    GROUP,
+    MAX_AGE,
+    NUM_AGE_BUCKETS,
+    NUM_EXACT_BUCKETS,
+    age_bucket,
+)
 
 from support.workloads.replay_traces import build_trace
 
@@ -60,6 +74,46 @@ def test_both_evict_the_same_blocks_of_the_same_classes_and_ages(
     readable = Noting(capacity, trace)
     assert replay_importance(trace, capacity) == replay_tree(trace, readable)
     assert evictions(trace, capacity).tolist() == readable.evicted
+
+
+@pytest.mark.parametrize("compiled", [fast_importance, fast_turns])
+def test_intervals_of_every_age_are_counted_as_the_estimator_counts_them(compiled: ModuleType):
+    """Longer than the traces above are: a few thousand intervals, and some that were given up long ago."""
+    rng = random.Random(0)
+    reuse, clock = ReuseEstimator(), 3 * MAX_AGE + 5
+    reuse.restore(*reuse.counts(), clock)
+    opened = fast_importance.no_intervals(clock, 2)
+    hits, reached = np.zeros((2, 2, NUM_AGE_BUCKETS))
+    intervals: list[tuple[int, int]] = []
+    for number in range(EXACT_AGE + 12 * GROUP):
+        clock = reuse.tick()
+        fast_importance.count_reached(clock, opened, reached, fast_importance.AGES)
+        if clock % REFRESH_INTERVAL == 0:
+            hits *= DECAY
+            reached *= DECAY
+        if number % 5 == 0:
+            row = rng.randrange(2)
+            reuse.began(row)
+            opened[clock % EXACT_AGE, row] += 1
+            intervals.append((clock, row))
+        if number % 16 == 0:
+            given_up = (clock - MAX_AGE - rng.randrange(GROUP), 0)
+            for start, row in (given_up, intervals.pop(rng.randrange(len(intervals)))):
+                reuse.hit(row, start)
+                compiled._count_visit(clock, start, row, opened, hits, fast_importance.AGES)
+    found = {(row, class_): int(opened[row, class_]) for row, class_ in np.argwhere(opened).tolist()}
+    assert reuse.open_intervals() == found
+    assert any(row >= EXACT_AGE for row, _ in found)
+    np.testing.assert_array_equal([table[:2] for table in reuse.counts()], (hits, reached))
+    assert (hits[:, NUM_EXACT_BUCKETS] > 0).all()
+    assert (reached[:, NUM_EXACT_BUCKETS : NUM_EXACT_BUCKETS + 2] > 0).all()
+
+
+@pytest.mark.parametrize("compiled", [fast_importance, fast_turns])
+def test_buckets_of_every_age_are_those_of_the_life_table(compiled: ModuleType):
+    for first in [0, *BUCKET_STARTS.tolist(), MAX_AGE, 3 * MAX_AGE]:
+        for age in (first, first + 1, max(first - 1, 0)):
+            assert compiled._age_bucket(fast_importance.AGES, age) == age_bucket(age)
 
 
 def test_documents_that_are_asked_again_survive_a_scan():

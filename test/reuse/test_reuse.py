@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from sgl_importance.replay.sessions import visit_levels
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.reuse.estimator import HALF_LIFE, REFRESH_INTERVAL, ReuseEstimator
+from sgl_importance.reuse.estimator import DECAY, HALF_LIFE, REFRESH_INTERVAL, ReuseEstimator
 from sgl_importance.reuse.hazards import hazards, retention_index
 from sgl_importance.reuse.life_table import (
     BUCKET_STARTS,
     BUCKET_WIDTHS,
+    EXACT_AGE,
+    GROUP,
     MAX_AGE,
     NUM_AGE_BUCKETS,
+    NUM_EXACT_BUCKETS,
     age_bucket,
 )
 from sgl_importance.reuse.reuse_class import (
@@ -110,6 +113,96 @@ def test_counts_are_those_of_single_watches(requests: list[list[int]]):
     counted_hits, counted_reached = reuse.counts()
     np.testing.assert_array_equal(counted_hits[_CLASS], hits)
     np.testing.assert_array_equal(counted_reached[_CLASS], reached)
+
+
+def test_groups_of_requests_get_to_buckets_as_a_whole():
+    assert BUCKET_STARTS[NUM_EXACT_BUCKETS] == EXACT_AGE
+    assert EXACT_AGE % GROUP == 0
+    assert not (BUCKET_STARTS[NUM_EXACT_BUCKETS:] % GROUP).any()
+    assert BUCKET_STARTS[-1] < MAX_AGE
+
+
+@pytest.mark.parametrize("bucket", range(NUM_EXACT_BUCKETS, NUM_AGE_BUCKETS))
+def test_a_visit_counts_in_no_bucket_that_its_group_has_not_reached(bucket: int):
+    first = MAX_AGE
+    reuse = ReuseEstimator()
+    reuse.restore(*reuse.counts(), first + int(BUCKET_STARTS[bucket]) - 2)
+    ends = []
+    for start in (first, first + GROUP - 1):
+        reuse.resumed(_CLASS, start)
+        while reuse.clock - start < BUCKET_STARTS[bucket]:
+            reuse.tick()
+        before = reuse.counts()[0]
+        reuse.hit(_CLASS, start)
+        ends += np.argwhere(reuse.counts()[0] > before).tolist()
+    assert ends == [[_CLASS, bucket - 1], [_CLASS, bucket]]
+
+
+_near_a_bucket = st.builds(
+    lambda first, ahead: max(0, first - ahead),
+    st.sampled_from([*BUCKET_STARTS.tolist(), MAX_AGE]),
+    st.integers(-2, GROUP + 200),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    clock=st.integers(MAX_AGE, 2 * MAX_AGE),
+    ages=st.lists(_near_a_bucket, max_size=12),
+    events=st.lists(st.tuples(st.integers(0, 2 * GROUP), st.integers(0, 3), st.integers(0, 99)), max_size=20),
+)
+def test_counts_are_those_of_a_list_of_all_intervals(
+    clock: int, ages: list[int], events: list[tuple[int, int, int]]
+):
+    """An old interval counts as if it had begun with the last request of its group."""
+    reuse = ReuseEstimator()
+    hits, reached = np.zeros((2, NUM_CLASSES, NUM_AGE_BUCKETS))
+    reuse.restore(hits, reached, clock)
+    intervals = [(clock - age, number % 3) for number, age in enumerate(ages)]
+    for start, class_ in intervals:
+        reuse.resumed(class_, start)
+    intervals = [each for each in intervals if clock - each[0] < MAX_AGE]
+    first_ages = {first: bucket for bucket, first in enumerate(BUCKET_STARTS.tolist())}
+
+    def counted_age(start: int) -> int:
+        exact = reuse.clock - start
+        return exact if exact < EXACT_AGE else reuse.clock - (start // GROUP * GROUP + GROUP - 1)
+
+    due: dict[int, list[tuple[int, int]]] = {}
+    for after, kind, which in events:
+        due.setdefault(after, []).append((kind, which))
+    for after in range(2 * GROUP):
+        reuse.tick()
+        for start, class_ in intervals:
+            if (age := counted_age(start)) in first_ages:
+                reached[class_, first_ages[age]] += 1
+        if reuse.clock % REFRESH_INTERVAL == 0:
+            hits *= DECAY
+            reached *= DECAY
+        for kind, which in due.get(after, ()):
+            if kind == 0 or not intervals:
+                reuse.began(which % 3)
+                intervals.append((reuse.clock, which % 3))
+                continue
+            start, class_ = intervals.pop(which % len(intervals))
+            if kind == 1:
+                reuse.hit(class_, start)
+                hits[class_, age_bucket(counted_age(start))] += 1
+            elif kind == 2:
+                reuse.forgotten(class_, start)
+            else:
+                reuse.reclassified(class_, (class_ + 1) % 3, start)
+                intervals.append((start, (class_ + 1) % 3))
+    counted_hits, counted_reached = reuse.counts()
+    np.testing.assert_allclose(counted_hits, hits, rtol=1e-12)
+    np.testing.assert_allclose(counted_reached, reached, rtol=1e-12)
+    for start, class_ in intervals:
+        reuse.forgotten(class_, start)
+    given_up = sum(reuse.clock - start >= MAX_AGE for start, _ in intervals)
+    assert len(reuse.open_intervals()) <= given_up, (
+        "of these a group is forgotten at once, and a little later"
+    )
+    assert all(number > 0 for number in reuse.open_intervals().values())
 
 
 def test_visits_and_their_absence_fade_alike():
@@ -212,11 +305,14 @@ def test_evidence_moves_its_own_class_most_and_ages_away():
 
 def test_the_longest_interval_is_given_up():
     reuse = ReuseEstimator()
-    reuse.began(_CLASS)
-    for _ in range(MAX_AGE):
+    reuse.restore(*reuse.counts(), MAX_AGE)
+    start = 1
+    reuse.resumed(_CLASS, start)
+    assert reuse.open_intervals()
+    for _ in range(GROUP + EXACT_AGE):
         reuse.tick()
     assert not reuse.open_intervals()
-    reuse.hit(_CLASS, 0)
+    reuse.hit(_CLASS, start)
     assert not reuse.open_intervals()
 
 

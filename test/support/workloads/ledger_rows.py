@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +22,21 @@ ROOT = root_digest(*NAMESPACE)
 
 def open_ledger(place: LedgerPlace, model: bytes = MODEL, **settings) -> Ledger:
     return Ledger(place, model, page_size=PAGE, **settings)
+
+
+def make_earlier(ledger: Ledger, version: int) -> None:
+    """Makes it one of an earlier schema."""
+    if version < 3:
+        ledger.database.execute("ALTER TABLE models DROP COLUMN life_tables")
+        ledger.database.execute(
+            "UPDATE format SET reuse_layout = replace(reuse_layout, 'x 51 age', 'x 42 age')"
+        )
+    if version < 2:
+        ledger.database.execute("DROP TABLE pins")
+    if isinstance(ledger.place, Path):
+        ledger.database.execute(f"PRAGMA user_version = {version}")
+    else:
+        ledger.database.execute("UPDATE schema_version SET version = ?", (version,))
 
 
 def record(
