@@ -151,6 +151,25 @@ def agents_least_over_lru() -> float:
     return min(each["least_over_lru"] for each in results("agents")["rows"] if each["policy"] == "importance")
 
 
+_SERVED_ARMS = {
+    "ends not told": "ends not told",
+    "ends in classes": "ends as facts of nodes, no turns",
+    "importance": "**`importance`** (turns)",
+}
+
+
+def agents_served_table(alive: int) -> str:
+    """Computed prompt blocks beside LRU's where whole nodes are cached, and the worst hit rate beside LRU's."""
+    rows = [each for each in results("agents_served")["rows"] if each["alive"] == alive]
+    hits = [_share(each["hit_rate"]) for each in rows if each["policy"] == "lru"]
+    lines = [["hit rate of `lru`", *hits, ""]]
+    for policy, shown in _SERVED_ARMS.items():
+        found = [each for each in rows if each["policy"] == policy]
+        worst = min(each["least_over_lru"] for each in found)
+        lines.append([shown, *(_interval(each, "uncached") for each in found), f"{worst:+.4f}"])
+    return _table([f"{alive} alive", *_capacities(), "worst beside LRU"], lines)
+
+
 def day_table() -> str:
     """A day of traffic through a replay, by size and policy."""
     lines = [
