@@ -38,7 +38,7 @@ def arms_of(wants: Wants, kv_heads: int) -> Mapping[str, Arm]:
     - Each head reads the pages that it wants; slots hold single heads of pages, of all heads of the layer.
     - The same, but a page is moved and kept with all its heads.
     - The layer reads as many pages, those with the largest attention of any head: what the server does.
-    - The same, with as many pages as it takes to cover what the heads' own choices do.
+    - The same, with as many pages as come nearest to the attention that the heads' own choices cover.
 
     Args:
         kv_heads: of a layer; ``wants`` has those of the first layer first.
@@ -48,18 +48,15 @@ def arms_of(wants: Wants, kv_heads: int) -> Mapping[str, Arm]:
     by_layer = (steps, heads // kv_heads, kv_heads, columns)
     wanted, mass = wants.wanted.reshape(by_layer), wants.mass.reshape(by_layer)
     own = (mass * wanted).sum((1, 2, 3))
-    whole = replace(wants, wanted=wanted.any(2), mass=mass.mean(2))
+    whole = replace(wants, wanted=np.logical_or.reduce(wanted, axis=2), mass=mass.mean(2))
     counts = wants.wanted[:, :1].sum(2)  # every head wants as many
     order = np.argsort(-mass.max(2), axis=2, kind="stable")
     found = np.take_along_axis(mass.sum(2), order, axis=2).cumsum(2)
     needed = (mass * wanted).sum((2, 3))[:, :, None]
-    enough = 1 + (found < needed - 1e-6).sum(2)
+    nearest = 1 + np.abs(found - needed).argmin(2)
     arms = {SINGLE_HEADS: Arm(wants, kv_heads, 1, own), WHOLE_PAGES: Arm(whole, 1, kv_heads, own)}
-    for name, count in (
-        (LAYER_CHOICE, counts),
-        (SAME_ATTENTION, np.minimum(enough, wants.num_pages[:, None])),
-    ):
-        chosen = _first(order, np.broadcast_to(count, enough.shape))
+    for name, count in ((LAYER_CHOICE, counts), (SAME_ATTENTION, nearest)):
+        chosen = _first(order, np.broadcast_to(count, nearest.shape))
         covered = (mass.sum(2) * chosen).sum((1, 2))
         arms[name] = Arm(replace(whole, wanted=chosen), 1, kv_heads, covered)
     return arms

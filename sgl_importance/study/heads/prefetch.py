@@ -23,6 +23,7 @@ from sgl_importance.study.heads.slot_run import SlotRun, run_slots
 from sgl_importance.study.statistics import Estimate, ratio_of
 from sgl_importance.study.study_report import SMALL_MODEL, Finding, draw, verdict_of_parts
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES
+from sgl_importance.study.thinking.marks import Marks
 from sgl_importance.terminal import counted
 
 NONE, PROFILE, OWN_PROFILE, ORACLE = "none", "profile", "profile of the answer", "oracle"
@@ -55,10 +56,12 @@ def study_prefetch(found: Mapping[tuple[int, str], Sequence[Answer]], figure: Pa
     with counted("fetching ahead", sum(map(len, found.values()))) as advance:
         for key, answers in found.items():
             cells = table.setdefault(key, {})
+            marked = all(answer.marks is not None for answer in answers)
             for number, answer in enumerate(answers):
                 # Every second answer learns from the others, these from it.
                 profile = fit_profile([each.wants for each in answers[1 - number % 2 :: 2]])
-                for cell, run in _runs(answer, {PROFILE: profile}):
+                named = _prefetchers(answer.marks if marked else None)
+                for cell, run in _runs(answer, {**named, PROFILE: profile}):
                     cells.setdefault(cell, []).append(run)
                 advance()
     page = decisive_page(found)
@@ -75,9 +78,9 @@ def study_prefetch(found: Mapping[tuple[int, str], Sequence[Answer]], figure: Pa
         notes=(
             limits_of(found),
             f"value: {next(iter(judged))}, share of the wait that is saved ({BY_GATHER}; copies ahead are "
-            f"taken to cost no time). Slots by {RULE}, device bytes for {DECISIVE_SHARE:.0%} of the pages; the "
-            f"buffer takes {' or '.join(f'{share:.0%}' for share in BUFFER_SHARES)} of the pages of these, "
-            "whichever saves more",
+            f"taken to cost no time). Slots by {RULE}, device bytes for {DECISIVE_SHARE:.0%} of the pages; "
+            f"of these the buffer takes {' or '.join(f'{share:.0%}' for share in BUFFER_SHARES)}, whichever "
+            "saves more",
             "the profile is learnt from every second answer of a kind and judged by the others, and the "
             f"other way round; '{OWN_PROFILE}' learns from the answer itself while it is written",
             "left to load and copied ahead for nothing, as a part of the loads without prefetch: "
@@ -88,24 +91,24 @@ def study_prefetch(found: Mapping[tuple[int, str], Sequence[Answer]], figure: Pa
     )
 
 
-def _prefetchers(answer: Answer) -> dict[str, Prefetcher]:
+def _prefetchers(marks: Marks | None) -> dict[str, Prefetcher]:
     found: dict[str, Prefetcher] = {
         "random": prefetchers.any_page,
         "next page": prefetchers.next_page,
-        "EMA": prefetchers.highest_average,
+        "EMA": KEEP_RULES["EMA"],
         OWN_PROFILE: own_profile,
         ORACLE: prefetchers.next_reads,
     }
-    if answer.marks is not None:
-        found["milestone"] = prefetchers.behind_milestones(answer.marks)
+    if marks is not None:
+        found["milestone"] = prefetchers.behind_milestones(marks)
     return found
 
 
-def _runs(answer: Answer, learnt: Mapping[str, Prefetcher]) -> Iterator[tuple[Cell, SlotRun]]:
+def _runs(answer: Answer, named: Mapping[str, Prefetcher]) -> Iterator[tuple[Cell, SlotRun]]:
     rule = KEEP_RULES[RULE]
     for run in run_slots(answer.wants, rule, KEPT_SHARES, pool_heads=answer.kv_heads):
         yield Cell(NONE, 0.0, run.share), run
-    for name, prefetcher in {**_prefetchers(answer), **learnt}.items():
+    for name, prefetcher in named.items():
         for buffer in BUFFER_SHARES:
             for run in run_slots(
                 answer.wants,
@@ -202,8 +205,8 @@ def _row(page: int, kind: str, cell: Cell, cells: Cells) -> dict[str, Any]:
         "wait saved, copies": copies.value,
         "copies low": copies.low,
         "copies high": copies.high,
-        "fetched of none's loads": fetched.value,
-        "unread of none's loads": unread.value,
+        "fetched": fetched.value,
+        "unread": unread.value,
         "unread low": unread.low,
         "unread high": unread.high,
     }
@@ -214,10 +217,10 @@ def _painter(rows: Sequence[dict[str, Any]], page: int, kind: str) -> Callable[[
         for row in rows:
             if (row["page"], row["kind"], row["kept"]) != (page, kind, DECISIVE_SHARE):
                 continue
-            axis.plot(row["unread of none's loads"], row["wait saved, gather"], "o")
+            axis.plot(row["unread"], row["wait saved, gather"], "o")
             axis.annotate(
                 f"{row['prefetcher']}, {row['buffer']:.0%}",
-                (row["unread of none's loads"], row["wait saved, gather"]),
+                (row["unread"], row["wait saved, gather"]),
                 fontsize=6,
             )
         axis.axhline(0, color="k", lw=0.5)

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from sgl_importance.study.thinking.keep_rules import Scores, ema
+from sgl_importance.study.thinking.keep_rules import Scores
 from sgl_importance.study.thinking.marks import Marks
 from sgl_importance.study.thinking.wants import Bools, Wants
 
 Prefetcher = Callable[[Wants], Iterator[Scores]]
-"""Scores [heads, columns] after each step. The array is used before the next one is asked for."""
+"""Scores [heads, columns] after each step, used before the next ones are asked for. Those of pages that are
+not there yet are not looked at. A rule that keeps pages is one, too: it names all of them."""
 
 
 def next_page(wants: Wants) -> Iterator[Scores]:
@@ -27,24 +28,18 @@ def next_page(wants: Wants) -> Iterator[Scores]:
         yield scores
 
 
-def highest_average(wants: Wants) -> Iterator[Scores]:
-    """The exponential average of a page's attention, as the rule that keeps pages by it."""
-    for step, average in enumerate(ema(wants)):
-        yield _existing(average, int(wants.num_pages[step]))
-
-
 def any_page(wants: Wants) -> Iterator[Scores]:
     """The control: some pages, the same ones after every step."""
     draws = np.random.default_rng(zlib.crc32(wants.rid.encode()) + 1)
     scores = draws.random(wants.wanted.shape[1:])
-    for num_pages in wants.num_pages.tolist():
-        yield _existing(scores, num_pages)
+    for _ in range(wants.num_steps):
+        yield scores
 
 
 def next_reads(wants: Wants) -> Iterator[Scores]:
     """What the next step reads. It sees the future, as a bound."""
     for step in range(wants.num_steps - 1):
-        yield _existing(_named(wants.wanted[step + 1], wants.mass[step + 1]), int(wants.num_pages[step]))
+        yield _named(wants.wanted[step + 1], wants.mass[step + 1])
     yield np.full(wants.wanted.shape[1:], -np.inf)
 
 
@@ -66,19 +61,11 @@ def behind_milestones(marks: Marks) -> Prefetcher:
 
 def _stretches(marks: Marks, wants: Wants) -> list[tuple[int, int]]:
     """Columns with a milestone whose stretch goes on behind them, with the last column of it."""
-    pages = np.array(sorted(marks.milestones), np.int64)
-    starts = pages[:-1] // wants.page_size - wants.first_page
-    ends = (pages[1:] - 1) // wants.page_size - wants.first_page
-    return [
-        (start, end) for start, end in zip(starts.tolist(), ends.tolist(), strict=True) if 0 <= start < end
-    ]
+    columns = np.array(sorted(marks.milestones), np.int64) // wants.page_size - wants.first_page
+    lasts = (np.array(sorted(marks.milestones), np.int64) - 1) // wants.page_size - wants.first_page
+    found = zip(columns[:-1].tolist(), lasts[1:].tolist(), strict=True)
+    return [(start, last) for start, last in found if 0 <= start < min(last, wants.wanted.shape[2])]
 
 
 def _named(wanted: Bools, mass: Scores) -> Scores:
     return np.where(wanted, mass, -np.inf)
-
-
-def _existing(scores: Scores, num_pages: int) -> Scores:
-    named = np.full(scores.shape, -np.inf)
-    named[:, :num_pages] = scores[:, :num_pages]
-    return named

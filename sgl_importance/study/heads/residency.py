@@ -110,8 +110,8 @@ def study_units(found: Mapping[tuple[int, str], Sequence[Answer]], figure: Path 
             limits_of(found),
             f"value: {kinds[0]}, rule {DECISIVE.rule}, device bytes for {DECISIVE_SHARE:.0%} of the pages of "
             f"the context at each step; steps wait {BY_GATHER}. '{LAYER_CHOICE}' is what the server does "
-            f"today; '{SAME_ATTENTION}' reads as many more pages as it takes to cover what the heads' own "
-            "choices cover",
+            f"today; '{SAME_ATTENTION}' reads more pages, so many that it covers what the heads' own choices "
+            "cover",
             f"waiting: {'; '.join(f'{name}: {link.cost.describe()}' for name, link in LINKS.items())}; "
             f"a head of a page has {unit_bytes(page, 1):,} bytes (dimension 128, bfloat16)",
             *(_demotion(kind, cells) for kind, cells in decisive.items()),
@@ -229,13 +229,13 @@ def _row(
         "copies": sum(each.copies for each in moved) / layer_steps,
         **{f"us, {name}": 1e6 * sum(each.waits[name] for each in moved) / layer_steps for name in LINKS},
         "left KiB": sum(each.left for each in moved) / len(moved) / 1024,
-        "of whole pages' bytes": size.value,
+        "bytes of whole pages": size.value,
         "low": size.low,
         "high": size.high,
-        "of whole pages' wait, gather": gather.value,
+        "wait of whole pages, gather": gather.value,
         "gather low": gather.low,
         "gather high": gather.high,
-        "of whole pages' wait, copies": copy.value,
+        "wait of whole pages, copies": copy.value,
         "copies low": copy.low,
         "copies high": copy.high,
     }

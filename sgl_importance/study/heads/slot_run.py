@@ -66,7 +66,8 @@ def run_slots(
     rooms = np.zeros(steps, np.int64)
     if prefetcher is not None:
         rooms = pool_heads * np.ceil(wants.num_pages * buffer_share).astype(np.int64)
-    budgets = np.maximum(budgets - rooms[:, None], pool_heads)
+        rooms = np.minimum(rooms, budgets.min(1) - pool_heads)  # the page that is being filled has a slot
+    budgets -= rooms[:, None]
     resident, buffer, copied, has_left = (np.zeros(shape, np.bool_) for _ in range(4))
     loaded, batches, fetched, unread = (np.zeros(len(shares), np.int64) for _ in range(4))
     ranked = rule(wants)
@@ -86,7 +87,9 @@ def run_slots(
             was_here = resident | buffer
             evict(resident, of_step, budgets[step])
             if named is not None:
-                chosen = _best(next(named).reshape(shape[1:]), resident, int(rooms[step]))
+                exists = np.arange(columns) < wants.num_pages[step]
+                scores = np.where(exists, next(named), -np.inf).reshape(shape[1:])
+                chosen = _best(scores, resident, int(rooms[step]))
                 fetched += (chosen & ~was_here).sum((1, 2))
                 unread += (copied & ~chosen).sum((1, 2))
                 copied = chosen & (copied | ~was_here)
