@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from sgl_importance.study.cli import app
 from sgl_importance.study.heads import prefetchers
+from sgl_importance.study.heads.answers import Answer
 from sgl_importance.study.heads.choices import (
     LAYER_CHOICE,
     SAME_ATTENTION,
@@ -22,6 +23,7 @@ from sgl_importance.study.heads.choices import (
 )
 from sgl_importance.study.heads.distance_profile import bins_of, fit_profile, own_profile
 from sgl_importance.study.heads.links import BY_COPY, BY_GATHER, FROM_FLASH, LINKS, unit_bytes
+from sgl_importance.study.heads.prefetch import study_prefetch
 from sgl_importance.study.heads.prefetchers import Prefetcher
 from sgl_importance.study.heads.slot_run import SlotRun, run_slots
 from sgl_importance.study.heads.study_heads import study_heads
@@ -238,6 +240,30 @@ def test_a_page_is_there_when_it_comes_into_a_heads_reach() -> None:
     # Learnt from heads that look elsewhere, it names nothing of use.
     other = run(wants, lru, 0.1, prefetcher=fit_profile([steady(2, 33)]), **ahead)
     assert other.loaded > 2 * learnt.loaded
+
+
+def crowded(number: int, distance: int) -> Wants:
+    """The same, and each head reads two pages of the prompt with more attention all the time."""
+    wants = steady(number, distance)
+    wants.mass[:] *= 0.1
+    for page in (0, 3):
+        wants.wanted[:, :, page], wants.mass[:, :, page] = True, 1.0
+    return wants
+
+
+@pytest.mark.parametrize(("distances", "verdict"), [((70, 70), "supported"), ((70, 33), "not supported")])
+def test_a_profile_is_judged_by_answers_that_it_was_not_learnt_from(
+    distances: tuple[int, int], verdict: str
+) -> None:
+    """Where every second answer reads elsewhere, what is learnt from the others is of no use."""
+    answers = [Answer(crowded(number, distances[number % 2]), 2, None) for number in range(6)]
+    found = study_prefetch({(16, "thought"): answers}, None)
+    assert found.verdict.startswith(verdict), found.verdict
+
+
+def test_the_page_behind_each_that_was_read_is_next() -> None:
+    (scores,) = prefetchers.next_page(wants_of([[1, 4]], [8]))
+    assert np.flatnonzero(scores[0] > -np.inf).tolist() == [2, 5]
 
 
 def test_a_milestone_brings_what_stands_behind_it() -> None:
