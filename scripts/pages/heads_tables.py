@@ -8,7 +8,8 @@ from benchmark.serving.measured import table
 from scripts.pages.figures import results
 from sgl_importance.study.heads.choices import LAYER_CHOICE, SAME_ATTENTION, SINGLE_HEADS, WHOLE_PAGES
 
-KEPT, RULE = 0.2, "EMA"
+KEPT, RULE, PAGE, BUFFER = 0.2, "EMA", 16, 0.05
+RULE_NAMES = {"EMA": "EMA of attention (importance)", "oracle": "optimum"}
 KINDS = ("thought", "decode")
 
 
@@ -26,11 +27,11 @@ def heads_note(name: str, number: int = 0) -> str:
     return str(_finding(name)["notes"][number])
 
 
-def _units(kind: str, page: int = 16, rule: str = RULE) -> dict[tuple[str, float], dict[str, Any]]:
+def _units(kind: str, page: int = PAGE) -> dict[tuple[str, float], dict[str, Any]]:
     return {
         (row["units"], row["kept"]): row
         for row in _finding("residency")["rows"]
-        if (row["kind"], row["page"], row["rule"]) == (kind, page, rule)
+        if (row["kind"], row["page"], row["rule"]) == (kind, page, RULE)
     }
 
 
@@ -70,100 +71,92 @@ def heads_units_table() -> str:
 
 
 def heads_ratio_table() -> str:
-    """Bytes of single heads as a part of whole pages', by rule, page and room."""
-    rows = [row for row in _finding("residency")["rows"] if row["units"] == SINGLE_HEADS]
-    shares = sorted({row["kept"] for row in rows})
-    found = {(row["kind"], row["page"], row["rule"], row["kept"]): row for row in rows}
+    """Bytes of single heads as a part of whole pages', by rule and room."""
+    found = {
+        (row["rule"], row["kind"], row["kept"]): row["bytes of whole pages"]
+        for row in _finding("residency")["rows"]
+        if row["units"] == SINGLE_HEADS and row["page"] == PAGE
+    }
+    cells = [(kind, share) for kind in KINDS for share in sorted({share for _, _, share in found})]
     return table(
-        ["", "pages of", "rule", *(f"room for {share:.0%}" for share in shares)],
+        ["rule", *(f"{kind}, room for {share:.0%}" for kind, share in cells)],
         [
-            [
-                kind,
-                str(page),
-                rule,
-                *(
-                    "{:.2f} ({:.2f} to {:.2f})".format(
-                        *(
-                            found[kind, page, rule, share][name]
-                            for name in ("bytes of whole pages", "low", "high")
-                        )
-                    )
-                    for share in shares
-                ),
-            ]
-            for kind in KINDS
-            for page in sorted({row["page"] for row in rows}, reverse=True)
-            for rule in dict.fromkeys(row["rule"] for row in rows)
-            if page == 16 or rule == RULE
+            [RULE_NAMES.get(rule, rule), *(f"{found[rule, kind, share]:.2f}" for kind, share in cells)]
+            for rule in dict.fromkeys(rule for rule, _, _ in found)
         ],
     )
 
 
-def heads_of_whole_pages(measure: str, kind: str, kept: float = KEPT) -> str:
-    """Bytes (``bytes``) or waits (``gather``, ``copies``) of single heads as a part of whole pages'."""
-    row = _units(kind)[SINGLE_HEADS, kept]
-    names = {
-        "bytes": ("bytes of whole pages", "low", "high"),
-        "gather": ("wait of whole pages, gather", "gather low", "gather high"),
-        "copies": ("wait of whole pages, copies", "copies low", "copies high"),
-    }[measure]
-    return "{:.2f} ({:.2f} to {:.2f})".format(*(row[name] for name in names))
+def heads_widest_interval() -> str:
+    """Of the numbers in ``heads_ratio_table``, from the lower to the upper end."""
+    rows = [
+        row for row in _finding("residency")["rows"] if (row["units"], row["page"]) == (SINGLE_HEADS, PAGE)
+    ]
+    return f"{max(row['high'] - row['low'] for row in rows):.2f}"
 
 
-def heads_beside(units: str, kind: str, kept: float = KEPT) -> str:
-    """Bytes of single heads as a part of those of another way."""
+def heads_small_pages(kind: str) -> str:
+    """Bytes of single heads as a part of whole pages', with pages of 1 and 4 tokens."""
+    rows = [_units(kind, page)[SINGLE_HEADS, KEPT]["bytes of whole pages"] for page in (1, 4)]
+    return f"{min(rows):.2f} to {max(rows):.2f}"
+
+
+def heads_demotion(kind: str) -> str:
+    """What the finding says of demotion to flash, behind its introduction."""
+    notes = _finding("residency")["notes"]
+    return next(
+        note.partition("beside whole pages: ")[2]
+        for note in notes
+        if note.startswith(f"{kind}, the same as demotion")
+    )
+
+
+def heads_beside(units: str, kind: str, measure: str = "moved KiB") -> str:
+    """Single heads as a part of another way to choose and to move: bytes, or another column."""
     found = _units(kind)
-    return f"{found[SINGLE_HEADS, kept]['moved KiB'] / found[units, kept]['moved KiB']:.2f}"
+    return f"{found[SINGLE_HEADS, KEPT][measure] / found[units, KEPT][measure]:.2f}"
 
 
-def _prefetched(kind: str, page: int = 16, kept: float = KEPT) -> dict[tuple[str, float], dict[str, Any]]:
+def _prefetched(kind: str, kept: float = KEPT) -> dict[str, dict[str, Any]]:
     return {
-        (row["prefetcher"], row["buffer"]): row
+        row["prefetcher"]: row
         for row in _finding("prefetch")["rows"]
-        if (row["kind"], row["page"], row["kept"]) == (kind, page, kept)
+        if (row["kind"], row["page"], row["kept"], row["buffer"]) == (kind, PAGE, kept, BUFFER)
     }
+
+
+def _interval(row: dict[str, Any], *names: str) -> str:
+    return "{:.2f} ({:.2f} to {:.2f})".format(*(row[name] for name in names))
 
 
 def heads_prefetch_table() -> str:
     """What each prefetcher saves and wastes."""
     names = ("random", "next page", "EMA", "milestone", "profile", "profile of the answer", "oracle")
-    rows = []
-    for kind in KINDS:
-        found = _prefetched(kind)
-        for name in names:
-            for (prefetcher, buffer), row in found.items():
-                if prefetcher == name:
-                    rows.append(
-                        [
-                            kind,
-                            name,
-                            f"{buffer:.0%}",
-                            "{:.2f} ({:.2f} to {:.2f})".format(
-                                *(row[each] for each in ("wait saved, gather", "low", "high"))
-                            ),
-                            "{:.2f} ({:.2f} to {:.2f})".format(
-                                *(row[each] for each in ("wait saved, copies", "copies low", "copies high"))
-                            ),
-                            f"{row['fetched']:.2f}",
-                            f"{row['unread']:.2f}",
-                        ]
-                    )
     return table(
         [
             "",
             "fetched ahead",
-            "buffer",
             "wait saved, one gather",
             "wait saved, copy by copy",
             "copied ahead",
             "of these for nothing",
         ],
-        rows,
+        [
+            [
+                kind,
+                name,
+                _interval(row, "wait saved, gather", "low", "high"),
+                _interval(row, "wait saved, copies", "copies low", "copies high"),
+                f"{row['fetched']:.2f}",
+                f"{row['unread']:.2f}",
+            ]
+            for kind in KINDS
+            for name in names
+            if (row := _prefetched(kind).get(name)) is not None
+        ],
     )
 
 
-def heads_wait_saved(name: str, kind: str, *, kept: float = KEPT, page: int = 16) -> str:
-    """Share of the wait that a prefetcher saves, one gather a layer, with the buffer that suits it."""
-    rows = [row for (each, _), row in _prefetched(kind, page, kept).items() if each == name]
-    best = max(rows, key=lambda row: row["wait saved, gather"])
-    return "{:.2f} ({:.2f} to {:.2f})".format(*(best[each] for each in ("wait saved, gather", "low", "high")))
+def heads_wait_saved(name: str, kind: str, kept: float = KEPT) -> str:
+    """Share of the wait that a prefetcher saves, one gather a layer."""
+    return _interval(_prefetched(kind, kept)[name], "wait saved, gather", "low", "high")
