@@ -23,8 +23,11 @@ def heads_verdict(name: str) -> str:
     return str(_finding(name)["verdict"])
 
 
-def heads_note(name: str, number: int = 0) -> str:
-    return str(_finding(name)["notes"][number])
+def heads_note(begins: str) -> str:
+    """What a note of the finding on residency says behind its beginning."""
+    return next(
+        note.removeprefix(begins) for note in _finding("residency")["notes"] if note.startswith(begins)
+    )
 
 
 def _units(kind: str, page: int = PAGE) -> dict[tuple[str, float], dict[str, Any]]:
@@ -99,16 +102,6 @@ def heads_small_pages(kind: str) -> str:
     """Bytes of single heads as a part of whole pages', with pages of 1 and 4 tokens."""
     rows = [_units(kind, page)[SINGLE_HEADS, KEPT]["bytes of whole pages"] for page in (1, 4)]
     return f"{min(rows):.2f} to {max(rows):.2f}"
-
-
-def heads_demotion(kind: str) -> str:
-    """What the finding says of demotion to flash, behind its introduction."""
-    notes = _finding("residency")["notes"]
-    return next(
-        note.partition("beside whole pages: ")[2]
-        for note in notes
-        if note.startswith(f"{kind}, the same as demotion")
-    )
 
 
 def heads_beside(units: str, kind: str, measure: str = "moved KiB") -> str:

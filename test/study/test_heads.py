@@ -42,6 +42,7 @@ pytest.importorskip("torch")
 
 SHARES = st.sampled_from([0.1, 0.2, 0.5])
 KV_HEADS = 2
+BY_HEAD = (SINGLE_HEADS, WHOLE_PAGES)
 of_layers = random_wants(heads=st.sampled_from([KV_HEADS, 2 * KV_HEADS]), share=0.3)
 
 
@@ -78,14 +79,11 @@ def test_single_heads_never_move_more_than_whole_pages_where_the_future_is_known
 ) -> None:
     arms = arms_of(wants, KV_HEADS)
     heads, pages = (
-        run(arms[name].wants, oracle, share, pool_heads=arms[name].pool_heads) for name in arms_by_head
+        run(arms[name].wants, oracle, share, pool_heads=arms[name].pool_heads) for name in BY_HEAD
     )
     assert heads.loaded <= KV_HEADS * pages.loaded
     # Nor do heads that share their slots move more than heads with slots of their own.
     assert heads.loaded <= run(wants, oracle, share).loaded
-
-
-arms_by_head = (SINGLE_HEADS, WHOLE_PAGES)
 
 
 @given(of_layers, st.sampled_from(sorted(KEEP_RULES)), SHARES)
@@ -141,7 +139,7 @@ def test_heads_that_want_the_same_pages_gain_nothing() -> None:
     arms = arms_of(twice, 2)
     for rule in (lru, oracle):
         heads, pages = (
-            run(arms[name].wants, rule, 0.3, pool_heads=arms[name].pool_heads) for name in arms_by_head
+            run(arms[name].wants, rule, 0.3, pool_heads=arms[name].pool_heads) for name in BY_HEAD
         )
         assert heads.loaded == 2 * pages.loaded > 0
         assert heads.batches == pages.batches
@@ -309,11 +307,11 @@ def test_heads_that_want_pages_of_their_own_are_told_from_those_that_do_not(
         (row["kind"], row["units"]): row for row in units.rows if (row["rule"], row["kept"]) == ("EMA", 0.2)
     }
     assert set(rows) == {
-        (kind, units) for kind in kinds for units in (*arms_by_head, LAYER_CHOICE, SAME_ATTENTION)
+        (kind, units) for kind in kinds for units in (*BY_HEAD, LAYER_CHOICE, SAME_ATTENTION)
     }
     assert units.verdict.startswith("not supported" if together else "supported")
     assert (units.value.value == pytest.approx(0, abs=0.01)) == together
-    single, whole = (rows["thought", name] for name in arms_by_head)
+    single, whole = (rows["thought", name] for name in BY_HEAD)
     assert single["covered"] == pytest.approx(whole["covered"])
     assert single["moved KiB"] <= whole["moved KiB"]
     assert units.notes[0].startswith("2 KV heads a layer")
