@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "test")]
 from scripts.pages import (  # noqa: E402
     figures,
     fleet_tables,
+    heads_tables,
     reasoning_tables,
     reference,
     routes,
@@ -57,6 +58,7 @@ def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 NAMES = functions_of(
     figures,
     fleet_tables,
+    heads_tables,
     reasoning_tables,
     reference,
     routes,

@@ -37,6 +37,16 @@ Out = Annotated[
     Path, typer.Option(parser=some_path, metavar="PATH", help="Folder for <study>.json and <study>.png.")
 ]
 WithFigure = Annotated[bool, typer.Option(help="Draw a figure (matplotlib).")]
+MarksFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--marks",
+        parser=existing_file,
+        metavar="PATH",
+        help="Where milestones and phases of the thoughts are: for each request a line of JSON with rid, "
+        "milestones and phases.",
+    ),
+]
 
 
 def run_study(
@@ -109,15 +119,7 @@ def thinking_command(
     directories: Directories,
     out: Out = Path("."),
     figure: WithFigure = True,
-    marks: Annotated[
-        Path | None,
-        typer.Option(
-            parser=existing_file,
-            metavar="PATH",
-            help="Where milestones and phases of the thoughts are: for each request a line of JSON with rid, "
-            "milestones and phases.",
-        ),
-    ] = None,
+    marks: MarksFile = None,
     thought: Annotated[str, typer.Option(help="Requests that think, by the start of their ids.")] = "thought",
     normal: Annotated[str, typer.Option(help="Requests of normal decode.")] = "decode",
 ) -> None:
@@ -135,6 +137,21 @@ def thinking_command(
         return study_thinking(recordings, known, kinds, figures=None if path is None else path.parent)
 
     run_study_on(load_page_steps, "thinking", directories, out, figure, study)
+
+
+@app.command("heads")
+def heads_command(
+    directories: Directories, out: Out = Path("."), figure: WithFigure = True, marks: MarksFile = None
+) -> None:
+    """Do slots of single KV heads, and pages fetched by distance, save what steps wait for? (page lists)"""
+    from sgl_importance.study.heads.study_heads import study_heads
+    from sgl_importance.study.thinking.marks import read_marks
+
+    def study(recordings: Sequence[PageRecording], path: Path | None) -> Sequence[Finding]:
+        known = {} if marks is None else read_marks(marks)
+        return study_heads(recordings, known, figures=None if path is None else path.parent)
+
+    run_study_on(load_page_steps, "heads", directories, out, figure, study)
 
 
 @app.command("sensitivity")

@@ -34,6 +34,7 @@ COMPARED = "kv_size.py"
 ONLY_READ = (
     "agents.py",
     "fleet.py",
+    "heads.py",
     "kernels/run.py",
     "overhead.py",
     "pages/adversarial.py",

@@ -26,44 +26,18 @@ from sgl_importance.study.thinking.study_thinking import study_thinking
 from sgl_importance.study.thinking.wants import Bools, Wants, read_wants
 from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 
-from support.workloads.page_recordings import Asked, write_asked
+from support.workloads.page_recordings import Asked, looks_back, write_asked
 from support.workloads.recordings import PAGE_SIZE
+from support.workloads.wants import random_wants, wants_of
 
 pytest.importorskip("torch")
 
 KINDS = Kinds("thought", "decode")
 
 
-def wants_of(rows: list[list[int]], num_pages: list[int], prompt_pages: int = 0) -> Wants:
-    """One head that wants the given pages at each step, with equal attention."""
-    wanted = np.zeros((len(rows), 1, max(num_pages)), np.bool_)
-    for step, row in enumerate(rows):
-        wanted[step, 0, row] = True
-    wants = Wants("thought/0", 16, 0, prompt_pages, np.array(num_pages), wanted, wanted / np.float32(4))
-    wants.check_integrity()
-    return wants
-
-
 def keep(wants: Wants, rule: KeepRule, share: float) -> Bools:
     (run,) = run_rule(wants, rule, [share])
     return run.kept
-
-
-@st.composite
-def random_wants(draw: st.DrawFn) -> Wants:
-    steps, heads = draw(st.integers(2, 24)), draw(st.integers(1, 3))
-    num_pages = np.sort(np.array(draw(st.lists(st.integers(1, 12), min_size=steps, max_size=steps))))
-    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
-    mass = rng.random((steps, heads, int(num_pages[-1]))).astype(np.float32) ** 6
-    exists = np.arange(mass.shape[2]) < num_pages[:, None]
-    mass *= exists[:, None, :]
-    wanted = np.zeros(mass.shape, np.bool_)
-    for step in range(steps):
-        best = np.argsort(-mass[step], axis=-1)[:, : -(-int(num_pages[step]) // 10)]
-        wanted[step, np.arange(heads)[:, None], best] = True
-    wants = Wants("thought/0", 16, 0, draw(st.integers(0, 3)), num_pages, wanted, mass)
-    wants.check_integrity()
-    return wants
 
 
 # ---- measures ----
@@ -218,17 +192,6 @@ def test_a_line_that_is_no_mark_is_one_error(tmp_path: Path, line: str) -> None:
 
 
 # ---- the study ----
-
-
-def looks_back(kind: str, number: int, distance: int, steps: int = 48, prompt_pages: int = 12) -> Asked:
-    """An answer whose every token wants the page so many behind its own, and the first page."""
-    pages = prompt_pages + steps // PAGE_SIZE + 2
-    mass = np.full((steps, 1, 4, pages), 1e-6)
-    for at in range(steps):
-        own = (prompt_pages * PAGE_SIZE - 1 + at) // PAGE_SIZE
-        mass[at, 0, :, max(0, own - distance - (at + number) % 3)] = 0.9
-        mass[at, 0, :, 0] += 0.1
-    return Asked(number, prompt_pages, mass, kind=kind)
 
 
 def recorded(directory: Path, asked: list[Asked]) -> PageRecording:

@@ -64,7 +64,7 @@ def measure_recordings(
     total = sum(recording.num_requests for recording in recordings)
     with counted("measuring requests", total) as advance:
         for recording in recordings:
-            _check_lists(recording)
+            check_lists(recording)
             inputs = {request.rid: request.input_tokens for request in recording.requests}
             requests = by_size.setdefault(recording.page_size, [])
             for wants in read_wants(recording, WANTED_SHARE, SHORTEST_ANSWER):
@@ -86,7 +86,7 @@ def _check_kinds(measured: Measured, kinds: Kinds) -> None:
             )
 
 
-def _check_lists(recording: PageRecording) -> None:
+def check_lists(recording: PageRecording) -> None:
     for step in recording.steps:
         pages = -(-step.seq_len // recording.page_size)
         if step.wanted.shape[-1] < max(KEPT_SHARES) * pages - 1:

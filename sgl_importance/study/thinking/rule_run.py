@@ -42,29 +42,34 @@ def run_rule(wants: Wants, rule: KeepRule, shares: Sequence[float]) -> list[Rule
     ranked = rule(wants)
     for start in range(0, wants.num_steps, STEPS_AT_A_TIME):
         num_pages = wants.num_pages[start : start + STEPS_AT_A_TIME]
-        ranks = _ranks(np.stack([next(ranked).copy() for _ in num_pages]), num_pages)
+        ranks = ranks_of(np.stack([next(ranked).copy() for _ in num_pages]), num_pages)
         for step, of_step in enumerate(ranks, start):
             kept[:, step] = of_step < budgets[step, :, None, None]
             if wants.num_pages[step]:
                 misses += _read(resident, wants.wanted[step], int(wants.num_pages[step]) - 1)
-                _evict(resident, of_step, budgets[step])
+                evict(resident, of_step, budgets[step])
     return [RuleRun(*each) for each in zip(shares, kept, misses, strict=True)]
 
 
-def _ranks(scores: Scores, num_pages: Counts) -> Counts:
+def ranks_of(scores: Scores, num_pages: Counts, pool_heads: int = 1) -> Counts:
     """0 for the page that is kept first; newer pages first among equal ones, and the newest before all.
 
     Args:
         scores: after each step, [steps, heads, columns]; overwritten.
         num_pages: that exist at each step. The ranks of the other columns are behind theirs.
+        pool_heads: heads in a row whose pages are ranked together.
+
+    Returns:
+        [steps, heads / pool_heads, pool_heads * columns].
     """
     columns = np.arange(scores.shape[2])
     newest = (num_pages - 1)[:, None, None]
     scores[np.broadcast_to(columns > newest, scores.shape)] = -np.inf
     scores[np.broadcast_to(columns == newest, scores.shape)] = np.inf
-    order = np.argsort(-scores[:, :, ::-1], axis=2, kind="stable")
+    pools = scores.reshape(len(scores), -1, pool_heads * len(columns))
+    order = np.argsort(-pools[:, :, ::-1], axis=2, kind="stable")
     ranks = np.empty_like(order)
-    np.put_along_axis(ranks, order, columns[None, None], axis=2)
+    np.put_along_axis(ranks, order, np.arange(pools.shape[2])[None, None], axis=2)
     return ranks[:, :, ::-1]
 
 
@@ -76,8 +81,14 @@ def _read(resident: Bools, wanted: Bools, being_filled: int) -> Parts:
     return np.stack([loaded, np.broadcast_to(wanted.sum(1), loaded.shape)], axis=2)
 
 
-def _evict(resident: Bools, ranks: Counts, budgets: Counts) -> None:
-    """Leaves the best of those that are there, as many as fit for each share, in place."""
+def evict(resident: Bools, ranks: Counts, budgets: Counts) -> None:
+    """Leaves the best of those that are there, as many as fit, in place.
+
+    Args:
+        resident: [shares, heads or pools, pages].
+        ranks: 0 for the best, [heads or pools, pages].
+        budgets: that fit, [shares].
+    """
     last = np.minimum(budgets, ranks.shape[1]) - 1
     among = np.where(resident, ranks, ranks.shape[1])
     ordered = np.partition(among, np.unique(last), axis=2)

@@ -107,3 +107,14 @@ def random_asked(
         mass /= mass.sum(axis=-1, keepdims=True)
         found.append(Asked(number % documents, prompt_pages, mass))
     return found
+
+
+def looks_back(kind: str, number: int, distance: int, steps: int = 48, prompt_pages: int = 12) -> Asked:
+    """An answer whose every token wants the page so many behind its own, and the first page."""
+    pages = prompt_pages + steps // PAGE_SIZE + 2
+    mass = np.full((steps, 1, 4, pages), 1e-6)
+    for at in range(steps):
+        own = (prompt_pages * PAGE_SIZE - 1 + at) // PAGE_SIZE
+        mass[at, 0, :, max(0, own - distance - (at + number) % 3)] = 0.9
+        mass[at, 0, :, 0] += 0.1
+    return Asked(number, prompt_pages, mass, kind=kind)
