@@ -1,4 +1,4 @@
-"""Two replicas behind data-parallel attention: a tree each, one server."""
+"""Two replicas, apart and behind data-parallel attention: a tree each, one server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from support.workloads.shared_prefixes import shared_prefixes
 
 pytestmark = pytest.mark.server
 
-REPLICAS = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
+APART = ("--dp-size", "2")
+REPLICAS = {"apart": APART, "attention": ("--tp-size", "2", *APART, "--enable-dp-attention")}
 COMMON = (
     *(
         "--skip-tokenizer-init",
@@ -67,17 +68,21 @@ def asked(server: ServerProcess, prompt: list[int], rank: int) -> dict[str, Any]
     return server.post("/generate", body)
 
 
-@pytest.mark.tested(
-    kind="mode",
-    name="`--tp-size 2 --dp-size 2 --enable-dp-attention`: routes, pins, ledger, pre-warm",
-    mode="page scores from attention",
-    backend="torch_native",
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(
+            how, marks=pytest.mark.tested(name=f"`{' '.join(flags)}`: routes, pins, ledger, pre-warm")
+        )
+        for how, flags in REPLICAS.items()
+    ],
 )
+@pytest.mark.tested(kind="mode", mode="page scores from attention", backend="torch_native")
 def test_each_replica_keeps_a_tree_and_all_answer(
-    model: Path, prompts: list[list[int]], answers: list[list[int]], tmp_path: Path
+    how: str, model: Path, prompts: list[list[int]], answers: list[list[int]], tmp_path: Path
 ) -> None:
     server = ServerProcess(
-        *("--kv-policy", "importance", *REPLICAS, *COMMON, "--max-total-tokens", str(POOL_TOKENS)),
+        *("--kv-policy", "importance", *REPLICAS[how], *COMMON, "--max-total-tokens", str(POOL_TOKENS)),
         *("--kv-importance-ledger", str(tmp_path)),
         model=model,
         env={
@@ -85,6 +90,7 @@ def test_each_replica_keeps_a_tree_and_all_answer(
             **cores_of_ranks(2),
             **log_victims_to(tmp_path / "victims"),
         },
+        nccl_port=how == "attention",
     )
     with server:
         pin = server.post("/kv_importance/pin", {"input_ids": prompts[0][:PREFIX_TOKENS]})
