@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from pathlib import Path
@@ -83,7 +84,9 @@ def test_each_replica_keeps_a_tree_and_all_answer(
 ) -> None:
     server = ServerProcess(
         *("--kv-policy", "importance", *REPLICAS[how], *COMMON, "--max-total-tokens", str(POOL_TOKENS)),
-        *("--kv-importance-ledger", str(tmp_path)),
+        *("--kv-importance-store", str(tmp_path), "--hicache-ratio", "2"),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--hicache-storage-backend-extra-config", json.dumps({"prefetch_threshold": PREFIX_TOKENS // 2})),
         model=model,
         env={
             **python_path(CHECKS / "tree_check", VICTIM_LOG),
@@ -120,6 +123,14 @@ def test_each_replica_keeps_a_tree_and_all_answer(
         assert state["done_tokens"] == state["total_tokens"] >= 2 * PREFIX_TOKENS
         cached = [asked(server, new, rank)["meta_info"]["cached_tokens"] for rank in (0, 1)]
         assert cached == [PREFIX_TOKENS] * 2
+
+        # What either has stored, both find there.
+        server.flush_cache()
+        again = [asked(server, prompt, rank) for rank in (0, 1) for prompt in prompts[:4]]
+        assert [reply["output_ids"] for reply in again] == answers[:4] * 2
+        from_store = [reply["meta_info"]["cached_tokens_details"].get("storage", 0) for reply in again]
+        assert any(from_store[:4])
+        assert any(from_store[4:])
 
         server.post("/kv_importance/unpin", {"pin_id": pin["pin_id"]})
         assert [each["pins"] for each in server.get("/kv_importance/pins")["dp_ranks"]] == [[], []]

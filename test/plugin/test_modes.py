@@ -48,7 +48,6 @@ MODE_ON: dict[str, Any] = {
     "hicache_host_memory_mode": "buffer_only",
     "hicache_storage_backend": "mooncake",
     "kv_cache_dtype": "fp8_e4m3",
-    "kv_events_config": "{}",
     "device": "npu",
 }
 
@@ -97,6 +96,7 @@ def test_what_has_been_tested_is_allowed(options: ImportanceOptions) -> None:
         enable_lora=True,
         lora_paths={"a": "b"},
         tokenizer_worker_num=4,
+        kv_events_config='{"publisher": "zmq"}',
     )
     assert refusals(args, options) == []
 

@@ -150,7 +150,6 @@ RULES: tuple[Rule, ...] = (
         outside("auto", "bf16", "bfloat16"),
         "use --kv-cache-dtype auto",
     ),
-    Rule("kv_events_config", "KV events"),
     Rule("device", "this device", outside(None, "cpu", "cuda"), "use --device cpu or cuda"),
 )
 
@@ -206,10 +205,6 @@ def _replica_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     if port is not None and not getattr(args, "enable_dp_attention", False):
         # sglang itself would end in a traceback, under any policy.
         yield f"--nccl-port {port} is one port, each of {replicas} replicas wants its own: drop --nccl-port"
-    if getattr(args, "enable_hierarchical_cache", False) or options.store:
-        what = f"a host tier or a store with data parallelism (--dp-size {replicas})"
-        cure = f"drop --enable-hierarchical-cache and {flag('store')}"
-        yield _line(options.policy, what, cure)
 
 
 def _worker_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
