@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from sgl_importance.tiers import Tier
 from support.kv_event_mirror import EventMirror, Prefix
 from support.models import write_random_llama
 from support.python_path import CHECKS, python_path
-from support.servers import ServerProcess, free_port
+from support.servers import ServerProcess
 from support.waiting import wait_until
 from support.workloads.shared_prefixes import shared_prefixes
 
@@ -68,9 +69,10 @@ class Subscriber:
 @contextmanager
 def subscriber() -> Iterator[tuple[Subscriber, str]]:
     """The subscriber, and what a server must be told to publish to it."""
-    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
-        endpoint = f"tcp://127.0.0.1:{free_port()}"
-        socket.bind(endpoint)
+    with TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        # Of an endpoint of this kind the server is the one that binds: what connects loses the first batch.
+        endpoint = f"ipc://{folder}/events"
+        socket.connect(endpoint)
         socket.subscribe(b"")
         yield Subscriber(socket), json.dumps({"publisher": "zmq", "endpoint": endpoint})
 

@@ -101,7 +101,7 @@ def test_what_has_been_tested_is_allowed(options: ImportanceOptions) -> None:
     assert refusals(args, options) == []
 
 
-def test_replicas_have_no_tiers_below_and_apart_a_port_each() -> None:
+def test_replicas_apart_want_a_port_each() -> None:
     behind = {"model_path": "dummy", "tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
     assert refusals(ServerArgs(**behind), IMPORTANCE) == []
     apart = {"model_path": "dummy", "dp_size": 2}
@@ -109,10 +109,6 @@ def test_replicas_have_no_tiers_below_and_apart_a_port_each() -> None:
     assert refusals(ServerArgs(**behind, nccl_port=20000), IMPORTANCE) == []
     (line,) = refusals(ServerArgs(**apart, nccl_port=20000), IMPORTANCE)
     assert line == "--nccl-port 20000 is one port, each of 2 replicas wants its own: drop --nccl-port"
-    (line,) = refusals(ServerArgs(**behind, enable_hierarchical_cache=True), IMPORTANCE)
-    assert "a host tier or a store with data parallelism" in line
-    (line,) = refusals(ServerArgs(**behind), ImportanceOptions(policy="importance", store="x"))
-    assert "a host tier or a store with data parallelism" in line
 
 
 @pytest.mark.parametrize("key", ["api_key", "admin_api_key"])

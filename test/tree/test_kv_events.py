@@ -82,7 +82,6 @@ def published(driver: TreeDriver) -> list[Any]:
         document = 1000 * rng.randrange(6)
         prompt = [*range(document, document + 8 * PAGE), *rng.choices(range(5), k=rng.randrange(1, 12))]
         request = driver.admit(prompt)
-        driver.prefill(request, up_to=4 * PAGE)
         driver.prefill(request)
         driver.decode(request, rng.choices(range(5), k=rng.randrange(1, 12)))
         driver.finish(request)

@@ -197,7 +197,7 @@ _TIERED_RULES: tuple[Rule, ...] = (
 
 
 def _replica_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
-    """Data-parallel replicas have run without tiers below the device."""
+    """Data-parallel replicas that share no attention are launched apart, each with a port of its own."""
     replicas = getattr(args, "dp_size", None) or 1
     if replicas == 1:
         return
