@@ -23,6 +23,7 @@ pytestmark = pytest.mark.server
 
 APART = ("--dp-size", "2")
 REPLICAS = {"apart": APART, "attention": ("--tp-size", "2", *APART, "--enable-dp-attention")}
+PARTS = "routes, pins, ledger, pre-warm, host tier and verified store"
 COMMON = (
     *(
         "--skip-tokenizer-init",
@@ -72,9 +73,7 @@ def asked(server: ServerProcess, prompt: list[int], rank: int) -> dict[str, Any]
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param(
-            how, marks=pytest.mark.tested(name=f"`{' '.join(flags)}`: routes, pins, ledger, pre-warm")
-        )
+        pytest.param(how, marks=pytest.mark.tested(name=f"`{' '.join(flags)}`: {PARTS}"))
         for how, flags in REPLICAS.items()
     ],
 )

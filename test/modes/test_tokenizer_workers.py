@@ -21,7 +21,7 @@ from sglang_importance.launch import doctor
 
 from support.processes import command_line, session_members
 from support.python_path import CHECKS, python_path
-from support.servers import REQUEST_SECONDS, ServerProcess
+from support.servers import REQUEST_SECONDS, START_SECONDS, ServerProcess
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.server
@@ -187,3 +187,18 @@ def test_doctor_looks_at_the_server_through_any_worker(server: ServerProcess, nu
         result = CliRunner().invoke(doctor.app, ["--url", server.base_url])
     assert "importance" in result.stdout
     assert result.exit_code == 0, result.stdout
+
+
+def test_a_worker_that_is_started_anew_has_our_parts(server: ServerProcess) -> None:
+    before = workers(server)
+    before[0].kill()
+    wait_until(lambda: len(set(workers(server)) - set(before)) == 1, seconds=START_SECONDS)
+    (new,) = set(workers(server)) - set(before)
+    with only(server, workers(server).index(new)) as client:
+        assert client.get("/kv_importance").json()["policy"] == "importance"
+        report = {
+            "input_ids": [1, 2, 3],
+            "sampling_params": {"max_new_tokens": 1},
+            "kv_hints": {"report": True},
+        }
+        assert posted(client, "/generate", report)["meta_info"]["kv_importance"]["prompt_tokens"] == 3
