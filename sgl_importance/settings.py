@@ -244,7 +244,8 @@ SETTINGS: dict[str, Setting] = {
     "prewarm": Setting(
         "'start' brings the most valuable prefixes of the ledger into free device memory when the server has "
         "started, 'idle' also whenever no request runs; 'off' leaves it to POST /kv_importance/prewarm. "
-        "Under --kv-policy observe nothing is brought in unasked",
+        "Under --kv-policy observe nothing is brought in unasked, beside several tokenizer workers nothing "
+        "at all",
         choices=PREWARM,
         process="launcher",
         cost="a request waits for the rest of one step, about 50 ms; 'idle' computes whenever nobody asks",

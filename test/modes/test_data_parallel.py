@@ -1,7 +1,8 @@
-"""Two replicas behind data-parallel attention: a tree each, one server."""
+"""Two replicas, apart and behind data-parallel attention: a tree each, one server."""
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from pathlib import Path
@@ -20,7 +21,9 @@ from support.workloads.shared_prefixes import shared_prefixes
 
 pytestmark = pytest.mark.server
 
-REPLICAS = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
+APART = ("--dp-size", "2")
+REPLICAS = {"apart": APART, "attention": ("--tp-size", "2", *APART, "--enable-dp-attention")}
+PARTS = "routes, pins, ledger, pre-warm, host tier and verified store"
 COMMON = (
     *(
         "--skip-tokenizer-init",
@@ -67,24 +70,29 @@ def asked(server: ServerProcess, prompt: list[int], rank: int) -> dict[str, Any]
     return server.post("/generate", body)
 
 
-@pytest.mark.tested(
-    kind="mode",
-    name="`--tp-size 2 --dp-size 2 --enable-dp-attention`: routes, pins, ledger, pre-warm",
-    mode="page scores from attention",
-    backend="torch_native",
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, marks=pytest.mark.tested(name=f"`{' '.join(flags)}`: {PARTS}"))
+        for how, flags in REPLICAS.items()
+    ],
 )
+@pytest.mark.tested(kind="mode", mode="page scores from attention", backend="torch_native")
 def test_each_replica_keeps_a_tree_and_all_answer(
-    model: Path, prompts: list[list[int]], answers: list[list[int]], tmp_path: Path
+    how: str, model: Path, prompts: list[list[int]], answers: list[list[int]], tmp_path: Path
 ) -> None:
     server = ServerProcess(
-        *("--kv-policy", "importance", *REPLICAS, *COMMON, "--max-total-tokens", str(POOL_TOKENS)),
-        *("--kv-importance-ledger", str(tmp_path)),
+        *("--kv-policy", "importance", *REPLICAS[how], *COMMON, "--max-total-tokens", str(POOL_TOKENS)),
+        *("--kv-importance-store", str(tmp_path), "--hicache-ratio", "2"),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--hicache-storage-backend-extra-config", json.dumps({"prefetch_threshold": PREFIX_TOKENS // 2})),
         model=model,
         env={
             **python_path(CHECKS / "tree_check", VICTIM_LOG),
             **cores_of_ranks(2),
             **log_victims_to(tmp_path / "victims"),
         },
+        nccl_port=how == "attention",
     )
     with server:
         pin = server.post("/kv_importance/pin", {"input_ids": prompts[0][:PREFIX_TOKENS]})
@@ -114,6 +122,14 @@ def test_each_replica_keeps_a_tree_and_all_answer(
         assert state["done_tokens"] == state["total_tokens"] >= 2 * PREFIX_TOKENS
         cached = [asked(server, new, rank)["meta_info"]["cached_tokens"] for rank in (0, 1)]
         assert cached == [PREFIX_TOKENS] * 2
+
+        # What either has stored, both find there.
+        server.flush_cache()
+        again = [asked(server, prompt, rank) for rank in (0, 1) for prompt in prompts[:4]]
+        assert [reply["output_ids"] for reply in again] == answers[:4] * 2
+        from_store = [reply["meta_info"]["cached_tokens_details"].get("storage", 0) for reply in again]
+        assert any(from_store[:4])
+        assert any(from_store[4:])
 
         server.post("/kv_importance/unpin", {"pin_id": pin["pin_id"]})
         assert [each["pins"] for each in server.get("/kv_importance/pins")["dp_ranks"]] == [[], []]

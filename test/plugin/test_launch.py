@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from support.launches import LAUNCH_SERVER, SGLANG_SERVE, Ended, launch, write_plugin
+from support.launches import (
+    CPU_FLAGS,
+    LAUNCH_SERVER,
+    SGLANG_SERVE,
+    Ended,
+    launch,
+    run_to_end,
+    write_plugin,
+)
+from support.servers import free_port
+from support.victims import cores_of_ranks
 
 pytestmark = pytest.mark.server
 
@@ -99,6 +109,44 @@ if multiprocessing.parent_process() is not None:
     assert ended.returncode != 0
     assert "--radix-cache-backend='importance' is not registered" in ended.stderr
     assert ended.survivors == []
+
+
+BREAK_WORKERS = """
+import multiprocessing
+def worker_class(options):
+    import sglang_importance.http.routes as routes
+    from sglang_importance.launch.tokenizer_workers import worker_class
+    def install_routes(*args, **kwargs):
+        raise ImportError("no routes here")
+    routes.install_routes = install_routes
+    return worker_class(options)
+if multiprocessing.parent_process() is None:
+    import sglang_importance.launch.tokenizer_workers as workers
+    workers.worker_class = worker_class
+"""
+
+
+def test_a_tokenizer_worker_without_our_parts_ends_the_server(tiny_model: Path, tmp_path: Path) -> None:
+    plugin = write_plugin(tmp_path, BREAK_WORKERS)
+    flags = ("--kv-policy", "importance", "--tokenizer-worker-num", "2")
+    ended = launch(tiny_model, *flags, plugin_directory=plugin)
+    assert ended.refusals
+    expected = "could not install HTTP routes: ImportError: no routes here; install sglang=="
+    assert all(line.startswith(expected) for line in ended.refusals), ended.stderr
+    assert ended.survivors == []
+
+
+def test_a_replica_that_refuses_stops_the_launch(tiny_model: Path) -> None:
+    # Without --nccl-port: each replica has one of its own.
+    model = ("--model-path", str(tiny_model), "--port", str(free_port()), *CPU_FLAGS)
+    flags = ("--kv-policy", "observe", "--dp-size", "2", "--kv-importance-layers", "7")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cores_of_ranks(2).items():
+            patch.setenv(name, value)
+        ended = run_to_end([*LAUNCH_SERVER, *model, *flags])
+    assert ended.refusals[-1].startswith("a scheduler refused to start")
+    assert all("--kv-importance-layers: 7 not among" in line for line in ended.refusals[:-1]), ended.stderr
+    assert (ended.returncode, ended.survivors) == (2, [])
 
 
 LOOK_INTO_SCHEDULER = """

@@ -33,7 +33,7 @@ OBSERVE = ImportanceOptions(policy="observe")
 # A value that switches each mode on; True where none is given.
 MODE_ON: dict[str, Any] = {
     **dict.fromkeys(("pp_size", "ep_size", "dcp_size", "attn_cp_size"), 2),
-    **dict.fromkeys(("moe_dp_size", "dwdp_size", "nnodes", "tokenizer_worker_num"), 2),
+    **dict.fromkeys(("moe_dp_size", "dwdp_size", "nnodes"), 2),
     "elastic_ep_backend": "mooncake",
     "disaggregation_mode": "prefill",
     "disaggregation_decode_retraction_backup": "host_pool",
@@ -48,7 +48,6 @@ MODE_ON: dict[str, Any] = {
     "hicache_host_memory_mode": "buffer_only",
     "hicache_storage_backend": "mooncake",
     "kv_cache_dtype": "fp8_e4m3",
-    "kv_events_config": "{}",
     "device": "npu",
 }
 
@@ -96,19 +95,38 @@ def test_what_has_been_tested_is_allowed(options: ImportanceOptions) -> None:
         num_continuous_decode_steps=2,
         enable_lora=True,
         lora_paths={"a": "b"},
+        tokenizer_worker_num=4,
+        kv_events_config='{"publisher": "zmq"}',
     )
     assert refusals(args, options) == []
 
 
-def test_replicas_stand_behind_data_parallel_attention() -> None:
+def test_replicas_apart_want_a_port_each() -> None:
     behind = {"model_path": "dummy", "tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
     assert refusals(ServerArgs(**behind), IMPORTANCE) == []
-    (line,) = refusals(ServerArgs(model_path="dummy", dp_size=2), IMPORTANCE)
-    assert "(--dp-size 2) without data-parallel attention: add --enable-dp-attention" in line
-    (line,) = refusals(ServerArgs(**behind, enable_hierarchical_cache=True), IMPORTANCE)
-    assert "a host tier or a store with data parallelism" in line
-    (line,) = refusals(ServerArgs(**behind), ImportanceOptions(policy="importance", store="x"))
-    assert "a host tier or a store with data parallelism" in line
+    apart = {"model_path": "dummy", "dp_size": 2}
+    assert refusals(ServerArgs(**apart), IMPORTANCE) == []
+    assert refusals(ServerArgs(**behind, nccl_port=20000), IMPORTANCE) == []
+    (line,) = refusals(ServerArgs(**apart, nccl_port=20000), IMPORTANCE)
+    assert line == "--nccl-port 20000 is one port, each of 2 replicas wants its own: drop --nccl-port"
+
+
+@pytest.mark.parametrize("key", ["api_key", "admin_api_key"])
+def test_tokenizer_workers_check_no_key(key: str) -> None:
+    workers = {"model_path": "dummy", "tokenizer_worker_num": 2}
+    assert refusals(ServerArgs(**workers), IMPORTANCE) == []
+    (line,) = refusals(ServerArgs(**workers, **{key: "secret"}), IMPORTANCE)
+    flag = "--" + key.replace("_", "-")
+    assert f"{flag} with several tokenizer workers (--tokenizer-worker-num 2): use" in line
+    assert "secret" not in line
+
+
+def test_an_engine_has_one_tokenizer_worker() -> None:
+    args = ServerArgs(model_path="dummy", tokenizer_worker_num=2)
+    check_modes(args, IMPORTANCE)
+    check_modes(args, ImportanceOptions(), serves_http=False)
+    with pytest.raises(LaunchRefused, match="several tokenizer workers"):
+        check_modes(args, IMPORTANCE, serves_http=False)
 
 
 @pytest.mark.parametrize("mode", [{"tp_size": 2}, {"enable_mixed_chunk": True}, {"enable_lora": True}])

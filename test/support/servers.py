@@ -88,6 +88,7 @@ class ServerProcess:
         env: variables added to the environment.
         imports_anew: every process is a new interpreter (``warm_start``).
         api_key: key that the server demands, and that our own requests carry.
+        nccl_port: whether the port of its collectives is chosen here; replicas choose one each.
 
     Attributes:
         expects_faults: set by a test that makes the server's own work fail; else ``stop`` demands none.
@@ -101,6 +102,7 @@ class ServerProcess:
         env: Mapping[str, str] | None = None,
         imports_anew: bool = False,
         api_key: str | None = None,
+        nccl_port: bool = True,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sglang-"))
         # Not at exit from the context: what a server has logged is looked at after its end.
@@ -117,7 +119,8 @@ class ServerProcess:
             "-m",
             "sglang.launch_server",
             *("--model-path", str(model), "--served-model-name", self.name),
-            *("--host", "127.0.0.1", "--port", str(self.port), "--nccl-port", str(free_port())),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *(("--nccl-port", str(free_port())) if nccl_port else ()),
             *("--device", "cpu", "--dtype", "float32", "--sleep-on-idle"),
             *("--enable-metrics", "--enable-cache-report"),
             *(("--api-key", api_key) if api_key else ()),

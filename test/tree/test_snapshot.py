@@ -111,6 +111,12 @@ def desk(driver) -> Desk:
     return Desk(driver.cache, OPERATIONS)
 
 
+def test_each_process_that_answers_http_has_its_own_places(driver, every_node_is_a_slice):
+    desk = Desk(driver.cache, OPERATIONS, max_jobs=2 * MAX_JOBS)
+    jobs = [desk.begin("snapshot", {}).job for _ in range(2 * MAX_JOBS)]
+    assert all(desk.resume(job).error is None for job in jobs)
+
+
 def test_the_desk_drops_the_oldest_of_too_many_jobs(desk, every_node_is_a_slice):
     jobs = [desk.begin("snapshot", {}).job for _ in range(MAX_JOBS + 1)]
     dropped = desk.resume(jobs[0])

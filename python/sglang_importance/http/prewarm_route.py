@@ -161,7 +161,10 @@ def _plan(facts: dict[str, Any], max_seconds: float) -> list[WarmPath]:
 
 
 def _jobs(request: Request) -> Jobs:
-    jobs: Jobs = request.app.state.kv_importance_prewarm
+    jobs: Jobs | None = getattr(request.app.state, "kv_importance_prewarm", None)
+    if jobs is None:  # one of several processes would not know when requests of the others wait
+        problem = "a server with several tokenizer workers does not pre-warm: use --tokenizer-worker-num 1"
+        raise HTTPException(status_code=501, detail=problem)
     return jobs
 
 
@@ -169,7 +172,8 @@ def _jobs(request: Request) -> Jobs:
 async def post_prewarm(request: Request) -> dict[str, Any]:
     """Starts to bring a prompt's prefix, or what the ledger values most, into the cache.
 
-    Answers ``job_id``, and the ``tokens`` of a prompt. An empty body is as good as ``{}``.
+    Answers ``job_id``, and the ``tokens`` of a prompt. An empty body is as good as ``{}``. 501, as of all
+    these routes, where the server has several tokenizer workers.
     """
     chosen = validated(PrewarmRequest, await json_body(request) if await request.body() else {})
     jobs = _jobs(request)

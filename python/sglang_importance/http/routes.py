@@ -30,8 +30,14 @@ PREFIX = "/kv_importance"
 TAG = "importance"
 
 
-def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
-    """Adds the routes; the API key middleware of the server covers them."""
+def install_routes(app: FastAPI, options: ImportanceOptions, *, is_alone: bool = True) -> None:
+    """Adds the routes; the API key middleware of the server covers them.
+
+    Args:
+        app: sglang's.
+        options: what the operator chose.
+        is_alone: whether no other process answers HTTP; else nothing is pre-warmed.
+    """
     routes = APIRouter(
         prefix=PREFIX,
         tags=[TAG],
@@ -60,5 +66,6 @@ def install_routes(app: FastAPI, options: ImportanceOptions) -> None:
     app.router.routes += routes.routes
     # What none of them answers (404, 405, a slash too many) is one path to the metrics, whatever its name.
     app.router.routes.append(Route(PREFIX + "/{unknown:path}", routes))
-    install_prewarm(app, options)
+    if is_alone:
+        install_prewarm(app, options)
     install_ui(app)

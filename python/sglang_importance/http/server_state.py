@@ -16,7 +16,7 @@ Route = TypeVar("Route", bound=Callable[..., Awaitable[Any]])
 def tokenizer_manager() -> TokenizerManager:
     """Tokenizes requests and sends them to the scheduler."""
     manager = get_global_state().tokenizer_manager
-    assert not isinstance(manager, MultiTokenizerRouter), "launch/modes.py refuses several tokenizer workers"
+    assert not isinstance(manager, MultiTokenizerRouter), "tokenizer workers serve, not their launcher"
     return manager
 
 

@@ -47,6 +47,12 @@ class OpenPage:
 
 
 def install_ui(app: FastAPI) -> None:
-    """Puts the page in front of the application that is built when the first request comes."""
+    """Puts the page in front of the application, which is built when the first request comes.
+
+    A tokenizer worker has built it before: it asks for our parts while its application starts.
+    """
+    if app.middleware_stack is not None:
+        app.middleware_stack = OpenPage(app.middleware_stack)
+        return
     build = app.build_middleware_stack
     app.build_middleware_stack = lambda: OpenPage(build())  # type: ignore[method-assign]  # on this app

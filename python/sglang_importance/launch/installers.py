@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sgl_importance.options import ImportanceOptions
@@ -32,7 +32,7 @@ def _messages(_: object) -> None:
     register_messages()
 
 
-def _routes(options: ImportanceOptions) -> None:
+def _routes(options: ImportanceOptions, *, is_alone: bool = True) -> None:
     # An engine without an HTTP server never imports it.
     server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if server is None:
@@ -42,7 +42,7 @@ def _routes(options: ImportanceOptions) -> None:
     from sglang_importance.http.requests.generate_route import check_generate
     from sglang_importance.http.routes import install_routes
 
-    install_routes(server.app, options)
+    install_routes(server.app, options, is_alone=is_alone)
     check_generate(server.app)
     install_hooks(openai_hints.HOOKS | answer_reports.HOOKS)
 
@@ -165,6 +165,13 @@ IN_LAUNCHER: dict[str, Callable[[ImportanceOptions], None]] = {
     "HTTP routes": _routes,
     "hints": _hints,
 }
+# In each of several tokenizer workers, before it builds its tokenizer manager.
+IN_WORKER: dict[str, Callable[[ImportanceOptions], None]] = {
+    **IN_LAUNCHER,
+    "HTTP routes": partial(_routes, is_alone=False),
+}
+# In the launcher of several tokenizer workers: it passes messages on between them and the schedulers.
+IN_ROUTER: dict[str, Callable[[ImportanceOptions], None]] = {"control messages": _messages}
 # In each scheduler process, before the scheduler is built.
 BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
     "control messages": _messages,
@@ -198,8 +205,12 @@ def build_radix_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     return create_importance_cache(ctx)
 
 
-def install_in_launcher(options: ImportanceOptions) -> None:
-    _install(IN_LAUNCHER, options)
+def install_in_launcher(options: ImportanceOptions, *, has_workers: bool = False) -> None:
+    _install(IN_ROUTER if has_workers else IN_LAUNCHER, options)
+
+
+def install_in_worker(options: ImportanceOptions) -> None:
+    _install(IN_WORKER, options)
 
 
 def install_before_scheduler(options: ImportanceOptions) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from sglang_importance.launch.installers import install_in_launcher
 from sglang_importance.launch.modes import check_modes, page_list_refusals
 from sglang_importance.launch.preflight import check_inputs
 from sglang_importance.launch.source_choice import settle_source
+from sglang_importance.launch.tokenizer_workers import has_workers, reach_workers
 from sglang_importance.storage.install import mount, store_refusals
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, cure, exit_refused
@@ -33,6 +35,7 @@ SCHEDULER_PIDS = "scheduler_pids"  # in the report of a data-parallel controller
 PROOF_FOLDER = "SGL_IMPORTANCE_PROOFS"
 """Variable with the folder where a scheduler leaves its proof, named by its process: sglang's data-parallel
 controller sends a report of its own, which only names the processes."""
+REFUSAL = "refusal"  # file in that folder: a scheduler has said why it stopped
 
 
 def prepare_launch(args: argparse.Namespace, options: ImportanceOptions, *, serves_http: bool = True) -> None:
@@ -46,7 +49,7 @@ def prepare_launch(args: argparse.Namespace, options: ImportanceOptions, *, serv
     Raises:
         LaunchRefused: the chosen policy cannot run here.
     """
-    check_modes(args, options)
+    check_modes(args, options, serves_http=serves_http)
     if options.is_stock and not options.store:
         return
     check_sglang()
@@ -67,11 +70,13 @@ def _around_launch(
     try:
         options = _check_resolved(server_args, options)
         if not options.is_stock:
-            install_in_launcher(options)
+            install_in_launcher(options, has_workers=has_workers(server_args))
+            if has_workers(server_args):
+                reach_workers(server_args, options)
         with tempfile.TemporaryDirectory(prefix="sgl-importance-") as folder:
             os.environ[PROOF_FOLDER] = folder
             try:
-                launched = _launch(launch, engine_class, server_args, *args, **kwargs)
+                launched = _launch(Path(folder), launch, engine_class, server_args, *args, **kwargs)
             finally:
                 del os.environ[PROOF_FOLDER]
             _check_proofs(launched, Path(folder))
@@ -100,12 +105,13 @@ def _check_resolved(server_args: Any, options: ImportanceOptions) -> ImportanceO
     return options
 
 
-def _launch(launch: Callable[..., Any], engine_class: type, *args: Any, **kwargs: Any) -> Any:
+def _launch(folder: Path, launch: Callable[..., Any], engine_class: type, *args: Any, **kwargs: Any) -> Any:
     try:
         return launch(engine_class, *args, **kwargs)
     except RuntimeError as error:
         _close_sockets(error)
-        if f"exit code: {SCHEDULER_REFUSED_EXIT_CODE})" not in str(error):
+        refused = f"exit code: {SCHEDULER_REFUSED_EXIT_CODE})" in str(error) or (folder / REFUSAL).exists()
+        if not refused:
             raise
         raise LaunchRefused(["a scheduler refused to start, for the reason above"]) from error
 
@@ -134,6 +140,13 @@ def leave_proof(live: dict[str, bool]) -> None:
     """Writes a scheduler's proof where its launcher looks for it."""
     if folder := os.environ.get(PROOF_FOLDER):
         (Path(folder) / str(os.getpid())).write_text(json.dumps(live))
+
+
+def end_controller() -> None:
+    """Ends the data-parallel controller of a scheduler that refuses to start, for which it would wait."""
+    if folder := os.environ.get(PROOF_FOLDER):
+        (Path(folder) / REFUSAL).touch()
+    os.kill(os.getppid(), signal.SIGTERM)
 
 
 def _check_proofs(launched: tuple[Any, ...], folder: Path) -> None:

@@ -95,7 +95,6 @@ RULES: tuple[Rule, ...] = (
     Rule("grpc_mode", "the gRPC server"),
     Rule("smg_grpc_mode", "the gRPC server"),
     Rule("grpc_port", "the gRPC server"),
-    Rule("tokenizer_worker_num", "several tokenizer workers", above(1), "use --tokenizer-worker-num 1"),
     # Batches whose rows are not one request and one query.
     Rule("speculative_algorithm", "speculative decoding"),
     Rule("dllm_algorithm", "diffusion language models"),
@@ -151,7 +150,6 @@ RULES: tuple[Rule, ...] = (
         outside("auto", "bf16", "bfloat16"),
         "use --kv-cache-dtype auto",
     ),
-    Rule("kv_events_config", "KV events"),
     Rule("device", "this device", outside(None, "cpu", "cuda"), "use --device cpu or cuda"),
 )
 
@@ -199,17 +197,26 @@ _TIERED_RULES: tuple[Rule, ...] = (
 
 
 def _replica_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
-    """Data-parallel replicas have run behind data-parallel attention, without tiers below the device."""
+    """Data-parallel replicas that share no attention are launched apart, each with a port of its own."""
     replicas = getattr(args, "dp_size", None) or 1
     if replicas == 1:
         return
-    if not getattr(args, "enable_dp_attention", False):
-        what = f"data parallelism (--dp-size {replicas}) without data-parallel attention"
-        yield _line(options.policy, what, "add --enable-dp-attention, or use --dp-size 1")
-    if getattr(args, "enable_hierarchical_cache", False) or options.store:
-        what = f"a host tier or a store with data parallelism (--dp-size {replicas})"
-        cure = f"drop --enable-hierarchical-cache and {flag('store')}"
-        yield _line(options.policy, what, cure)
+    port = getattr(args, "nccl_port", None)
+    if port is not None and not getattr(args, "enable_dp_attention", False):
+        # sglang itself would end in a traceback, under any policy.
+        yield f"--nccl-port {port} is one port, each of {replicas} replicas wants its own: drop --nccl-port"
+
+
+def _worker_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
+    """Several tokenizer workers check no key: sglang ends them at one of its keys, and ignores the other."""
+    workers = getattr(args, "tokenizer_worker_num", None) or 1
+    if workers == 1:
+        return
+    for field in ("api_key", "admin_api_key"):
+        if getattr(args, field, None):
+            key = "--" + field.replace("_", "-")
+            what = f"{key} with several tokenizer workers (--tokenizer-worker-num {workers})"
+            yield _line(options.policy, what, f"use --tokenizer-worker-num 1, or drop {key}")
 
 
 def _memory_mode_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
@@ -298,6 +305,7 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
             lines.append(rule.refusal(value, options.policy))
     lines.extend(_attention_refusals(args, options))
     lines.extend(_replica_refusals(args, options))
+    lines.extend(_worker_refusals(args, options))
     lines.extend(_memory_mode_refusals(args, options))
     if options.ledger_place and (problem := address_problem(options.ledger_place)):
         lines.append(f"{flag('ledger')}: {problem}")
@@ -323,13 +331,22 @@ def _stock_refusals(args: Any, options: ImportanceOptions) -> list[str]:
     return lines
 
 
-def check_modes(args: Any, options: ImportanceOptions) -> None:
+def check_modes(args: Any, options: ImportanceOptions, *, serves_http: bool = True) -> None:
     """Refuses a launch that ``refusals`` has lines on.
+
+    Args:
+        args: as ``refusals``.
+        options: as ``refusals``.
+        serves_http: whether a server will listen, rather than an engine inside a program.
 
     Raises:
         LaunchRefused: with one line for every mode that is on and not tested.
     """
-    if lines := refusals(args, options):
+    lines = refusals(args, options)
+    if not serves_http and not options.is_stock and (getattr(args, "tokenizer_worker_num", None) or 1) > 1:
+        mode = "an engine with several tokenizer workers (tokenizer_worker_num)"
+        lines.append(_line(options.policy, mode, "use tokenizer_worker_num=1"))
+    if lines:
         raise LaunchRefused(lines)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_importance.launch.installers import install_before_scheduler, install_on_scheduler
-from sglang_importance.launch.launcher import PROOF_KEY, leave_proof
+from sglang_importance.launch.launcher import PROOF_KEY, end_controller, leave_proof
 from sglang_importance.launch.liveness import live_hooks
 from sglang_importance.storage import install
 from sglang_importance.upstream.hooks import Hook, HookType
@@ -41,6 +41,8 @@ def _around_construction(
         _prove(scheduler)
     except LaunchRefused as refused:
         report(refused)
+        if server_args.dp_size > 1:
+            end_controller()
         # Threads of a half-built scheduler would keep an ordinary exit waiting.
         os._exit(SCHEDULER_REFUSED_EXIT_CODE)
 

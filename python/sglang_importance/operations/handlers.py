@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from sglang.srt.runtime_context import get_serving
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_importance.operations import (
@@ -20,7 +21,7 @@ from sglang_importance.operations import (
 )
 from sglang_importance.operations.job import Operation
 from sglang_importance.operations.messages import KvImportanceReq, KvImportanceReqOutput
-from sglang_importance.operations.runner import Desk, Reply
+from sglang_importance.operations.runner import MAX_JOBS, Desk, Reply
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.upstream.replicas import data_parallel_rank
 
@@ -68,7 +69,14 @@ def handle_messages(scheduler: Scheduler) -> None:
             component.publish()
 
     leads, rank = cache.importance.state.ranks.leads, data_parallel_rank()
-    desk = Desk(cache, OPERATIONS if leads else FOLLOWED, WITHOUT_LEARNING, account, follows=not leads)
+    desk = Desk(
+        cache,
+        OPERATIONS if leads else FOLLOWED,
+        WITHOUT_LEARNING,
+        account,
+        follows=not leads,
+        max_jobs=MAX_JOBS * get_serving().tokenizer_worker_num,
+    )
 
     def answer(request: KvImportanceReq) -> KvImportanceReqOutput:
         if request.jobs is None:

@@ -15,7 +15,8 @@ from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.tree.faults import UpstreamError
 
 MAX_JOBS = 8
-"""Answers under way at once. Callers wait for a place (``scheduler_client``), so that none loses its job."""
+"""Answers under way at once, of a process that answers HTTP. Callers wait for a place there
+(``scheduler_client``), so that none loses its job."""
 INTERNAL_ERROR = 500
 
 
@@ -47,6 +48,7 @@ class Desk:
         without_learning: those that still have an answer once a fault has ended learning.
         on_slice: called with the operation, the seconds that the scheduler was held, and whether it is over.
         follows: whether nobody reads the answers: an operation that is not named is left out.
+        max_jobs: answers under way at once.
     """
 
     cache: ImportanceRadixCache
@@ -54,6 +56,7 @@ class Desk:
     without_learning: frozenset[str] = frozenset()
     on_slice: Callable[[str, float, bool], None] | None = None
     follows: bool = False
+    max_jobs: int = MAX_JOBS
 
     def __post_init__(self) -> None:
         self._jobs: OrderedDict[int, tuple[str, Job]] = OrderedDict()
@@ -80,7 +83,9 @@ class Desk:
         """Runs the next slice of a job that a reply named."""
         running = self._jobs.pop(job, None)
         if running is None:
-            problem = f"more than {MAX_JOBS} answers were under way at once, of which this was the oldest"
+            problem = (
+                f"more than {self.max_jobs} answers were under way at once, of which this was the oldest"
+            )
             return _refused(TooManyJobs(f"{problem}: ask again"))
         return self._run_slice(job, *running)
 
@@ -98,7 +103,7 @@ class Desk:
         if reply is not None:
             return reply
         self._jobs[serial] = operation, job
-        while len(self._jobs) > MAX_JOBS:
+        while len(self._jobs) > self.max_jobs:
             self._jobs.popitem(last=False)
         return Reply(job=serial)
 
