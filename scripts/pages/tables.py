@@ -159,7 +159,7 @@ _SERVED_ARMS = {
 
 
 def agents_served_table(alive: int) -> str:
-    """Computed prompt blocks beside LRU's where whole nodes are cached, and the worst hit rate beside LRU's."""
+    """Computed prompt blocks beside LRU where whole nodes are cached, and the worst hit rate beside it."""
     rows = [each for each in results("agents_served")["rows"] if each["alive"] == alive]
     hits = [_share(each["hit_rate"]) for each in rows if each["policy"] == "lru"]
     lines = [["hit rate of `lru`", *hits, ""]]
@@ -168,6 +168,13 @@ def agents_served_table(alive: int) -> str:
         worst = min(each["least_over_lru"] for each in found)
         lines.append([shown, *(_interval(each, "uncached") for each in found), f"{worst:+.4f}"])
     return _table([f"{alive} alive", *_capacities(), "worst beside LRU"], lines)
+
+
+def agents_uncached() -> str:
+    """Least and most of the computed prompt blocks beside LRU's, by the size of the cache, twenty alive."""
+    rows = results("agents_served")["rows"]
+    found = [each["uncached"] for each in rows if (each["alive"], each["policy"]) == (20, "importance")]
+    return f"{min(found):.2f} to {max(found):.2f}"
 
 
 def day_table() -> str:
