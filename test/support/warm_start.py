@@ -161,6 +161,8 @@ def _launch(words: list[str], env: dict[str, str], folder: Path, stderr: Path, s
     assert set(IMPORTED) <= sys.modules.keys(), "the fork server has not imported sglang"
     gc.freeze()  # what it has imported stays, and collections need not walk it
     os.setsid()
+    # multiprocessing gives its children a stdin of another number, which a new interpreter would not inherit.
+    sys.stdin = os.fdopen(0, closefd=False)
     for number, path in ((1, stdout), (2, stderr)):
         with _emptied(path) as file:
             os.dup2(file.fileno(), number)
