@@ -47,7 +47,7 @@ def ray_cluster(nodes: int) -> Iterator[RayCluster]:
 
 
 def main(
-    requests: Annotated[int, typer.Option(min=1, help="Requests of each made trace.")] = 1000,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each made trace.")] = 100,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each cell.")] = 4,
     workers: Annotated[int, typer.Option(min=2, help="Processes, and nodes of the cluster.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")] = 3,

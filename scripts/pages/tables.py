@@ -196,6 +196,23 @@ def day_table() -> str:
     return _table([*titles, "processor seconds", "million a second", "peak GiB"], lines)
 
 
+def sweep_table() -> str:
+    """A sweep of replays in a process pool and on Ray."""
+    lines = [
+        [
+            each["workers"],
+            f"{each['cells']:,}",
+            f"{each['accesses'] / 1e6:,.1f}",
+            f"{each['seconds']:,.0f}",
+            f"{each['least_seconds']:,.0f} to {each['most_seconds']:,.0f}",
+            f"{each['cells_per_second_and_core']:.2f}",
+        ]
+        for each in results("sweep")["rows"]
+    ]
+    titles = ["workers", "cells", "million accesses", "seconds, median", "all", "cells a second and core"]
+    return _table(titles, lines)
+
+
 def agents_in_time(name: str) -> str:
     """A table of the serving benchmark on recorded agents: ``stock``, ``ratios`` or ``goals``."""
     if not (_RESULTS / "serving_agents.json").exists():
