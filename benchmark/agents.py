@@ -6,7 +6,7 @@ deterministic. ``gap`` is the part of the way from LRU to the optimum, with a 95
 which sessions begin (Student's t). Arms beside ``importance``:
 
 - ``ends not told``: the same requests without the ends of answers, as before turns;
-- ``ends in classes``: the same without turns, the ends are facts of the classes of nodes, as on a server;
+- ``ends in classes``: the same without turns, the ends are facts of the classes of nodes;
 - ``without the end``, ``without rhythm``, ``without length``: turns, one fact of their classes left out;
 - ``one class``: turns without any of the three;
 - ``ages in requests``: the clock of turns counts admitted requests.

@@ -84,7 +84,7 @@ def policy_table(names: Mapping[str, str]) -> str:
 _AGENT_POLICIES = {
     "lru": "`lru`",
     "ends not told": "`importance`, ends not told",
-    "ends in classes": "ends as facts of nodes, as on a server",
+    "ends in classes": "ends as facts of nodes, no turns",
     "importance": "**`importance`** (turns)",
     "belady": "optimum",
 }
