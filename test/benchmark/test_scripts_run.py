@@ -33,6 +33,7 @@ SMALLEST = {
 COMPARED = "kv_size.py"
 ONLY_READ = (
     "agents.py",
+    "agents_served.py",
     "fleet.py",
     "heads.py",
     "kernels/run.py",
