@@ -74,9 +74,15 @@ class TurnTracker:
                 self._on_change(changed)
         return turn
 
-    def told(self, turn: Turn, answer_end: AnswerEnd) -> None:
-        """It became known later how the answer of a turn ended."""
-        if turn.is_open:
+    def told(self, turn: Turn | None, answer_end: AnswerEnd) -> None:
+        """It became known later how an answer ended.
+
+        Args:
+            turn: that ``finished`` returned then.
+            answer_end: how.
+        """
+        self._knows_ends |= answer_end is not AnswerEnd.UNKNOWN
+        if turn is not None and turn.is_open:
             self._estimator.ended_as(turn, answer_end)
             self._on_change(turn)
 

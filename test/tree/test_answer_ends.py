@@ -240,8 +240,10 @@ def test_what_a_session_goes_on_without_is_evicted_first() -> None:
 
 
 def test_a_turn_whose_end_is_told_later_is_of_that_end_from_then_on() -> None:
-    driver = with_tools(TreeDriver(), MARKER, mark_every_call=False)
-    serve(driver, prompt(3000, 2), calls=True)  # from here on, turns begin
+    driver = with_tools(TreeDriver(), mark_every_call=False)
+    first = serve(driver, prompt(3000, 2), calls=True)
+    assert {metadata.turn for _, metadata in path_of(driver, prompt(3000, 2))} == {None}
+    answered(driver.cache, {"ends": {first.rid: int(AnswerEnd.TOOL_CALL)}})  # from here on, turns begin
     request = serve(driver, prompt(0, 3), calls=False)
     (metadata,) = {metadata.turn for _, metadata in path_of(driver, prompt(0, 3))}
     before = metadata.turn_class

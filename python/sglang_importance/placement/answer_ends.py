@@ -80,8 +80,7 @@ class AnswerEnds:
         path = self._tree.path_to(end)
         untouched = [node for node in path if self._tree.metadata(node).last_access <= clock]
         self._tree.tracker.answered([self._tree.metadata(node) for node in untouched], answer_end)
-        if turn is not None:
-            self._tree.turns.told(turn, answer_end)
+        self._tree.turns.told(turn, answer_end)
         for node in untouched:
             self._refresh(node)
 
