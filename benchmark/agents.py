@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,13 +55,36 @@ NOT_TOLD, IN_CLASSES, IN_REQUESTS = "ends not told", "ends in classes", "ages in
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
+    """One replay; ``trace`` is an index into the traces of the run."""
+
     trace: int
     policy: str
     capacity: int
 
 
-def hits(traces: Sequence[Trace], job: _Job) -> int:
+Cell = tuple[int, float, str]
+"""Sessions alive at a time, capacity as a part of the unique blocks, arm."""
+
+
+def hit_rates(
+    hits: Callable[[Sequence[Trace], Job], int],
+    traces: Sequence[Trace],
+    work: Sequence[tuple[Cell, Job]],
+    processes: int,
+) -> dict[Cell, list[float]]:
+    """Runs all jobs; the hit rates of each cell, in the order of its jobs."""
+    found = [0] * len(work)
+    runs = run_jobs(hits, traces, [job for _, job in work], processes)
+    for index, hit in track(runs, total=len(work), description="replaying"):
+        found[index] = hit
+    rates: dict[Cell, list[float]] = {}
+    for (cell, job), hit in zip(work, found, strict=True):
+        rates.setdefault(cell, []).append(hit / traces[job.trace].num_accesses)
+    return rates
+
+
+def hits(traces: Sequence[Trace], job: Job) -> int:
     """Blocks that one arm hits."""
     trace, capacity = traces[job.trace], job.capacity
     if job.policy == NOT_TOLD:
@@ -99,7 +122,8 @@ def main(
     wanted = {"odd": (1,), "even": (0,), "all": (0, 1)}[lines]
     _, sessions = read_sessions(sessions_file, BLOCK_TOKENS, refuse_bad_record)
     sessions = [session for session in sessions if session.line % 2 in wanted]
-    traces, cells, work = [], [], []
+    traces: list[Trace] = []
+    work: list[tuple[Cell, Job]] = []
     for alive in map(int, alive_at_a_time.split(",")):
         for seed in range(seeds):
             trace = merge_sessions(f"{alive} alive", BLOCK_TOKENS, sessions, alive, seed, refuse_bad_record)
@@ -107,15 +131,10 @@ def main(
             arms += [IN_CLASSES, *ARMS, IN_REQUESTS] if alive == ABLATED_ALIVE else [WITHOUT_RHYTHM]
             for fraction in FRACTIONS:
                 for arm in arms:
-                    work.append(_Job(len(traces), arm, max(1, int(fraction * trace.num_blocks))))
-                    cells.append((alive, fraction, arm))
+                    job = Job(len(traces), arm, max(1, int(fraction * trace.num_blocks)))
+                    work.append(((alive, fraction, arm), job))
             traces.append(trace)
-    rates: dict[tuple[int, float, str], list[float]] = {}
-    results: list[int] = [0] * len(work)
-    for index, hit in track(run_jobs(hits, traces, work, jobs), total=len(work), description="replaying"):
-        results[index] = hit
-    for cell, job, hit in zip(cells, work, results, strict=True):
-        rates.setdefault(cell, []).append(hit / traces[job.trace].num_accesses)
+    rates = hit_rates(hits, traces, work, jobs)
     rows: list[dict[str, Any]] = []
     for (alive, fraction, arm), values in rates.items():
         rate = np.array(values)

@@ -16,21 +16,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from agents import BLOCK_TOKENS, FRACTIONS, IN_CLASSES, NOT_TOLD, interval
+from agents import BLOCK_TOKENS, FRACTIONS, IN_CLASSES, NOT_TOLD, Cell, Job, hit_rates, interval
 from results import print_rows, write_results
-from rich.progress import track
 
 from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
 from sgl_importance.replay.formats.line_reader import refuse_bad_record
 from sgl_importance.replay.importance_replay import UNIFORM_COST
 from sgl_importance.replay.policy_registry import IMPORTANCE
-from sgl_importance.replay.replay_runner import run_jobs
 from sgl_importance.replay.trace import Trace
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.shadow.shadow_cache import ShadowCache
@@ -50,13 +47,6 @@ class EndsInClasses(ImportanceRanking):
         self._tracker.answered([self._known(node) for node in path], answer.end)
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    trace: int
-    arm: str
-    capacity: int
-
-
 def ranking_of(arm: str, capacity: int) -> Ranking:
     if arm == LRU:
         return LruRanking()
@@ -64,10 +54,10 @@ def ranking_of(arm: str, capacity: int) -> Ranking:
     return kind(UNIFORM_COST, BLOCK_TOKENS, GHOST_FACTOR * capacity)
 
 
-def hits(traces: Sequence[Trace], job: _Job) -> int:
+def hits(traces: Sequence[Trace], job: Job) -> int:
     """Prompt blocks that one arm finds; requests are answered one after the other."""
     trace = traces[job.trace]
-    cache = ShadowCache(job.capacity, BLOCK_TOKENS, ranking_of(job.arm, job.capacity))
+    cache = ShadowCache(job.capacity, BLOCK_TOKENS, ranking_of(job.policy, job.capacity))
     found = 0
     for request in range(trace.num_requests):
         pages = [int(block).to_bytes(8, "big") for block in trace.request(request)]
@@ -75,7 +65,7 @@ def hits(traces: Sequence[Trace], job: _Job) -> int:
             continue
         prompt_tokens = len(pages) * BLOCK_TOKENS + 1  # so that the last whole block can be a hit
         found += cache.admit(str(request), pages, prompt_tokens) // BLOCK_TOKENS
-        end = AnswerEnd.UNKNOWN if job.arm == NOT_TOLD else AnswerEnd(int(trace.answer_ends[request]))
+        end = AnswerEnd.UNKNOWN if job.policy == NOT_TOLD else AnswerEnd(int(trace.answer_ends[request]))
         tokens = prompt_tokens + int(trace.output_tokens[request])
         cache.finish(str(request), pages, tokens, end)
     return found
@@ -86,7 +76,7 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, max=10, help="Orders in which sessions begin.")] = 5,
     alive_at_a_time: Annotated[
         str, typer.Option("--alive", help="Comma-separated numbers of sessions that are alive at a time.")
-    ] = "20,40",
+    ] = "20",
     lines: Annotated[str, typer.Option(help="odd, even or all lines of the file.")] = "odd",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
     out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
@@ -100,22 +90,17 @@ def main(
         if session.line % 2 in wanted
         and max(request.input_tokens for request in session.requests) <= LONGEST_TOKENS
     ]
-    traces, cells, work = [], [], []
+    traces: list[Trace] = []
+    work: list[tuple[Cell, Job]] = []
     for alive in map(int, alive_at_a_time.split(",")):
         for seed in range(seeds):
             trace = merge_sessions(f"{alive} alive", BLOCK_TOKENS, sessions, alive, seed, refuse_bad_record)
             for fraction in FRACTIONS:
                 capacity = max(-(-LONGEST_TOKENS // BLOCK_TOKENS) + 2, int(fraction * trace.num_blocks))
                 for arm in ARMS:
-                    work.append(_Job(len(traces), arm, capacity))
-                    cells.append((alive, fraction, arm))
+                    work.append(((alive, fraction, arm), Job(len(traces), arm, capacity)))
             traces.append(trace)
-    found = [0] * len(work)
-    for index, hit in track(run_jobs(hits, traces, work, jobs), total=len(work), description="replaying"):
-        found[index] = hit
-    rates: dict[tuple[int, float, str], list[float]] = {}
-    for cell, job, hit in zip(cells, work, found, strict=True):
-        rates.setdefault(cell, []).append(hit / traces[job.trace].num_accesses)
+    rates = hit_rates(hits, traces, work, jobs)
     rows: list[dict[str, Any]] = []
     for (alive, fraction, arm), values in rates.items():
         rate, lru = np.array(values), np.array(rates[alive, fraction, LRU])

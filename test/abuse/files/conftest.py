@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 
 from sgl_importance.trace.records import (
-    FORMAT_VERSION,
-    SCHEMA,
     Detail,
     Fold,
-    Header,
     RequestAdmitted,
     RequestFinished,
 )
@@ -21,25 +18,12 @@ from sgl_importance.trace.token_sequence import TokenSequence
 from sgl_importance.trace.writer import NO_PAGES, TraceWriter
 
 from support.workloads.ledger_rows import PAGE
+from support.workloads.recordings import make_header
 
 
 def write_recording(folder: Path) -> None:
     """Twelve requests on two prompts that share their first pages."""
-    header = Header(
-        version=FORMAT_VERSION,
-        run="run",
-        segment=0,
-        schema=SCHEMA,
-        created=1e9,
-        page_size=PAGE,
-        digest="xxh3-128-chain",
-        model="model",
-        layers=(1,),
-        options={"policy": "observe", "half_life_queries": 32.0, "window": 32, "g": "auto"},
-        capacity_tokens={"device": 64},
-        cost={},
-        detail=Detail.FOLDS,
-    )
+    header = make_header(page_size=PAGE, digest="xxh3-128-chain", layers=(1,), cost={}, detail=Detail.FOLDS)
     writer = TraceWriter(folder, header, max_bytes=1 << 20)
     for request in range(12):
         prompt = TokenSequence((None, None), [*range(5 * PAGE), *([100 + request % 2] * PAGE)])

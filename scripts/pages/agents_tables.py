@@ -1,0 +1,116 @@
+"""Tables of recorded coding agents: replays, shadow caches, and what a server takes in time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmark.results import RESULTS as _RESULTS
+from benchmark.serving import agents_report as _agents_report
+from benchmark.serving.measured import table as _table
+from scripts.pages.cells import interval as _interval
+from scripts.pages.cells import share as _share
+from scripts.pages.figures import results
+
+_AGENT_POLICIES = {
+    "lru": "`lru`",
+    "ends not told": "`importance`, ends not told",
+    "ends in classes": "ends as facts of nodes, no turns",
+    "importance": "**`importance`** (turns)",
+    "belady": "optimum",
+}
+_AGENT_ARMS = {
+    "importance": "all of it",
+    "without the end": "without how the answer ended",
+    "without rhythm": "without the session's rhythm",
+    "without length": "without the answer's length",
+    "one class": "one class for all turns",
+    "ages in requests": "ages in admitted requests",
+    "ends in classes": "no turns: the ends in the classes of nodes",
+    "ends not told": "no turns, no ends: classes of nodes only",
+}
+
+
+def _agents(alive: int, policy: str) -> list[Mapping[str, Any]]:
+    """Rows of one arm, by capacity."""
+    return [each for each in results("agents")["rows"] if (each["alive"], each["policy"]) == (alive, policy)]
+
+
+def _capacities() -> list[str]:
+    return [f"{each['capacity']:.0%}" for each in _agents(20, "lru")]
+
+
+def agents_table(alive: int) -> str:
+    """Hit rates on recorded coding agents, with what they close of the gap from LRU to the optimum."""
+
+    def cell(each: Mapping[str, Any]) -> str:
+        return _share(each["hit_rate"]) + ("" if policy in ("lru", "belady") else f", {each['gap']:.0%}")
+
+    lines = []
+    for policy, shown in _AGENT_POLICIES.items():
+        lines.append([shown, *(cell(each) for each in _agents(alive, policy))])
+    return _table(["policy", *_capacities()], lines)
+
+
+def agents_ablation() -> str:
+    """What is closed of the gap without each fact, twenty sessions alive."""
+    lines = []
+    for policy, shown in _AGENT_ARMS.items():
+        lines.append([shown, *(_interval(each, "gap") for each in _agents(20, policy))])
+    return _table(["turns", *_capacities()], lines)
+
+
+def agents_alive_table(policy: str = "importance") -> str:
+    """What an arm closes of the gap with other numbers of sessions alive, and its worst beside LRU."""
+    rows = [each for each in results("agents_alive")["rows"] if each["policy"] == policy]
+    lines = []
+    for alive in sorted({each["alive"] for each in rows}):
+        found = [each for each in rows if each["alive"] == alive]
+        worst = min(each["least_over_lru"] for each in found)
+        lines.append([str(alive), *(_interval(each, "gap") for each in found), f"{worst:+.4f}"])
+    return _table(["alive", *_capacities(), "worst beside LRU"], lines)
+
+
+def agents_gap(alive: int, capacity: float) -> str:
+    """Part of the gap that is closed, with its interval."""
+    (found,) = [each for each in _agents(alive, "importance") if each["capacity"] == capacity]
+    return _interval(found, "gap")
+
+
+def agents_least_over_lru() -> float:
+    """The worst of all capacities and orders, in hit rate."""
+    return min(each["least_over_lru"] for each in results("agents")["rows"] if each["policy"] == "importance")
+
+
+_SERVED_ARMS = {
+    "ends not told": "ends not told",
+    "ends in classes": "ends as facts of nodes, no turns",
+    "importance": "**`importance`** (turns)",
+}
+
+
+def agents_served_table(alive: int) -> str:
+    """Computed prompt blocks beside LRU where whole nodes are cached, and the worst hit rate beside it."""
+    rows = [each for each in results("agents_served")["rows"] if each["alive"] == alive]
+    hits = [_share(each["hit_rate"]) for each in rows if each["policy"] == "lru"]
+    lines = [["hit rate of `lru`", *hits, ""]]
+    for policy, shown in _SERVED_ARMS.items():
+        found = [each for each in rows if each["policy"] == policy]
+        worst = min(each["least_over_lru"] for each in found)
+        lines.append([shown, *(_interval(each, "uncached") for each in found), f"{worst:+.4f}"])
+    return _table([f"{alive} alive", *_capacities(), "worst beside LRU"], lines)
+
+
+def agents_uncached() -> str:
+    """Least and most of the computed prompt blocks beside LRU's, by the size of the cache, twenty alive."""
+    rows = results("agents_served")["rows"]
+    found = [each["uncached"] for each in rows if (each["alive"], each["policy"]) == (20, "importance")]
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def agents_in_time(name: str) -> str:
+    """A table of the serving benchmark on recorded agents: ``stock``, ``ratios`` or ``goals``."""
+    if not (_RESULTS / "serving_agents.json").exists():
+        return "Not measured yet."
+    made = {"stock": _agents_report.stock, "ratios": _agents_report.ratios, "goals": _agents_report.goals}
+    return made[name](results("serving_agents")["rows"])
