@@ -15,15 +15,22 @@ def root_digest(*namespace: str | None) -> bytes:
     return xxh3_128_digest(repr(namespace).encode())
 
 
-def iterate_chain(parent: bytes, tokens: Sequence[int], page_size: int) -> Iterator[bytes]:
+def iterate_chain(parent: bytes, tokens: Sequence[int], page_size: int, *, ahead: int = 0) -> Iterator[bytes]:
     """One digest per whole page; each stands for the page and everything before it.
 
     Not cryptographic: a collision would misjudge a page's importance, never serve its content.
+
+    Args:
+        parent: digest of what is in front of the tokens.
+        tokens: of whole pages, and of a part of one that is left out.
+        page_size: tokens per page.
+        ahead: tokens behind a page that are part of its identity.
     """
     raw = memoryview(array("q", tokens)).cast("B")
-    page_bytes = page_size * array("q").itemsize
-    for start in range(0, len(raw) - page_bytes + 1, page_bytes):
-        parent = xxh3_128_digest(parent + raw[start : start + page_bytes])
+    item = array("q").itemsize
+    page_bytes, named_bytes = page_size * item, (page_size + ahead) * item
+    for start in range(0, len(raw) - named_bytes + 1, page_bytes):
+        parent = xxh3_128_digest(parent + raw[start : start + named_bytes])
         yield parent
 
 

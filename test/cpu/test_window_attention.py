@@ -9,6 +9,7 @@ import pytest
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_importance.cpu.window_attention import WindowPoolAndSinks, attend
 
@@ -63,6 +64,20 @@ class WindowPool:
         return self.values
 
 
+def test_drafts_over_windows_are_refused_in_one_line() -> None:
+    nothing = torch.zeros(1, KV_HEADS, HEAD_DIM)
+    backend = SimpleNamespace(
+        use_sliding_window_kv_pool=True,
+        token_to_kv_pool=WindowPool(nothing, nothing, torch.zeros(1)),
+        req_to_token_pool=SimpleNamespace(req_to_token=None),
+    )
+    layer = RadixAttention(HEADS, HEAD_DIM, 0.3, KV_HEADS, layer_id=0, sliding_window_size=4)
+    batch = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY)
+    forward: Any = TorchNativeAttnBackend.forward_extend
+    with pytest.raises(NotImplementedError, match="speculative decoding over sliding windows"):
+        forward(backend, torch.zeros(1, HEADS * HEAD_DIM), None, None, layer, batch, sinks=SINKS)
+
+
 @pytest.mark.parametrize("mode", ["extend", "decode"])
 def test_the_pool_of_windows_is_read_where_it_holds_a_token(mode: str) -> None:
     window, seq_lens = 4, (20, 9)
@@ -83,6 +98,7 @@ def test_the_pool_of_windows_is_read_where_it_holds_a_token(mode: str) -> None:
         req_to_token_pool=SimpleNamespace(req_to_token=table),
     )
     batch = SimpleNamespace(
+        forward_mode=ForwardMode.EXTEND if mode == "extend" else ForwardMode.DECODE,
         req_pool_indices=torch.tensor([0, 1]),
         seq_lens=torch.tensor(seq_lens),
         extend_seq_lens=torch.tensor(num_q),

@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from sgl_importance.probe.tasks import Message, make_document
@@ -28,11 +30,13 @@ class Served:
     """A server whose model says MARKER instead of one word.
 
     Attributes:
+        word: that the model says MARKER for.
         calls: a question that the word answers.
         plain: questions about texts without it.
     """
 
     server: ServerProcess
+    word: str
     calls: list[Message]
     plain: list[list[Message]]
     recording: Path
@@ -60,7 +64,7 @@ def served(probe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     flags = ("--kv-policy", "importance", "--page-size", "16", "--tool-call-parser", "llama3")
     with ServerProcess(*flags, "--kv-importance-trace", str(recording), model=model) as server:
         plain = [document.messages(next(iter(document.records))) for document in others]
-        yield Served(server, calling.messages(name), plain, recording)
+        yield Served(server, word, calling.messages(name), plain, recording)
 
 
 def test_a_marker_is_a_call_at_once(served: Served) -> None:
@@ -83,6 +87,41 @@ def test_chats_are_parsed_and_told(served: Served, stream: bool) -> None:
     last = list(answer)[-1] if stream else answer
     assert last.choices[0].finish_reason == "stop"
     wait_until(lambda: served.end_after(messages) == "end_of_turn")
+
+
+def anthropic(served: Served, messages: list[Message], stream: bool, **more: Any) -> str:
+    """The ``stop_reason`` of ``/v1/messages``."""
+    system, *others = messages
+    body = {"model": served.server.name, "system": system["content"], "messages": others, "temperature": 0}
+    answer = httpx.post(
+        f"{served.server.base_url}/v1/messages", json={**body, "stream": stream, **more}, timeout=60
+    ).raise_for_status()
+    if not stream:
+        reason: str = answer.json()["stop_reason"]
+        return reason
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if "{" in line]
+    (reason,) = [event["delta"]["stop_reason"] for event in events if event["type"] == "message_delta"]
+    return reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_messages_are_parsed_and_told(served: Served, stream: bool) -> None:
+    messages = served.plain[4 + stream]
+    assert anthropic(served, messages, stream, max_tokens=16) == "end_turn"
+    wait_until(lambda: served.end_after(messages) == "end_of_turn")
+    assert anthropic(served, messages, stream, max_tokens=1) == "max_tokens"
+    wait_until(lambda: served.end_after(messages) == "length")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_marker_is_a_call_on_anthropics_route(served: Served, stream: bool) -> None:
+    # The word of the answer is written as the marker, so that the text of the question has its token, too.
+    system, question = served.calls
+    written: Message = {"role": "user", "content": question["content"].replace(served.word, MARKER)}
+    anthropic(served, [system, written], stream, max_tokens=1)
+    assert served.end_after(served.calls) == "length"
+    anthropic(served, [system, written], stream, max_tokens=4)
+    wait_until(lambda: served.end_after(served.calls) == "tool_call")
 
 
 def test_a_hint_overrides_the_tokens(served: Served) -> None:

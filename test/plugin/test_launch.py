@@ -171,11 +171,11 @@ if multiprocessing.parent_process() is not None:
 
 
 def test_default_is_stock(tiny_model: Path, tmp_path: Path) -> None:
-    # Without any policy the arguments are the same, as test_flags shows. Nothing but the launch itself can
-    # have loaded what is looked for: the fork server has not.
+    # Without any policy the arguments are the same, as test_flags shows. In new interpreters: the fork server
+    # has loaded what is looked for.
     seen_path = tmp_path / "seen.json"
     plugin = write_plugin(tmp_path, LOOK_INTO_SCHEDULER.format(path=str(seen_path)))
-    ended = launch(tiny_model, "--kv-policy", "default", plugin_directory=plugin)
+    ended = launch(tiny_model, "--kv-policy", "default", plugin_directory=plugin, imports_anew=True)
     seen = json.loads(seen_path.read_text())
     assert seen["cache"] == "UnifiedRadixCache"
     assert "rust" in seen["tree core"]

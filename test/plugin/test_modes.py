@@ -25,6 +25,7 @@ from sglang_importance.launch.modes import (
     page_list_refusals,
     refusals,
 )
+from sglang_importance.launch.unscored_modes import FP8, PAIRED_KEYS, SPECULATION
 from sglang_importance.upstream.refusal import LaunchRefused
 
 IMPORTANCE = ImportanceOptions(policy="importance")
@@ -32,14 +33,13 @@ OBSERVE = ImportanceOptions(policy="observe")
 
 # A value that switches each mode on; True where none is given.
 MODE_ON: dict[str, Any] = {
-    **dict.fromkeys(("pp_size", "ep_size", "dcp_size", "attn_cp_size"), 2),
+    **dict.fromkeys(("pp_size", "dcp_size", "attn_cp_size"), 2),
     **dict.fromkeys(("moe_dp_size", "dwdp_size", "nnodes"), 2),
     "elastic_ep_backend": "mooncake",
-    "disaggregation_mode": "prefill",
     "disaggregation_decode_retraction_backup": "host_pool",
     "decoupled_spec_role": "drafter",
     "grpc_port": 50051,
-    "speculative_algorithm": "EAGLE",
+    "speculative_algorithm": "DFLASH",
     "dllm_algorithm": "LowConfidence",
     "model_impl": "transformers",
     "radix_cache_backend": "flexkv",
@@ -47,7 +47,7 @@ MODE_ON: dict[str, Any] = {
     "radix_eviction_policy_config": {"protected_threshold": 4},
     "hicache_host_memory_mode": "buffer_only",
     "hicache_storage_backend": "mooncake",
-    "kv_cache_dtype": "fp8_e4m3",
+    "kv_cache_dtype": "mxfp8",
     "device": "npu",
 }
 
@@ -91,6 +91,7 @@ def test_what_has_been_tested_is_allowed(options: ImportanceOptions) -> None:
         radix_cache_backend="importance",
         disable_overlap_schedule=True,
         tp_size=2,
+        ep_size=2,
         enable_mixed_chunk=True,
         num_continuous_decode_steps=2,
         enable_lora=True,
@@ -99,6 +100,53 @@ def test_what_has_been_tested_is_allowed(options: ImportanceOptions) -> None:
         kv_events_config='{"publisher": "zmq"}',
     )
     assert refusals(args, options) == []
+
+
+UNSCORED = [{"speculative_algorithm": algorithm} for algorithm in SPECULATION]
+UNSCORED += [{"kv_cache_dtype": dtype} for dtype in FP8]
+
+
+@pytest.mark.parametrize("mode", UNSCORED, ids=lambda mode: next(iter(mode.values())))
+def test_modes_without_page_scores(mode: dict[str, str]) -> None:
+    args = ServerArgs(model_path="dummy", attention_backend="triton", page_size=16, **mode)
+    for source in ("auto", "none"):
+        assert refusals(args, ImportanceOptions(policy="importance", source=source)) == []
+    (line,) = refusals(args, ImportanceOptions(policy="importance", source="triton"))
+    (value,) = mode.values()
+    assert f" {value}): use --kv-importance-source none, or use" in line
+    (line,) = refusals(args, ImportanceOptions(policy="importance", residency="tiered"))
+    assert line.startswith("--kv-residency tiered does not support ")
+    native = ServerArgs(model_path="dummy", attention_backend="torch_native", device="cpu", **mode)
+    (line,) = page_list_refusals(native, ImportanceOptions(policy="observe", trace="x", trace_pages=1))
+    assert line.endswith("drop --kv-importance-trace-pages, or use --kv-policy default")
+
+
+@pytest.mark.parametrize("algorithm", SPECULATION)
+@pytest.mark.parametrize("kept", [{"ledger": "/ledger"}, {"trace": "/trace"}])
+def test_what_is_kept_by_plain_pages_is_refused_beside_keys_of_pairs(
+    algorithm: str, kept: dict[str, str]
+) -> None:
+    args = ServerArgs(model_path="dummy", speculative_algorithm=algorithm)
+    lines = refusals(args, ImportanceOptions(policy="importance", **kept))
+    assert len(lines) == (algorithm in PAIRED_KEYS)
+    assert all(f"drop --kv-importance-{next(iter(kept))}" in line for line in lines)
+
+
+def test_prefill_and_decode_apart() -> None:
+    prefill = ServerArgs(model_path="dummy", disaggregation_mode="prefill")
+    assert refusals(prefill, IMPORTANCE) == []
+    decode = ServerArgs(model_path="dummy", disaggregation_mode="decode")
+    (line,) = refusals(decode, IMPORTANCE)
+    assert "without radix cache (--disaggregation-mode decode): add --disaggregation-decode-enable" in line
+    decode.disaggregation_decode_enable_radix_cache = True
+    assert refusals(decode, IMPORTANCE) == []
+    for args in (prefill, decode):
+        kept = ImportanceOptions(policy="importance", ledger="/ledger", trace="/trace")
+        lines = refusals(args, kept)
+        assert [line.partition(" or ")[0].rpartition(": ")[2] for line in lines] == [
+            "drop --kv-importance-ledger,",
+            "drop --kv-importance-trace,",
+        ]
 
 
 def test_replicas_apart_want_a_port_each() -> None:
@@ -205,7 +253,7 @@ def test_the_rust_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_sglang_decides_itself_is_checked_too() -> None:
     args = ServerArgs(model_path="dummy")
-    args._resolved_overrides = [("a model", {"speculative_algorithm": "EAGLE"})]
+    args._resolved_overrides = [("a model", {"speculative_algorithm": "DFLASH"})]
     assert refusals(args, IMPORTANCE) == []
     (line,) = refusals(resolving_view(args), IMPORTANCE)
     assert "speculative decoding" in line
@@ -215,7 +263,7 @@ def _attention_layer(sliding_window: int) -> torch.nn.Module:
     return RadixAttention(1, 8, 1.0, num_kv_heads=1, layer_id=0, sliding_window_size=sliding_window)
 
 
-def _context(*, sliding_window: int = -1, **changes: Any) -> Any:
+def _context(*, sliding_window: int = -1, kv_dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Any:
     config = {
         "attention_arch": AttentionArch.MHA,
         "is_encoder_decoder": False,
@@ -228,7 +276,7 @@ def _context(*, sliding_window: int = -1, **changes: Any) -> Any:
     return SimpleNamespace(
         **{**context, **changes},
         model_config=SimpleNamespace(**config),
-        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model)),
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model, kv_cache_dtype=kv_dtype)),
     )
 
 
@@ -326,3 +374,10 @@ def test_choosing_an_unproven_producer_warns_loudly(caplog: pytest.LogCaptureFix
         assert ATTENTION_BACKENDS["triton"] is not stock["triton"]
     finally:
         ATTENTION_BACKENDS.update(stock)
+
+
+def test_a_checkpoint_may_quantize_the_cache_itself() -> None:
+    context = _context(kv_dtype=torch.float8_e4m3fn)
+    assert model_refusals(context, IMPORTANCE) == []
+    (line,) = model_refusals(context, ImportanceOptions(policy="importance", source="triton"))
+    assert "--kv-importance-source triton with a checkpoint's quantized KV cache: use" in line

@@ -119,3 +119,18 @@ def test_what_rests_on_scores_is_refused_without_them(options: dict[str, Any], n
 @pytest.mark.parametrize("options", [{}, {"trace": "records"}, {"trace_detail": "steps"}])
 def test_the_rest_needs_no_scores(options: dict[str, Any]) -> None:
     assert ImportanceOptions(policy="importance", source="none", **options).needing_scores == ()
+
+
+@pytest.mark.parametrize(
+    "mode", [{"speculative_algorithm": "EAGLE"}, {"kv_cache_dtype": "fp8_e4m3"}], ids=str
+)
+def test_modes_whose_attention_nobody_has_read_go_without_scores(
+    mode: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    args = resolved("cpu", "torch_native", **mode)
+    assert settle_source(args, OBSERVE).source == "none"
+    (line,) = caplog.messages
+    ((flag, value),) = mode.items()
+    assert f"(--{flag.replace('_', '-')} {value}); reuse is predicted all the same" in line
+    with pytest.raises(LaunchRefused, match=r"drop it$"):
+        settle_source(args, ImportanceOptions(policy="importance", g="on"))

@@ -52,6 +52,19 @@ def test_pages_come_back_bit_for_bit(
         assert torch.equal(stored, fetched)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_pages_of_a_quantized_cache_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    pool = make_pool("page_first", dtype=dtype)
+    assert pool.dtype == torch.uint8
+    assert 2 * pool.get_ksize_per_token() == make_pool("page_first").get_ksize_per_token()
+    backend = make_backend(pool, tmp_path)
+    assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+    assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES
+    for stored, fetched in zip(pages_of(pool, 0), pages_of(pool, PAGES), strict=True):
+        assert stored.count_nonzero() > 0
+        assert torch.equal(stored, fetched)
+
+
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_damaged_record_in_another_backend_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool
@@ -173,16 +186,37 @@ def test_adapters_of_the_same_name_and_other_weights_are_other_weights() -> None
             )
             for name, tensor in adapters.items()
         }
-        return SimpleNamespace(model=model, lora_manager=SimpleNamespace(loras=loras))
+        return SimpleNamespace(
+            model=model, kv_cache_dtype=torch.float32, lora_manager=SimpleNamespace(loras=loras)
+        )
 
     model = torch.nn.Linear(4, 4)
     alone = server_fingerprint(runner())
-    assert alone == fingerprint(model) == server_fingerprint(SimpleNamespace(model=model))
+    assert alone == fingerprint(model)
+    assert alone == server_fingerprint(SimpleNamespace(model=model, kv_cache_dtype=torch.float32))
     first, other = torch.ones(4, 4), torch.ones(4, 4) + torch.eye(4)
     seen = [alone, *(server_fingerprint(runner(one=each)) for each in (first, other))]
     seen += [server_fingerprint(runner(two=first)), server_fingerprint(runner(one=first, two=other))]
     assert len(set(seen)) == len(seen)
     assert server_fingerprint(runner(two=other, one=first)) == seen[-1]
+
+
+def test_the_fingerprint_of_a_quantized_cache_names_its_format_and_its_scales() -> None:
+    """In a pool both formats are uint8; scales out of a file are numbers on the layers."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+
+    def seen(dtype: torch.dtype) -> str:
+        return server_fingerprint(SimpleNamespace(model=model, kv_cache_dtype=dtype))
+
+    prints = [seen(dtype) for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)]
+    assert prints[0] == seen(torch.float32) == fingerprint(model)
+    for value in (1.0, 0.5, torch.tensor(0.25)):
+        model[1].k_scale = value
+        prints.append(seen(torch.float8_e4m3fn))
+    model[1].v_scale = 0.25
+    prints.append(seen(torch.float8_e4m3fn))
+    assert len(set(prints)) == len(prints)
+    assert seen(torch.bfloat16) == prints[0]
 
 
 def test_the_fingerprint_sees_whole_words_that_change_places() -> None:

@@ -23,11 +23,11 @@ KEYS = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(PAG
 WEIGHTS = Weights("w", "1", "c", pages_match=True)
 
 
-def make_pool(layout: str, seed: int = 0) -> MHATokenToKVPoolHost:
+def make_pool(layout: str, seed: int = 0, *, dtype: torch.dtype = torch.bfloat16) -> MHATokenToKVPoolHost:
     device = MHATokenToKVPool(
         size=PAGE_TOKENS,
         page_size=PAGE_TOKENS,
-        dtype=torch.bfloat16,
+        dtype=dtype,
         head_num=2,
         head_dim=8,
         layer_num=3,
@@ -37,7 +37,8 @@ def make_pool(layout: str, seed: int = 0) -> MHATokenToKVPoolHost:
     )
     pool = MHATokenToKVPoolHost(device, 2.0 * PAGES, 0, PAGE_TOKENS, layout, pin_memory=False, device="cpu")
     generator = torch.Generator().manual_seed(seed)
-    pool.kv_buffer.copy_(torch.rand(pool.kv_buffer.shape, generator=generator).to(torch.bfloat16))
+    content = torch.rand(pool.kv_buffer.shape, generator=generator).to(dtype)
+    pool.kv_buffer.copy_(content.view(pool.dtype))  # bytes, where the format is quantized
     return pool
 
 

@@ -45,6 +45,12 @@ IMPORTED = [
     "sgl_importance.reuse.hazards",
     "sgl_importance_kernels.compiled",
     "sgl_importance_kernels.pages.page_scan",
+    # What our plugin imports in a server; nothing is hooked before sglang calls it.
+    "sglang_importance.http.answer_reports",
+    "sglang_importance.http.routes",
+    "sglang_importance.attention.torch_native",
+    "sglang_importance.pages.install",
+    "sglang_importance.storage.backend",
 ]
 SERVER_ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 """Of every server; both are read while sglang is imported."""

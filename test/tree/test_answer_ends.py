@@ -59,6 +59,17 @@ def ends(driver: TreeDriver, tokens: list[int]) -> list[AnswerEnd]:
     return [metadata.answer_end for _, metadata in path_of(driver, tokens)]
 
 
+def test_what_was_accepted_behind_the_stop_says_nothing() -> None:
+    """A step that verifies drafts may take in more than the answer; it is right, and never shown."""
+    driver = tool_server(TreeDriver())
+    request = driver.admit(prompt(0, 3))
+    driver.prefill(request)
+    driver.decode(request, [*range(1000, 1000 + PAGE), MARKER, 5])
+    request.finished_len = PAGE
+    driver.finish(request)
+    assert set(ends(driver, [*request.origin_input_ids, *request.output_ids])) == {AnswerEnd.END_OF_TURN}
+
+
 @pytest.mark.parametrize(
     ("calls", "reason", "end"),
     [

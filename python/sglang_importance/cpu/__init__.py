@@ -37,10 +37,18 @@ def activate() -> None:
     from sglang_importance.cpu.defaults import SpinningThreads
     from sglang_importance.cpu.imports import CpuEngine, CudaOnlyPackages, SglKernel, TorchvisionOperators
     from sglang_importance.cpu.shim import apply_needed
+    from sglang_importance.cpu.speculation import SpeculationKernels
 
     _applied.extend(
         apply_needed(
-            (CpuEngine(), SpinningThreads(), TorchvisionOperators(), CudaOnlyPackages(), SglKernel())
+            (
+                CpuEngine(),
+                SpinningThreads(),
+                TorchvisionOperators(),
+                CudaOnlyPackages(),
+                SglKernel(),
+                SpeculationKernels(),
+            )
         )
     )
 
@@ -55,6 +63,7 @@ def install() -> None:
     from sglang_importance.cpu.allocator import PagedAllocatorKernels
     from sglang_importance.cpu.attention import ExtendComputesCachedRows
     from sglang_importance.cpu.defaults import PoolTakesAllMemory
+    from sglang_importance.cpu.experts import ExpertsOfOtherRanks
     from sglang_importance.cpu.host_pool import (
         DirectTransfers,
         SmallerReserve,
@@ -64,6 +73,7 @@ def install() -> None:
     from sglang_importance.cpu.latent_attention import AbsorbedLatentAttention
     from sglang_importance.cpu.padded_batches import PaddedBatches
     from sglang_importance.cpu.shim import apply_needed
+    from sglang_importance.cpu.verified_drafts import DraftsInTorch, VerifiedDrafts
     from sglang_importance.cpu.window_attention import WindowPoolAndSinks
 
     applied = apply_needed(
@@ -74,10 +84,13 @@ def install() -> None:
             TransferKernels(),
             DirectTransfers(),
             ExtendComputesCachedRows(),
+            VerifiedDrafts(),  # under the next: that one takes sinks
             WindowPoolAndSinks(),
             AbsorbedLatentAttention(),
             PaddedBatches(),
             UnpinnedAdapters(),
+            ExpertsOfOtherRanks(),
+            DraftsInTorch(),
             PoolTakesAllMemory(),
         )
     )

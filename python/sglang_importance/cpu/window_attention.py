@@ -154,6 +154,8 @@ def _with_windows(
 
 
 def _extending(batch: ForwardBatch) -> Iterator[QueriedRequest]:
+    if batch.forward_mode.is_target_verify():
+        raise NotImplementedError("speculative decoding over sliding windows or sinks needs an accelerator")
     lengths = (batch.req_pool_indices, batch.seq_lens, batch.extend_seq_lens)
     first = 0
     for row, seq_len, new in zip(*(values.tolist() for values in lengths if values is not None), strict=True):

@@ -122,6 +122,8 @@ def _answer_ends(scheduler: Scheduler) -> None:
     from sglang_importance.placement.answer_ends import AnswerEnds, answer_markers
 
     arguments: Any = scheduler.server_args  # sglang puts its fields together at import
+    if arguments.disaggregation_mode == "prefill":
+        return  # where each answer has one token, and ends elsewhere
     markers = answer_markers(arguments.tool_call_parser, scheduler.tokenizer)
     if markers is not None:
         component = _cache(scheduler).importance

@@ -17,6 +17,7 @@ from sgl_importance.ledger.ledger_place import address_problem
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import KvPolicy, flag
 from sglang_importance.attention.score_sources import LISTED_BACKEND, NONE, PRODUCERS, UNPROVEN
+from sglang_importance.launch.unscored_modes import FP8, PAIRED_KEYS, SPECULATION, unscored_modes
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import attention_backends
 
@@ -71,7 +72,6 @@ def _line(policy: KvPolicy, mode: str, cure: str) -> str:
 RULES: tuple[Rule, ...] = (
     # Several schedulers, beyond tensor parallelism (tree/ranks.py) and replicas with a tree each.
     Rule("pp_size", "pipeline parallelism", above(1), "use --pp-size 1"),
-    Rule("ep_size", "expert parallelism", above(1), "use --ep-size 1"),
     Rule("dcp_size", "decode context parallelism", above(1), "use --dcp-size 1"),
     Rule("attn_cp_size", "attention context parallelism", above(1), "use --attn-cp-size 1"),
     Rule("moe_dp_size", "MoE data parallelism", above(1), "use --moe-dp-size 1"),
@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
     Rule("enable_prefill_cp", "prefill context parallelism"),
     Rule("elastic_ep_backend", "elastic expert parallelism"),
     # Other processes than the launcher and one scheduler.
-    Rule("disaggregation_mode", "PD disaggregation", outside("null"), "use --disaggregation-mode null"),
+    Rule("disaggregation_decode_enable_offload_kvcache", "offloading of decoded KV"),
     Rule(
         "disaggregation_decode_retraction_backup",
         "host-pool retraction",
@@ -96,7 +96,12 @@ RULES: tuple[Rule, ...] = (
     Rule("smg_grpc_mode", "the gRPC server"),
     Rule("grpc_port", "the gRPC server"),
     # Batches whose rows are not one request and one query.
-    Rule("speculative_algorithm", "speculative decoding"),
+    Rule(
+        "speculative_algorithm",
+        "this speculative decoding",
+        outside(None, *SPECULATION),
+        f"drop --speculative-algorithm, or use one of {', '.join(SPECULATION)}",
+    ),
     Rule("dllm_algorithm", "diffusion language models"),
     Rule("enable_two_batch_overlap", "two-batch overlap"),
     Rule("enable_single_batch_overlap", "single-batch overlap"),
@@ -146,9 +151,9 @@ RULES: tuple[Rule, ...] = (
     Rule("enable_memory_saver", "releasing memory at run time"),
     Rule(
         "kv_cache_dtype",
-        "a quantized KV cache",
-        outside("auto", "bf16", "bfloat16"),
-        "use --kv-cache-dtype auto",
+        "this quantized KV cache",
+        outside("auto", "bf16", "bfloat16", *FP8),
+        f"use --kv-cache-dtype auto or {' or '.join(FP8)}",
     ),
     Rule("device", "this device", outside(None, "cpu", "cuda"), "use --device cpu or cuda"),
 )
@@ -157,6 +162,10 @@ RULES: tuple[Rule, ...] = (
 def _attention_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     """A producer wants the attention backend that it was made for; ``auto`` and ``none`` fit any."""
     in_use = attention_backends(args)
+    if options.source not in ("auto", NONE):
+        for mode in unscored_modes(args):
+            what = f"{flag('source')} {options.source} with {mode}"
+            yield _line(options.policy, what, f"use {flag('source')} {NONE}")
     if options.source in UNPROVEN:
         yield from _unproven_refusals(args, options, in_use)
     elif options.source in PRODUCERS:
@@ -207,6 +216,35 @@ def _replica_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
         yield f"--nccl-port {port} is one port, each of {replicas} replicas wants its own: drop --nccl-port"
 
 
+def _speculation_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
+    """What is kept by the digests of plain pages, beside a tree whose pages also depend on what follows."""
+    algorithm = getattr(args, "speculative_algorithm", None)
+    if algorithm not in PAIRED_KEYS:
+        return
+    kept = {"ledger": options.ledger not in ("auto", "off"), "trace": bool(options.trace)}
+    for option in (option for option, is_on in kept.items() if is_on):
+        what = f"{flag(option)} with --speculative-algorithm {algorithm}"
+        yield _line(options.policy, what, f"drop {flag(option)}")
+
+
+def _disaggregation_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
+    """Prefill and decode are servers of their own, each with a tree; nothing is shared."""
+    mode = getattr(args, "disaggregation_mode", None) or "null"
+    if mode == "null":
+        return
+    if mode == "decode" and not getattr(args, "disaggregation_decode_enable_radix_cache", False):
+        what = "a decode server without radix cache (--disaggregation-mode decode)"
+        yield _line(options.policy, what, "add --disaggregation-decode-enable-radix-cache")
+    for option, is_on in {
+        "ledger": options.ledger not in ("auto", "off"),
+        "trace": bool(options.trace),
+        "residency": options.is_tiered,
+    }.items():
+        if is_on:
+            what = f"{flag(option)} {getattr(options, option)} with --disaggregation-mode {mode}"
+            yield _line(options.policy, what, f"drop {flag(option)}")
+
+
 def _worker_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     """Several tokenizer workers check no key: sglang ends them at one of its keys, and ignores the other."""
     workers = getattr(args, "tokenizer_worker_num", None) or 1
@@ -229,6 +267,8 @@ def _memory_mode_refusals(args: Any, options: ImportanceOptions) -> Iterator[str
 def _tiered_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     """Tiered pages have a host tier of their own, and attention of their own to read it."""
     mode = f"{flag('residency')} tiered"
+    for untried in unscored_modes(args):
+        yield f"{mode} does not support {untried}: drop that flag, or use {flag('residency')} full"
     values = {rule: getattr(args, rule.field, None) for rule in _TIERED_RULES}
     for rule in filter(lambda rule: rule.refuses(values[rule]), _TIERED_RULES):
         cure = rule.cure or f"drop {rule.flag}"
@@ -277,6 +317,8 @@ def page_list_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     for rule in (rule for rule in _TIERED_RULES[:3] if rule.refuses(getattr(args, rule.field, None))):
         what = f"{flag('trace_pages')} with {rule.mode} ({rule.flag} {getattr(args, rule.field)})"
         yield _line(options.policy, what, rule.cure or f"drop {rule.flag}")
+    for untried in unscored_modes(args):
+        yield _line(options.policy, f"{flag('trace_pages')} with {untried}", f"drop {flag('trace_pages')}")
     for backend in sorted(attention_backends(args) - {LISTED_BACKEND}):
         what = f"{flag('trace_pages')} beside attention backend {backend}"
         yield _line(options.policy, what, f"use --attention-backend {LISTED_BACKEND}")
@@ -305,6 +347,8 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
             lines.append(rule.refusal(value, options.policy))
     lines.extend(_attention_refusals(args, options))
     lines.extend(_replica_refusals(args, options))
+    lines.extend(_speculation_refusals(args, options))
+    lines.extend(_disaggregation_refusals(args, options))
     lines.extend(_worker_refusals(args, options))
     lines.extend(_memory_mode_refusals(args, options))
     if options.ledger_place and (problem := address_problem(options.ledger_place)):
@@ -370,6 +414,10 @@ def model_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> li
 
 def _part_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> Iterator[str]:
     """Parts of ours that have run with one pool of keys and values, in layers that see the whole sequence."""
+    if options.source in UNPROVEN and ctx.tp_worker.model_runner.kv_cache_dtype.itemsize == 1:
+        # A checkpoint may say so, where the flag does not.
+        what = f"{flag('source')} {options.source} with a checkpoint's quantized KV cache"
+        yield _line(options.policy, what, f"use {flag('source')} {NONE}")
     if ctx.model_config.attention_arch.name == "MLA":
         model = "multi-head latent attention"
     elif ctx.is_hybrid_swa or _has_window(ctx.tp_worker.model_runner.model):

@@ -10,6 +10,7 @@ from typing import Any
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import flag
 from sglang_importance.attention.score_sources import NONE, UNPROVEN, automatic_source
+from sglang_importance.launch.unscored_modes import unscored_modes
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import attention_backends
 
@@ -34,30 +35,40 @@ def settle_source(args: Any, options: ImportanceOptions) -> ImportanceOptions:
         _demand_no_scores(options, beside)
         logger.info("KV importance: no page scores beside %s, which leaves pages unread", beside)
         return replace(options, source=NONE)
+    if unscored := " and ".join(unscored_modes(args)):
+        _demand_no_scores(options, unscored, cure="drop it")
+        logger.warning(_no_scores(unscored))
+        return replace(options, source=NONE)
     source = automatic_source(args.device, backends)
     if source == NONE:
         beside = f"attention backend {' and '.join(sorted(backends))} on {args.device}"
         _demand_no_scores(options, beside)
-        logger.warning(_no_scores(beside, backends))
+        logger.warning(_no_scores(beside) + _trials(backends))
     return replace(options, source=source)
 
 
-def _demand_no_scores(options: ImportanceOptions, beside: str) -> None:
+def _demand_no_scores(
+    options: ImportanceOptions,
+    beside: str,
+    cure: str = f"drop it, or name an untried producer with {flag('source')}",
+) -> None:
     if options.needing_scores:
         raise LaunchRefused(
-            f"{need} needs page scores, and no producer of them has run beside {beside}: drop it, or name an "
-            f"untried producer with {flag('source')}"
+            f"{need} needs page scores, and no producer of them has run beside {beside}: {cure}"
             for need in options.needing_scores
         )
 
 
-def _no_scores(beside: str, backends: set[str]) -> str:
-    line = (
+def _no_scores(beside: str) -> str:
+    return (
         f"KV importance: no page scores ({flag('source')} {NONE}): no producer of them has run beside "
         f"{beside}; reuse is predicted all the same"
     )
+
+
+def _trials(backends: set[str]) -> str:
     untried = ", ".join(_untried(backends))
-    return f"{line}. Not run on any GPU yet, for trials: {flag('source')} {untried}" if untried else line
+    return f". Not run on any GPU yet, for trials: {flag('source')} {untried}" if untried else ""
 
 
 def _untried(backends: set[str]) -> Iterator[str]:

@@ -134,7 +134,7 @@ class Recorder:
             clock=clock,
             microseconds=self._microseconds(time.perf_counter()),
             reason=reason,
-            output_tokens=len(req.output_ids),
+            output_tokens=len(req.output_ids_through_stop),
             pages=NO_PAGES,
             answer_end=answer_end.name.lower(),
         )

@@ -71,6 +71,10 @@ class _Request:
     filled: int = 0
     is_finished: bool = False
 
+    @property
+    def output_ids_through_stop(self) -> array[int]:
+        return self.output_ids
+
     def get_fill_ids(self) -> array[int]:
         return (self.origin_input_ids + self.output_ids)[: self.filled]
 

@@ -15,7 +15,7 @@ from sglang_importance.operations.tiered_pages import NodePages, node_pages
 from sglang_importance.operations.tree_view import find_node
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
-from sglang_importance.upstream.nodes import key_of
+from sglang_importance.upstream.nodes import key_of, tokens_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -48,7 +48,7 @@ def prompt(cache: ImportanceRadixCache, arguments: Document) -> Document:
     found = find_node(component, arguments["node"])
     ids: list[int] = []
     for part in component.state.tree.path(found):
-        ids.extend(key_of(part).raw_token_ids())
+        ids.extend(tokens_of(part))
     return {"input_ids": ids, **_namespace(found)}
 
 
@@ -57,7 +57,7 @@ def _describe(
 ) -> dict[str, Any]:
     metadata = component.state.tree.metadata(node)
     digest = component.state.tree.end_digest(node)
-    ids = key_of(node).raw_token_ids()
+    ids = tokens_of(node)
     last_move = component.state.events.last_of(node.id)
     return {
         **describe_node(component, node, loss=component.leaves.loss(node), p_reuse=p_reuse),

@@ -104,4 +104,6 @@ def _pinning(cache: ImportanceRadixCache) -> Pinning:
         raise RequestError(
             f"pins move nothing under --kv-policy {policy}: start the server with --kv-policy importance"
         )
+    if component.state.tree.has_paired_keys:
+        raise RequestError("pins are not kept beside EAGLE: start the server without --speculative-algorithm")
     return component.pins

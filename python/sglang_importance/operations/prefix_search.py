@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_importance.operations.job import Document, Job, Slices
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
-from sglang_importance.upstream.nodes import key_of
+from sglang_importance.upstream.nodes import key_of, tokens_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -35,7 +35,7 @@ def find(cache: ImportanceRadixCache, arguments: Document) -> Job:
         best_length = 0
         rest = wanted[matched:]
         for node in siblings:
-            length = common_prefix(rest, key_of(node).raw_token_ids())
+            length = common_prefix(rest, tokens_of(node))
             if length > best_length:
                 best, best_length = node, length
             if pause.is_due():

@@ -11,7 +11,7 @@ from sglang_importance.operations.job import Document, Job, NotFound, Slices
 from sglang_importance.operations.snapshot import describe_cache, describe_node
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
-from sglang_importance.upstream.nodes import key_of
+from sglang_importance.upstream.nodes import tokens_of
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -187,7 +187,7 @@ class _Sums:
         nodes, tokens = self.nodes[node.id], self.tokens[node.id]
         row["subtree"] = {"nodes": nodes, "tokens": tokens}
         row["more"] = self.left_out(nodes - 1, tokens - self._own_tokens[node.id], shown)
-        row["leading_ids"] = list(key_of(node).raw_token_ids()[:LABEL_TOKENS])
+        row["leading_ids"] = list(tokens_of(node)[:LABEL_TOKENS])
         return row
 
     def left_out(self, nodes: int, tokens: int, shown: list[UnifiedTreeNode]) -> dict[str, int]:

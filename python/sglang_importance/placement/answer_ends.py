@@ -53,7 +53,7 @@ class AnswerEnds:
         assert req.finished_reason is not None
         return self._markers.end_of(
             req.finished_reason.to_json()["type"],
-            req.output_ids,
+            req.output_ids_through_stop,
             is_json=req.sampling_params.json_schema is not None,
         )
 

@@ -82,6 +82,9 @@ class HintFollower:
         hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
         if hinted is None or not hinted.retains or not req.finished():
             return
+        if self._tree.has_paired_keys:
+            hinted.outcome["retain"] = not_retained("pins are not kept beside EAGLE")
+            return
         prompt = array("q", req.origin_input_ids)
         digests = chain_digests(root_digest(req.extra_key, req.cache_salt), prompt, self._tree.page_size)
         if not digests:

@@ -217,7 +217,7 @@ class RequestFlow:
             serial=query.serial,
             clock=clock,
             prompt_tokens=len(req.origin_input_ids),
-            output_tokens=len(req.output_ids),
+            output_tokens=len(req.output_ids_through_stop),
             answer_end=answer_end,
         )
         if answer_end is AnswerEnd.UNKNOWN and self.answer_ends is not None:

@@ -91,13 +91,15 @@ WATCH = WeightsWatch()
 
 
 def server_fingerprint(runner: Any) -> str:
-    """The fingerprint of the model, and of its LoRA adapters where it has any.
+    """The fingerprint of the model, of its LoRA adapters and of its quantized KV cache, where it has any.
 
     An adapter of ``--lora-paths`` keeps its name for pages when its files have changed. One that is loaded
     later has a name that was never used before.
     """
     manager = getattr(runner, "lora_manager", None)
     own = fingerprint(runner.model)
+    if runner.kv_cache_dtype.itemsize == 1:
+        own = _quantized(own, runner)
     if manager is None or not manager.loras:
         return own
     digest = blake2b(own.encode(), digest_size=16)
@@ -107,6 +109,19 @@ def server_fingerprint(runner: Any) -> str:
             for name, tensor in sorted(part.items()):
                 digest.update(f"{lora_id} {adapter.scaling} {number} {name} {tuple(tensor.shape)}".encode())
                 digest.update(_sums(tensor))
+    return digest.hexdigest()
+
+
+def _quantized(own: str, runner: Any) -> str:
+    """The fingerprint where keys and values have one byte: their format and scales say what it means.
+
+    A pool calls every such format uint8; scales of ``--quantization-param-path`` are plain numbers.
+    """
+    digest = blake2b(f"{own} {runner.kv_cache_dtype}".encode(), digest_size=16)
+    for name, module in sorted(runner.model.named_modules(), key=lambda item: item[0]):
+        for scale in ("k_scale", "v_scale"):
+            if (value := getattr(module, scale, None)) is not None:
+                digest.update(f"{name} {scale} {float(value)!r}".encode())
     return digest.hexdigest()
 
 

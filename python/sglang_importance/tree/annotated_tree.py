@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sgl_importance.hints.hinted_request import LostPages
-from sgl_importance.nodes.digests import chain_digests, iterate_chain, root_digest
+from sgl_importance.nodes.digests import iterate_chain, root_digest
 from sgl_importance.nodes.ghosts import Eviction, GhostNode
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
@@ -54,6 +54,11 @@ class AnnotatedTree:
     def core(self) -> UnifiedTreeCore:
         assert self._core is not None, "watch a tree core first"
         return self._core
+
+    @property
+    def has_paired_keys(self) -> bool:
+        """Whether each token is looked up with the one behind it: drafts of EAGLE depend on both."""
+        return bool(self.core.is_eagle)
 
     def watch(self, core: UnifiedTreeCore) -> None:
         """Follows a tree core that has just been reset; metadata and ghosts of the old tree are forgotten."""
@@ -182,9 +187,7 @@ class AnnotatedTree:
     def page_digests(self, node: UnifiedTreeNode) -> list[bytes]:
         """Chained digests of the node's pages."""
         assert node.parent is not None
-        digests = chain_digests(
-            self._end_digest(node.parent, node), key_of(node).raw_token_ids(), self.page_size
-        )
+        digests = list(self.iterate_pages(node))
         self.metadata(node).digest = digests[-1]
         return digests
 
@@ -192,7 +195,7 @@ class AnnotatedTree:
         """Chained digests of the node's pages; nothing is hashed before the first is asked for."""
         assert node.parent is not None
         start = self._end_digest(node.parent, node)
-        yield from iterate_chain(start, key_of(node).raw_token_ids(), self.page_size)
+        yield from self._chain(start, node)
 
     def end_digest(self, node: UnifiedTreeNode) -> bytes:
         """Chained digest of the node's last page: it names everything up to the node's end."""
@@ -214,9 +217,14 @@ class AnnotatedTree:
                 break
             missing.append(step)
         for step in reversed(missing):
-            digest = chain_digests(digest, key_of(step).raw_token_ids(), self.page_size)[-1]
+            *_, digest = self._chain(digest, step)
             self.metadata(step).digest = digest
         return digest
+
+    def _chain(self, start: bytes, node: UnifiedTreeNode) -> Iterator[bytes]:
+        # Two pages of the same tokens are two nodes where keys are pairs, and other tokens follow.
+        ahead = int(self.has_paired_keys)
+        return iterate_chain(start, key_of(node).raw_token_ids(), self.page_size, ahead=ahead)
 
     def check_integrity(self) -> None:
         """Asserts that the metadata of each node agrees with the tree."""

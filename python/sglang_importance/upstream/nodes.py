@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,3 +14,10 @@ def key_of(node: UnifiedTreeNode) -> RadixKey:
     """The token ids of a node, with their namespace; of no tokens for the root."""
     assert node.key is not None, "sglang gives a node its key when it makes it"
     return node.key
+
+
+def tokens_of(node: UnifiedTreeNode) -> Sequence[int]:
+    """The token ids of a node. A key of pairs of tokens (EAGLE's trees) also has the one behind them."""
+    key = key_of(node)
+    tokens: Sequence[int] = key.raw_token_ids()
+    return tokens if len(tokens) == len(key) else tokens[: len(key)]

@@ -54,6 +54,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     ),
     f"{_SRT}.managers.scheduler.Scheduler.__init__": "self, server_args, port_args",
     f"{_SRT}.managers.scheduler.Scheduler.get_init_info": "self",
+    f"{_SRT}.managers.schedule_batch.Req.output_ids_through_stop": None,
     f"{_SRT}.managers.scheduler.Scheduler.process_batch_result": "self, batch, result",
     # the control plane
     f"{_SRT}.managers.scheduler.Scheduler.init_request_dispatcher": "self",

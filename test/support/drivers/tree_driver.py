@@ -85,6 +85,11 @@ class Request:
     finished_reason: SimpleNamespace = field(
         default_factory=lambda: SimpleNamespace(to_json=lambda: {"type": "stop"})
     )
+    finished_len: int | None = None
+
+    @property
+    def output_ids_through_stop(self) -> array:
+        return self.output_ids[: self.finished_len]
 
     def get_fill_ids(self) -> array:
         return (self.origin_input_ids + self.output_ids)[: self.filled]
