@@ -1,8 +1,10 @@
 """Two servers over one store: what is killed under them, and what sharing is worth.
 
 Faults: prompts that one server has stored are asked from the other, before, while and after a part of the
-fleet is dead; every answer is compared with that of a server without any cache. Sharing: the same requests,
-in the same order, to two servers that share nothing, a directory, or Mooncake. Everything runs on this
+fleet is dead; every answer is compared with that of a server without any cache. Links: the same while a store
+node is behind a link that is slow, narrow, lossy or cut, which needs root. Sharing: the same requests, in the
+same order, to two servers that share nothing, a directory, or Mooncake, each by a coin or by sglang's router.
+Router: a server is killed and comes back while clients ask through the router. Everything runs on this
 machine; Mooncake, where its package and libibverbs are installed, by TCP.
 """
 
@@ -13,132 +15,51 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from fleet_servers import Fleet, Routed, Store, references_of, two_servers
 from results import RESULTS, print_rows, write_results
 from rich.progress import Progress
+from slow_link import LinkError, Quality, SlowLink
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("test", "scripts")]
-from fleet_processes import FleetError, Process, master, mooncake_flags, store_node
+from fleet_processes import FleetError, Process
 
 from support import warm_start
 from support.models import write_random_llama
-from support.servers import ServerProcess, free_port
-from support.store_bench import (
-    COMMON_FLAGS,
-    FETCH_TIMEOUT_SECONDS,
-    PROMPT_PAGES,
-    PROMPT_TOKENS,
-    PROMPTS,
-    answer,
-    count,
-    flush,
-)
+from support.store_bench import PROMPT_TOKENS, PROMPTS, answer
+from support.waiting import wait_until
 
-NAME = "fleet"
-"""Under which all servers serve: upstream puts it in front of the names of Mooncake's records."""
-SET = 8
-"""Prompts that are asked in each phase of a fault."""
 BACK_SECONDS = 90.0
-NODE_MEGABYTES = 64
 FULL_MEGABYTES = 16  # the least that Mooncake takes, less than all prompts need
 REQUESTS, DISTINCT, CLIENTS = 240, 60, 4
+LOAD_SECONDS = 5.0
+LINKS = {
+    "100 ms each way to a store node": Quality(delay=0.1),
+    "1 MB/s to a store node": Quality(rate=1e6),
+    "5 % of packets lost to and from a store node": Quality(loss=0.05),
+    "a cut link to a store node": Quality(loss=1),
+}
 
 
-class Store(StrEnum):
-    NOTHING = "nothing"
-    DIRECTORY = "directory"
-    MOONCAKE = "mooncake"
+class Study(StrEnum):
+    SHARING = "sharing"
+    FAULTS = "faults"
+    LINKS = "links"
+    ROUTER = "router"
 
 
-class Mooncake:
-    """A master and store nodes on free ports."""
-
-    def __init__(self, folder: Path, nodes: int, megabytes: int) -> None:
-        port = free_port()
-        self.flags = mooncake_flags(port)
-        self.master = master(folder, port=port, http_port=free_port())
-        self.nodes = [
-            store_node(
-                folder, each, megabytes=megabytes, master_port=port, port=free_port(), http_port=free_port()
-            )
-            for each in range(nodes)
-        ]
-
-    def __enter__(self) -> Mooncake:
-        try:
-            for each in (self.master, *self.nodes):
-                each.start()
-                each.wait_ready()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for each in (*self.nodes, self.master):
-            each.stop(signal.SIGKILL)
-
-
-class Fleet:
-    """Two servers, the answers that must come, and prompts that nobody has asked yet.
-
-    Args:
-        servers: that share a store.
-        references: the answer to every prompt.
-    """
-
-    def __init__(self, servers: Sequence[ServerProcess], references: Sequence[list[int]]) -> None:
-        self.servers = list(servers)
-        self.wrong = self.asked = 0
-        self.slowest = 0.0
-        self._references = references
-        self._next = 0
-
-    def fresh(self, prompts: int = SET) -> list[int]:
-        self._next += prompts
-        assert self._next <= PROMPTS, "too few prompts"
-        return list(range(self._next - prompts, self._next))
-
-    def ask(self, server: ServerProcess, prompts: Sequence[int]) -> float:
-        """Asks them and checks the answers; the share of their whole pages that came from storage."""
-        tokens = 0
-        for index in prompts:
-            began = time.monotonic()
-            reply = answer(server, index)
-            self.slowest = max(self.slowest, time.monotonic() - began)
-            self.asked += 1
-            self.wrong += reply["output_ids"] != self._references[index]
-            tokens += (reply["meta_info"]["cached_tokens_details"] or {}).get("storage", 0)
-        return tokens / (len(prompts) * PROMPT_PAGES * 16)
-
-    def store(self, server: ServerProcess, prompts: Sequence[int]) -> None:
-        """Asks them, and waits until their pages are written, or given up."""
-        before = count(server, "written_pages") + count(server, "unwritten_pages")
-        self.ask(server, prompts)
-        deadline = time.monotonic() + 20
-        wanted = before + len(prompts) * PROMPT_PAGES
-        while count(server, "written_pages") + count(server, "unwritten_pages") < wanted:
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.05)
-
-    def forget(self) -> None:
-        """Empties the memory of both: what is found then comes from the store."""
-        for server in self.servers:
-            flush(server)
-
-    def phase(self, prompts: Sequence[int]) -> float:
-        """Asks both servers, each with an empty memory; the share that came from storage."""
-        self.forget()
-        return sum(self.ask(server, prompts) for server in self.servers) / len(self.servers)
+class Sender(StrEnum):
+    COIN = "coin"
+    ROUTER = "router"
 
 
 Fault = tuple[str, Callable[[Fleet], None], Callable[[Fleet], None]]
@@ -191,6 +112,13 @@ def killed(process: Process) -> tuple[Callable[[Fleet], None], Callable[[Fleet],
     return lambda _: process.stop(signal.SIGKILL), mend
 
 
+def worsened(link: SlowLink, quality: Quality) -> tuple[Callable[[Fleet], None], Callable[[Fleet], None]]:
+    def become(quality: Quality) -> None:
+        link.quality = quality
+
+    return lambda _: become(quality), lambda _: become(Quality())
+
+
 def kill_server(fleet: Fleet) -> None:
     """SIGKILL to all of its processes; it is asked again once it is back."""
     victim = fleet.servers[0]
@@ -209,55 +137,15 @@ def nothing(_: Fleet) -> None:
     pass
 
 
-# ---- servers ----
-
-
-def store_flags(directory: Path, *more: str) -> list[str]:
-    extra = () if more else ("--hicache-storage-backend-extra-config", '{"prefetch_threshold": 16}')
-    return [
-        *COMMON_FLAGS,
-        *("--kv-policy", "importance", "--hicache-ratio", "2", "--kv-importance-store", str(directory)),
-        *("--kv-importance-fetch-timeout-ms", str(int(1000 * FETCH_TIMEOUT_SECONDS))),
-        *("--hicache-storage-prefetch-policy", "wait_complete", "--kv-importance-prewarm", "off"),
-        *extra,
-        *more,
-    ]
-
-
-@contextmanager
-def two_servers(
-    model: Path, folder: Path, store: Store, *, nodes: int = 2, megabytes: int = NODE_MEGABYTES
-) -> Iterator[tuple[list[ServerProcess], Mooncake | None]]:
-    """Two servers over a store of their own, and Mooncake where it is the store."""
-    folder.mkdir()
-    with ExitStack() as stack:
-        mooncake = None
-        if store is Store.MOONCAKE:
-            mooncake = stack.enter_context(Mooncake(folder, nodes, megabytes))
-        servers = []
-        for number in range(2):
-            directory = folder / ("store" if store is Store.DIRECTORY else f"store-{number}")
-            flags = store_flags(directory, *(() if mooncake is None else mooncake.flags))
-            server = ServerProcess(*flags, "--served-model-name", NAME, model=model)
-            server.name = NAME
-            server.expects_faults = True
-            servers.append(stack.enter_context(server))
-        yield servers, mooncake
-
-
-def references_of(model: Path) -> list[list[int]]:
-    flags = ("--kv-policy", "default", "--disable-radix-cache", *COMMON_FLAGS)
-    with ServerProcess(*flags, model=model) as server:
-        return [answer(server, index)["output_ids"] for index in range(PROMPTS)]
-
-
-# ---- the two studies ----
+# ---- the studies ----
 
 
 Rows = list[dict[str, Any]]
 
 
 def study_faults(model: Path, folder: Path, store: Store, references: list[list[int]]) -> Rows:
+    if store is Store.NOTHING:
+        return []
     with two_servers(model, folder, store) as (servers, mooncake):
         fleet = Fleet(servers, references)
         faults: list[Fault] = [("kill -9 of a server", kill_server, nothing)]
@@ -273,73 +161,142 @@ def study_faults(model: Path, folder: Path, store: Store, references: list[list[
             _,
         ):
             rows.append(fault_row(Fleet(servers, references), ("a full store", fill, nothing)))
-    return [{"study": "faults", "store": store.value, **row} for row in rows]
+    return rows
+
+
+def study_links(model: Path, folder: Path, store: Store, references: list[list[int]]) -> Rows:
+    """One of two store nodes is reached by a link that gets worse."""
+    if store is not Store.MOONCAKE:
+        return []
+    with SlowLink() as link, two_servers(model, folder, store, link=link) as (servers, _):
+        fleet = Fleet(servers, references)
+        return [fault_row(fleet, (name, *worsened(link, quality))) for name, quality in LINKS.items()]
 
 
 def study_sharing(model: Path, folder: Path, store: Store, references: list[list[int]]) -> Rows:
-    """The same requests to both servers, each by a coin, by several clients."""
+    return [sharing_row(model, folder / sender, store, references, sender) for sender in Sender]
+
+
+def sharing_row(
+    model: Path, folder: Path, store: Store, references: list[list[int]], sender: Sender
+) -> dict[str, Any]:
+    """The same requests to both servers, by several clients; who gets one, a coin or the router says."""
     rng = random.Random(7)
     requests = [(int(DISTINCT * rng.random() ** 2), rng.randrange(2)) for _ in range(REQUESTS)]
-    with two_servers(model, folder, store) as (servers, _):
+    folder.parent.mkdir(exist_ok=True)
+    with two_servers(model, folder, store) as (servers, _), ExitStack() as stack:
+        front = stack.enter_context(Routed(folder, servers)) if sender is Sender.ROUTER else None
+        admitted = [server.get("/kv_importance")["hits"]["requests"] for server in servers]
 
         def one(request: tuple[int, int]) -> tuple[dict[str, int], bool]:
             index, number = request
-            reply = answer(servers[number], index)
+            reply = answer(servers[number], index) if front is None else front.answer(index)
+            assert reply is not None, "the router has an answer for every request"
             details = reply["meta_info"]["cached_tokens_details"] or {}
             return details, reply["output_ids"] == references[index]
 
-        began = time.monotonic()
         with ThreadPoolExecutor(CLIENTS) as pool:
             answers = list(pool.map(one, requests))
-        seconds = time.monotonic() - began
+        busiest = max(
+            server.get("/kv_importance")["hits"]["requests"] - before
+            for server, before in zip(servers, admitted, strict=True)
+        )
     prompt_tokens = REQUESTS * PROMPT_TOKENS
     tiers = ("device", "host", "storage")
     found = {tier: sum(details.get(tier, 0) for details, _ in answers) for tier in tiers}
-    row = {
-        "study": "sharing",
-        "store": store.value,
+    return {
+        "sent_by": sender.value,
         "requests": REQUESTS,
         "prompt_tokens": prompt_tokens,
         "wrong_tokens": sum(not right for _, right in answers),
         **{f"from_{tier}": round(tokens / prompt_tokens, 4) for tier, tokens in found.items()},
         "computed": round(1 - sum(found.values()) / prompt_tokens, 4),
-        "requests_per_second": round(REQUESTS / seconds, 2),
+        "busiest_server": round(busiest / REQUESTS, 3),
+    }
+
+
+def study_router(model: Path, folder: Path, store: Store, references: list[list[int]]) -> Rows:
+    """Clients ask without a pause while one of the servers dies, is missed, and comes back."""
+    ended = threading.Event()
+    with two_servers(model, folder, store) as (servers, _), Routed(folder, servers) as front:
+        victim = servers[0]
+
+        def ask(client: int) -> list[tuple[float, bool | None]]:
+            rng = random.Random(client)
+            answers: list[tuple[float, bool | None]] = []
+            while not ended.is_set():
+                index = int(DISTINCT * rng.random() ** 2)
+                began = time.monotonic()
+                reply = front.answer(index)
+                is_right = None if reply is None else reply["output_ids"] == references[index]
+                answers.append((time.monotonic() - began, is_right))
+            return answers
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            clients = [pool.submit(ask, client) for client in range(CLIENTS)]
+            try:
+                time.sleep(LOAD_SECONDS)
+                victim._end()
+                wait_until(lambda: not front.healthy()[victim.base_url])
+                time.sleep(LOAD_SECONDS)
+                victim.spawn()
+                victim.wait_ready()
+                wait_until(lambda: front.healthy()[victim.base_url])
+                time.sleep(LOAD_SECONDS)
+            finally:
+                ended.set()
+            answers = [each for client in clients for each in client.result()]
+    row = {
+        "asked": len(answers),
+        "wrong_tokens": sum(is_right is False for _, is_right in answers),
+        "failed": sum(is_right is None for _, is_right in answers),
+        "slowest_answer_seconds": round(max(seconds for seconds, _ in answers), 2),
     }
     return [row]
 
 
+STUDIES: dict[Study, Callable[[Path, Path, Store, list[list[int]]], Rows]] = {
+    Study.SHARING: study_sharing,
+    Study.FAULTS: study_faults,
+    Study.LINKS: study_links,
+    Study.ROUTER: study_router,
+}
+
+
 def main(
     stores: Annotated[
-        list[Store] | None,
-        typer.Option("--store", help="To try, several times for several; rows of the others are kept."),
+        list[Store] | None, typer.Option("--store", help="To try, several times for several.")
+    ] = None,
+    studies: Annotated[
+        list[Study] | None, typer.Option("--study", help="To make, several times for several.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File in place of benchmark/results/fleet.json.")] = None,
 ) -> None:
-    """Kill parts of a fleet, and measure what sharing is worth."""
-    chosen = stores or list(Store)
+    """Kill parts of a fleet, worsen its links, and measure what sharing is worth. Other rows are kept."""
+    chosen = [(study, store) for study in studies or Study for store in stores or Store]
     warm_start.is_on = True  # no start is measured
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and links end with it
     path = out or RESULTS / "fleet.json"
     known: Rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    rows = [row for row in known if row["store"] not in chosen]
+    rows = [row for row in known if (row["study"], row["store"]) not in chosen]
     with tempfile.TemporaryDirectory() as temporary, Progress() as progress:
         folder = Path(temporary)
         (folder / "model").mkdir()
         model = write_random_llama(folder / "model")
-        task = progress.add_task("Fleet", total=2 * len(chosen) + 1)
+        task = progress.add_task("Fleet", total=len(chosen) + 1)
         references = references_of(model)
         progress.advance(task)
-        for store in chosen:
+        for study, store in chosen:
             try:
-                rows += study_sharing(model, folder / f"sharing-{store}", store, references)
-                progress.advance(task)
-                if store is not Store.NOTHING:
-                    rows += study_faults(model, folder / f"faults-{store}", store, references)
-                progress.advance(task)
-            except FleetError as error:
+                found = STUDIES[study](model, folder / f"{study}-{store}", store, references)
+            except (FleetError, LinkError) as error:
                 sys.exit(f"fleet.py: {error}")
-    for study in ("sharing", "faults"):
-        if chosen_rows := [row for row in rows if row["study"] == study]:
-            print_rows(study, chosen_rows)
+            rows += [{"study": study.value, "store": store.value, **row} for row in found]
+            progress.advance(task)
+    rows.sort(key=lambda row: (list(Study).index(row["study"]), list(Store).index(row["store"])))
+    for study in Study:
+        if found := [row for row in rows if row["study"] == study]:
+            print_rows(study, found)
     write_results("fleet", rows, out=out)
 
 

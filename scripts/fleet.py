@@ -2,10 +2,12 @@
 
     python scripts/fleet.py                     two servers on 127.0.0.1:30000 and 30001, over one directory
     python scripts/fleet.py --store mooncake    over Mooncake: a master and two store nodes, by TCP
+    python scripts/fleet.py --router 8000       behind sglang's own router on 127.0.0.1:8000
     python scripts/fleet.py --ledger postgresql://user@host/database --servers 3 -- --model-path <model>
 
 Flags behind -- go to every server, with the defaults of scripts/serve.sh. What ends is started again.
 Mooncake needs libibverbs1 and mooncake-transfer-engine; without CUDA, mooncake-transfer-engine-non-cuda.
+The router needs sglang-router.
 --dry-run prints the commands: on several machines, run these with the addresses of the machines.
 """
 
@@ -21,7 +23,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleet_processes import HOST, FleetError, Process, master, mooncake_flags, store_node
+from fleet_processes import HOST, FleetError, Process, master, mooncake_flags, router, store_node
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_SECONDS = 1.0
@@ -43,25 +45,33 @@ def server(folder: Path, number: int, port: int, flags: Sequence[str]) -> Proces
     return Process(f"server-{number}", command, f"http://{HOST}:{port}/health", folder)
 
 
-def members(options: argparse.Namespace, flags: Sequence[str]) -> list[Process]:
-    """Every program of the fleet, in the order in which they start."""
+def stages(options: argparse.Namespace, flags: Sequence[str]) -> list[list[Process]]:
+    """Every program of the fleet; those of a stage need those of the stages before it."""
     folder: Path = options.folder
     wanted = [*flags, "--kv-importance-ledger", options.ledger or str(folder / "ledger")]
-    first: list[Process] = []
+    found: list[list[Process]] = []
     if options.store == "mooncake":
-        first = [master(folder)]
-        first += [
-            store_node(folder, each, megabytes=options.store_megabytes) for each in range(options.nodes)
-        ]
+        nodes = [store_node(folder, each, megabytes=options.store_megabytes) for each in range(options.nodes)]
+        found = [[master(folder)], nodes]
         # What fails a check is set aside in a directory of each server's own.
         stores = [folder / f"set-aside-{number}" for number in range(options.servers)]
         wanted += mooncake_flags()
     else:
         stores = [Path(options.store or folder / "store")] * options.servers
-    return first + [
+    servers = [
         server(folder, number, options.port + number, [*wanted, "--kv-importance-store", str(store)])
         for number, store in enumerate(stores)
     ]
+    found.append(servers)
+    if options.router is not None:
+        urls = [url(each) for each in servers]
+        found.append([router(folder, urls, port=options.router, metrics_port=options.router + 1)])
+    return found
+
+
+def url(process: Process) -> str:
+    """The address of a server, or of the router."""
+    return process.health.rpartition("/")[0]
 
 
 def watch(fleet: Sequence[Process]) -> None:
@@ -88,6 +98,12 @@ def main() -> None:
     add = parser.add_argument
     add("--servers", type=int, default=2, help="servers (default: 2)")
     add("--port", type=int, default=30000, help="of the first; the next follow (default: 30000)")
+    add(
+        "--router",
+        type=int,
+        metavar="PORT",
+        help="sglang's router in front, on this port; its metrics on the next",
+    )
     add("--store", default="", help="mooncake, or a directory that all servers share")
     add("--nodes", type=int, default=2, help="store nodes of Mooncake (default: 2)")
     add("--store-megabytes", type=int, default=512, help="memory of each store node (default: 512)")
@@ -103,28 +119,30 @@ def main() -> None:
 
 def run(options: argparse.Namespace, flags: Sequence[str]) -> None:
     """Starts the fleet and watches over it; ends all of it with itself."""
-    fleet = members(options, flags)
+    started_in_order = stages(options, flags)
+    fleet = [each for stage in started_in_order for each in stage]
     if options.dry_run:
         for each in fleet:
             print(shlex.join(each.command))
         return
     options.folder.mkdir(parents=True, exist_ok=True)
-    urls = [each.health.removesuffix("/health") for each in fleet if each.name.startswith("server-")]
+    servers = [url(each) for each in fleet if each.name.startswith("server-")]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for each in fleet:
             if each.is_healthy():
                 raise FleetError(
-                    f"something answers at {each.health} already: stop it, or choose another --port"
+                    f"something answers at {each.health} already: stop it, or choose another port"
                 )
-        for each in fleet:
-            each.start()
-            if not each.name.startswith("server-"):
-                each.wait_ready()  # servers need it
-        for each in fleet:
-            each.wait_ready()
+        for stage in started_in_order:
+            for each in stage:
+                each.start()
+            for each in stage:
+                each.wait_ready()
         print(f"{len(fleet)} processes are ready, logs in {options.folder}")
-        print(f"look at it: sgl-importance fleet {' '.join(urls)}", flush=True)
+        if options.router is not None:
+            print(f"send requests to {url(fleet[-1])}")
+        print(f"look at it: sgl-importance fleet {' '.join(servers)}", flush=True)
         watch(fleet)
     except KeyboardInterrupt:
         pass

@@ -1,4 +1,4 @@
-"""The programs of a fleet: Mooncake's master and store nodes, each with its log, health and end."""
+"""The programs of a fleet, each with its log, health and end: Mooncake's and sglang's router."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -110,10 +111,12 @@ def mooncake_program(name: str) -> str:
     )
 
 
-def master(folder: Path, *, port: int = MASTER_PORT, http_port: int = MASTER_HTTP_PORT) -> Process:
+def master(
+    folder: Path, *, host: str = HOST, port: int = MASTER_PORT, http_port: int = MASTER_HTTP_PORT
+) -> Process:
     """Knows which node holds which page, and evicts by its own LRU."""
     command = [
-        *(mooncake_program("mooncake_master"), f"--rpc_port={port}", f"--rpc_address={HOST}"),
+        *(mooncake_program("mooncake_master"), f"--rpc_port={port}", f"--rpc_address={host}"),
         *(f"--metrics_host={HOST}", f"--metrics_port={http_port}"),
         # What a killed node held is forgotten after this, and its pages are misses.
         "--client_ttl=5",
@@ -126,34 +129,60 @@ def store_node(
     number: int,
     *,
     megabytes: int,
+    host: str = HOST,
+    master_host: str = HOST,
     master_port: int = MASTER_PORT,
     port: int = NODE_PORT,
     http_port: int = NODE_HTTP_PORT,
 ) -> Process:
-    """Lends memory to the store."""
+    """Lends memory to the store; on another machine, the address by which the others reach it is ``host``."""
     command = [
-        *(mooncake_program("mooncake_client"), f"--host={HOST}", f"--port={port + number}"),
+        *(mooncake_program("mooncake_client"), f"--host={host}", f"--port={port + number}"),
         *(
             "--metadata_server=P2PHANDSHAKE",
-            f"--master_server_address={HOST}:{master_port}",
+            f"--master_server_address={master_host}:{master_port}",
             "--protocol=tcp",
         ),
         *(f"--global_segment_size={megabytes}MB", "--enable_http_server=true"),
         f"--http_port={http_port + number}",
     ]
-    health = f"http://{HOST}:{http_port + number}/health"
+    health = f"http://{host}:{http_port + number}/health"
     return Process(f"mooncake-node-{number}", command, health, folder)
 
 
-def mooncake_flags(master_port: int = MASTER_PORT) -> list[str]:
+def router(
+    folder: Path, servers: Sequence[str], *, port: int, metrics_port: int, flags: Sequence[str] = ()
+) -> Process:
+    """sglang's own router: it sends a prompt to the server that has had the most of its beginning.
+
+    By itself it would look at a server once a minute, and trust one that refuses connections ten times.
+
+    Args:
+        servers: their addresses. One that is down is left out until it answers again.
+        flags: of the router, behind ours.
+    """
+    if find_spec("sglang_router") is None:
+        raise FleetError("--router needs sglang's router: pip install sglang-router")
+    command = [
+        *(sys.executable, "-m", "sglang_router.launch_router", "--host", HOST, "--port", str(port)),
+        *("--prometheus-host", HOST, "--prometheus-port", str(metrics_port), "--log-level", "warn"),
+        *("--policy", "cache_aware", "--health-check-interval-secs", "2", "--health-check-timeout-secs", "5"),
+        *("--cb-failure-threshold", "2", "--cb-timeout-duration-secs", "5", "--cb-success-threshold", "1"),
+        *("--worker-startup-check-interval", "1", "--shutdown-grace-period-secs", "5"),
+        *("--worker-urls", *servers, *flags),
+    ]
+    return Process("router", command, f"http://{HOST}:{port}/readiness", folder)
+
+
+def mooncake_flags(master_port: int = MASTER_PORT, *, host: str = HOST) -> list[str]:
     """Of a server that stores its pages there, under our checks, and lends no memory itself.
 
     Servers find each other's pages under one ``--served-model-name``: upstream puts it into the names.
     """
     settings = {
-        "master_server_address": f"{HOST}:{master_port}",
+        "master_server_address": f"{host}:{master_port}",
         "metadata_server": "P2PHANDSHAKE",
-        "local_hostname": HOST,
+        "local_hostname": host,
         "protocol": "tcp",
         "global_segment_size": 0,
         "prefetch_threshold": 16,

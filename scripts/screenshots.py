@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the pictures of the live page in docs/img: a server with the embedded model, traffic, and Chromium.
+"""Makes the pictures of the pages in docs/img: servers with the embedded model, traffic, and Chromium.
 
     .venv/bin/python scripts/screenshots.py [--out FOLDER]
 
@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "test"))
 
+from sgl_importance.client.fleet_page import FleetPage  # noqa: E402
+from sgl_importance.client.fleet_view import FleetView  # noqa: E402
 from sgl_importance.probe import checkpoint_path  # noqa: E402
 from sgl_importance.probe.tasks import make_document  # noqa: E402
 
@@ -41,11 +45,11 @@ VIEWS = {
 }
 
 
-def fill(server: ServerProcess) -> None:
+def fill(server: ServerProcess, turns: int = 60) -> None:
     """Two assistants that answer questions about documents, some often: more than the device holds."""
     rng = Random(7)
     documents = [make_document(rng.randint(120, 420), seed) for seed in range(8)]
-    for turn in range(60):
+    for turn in range(turns):
         time.sleep(SECONDS_BETWEEN)
         document = documents[min(rng.randrange(len(documents)), rng.randrange(len(documents)))]
         names = list(document.records)
@@ -73,6 +77,9 @@ def main() -> None:
     with ServerProcess(*FLAGS, model=checkpoint_path()) as server:
         fill(server)
         take(server.base_url, arguments.out)
+        with ServerProcess(*FLAGS, model=checkpoint_path()) as other:
+            fill(other, turns=30)
+            take_fleet([server.base_url, other.base_url], arguments.out)
 
 
 def take(url: str, out: Path) -> None:
@@ -92,6 +99,20 @@ def take(url: str, out: Path) -> None:
             page.screenshot(path=file, full_page=True)
             print(file)
             page.close()
+
+
+def take_fleet(urls: Sequence[str], out: Path) -> None:
+    """A picture of the page of all servers."""
+    with FleetPage(FleetView(urls), 0) as fleet, open_browser() as browser:
+        thread = threading.Thread(target=fleet.serve_forever)
+        thread.start()
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        page.goto(fleet.url)
+        page.wait_for_selector("[data-prefix]")
+        page.screenshot(path=out / "fleet.png", full_page=True)
+        print(out / "fleet.png")
+        fleet.shutdown()
+        thread.join()
 
 
 if __name__ == "__main__":

@@ -59,6 +59,15 @@ class Prefix:
     def key(self) -> tuple[object, ...]:
         return self.input_ids, self.extra_key, self.cache_salt
 
+    @property
+    def body(self) -> dict[str, Any]:
+        """It in the body of a request."""
+        return {
+            "input_ids": list(self.input_ids),
+            "extra_key": self.extra_key,
+            "cache_salt": self.cache_salt,
+        }
+
 
 def ask_all(
     asked: Sequence[S], question: Callable[[S], T], advance: Callable[[], None]
@@ -160,12 +169,7 @@ def hot_prefixes_of(member: Member, count: int) -> list[Prefix]:
 def uses_of(member: Member, prefix: Prefix) -> dict[str, Any]:
     """How often requests of this member went through the whole of a prefix, and the tiers of its end."""
     rank = "" if member.dp_rank is None else f"?dp_rank={member.dp_rank}"
-    body = {
-        "input_ids": list(prefix.input_ids),
-        "extra_key": prefix.extra_key,
-        "cache_salt": prefix.cache_salt,
-    }
-    found = member.server.post(f"/find{rank}", body)
+    found = member.server.post(f"/find{rank}", prefix.body)
     if not found["path"] or found["matched_tokens"] < len(prefix.input_ids):
         return {"name": member.name, "uses": 0, "tiers": []}
     try:
@@ -177,8 +181,8 @@ def uses_of(member: Member, prefix: Prefix) -> dict[str, Any]:
 
 def hottest(
     prefixes: Iterable[Prefix], members: Sequence[Member], count: int, advance: Callable[[], None]
-) -> list[dict[str, Any]]:
-    """The prefixes that all members together use most, each once, with the uses on each member.
+) -> list[tuple[Prefix, dict[str, Any]]]:
+    """The prefixes that all members together use most, each once, and its row with the uses on each member.
 
     A member that cut its tree elsewhere is counted by the node that the end of the prefix lies in. One that
     cannot be asked any more is left out.
@@ -195,19 +199,32 @@ def hottest(
         return [uses_of(member, prefix) for prefix in known]
 
     answers = [each for each in ask_all(members, ask, advance) if not isinstance(each, ServerError)]
-    rows = [
-        {
-            "label": prefix.label,
-            "tokens": prefix.tokens,
-            "prefix_tokens": len(prefix.input_ids),
-            "extra_key": prefix.extra_key,
-            "cache_salt": prefix.cache_salt,
-            "uses": sum(of_member[number]["uses"] for of_member in answers),
-            "members": [of_member[number] for of_member in answers],
-        }
+    rows: list[tuple[Prefix, dict[str, Any]]] = [
+        (
+            prefix,
+            {
+                "label": prefix.label,
+                "tokens": prefix.tokens,
+                "prefix_tokens": len(prefix.input_ids),
+                "extra_key": prefix.extra_key,
+                "cache_salt": prefix.cache_salt,
+                "uses": sum(of_member[number]["uses"] for of_member in answers),
+                "members": [of_member[number] for of_member in answers],
+            },
+        )
         for number, prefix in enumerate(known)
     ]
-    return sorted(rows, key=lambda row: row["uses"] * row["tokens"], reverse=True)[:count]
+    return sorted(rows, key=lambda row: row[1]["uses"] * row[1]["tokens"], reverse=True)[:count]
+
+
+def pins_of(server: Server) -> dict[str, Any]:
+    """Its pins, which all of its data-parallel ranks hold.
+
+    Raises:
+        ServerError: it is not there, refuses, or runs without us.
+    """
+    answer = server.get("/pins")
+    return next(each for each in answer.get("dp_ranks", [answer]) if each is not None)
 
 
 def pins_together(answers: Iterable[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -31,13 +31,16 @@ from sgl_importance.client.fleet import (
     hot_prefixes_of,
     hottest,
     members_of,
+    pins_of,
     pins_together,
     summary_of,
     together,
 )
+from sgl_importance.client.fleet_page import FleetPage
+from sgl_importance.client.fleet_view import FleetView
 from sgl_importance.client.pin_commands import pinned_sentence
 from sgl_importance.client.server_client import Server, ServerError
-from sgl_importance.terminal import counted, fail, one_line, show
+from sgl_importance.terminal import counted, fail, interrupted, one_line, show
 
 UNREACHED_EXIT_CODE = 1
 """Of a command that worked on some servers and not on others."""
@@ -80,7 +83,7 @@ def fleet_show(
         with counted("Looking for the hottest prefixes", 2 * len(members)) as advance:
             lists = ask_all(members, lambda member: hot_prefixes_of(member, hot), advance)
             prefixes = [prefix for each in lists if not isinstance(each, ServerError) for prefix in each]
-            rows = hottest(prefixes, members, hot, advance)
+            rows = [row for _, row in hottest(prefixes, members, hot, advance)]
     summaries = [summary_of(member) for member in members]
     if as_json:
         document = {"members": summaries, "together": together(summaries), "hottest": rows}
@@ -154,7 +157,7 @@ def fleet_unpin(
 def fleet_pins(urls: Urls, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """List the pins of all servers, and who holds them."""
     with _servers(urls, api_key) as servers, counted("Asking the servers", len(servers)) as advance:
-        found = ask_all(servers, _pins_of, advance)
+        found = ask_all(servers, pins_of, advance)
         unreached = _unreached(servers, found)
         answers = _answers(servers, found)
     rows = pins_together(answers.items())
@@ -163,6 +166,26 @@ def fleet_pins(urls: Urls, api_key: ApiKey = None, as_json: AsJson = False) -> N
     else:
         show(_pins_table(rows, len(servers)))
     _end(unreached)
+
+
+@app.command("page")
+def fleet_page(
+    urls: Urls,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="To listen on, on this machine only; 0 is any.")
+    ] = 29900,
+) -> None:
+    """Serve a page of all servers, with pins for all, until Ctrl-C. The browser asks for their API key."""
+    try:
+        page = FleetPage(FleetView(urls), port)
+    except OSError as error:
+        fail(f"port {port} cannot be had ({error.strerror}): give another --port")
+    with page:
+        typer.echo(f"{page.url} shows {len(page.view.urls)} servers until Ctrl-C")
+        try:
+            page.serve_forever()
+        except KeyboardInterrupt:
+            interrupted()
 
 
 # ---- the servers ----
@@ -197,12 +220,6 @@ def _end(unreached: dict[str, str]) -> None:
         typer.echo(f"skipped {one_line(url)}: {one_line(reason)}", err=True)
     if unreached:
         raise typer.Exit(UNREACHED_EXIT_CODE)
-
-
-def _pins_of(server: Server) -> dict[str, Any]:
-    """Its pins, which all of its data-parallel ranks hold."""
-    answer = server.get("/pins")
-    return next(each for each in answer.get("dp_ranks", [answer]) if each is not None)
 
 
 # ---- tables ----

@@ -22,6 +22,7 @@ from sgl_importance.client.client_arguments import (
     print_json,
     prompt_body,
 )
+from sgl_importance.client.fleet import pins_of
 from sgl_importance.client.server_client import DEFAULT_URL
 from sgl_importance.terminal import show
 
@@ -83,7 +84,7 @@ def unpin(
 def pins(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """List the pins of a running server, and what their budget is spent on."""
     with connected(url, api_key) as server:
-        answer = server.get("/pins")
+        answer = server.get("/pins") if as_json else pins_of(server)
     if as_json:
         print_json(answer)
         return

@@ -16,6 +16,10 @@ class ServerError(Exception):
     """The server is not there, refused, or answered nonsense; the message is one line."""
 
 
+class KeyRefused(ServerError):
+    """The server wants another API key, or one at all."""
+
+
 class Server:
     """Asks one server.
 
@@ -80,7 +84,7 @@ class Server:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ServerError(f"no server at {self.url} ({reason}): start one, or give --url") from None
         if answer.status_code in (401, 403):
-            raise ServerError(f"{self.url} refuses the key: give --api-key or set SGLANG_API_KEY")
+            raise KeyRefused(f"{self.url} refuses the key: give --api-key or set SGLANG_API_KEY")
         if answer.is_error:
             raise ServerError(self._explain(route, answer))
         document = _json_of(answer)

@@ -91,6 +91,23 @@ def test_what_another_forgot_meanwhile_is_forgotten_once(
     two.close()
 
 
+def test_two_databases_keep_two_fleets_of_one_model_apart(database: Postgres) -> None:
+    """Rows, pins and clock of one are unknown to the other, and so is what it forgets."""
+    database.execute("CREATE DATABASE other_fleet")
+    try:
+        with closing(open_ledger(database.url)) as ours:
+            with closing(open_ledger(database.url.replace("/postgres?", "/other_fleet?"))) as theirs:
+                ours.write([record([1, 2, 3, 4])], clock=5, requests=5)
+                theirs.write([record([5, 6, 7, 8])], clock=2, requests=2)
+                assert (ours.clock, theirs.clock) == (5, 2)
+                assert [list(row.token_ids or ()) for row in theirs.prefixes()] == [[5, 6, 7, 8]]
+            database.forget()
+            with closing(open_ledger(database.url.replace("/postgres?", "/other_fleet?"))) as theirs:
+                assert (len(theirs), theirs.clock) == (1, 2)
+    finally:
+        database.execute("DROP DATABASE other_fleet WITH (FORCE)")
+
+
 def test_a_database_that_is_down_is_named_with_the_cure(database: Postgres) -> None:
     database.stop()
     with pytest.raises(LedgerUnusable) as refused:

@@ -57,6 +57,25 @@ def test_without_mooncake_the_package_is_named() -> None:
     assert "pip install mooncake-transfer-engine" in line
 
 
+@pytest.mark.skipif(find_spec("sglang_router") is not None, reason="sglang's router is installed")
+def test_without_the_router_the_package_is_named() -> None:
+    done = dry_run("--router", "29500")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "pip install sglang-router" in line
+
+
+@pytest.mark.skipif(find_spec("sglang_router") is None, reason="sglang's router is not installed")
+def test_the_router_knows_every_server() -> None:
+    done = dry_run("--port", "29400", "--servers", "3", "--router", "29500")
+    assert done.returncode == 0, done.stderr
+    *servers, front = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert len(servers) == 3
+    urls = [f"http://127.0.0.1:{value(command, '--port')}" for command in servers]
+    assert front[front.index("--worker-urls") + 1 :] == urls
+    assert value(front, "--port") == "29500"
+
+
 def process(folder: Path, script: str) -> Process:
     return Process("some", ["bash", "-c", script], "http://127.0.0.1:9/health", folder)
 

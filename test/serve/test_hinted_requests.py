@@ -152,6 +152,26 @@ def test_the_native_route_takes_and_gives_the_same(server: ServerProcess) -> Non
     assert "kv_importance" in second["meta_info"]
 
 
+def test_hints_may_stand_as_text_in_openai_s_metadata(server: ServerProcess) -> None:
+    client = server.openai_client()
+    chat = {"model": server.name, "messages": _messages(1), "max_tokens": 2}
+    told = client.chat.completions.create(**chat, metadata={"kv_hints": '{"report": true}', "other": "{"})
+    assert told.usage.kv_importance["prompt_tokens"] == told.usage.prompt_tokens
+    # Of two, the field counts: a gateway that carries it carries both.
+    both = client.chat.completions.create(
+        **chat, metadata={"kv_hints": '{"report": true}'}, extra_body={"kv_hints": {}}
+    )
+    assert "kv_importance" not in both.usage.model_dump()
+    for text in ("{", {"report": True}):
+        refused = httpx.post(
+            f"{server.base_url}/v1/chat/completions",
+            json={**chat, "metadata": {"kv_hints": text}},
+            trust_env=False,
+        )
+        assert refused.status_code == 400
+        assert "metadata.kv_hints: Input should be JSON in a text" in refused.text
+
+
 def test_lost_tokens_are_told_with_when_and_why(server: ServerProcess) -> None:
     assert _chat(server, 30)["lost_tokens"] == 0
     _fill(server, range(31, 37))

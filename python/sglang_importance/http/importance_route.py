@@ -18,10 +18,9 @@ Digest = Annotated[str, StringConstraints(pattern=f"^[0-9a-fA-F]{{{2 * DIGEST_BY
 class ImportanceBody(BaseModel):
     """Body of ``POST /kv_importance/importance``."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid")
 
-    keys: list[Digest] = Field(max_length=MAX_KEYS)
-    """Chained digests of pages, hexadecimal."""
+    keys: list[Digest] = Field(max_length=MAX_KEYS, description="Chained digests of pages, hexadecimal.")
 
 
 @wants_key

@@ -19,19 +19,25 @@ MAX_TTL_SECONDS = 10 * 366 * 86_400.0
 class PinBody(Prompt):
     """Body of ``POST /kv_importance/pin``."""
 
-    ttl_seconds: float | None = Field(None, gt=0, le=MAX_TTL_SECONDS)
-    """How long the pin counts; without it, until it is unpinned or nobody uses it any more."""
-    pin_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    """Its name, so that several servers can hold one pin; without it, a new one."""
+    ttl_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_TTL_SECONDS,
+        description="How long the pin counts; without it, until it is unpinned or nobody uses it any more.",
+    )
+    pin_id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="Its name, so that several servers can hold one pin; without it, a new one.",
+    )
 
 
 class UnpinBody(BaseModel):
     """Body of ``POST /kv_importance/unpin``."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid")
 
-    pin_id: str = Field(min_length=1)
-    """As the answer to ``pin`` named it."""
+    pin_id: str = Field(min_length=1, description="As the answer to ``pin`` named it.")
 
 
 @wants_key

@@ -25,7 +25,7 @@ from sglang_importance.http import openapi, prewarm_metrics
 from sglang_importance.http.prewarming import RESERVE, Job, Prewarmer, State, requests_under_way
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.http.scheduler_client import ask, ask_each, document_of, json_body, validated
-from sglang_importance.http.server_state import tokenizer_manager, wants_key
+from sglang_importance.http.server_state import server_arguments, tokenizer_manager, wants_key
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,12 @@ COMPUTED_STEP_TOKENS = 64
 class PrewarmRequest(Prompt):
     """Body of ``POST /kv_importance/prewarm``; without a prompt, the ledger chooses what is brought in."""
 
-    max_seconds: float | None = Field(None, gt=0, le=MAX_SECONDS)
-    """After which the job ends; without it, ``--kv-importance-prewarm-seconds``."""
+    max_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_SECONDS,
+        description="After which the job ends; without it, ``--kv-importance-prewarm-seconds``.",
+    )
 
     def check_form(self) -> None:
         if self.has_prompt:
@@ -161,6 +165,8 @@ def _plan(facts: dict[str, Any], max_seconds: float) -> list[WarmPath]:
 
 
 def _jobs(request: Request) -> Jobs:
+    if (mode := server_arguments().disaggregation_mode) != "null":  # a prompt goes through two servers
+        raise HTTPException(status_code=501, detail=f"a {mode} server does not pre-warm: send it requests")
     jobs: Jobs | None = getattr(request.app.state, "kv_importance_prewarm", None)
     if jobs is None:  # one of several processes would not know when requests of the others wait
         problem = "a server with several tokenizer workers does not pre-warm: use --tokenizer-worker-num 1"
@@ -173,7 +179,7 @@ async def post_prewarm(request: Request) -> dict[str, Any]:
     """Starts to bring a prompt's prefix, or what the ledger values most, into the cache.
 
     Answers ``job_id``, and the ``tokens`` of a prompt. An empty body is as good as ``{}``. 501, as of all
-    these routes, where the server has several tokenizer workers.
+    these routes, where the server has several tokenizer workers, or is one for prefill or decode only.
     """
     chosen = validated(PrewarmRequest, await json_body(request) if await request.body() else {})
     jobs = _jobs(request)

@@ -27,20 +27,22 @@ class Prompt(BaseModel):
     to the last token that the template writes in both.
     """
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid")
 
-    text: str | None = Field(None, min_length=1)
-    """As in ``/generate`` and ``/v1/completions``."""
-    messages: list[dict[str, Any]] | None = Field(None, min_length=1)
-    """As in ``/v1/chat/completions``."""
-    tools: list[dict[str, Any]] | None = None
-    """Definitions that the template writes into the prompt; only with ``messages``."""
-    input_ids: list[TokenId] | None = Field(None, min_length=1)
-    """Token ids, passed on as they are."""
-    cache_salt: str | None = None
-    """Of the requests that share the prefix; requests of other salts never do."""
-    extra_key: str | None = None
-    """The same, for requests that carry one."""
+    text: str | None = Field(None, min_length=1, description="As in ``/generate`` and ``/v1/completions``.")
+    messages: list[dict[str, Any]] | None = Field(
+        None, min_length=1, description="As in ``/v1/chat/completions``."
+    )
+    tools: list[dict[str, Any]] | None = Field(
+        None, description="Definitions that the template writes into the prompt; only with ``messages``."
+    )
+    input_ids: list[TokenId] | None = Field(
+        None, min_length=1, description="Token ids, passed on as they are."
+    )
+    cache_salt: str | None = Field(
+        None, description="Of the requests that share the prefix; requests of other salts never do."
+    )
+    extra_key: str | None = Field(None, description="The same, for requests that carry one.")
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:

@@ -15,12 +15,9 @@ from sglang_importance.operations.snapshot import DEFAULT_LIMIT, MAX_LIMIT
 class SnapshotQuery(OfRank):
     """Query parameters of ``GET /kv_importance``."""
 
-    limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
-    """Nodes in this page."""
-    cursor: str | None = None
-    """``next_cursor`` of the page before."""
-    min_tokens: int = Field(0, ge=0)
-    """Leaves out nodes with fewer tokens."""
+    limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="Nodes in this page.")
+    cursor: str | None = Field(None, description="``next_cursor`` of the page before.")
+    min_tokens: int = Field(0, ge=0, description="Leaves out nodes with fewer tokens.")
 
 
 @wants_key

@@ -18,32 +18,31 @@ from sglang_importance.tree.event_log import CAPACITY
 class TreeQuery(OfRank):
     """Query parameters of ``GET /kv_importance/tree``."""
 
-    root: int | None = Field(None, ge=0)
-    """Node to begin with; without it, the root."""
-    depth: int = Field(DEFAULT_DEPTH, ge=1)
-    """Levels of nodes."""
-    min_tokens: int = Field(0, ge=0)
-    """Nodes that hold fewer, themselves and below, are only counted."""
-    limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
-    """Nodes to list; the others are only counted."""
+    root: int | None = Field(None, ge=0, description="Node to begin with; without it, the root.")
+    depth: int = Field(DEFAULT_DEPTH, ge=1, description="Levels of nodes.")
+    min_tokens: int = Field(
+        0, ge=0, description="Nodes that hold fewer, themselves and below, are only counted."
+    )
+    limit: int = Field(
+        DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="Nodes to list; the others are only counted."
+    )
 
 
 class NodePath(BaseModel):
     """Path parameters of ``GET /kv_importance/node/{node_id}`` and of its prompt."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid")
 
-    node_id: int
-    """Of a node that the tree or its events named."""
+    node_id: int = Field(description="Of a node that the tree or its events named.")
 
 
 class EventsQuery(OfRank):
     """Query parameters of ``GET /kv_importance/events``."""
 
-    since: int = Field(0, ge=0)
-    """Serial number of the first event that is wanted: ``next`` of the answer before."""
-    limit: int = Field(200, ge=1, le=CAPACITY)
-    """Events at most; of more, the newest."""
+    since: int = Field(
+        0, ge=0, description="Serial number of the first event that is wanted: ``next`` of the answer before."
+    )
+    limit: int = Field(200, ge=1, le=CAPACITY, description="Events at most; of more, the newest.")
 
 
 @wants_key

@@ -13,15 +13,10 @@ from fastapi import FastAPI
 from starlette.responses import FileResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sgl_importance.ui.page_files import HEADERS, MEDIA_TYPES, SHARED, parts_in
+
 PATH = "/kv_importance/ui"
 FILES = Path(__file__).parents[1] / "ui"
-MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-HEADERS = {
-    "Cache-Control": "no-cache",
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 class OpenPage:
@@ -33,8 +28,7 @@ class OpenPage:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        files = (file for file in FILES.iterdir() if file.suffix in MEDIA_TYPES and file.suffix != ".html")
-        self._files = {f"{PATH}/{file.name}": file for file in files}
+        self._files = {f"{PATH}/{name}": file for name, file in parts_in(SHARED, FILES).items()}
         self._files[PATH] = FILES / "index.html"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,58 +1,6 @@
-// Requests to the server that served this page, under its API key where it has one.
+// The routes below /kv_importance/ that the live page asks.
 
-import { $ } from "./dom.js";
-
-const STORED_KEY = "kv-importance-api-key";
-const TIMEOUT_MS = 30_000;
-
-export class Refused extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
-
-let asking = null;
-
-/** Asks for the key, once for however many requests wait for it. */
-function askForKey(wrong) {
-  asking ??= new Promise((resolve) => {
-    const dialog = $("key-dialog");
-    if (wrong) $("key-problem").textContent = "The server refused this key. Try another one.";
-    $("key").value = "";
-    dialog.addEventListener("close", () => {
-      asking = null;
-      if (dialog.returnValue === "ok") sessionStorage.setItem(STORED_KEY, $("key").value);
-      $("key").value = "";
-      resolve(dialog.returnValue === "ok");
-    }, { once: true });
-    dialog.returnValue = "";
-    dialog.showModal();
-  });
-  return asking;
-}
-
-/** The JSON that a path below /kv_importance/ answers. Refused where the server says no. */
-export async function request(path, { body = null, method = body ? "POST" : "GET" } = {}) {
-  for (;;) {
-    const key = sessionStorage.getItem(STORED_KEY);
-    const headers = key ? { Authorization: `Bearer ${key}` } : {};
-    if (body) headers["Content-Type"] = "application/json";
-    const answer = await fetch(path, {
-      method, headers, body: body && JSON.stringify(body),
-      cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS),
-    });
-    if (answer.status === 401) {
-      if (sessionStorage.getItem(STORED_KEY) !== key) continue; // another request has asked meanwhile
-      sessionStorage.removeItem(STORED_KEY);
-      if (await askForKey(key !== null)) continue;
-      throw new Refused(401, "The server wants an API key. Resume to enter one.");
-    }
-    const document = await answer.json().catch(() => ({}));
-    if (answer.ok) return document;
-    throw new Refused(answer.status, document.message ?? document.detail ?? `the server answered ${answer.status}`);
-  }
-}
+import { request } from "./request.js";
 
 // The page shows one data-parallel rank, the first unless its address says ?dp_rank=1.
 const dp_rank = new URLSearchParams(location.search).get("dp_rank") ?? 0;

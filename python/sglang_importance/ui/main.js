@@ -1,11 +1,12 @@
 // Wires the parts of the page together.
 
-import { Refused, api } from "./api.js";
+import { api } from "./api.js";
 import { Chart } from "./chart.js";
 import { $, count, el, oneLine, plural, refill } from "./dom.js";
 import { Moves } from "./events.js";
 import { showFaults } from "./faults.js";
 import { showGone, showNode, showUnknown } from "./node.js";
+import { confirmed, say, showLive } from "./page.js";
 import { Poll } from "./poll.js";
 import { showTable } from "./table.js";
 import { showLegend, showTiers } from "./tiers.js";
@@ -73,25 +74,6 @@ function showTrail() {
     el("span", { "aria-current": "true" }, ` › node ${root}: ${label}…`));
 }
 
-function showLive({ state: kind, seconds, error }) {
-  const words = {
-    live: `live, every ${Math.round(seconds)} s`, paused: "paused",
-    waiting: `no answer, again in ${Math.round(seconds)} s`,
-  };
-  $("live-state").textContent = words[kind];
-  $("live-state").className = `pill ${kind}`;
-  $("pause").setAttribute("aria-pressed", String(kind === "paused"));
-  $("pause").textContent = kind === "paused" ? "Resume" : "Pause";
-  if (error) say(error instanceof Refused ? error.message : "The server does not answer.", true);
-  else if (kind === "live" && $("notice").classList.contains("error")) say("");
-}
-
-function say(message, isError = false) {
-  $("notice").textContent = message;
-  $("notice").hidden = !message;
-  $("notice").classList.toggle("error", isError);
-}
-
 // ---- what a person does ----
 
 function select(id) {
@@ -127,20 +109,6 @@ async function search(event) {
   } catch (error) {
     $("search-result").textContent = error.message;
   }
-}
-
-/** Whether a person agrees; with `choice`, for how many seconds ("" is without end). */
-function confirmed(heading, text, button, choice = false) {
-  const dialog = $("confirm-dialog");
-  $("confirm-heading").textContent = heading;
-  $("confirm-text").textContent = text;
-  $("confirm-ok").textContent = button;
-  $("confirm-choice").hidden = !choice;
-  dialog.returnValue = "";
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "ok"), { once: true });
-  });
 }
 
 /** Does something to the server, says how it went, and shows the outcome at once. */

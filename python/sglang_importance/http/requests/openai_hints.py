@@ -2,6 +2,9 @@
 
 sglang's request models drop fields that they do not know, and its answers have no place for ours: both are
 dealt with where the body is still at hand and the answer is not yet sent. Requests without hints pass.
+
+A gateway in front drops such fields too, sglang's own router among them, but carries OpenAI's ``metadata``,
+whose values are texts: hints may stand there as JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.hooks import Hook, HookType
 from sglang_importance.upstream.server_options import importance_options
 
+METADATA = "metadata"
 HANDLE_TARGET = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request"
 
 
@@ -39,14 +43,14 @@ async def _around_handle_request(
             check_token_ids("prompt", request.prompt, serving.tokenizer_manager.model_config.vocab_size)
         except UnknownToken as error:
             return serving.create_error_response(str(error), err_type="BadRequest", param="prompt")
-    value = await _hints_in_body(request, raw_request)
-    if value is None:
-        return await handle(serving, request, raw_request)
-    assert raw_request is not None
     try:
+        value = await _hints_in_body(request, raw_request)
+        if value is None:
+            return await handle(serving, request, raw_request)
         hints = Hints.parse(value)
     except BadHint as error:
         return serving.create_error_response(str(error), err_type="BadRequest", param=error.field)
+    assert raw_request is not None
     openai = _openai_hints(value, hints, serving, request, raw_request)
     setattr(raw_request.state, STATE_ATTRIBUTE, openai)
     answer = await handle(serving, request, raw_request)
@@ -59,7 +63,14 @@ async def _hints_in_body(request: Any, raw_request: Request | None) -> Any:
     if raw_request is None or not isinstance(request, ChatCompletionRequest | CompletionRequest):
         return None
     body = await raw_request.json()  # parsed before: the request keeps it
-    return body.get(FIELD)
+    if body.get(FIELD) is not None:
+        return body[FIELD]
+    metadata = body.get(METADATA)
+    text = metadata.get(FIELD) if isinstance(metadata, dict) else None
+    try:
+        return None if text is None else json.loads(text)
+    except (TypeError, ValueError):
+        raise BadHint(f"{METADATA}.{FIELD}", "Input should be JSON in a text") from None
 
 
 def _openai_hints(
