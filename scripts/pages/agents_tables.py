@@ -101,11 +101,22 @@ def agents_served_table(alive: int) -> str:
     return _table([f"{alive} alive", *_capacities(), "worst beside LRU"], lines)
 
 
-def agents_uncached() -> str:
-    """Least and most of the computed prompt blocks beside LRU's, by the size of the cache, twenty alive."""
-    rows = results("agents_served")["rows"]
-    found = [each["uncached"] for each in rows if (each["alive"], each["policy"]) == (20, "importance")]
-    return f"{min(found):.2f} to {max(found):.2f}"
+_OFFLINE = {
+    "importance": "**`importance`**, learnt online",
+    "offline, when": "trees: expected back last goes first",
+    "offline, rate": "trees: least likely back within ten minutes goes first",
+}
+
+
+def agents_offline() -> str:
+    """Part of the gap that models close which were fitted beforehand, beside the policy's."""
+    rows = results("agents_offline")["rows"]
+    sizes = sorted({each["capacity"] for each in rows})
+    lines = []
+    for policy, shown in _OFFLINE.items():
+        found = {each["capacity"]: each["gap"] for each in rows if each["policy"] == policy}
+        lines.append([shown, *(f"{found[size]:.2f}" for size in sizes)])
+    return _table(["part of the gap", *(f"{size:.0%}" for size in sizes)], lines)
 
 
 def agents_in_time(name: str) -> str:

@@ -85,12 +85,16 @@ def replay_turns(
         facts: ``block_facts(trace)``, where the caller has them.
         classify: as in ``TurnEstimator``.
     """
+    facts = facts if facts is not None else block_facts(trace)
+    return replay_estimated(trace, capacity, facts, TraceTurns(trace, facts, classify))
+
+
+def replay_estimated(trace: Trace, capacity: int, facts: BlockFacts, turns: TraceTurns) -> ReplayCounts:
+    """``replay_turns`` with turns that somebody else estimates; they are used up."""
     assert trace.parents is not None
     assert capacity > 0
-    facts = facts if facts is not None else block_facts(trace)
     numbers, first_uses, classes = np.unique(facts.reuse_classes, return_index=True, return_inverse=True)
     levels = facts.visit_levels[first_uses]
-    turns = TraceTurns(trace, facts, classify)
     requests = _Requests(
         trace.blocks,
         trace.offsets,

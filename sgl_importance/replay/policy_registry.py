@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from inspect import signature
-from typing import cast
+from typing import Any, cast
 
 from sgl_importance.policy.base import EvictionPolicy
 from sgl_importance.replay.trace import Trace
@@ -13,8 +13,8 @@ __all__ = ["POLICY_NAMES", "UnknownPolicyError", "create_policy", "load_policy"]
 
 OPTIMUM = "belady"
 IMPORTANCE = "importance"
-TRACE_FOLLOWERS = frozenset({OPTIMUM, IMPORTANCE})
-"""Policies that look up each access in the trace, and must see the blocks of a request in order."""
+TRACE_FOLLOWERS = frozenset({OPTIMUM, IMPORTANCE, "continuum", "workload", "turncount"})
+"""Policies that look requests or accesses up in the trace, and must see the blocks of a request in order."""
 
 _CLASSES = {
     "random": "sgl_importance.policy.random:RandomPolicy",
@@ -36,6 +36,9 @@ _CLASSES = {
     "arc": "sgl_importance.policy.arc:ArcPolicy",
     "gdsf": "sgl_importance.policy.gdsf:GdsfPolicy",
     "lhd": "sgl_importance.policy.lhd:LhdPolicy",
+    "continuum": "sgl_importance.policy.continuum:ContinuumPolicy",
+    "workload": "sgl_importance.policy.workload_aware:WorkloadAwarePolicy",
+    "turncount": "sgl_importance.policy.turn_count:TurnCountPolicy",
     "belady": "sgl_importance.policy.belady:BeladyPolicy",
     "importance": "sgl_importance.replay.importance_replay:ImportanceReplayPolicy",
 }
@@ -86,5 +89,10 @@ def create_policy(
             return TurnReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
         return ImportanceReplayPolicy(capacity, trace, whole_nodes=whole_nodes)
     policy = load_policy(name)
-    draws = {"seed": seed} if "seed" in signature(policy).parameters else {}
-    return policy(capacity, **draws)
+    known = signature(policy).parameters
+    arguments: dict[str, Any] = {"seed": seed} if "seed" in known else {}
+    if "requests" in known:
+        from sgl_importance.replay.trace_turns import session_requests
+
+        arguments["requests"] = session_requests(trace)
+    return policy(capacity, **arguments)

@@ -1,4 +1,4 @@
-"""Turns of a trace whose answers' ends are known, each read off nothing but what came before it."""
+"""Sessions and turns of a trace, each read off nothing but what came before it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance.replay.sessions import BlockFacts
+from sgl_importance.policy.session_requests import SessionRequests
+from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import Transition
@@ -19,6 +20,21 @@ GONE_ON = -1
 def has_answer_ends(trace: Trace) -> bool:
     """Whether the trace says of any request how its answer ended."""
     return trace.parents is not None and bool((trace.answer_ends != AnswerEnd.UNKNOWN).any())
+
+
+def session_requests(trace: Trace) -> SessionRequests:
+    """The sessions of a trace as ``TraceTurns`` finds them; of independent objects each request is one."""
+    before = np.full(trace.num_requests, NO_PARENT, dtype=np.int64)
+    if trace.parents is not None:
+        before, _ = _relations_of(trace, block_facts(trace), np.zeros(trace.num_accesses, dtype=np.bool_))
+    return SessionRequests.of(
+        trace.blocks,
+        trace.offsets,
+        trace.seconds,
+        trace.input_tokens + trace.output_tokens,
+        trace.answer_ends == AnswerEnd.TOOL_CALL,
+        before,
+    )
 
 
 class TraceTurns:
@@ -38,15 +54,7 @@ class TraceTurns:
         self.since = np.zeros(trace.num_requests)
         self.is_shared = np.zeros(trace.num_accesses, dtype=np.bool_)
         self._trace = trace
-        self._before, self._departed = _relations(
-            trace.blocks,
-            trace.offsets,
-            trace.num_blocks,
-            facts.transitions,
-            int(Transition.NEXT_TURN),
-            int(Transition.BRANCH),
-            self.is_shared,
-        )
+        self._before, self._departed = _relations_of(trace, facts, self.is_shared)
         self._open: dict[int, Turn] = {}
 
     def begin_request(self, request: int) -> None:
@@ -69,6 +77,20 @@ class TraceTurns:
 
     def _note(self, request: int, turn: Turn) -> None:
         self.since[request], self.classes[request] = turn.since, turn.turn_class
+
+
+def _relations_of(
+    trace: Trace, facts: BlockFacts, is_shared: npt.NDArray[np.bool_]
+) -> tuple[IntArray, IntArray]:
+    return _relations(
+        trace.blocks,
+        trace.offsets,
+        trace.num_blocks,
+        facts.transitions,
+        int(Transition.NEXT_TURN),
+        int(Transition.BRANCH),
+        is_shared,
+    )
 
 
 @numba.njit(cache=True)
