@@ -1,1 +1,1 @@
-"""What the training of both embedded models shares: the decoder, its attention masks, its files."""
+"""What the training of all models shares: the decoder, its attention masks, its files."""

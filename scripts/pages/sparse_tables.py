@@ -32,6 +32,52 @@ def exact_match_table(task: str) -> str:
     )
 
 
+def text_model_steps() -> str:
+    """How long the text model was trained."""
+    (steps, size) = {(row["steps"], row["bytes_of_a_step"]) for row in results("pages_text")["rows"]}.pop()
+    return f"{steps:,} steps of {size:,} bytes"
+
+
+def text_gain_table() -> str:
+    """What longer contexts are worth to exact attention on text; intervals over files."""
+    rows = results("pages_text")["rows"]
+    rows = [row for row in rows if row["selector"] == rows[0]["selector"]]
+    return table(
+        ["context", "loss, nats a byte", f"less than behind {rows[0]['context']:,} bytes"],
+        [
+            [
+                f"{row['context']:,}",
+                _with_interval(row["loss"]),
+                "" if row is rows[0] else _with_interval(row["gain"]),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def text_table() -> str:
+    """The next byte's distribution from chosen pages beside exact attention, by selector and context."""
+    rows = results("pages_text")["rows"]
+    return table(
+        ["selector", "context", "divergence, nats a byte", "same likeliest byte", "loss beside exact"],
+        [
+            [
+                f"`{row['selector']}`",
+                f"{row['context']:,}",
+                _with_interval(row["divergence"]),
+                _with_interval(row["agreement"]),
+                f"{row['gain']['value'] - row['gain_chosen']['value']:+.3f}",
+            ]
+            for row in rows
+            if row["context"] in (2048, 8192)
+        ],
+    )
+
+
+def _with_interval(estimate: Mapping[str, float]) -> str:
+    return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"
+
+
 def layer_table() -> str:
     """One layer's decode step, in milliseconds and as ratios."""
     return table(

@@ -60,7 +60,10 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "doctor": NOBODY,
 }
 # Commands that are tried elsewhere, with the reason.
-ELSEWHERE = {"kernels build": "compiles for minutes"}
+ELSEWHERE = {
+    "fleet page": "serves until Ctrl-C; test/client sends it garbage",
+    "kernels build": "compiles for minutes",
+}
 # Numbers of these decide how much is made: a large one is meant, and takes as long as it takes.
 AMOUNTS = {
     "--count",

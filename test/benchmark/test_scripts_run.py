@@ -33,6 +33,7 @@ SMALLEST = {
 COMPARED = "kv_size.py"
 ONLY_READ = (
     "agents.py",
+    "agents_offline.py",
     "agents_served.py",
     "fleet.py",
     "heads.py",
@@ -46,6 +47,8 @@ ONLY_READ = (
     "pages/prefetch.py",
     "pages/residency.py",
     "pages/served.py",
+    "pages/text.py",
+    "published.py",
     "reasoning_served.py",
     "reasoning_windows.py",
     "restart.py",
