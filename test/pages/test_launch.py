@@ -11,7 +11,7 @@ from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.launch.flags import select_cache
-from sglang_importance.launch.modes import refusals
+from sglang_importance.launch.modes.arguments import refusals
 from sglang_importance.storage.install import TIERED_STAGING_RATIO, mount, store_refusals
 
 TIERED = ImportanceOptions(policy="importance", residency="tiered")

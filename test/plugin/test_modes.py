@@ -17,15 +17,11 @@ from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.attention.score_sources import PRODUCERS, UNPROVEN
-from sglang_importance.launch.modes import (
-    RULES,
-    Rule,
-    check_modes,
-    model_refusals,
-    page_list_refusals,
-    refusals,
-)
-from sglang_importance.launch.unscored_modes import FP8, PAIRED_KEYS, SPECULATION
+from sglang_importance.launch.modes.arguments import RULES, check_modes, refusals
+from sglang_importance.launch.modes.loaded_model import model_refusals
+from sglang_importance.launch.modes.rule import Rule
+from sglang_importance.launch.modes.tiered_pages import page_list_refusals
+from sglang_importance.launch.modes.unscored import FP8, PAIRED_KEYS, SPECULATION
 from sglang_importance.upstream.refusal import LaunchRefused
 
 IMPORTANCE = ImportanceOptions(policy="importance")
@@ -273,7 +269,9 @@ def _context(*, sliding_window: int = -1, kv_dtype: torch.dtype = torch.bfloat16
     context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, "is_dsa": False, "full_tokens_per_layer": None}
     config.update({name: changes.pop(name) for name in list(changes) if name in config})
     model = torch.nn.ModuleList([_attention_layer(sliding_window)])
+    arguments = {"speculative_algorithm": changes.pop("speculative_algorithm", None), "device": "cpu"}
     return SimpleNamespace(
+        server_args=SimpleNamespace(**arguments),
         **{**context, **changes},
         model_config=SimpleNamespace(**config),
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model, kv_cache_dtype=kv_dtype)),
@@ -302,6 +300,18 @@ def test_parts_that_want_one_pool_of_keys_and_values_are_refused(changes: dict[s
     for source in UNPROVEN:
         (line,) = model_refusals(_context(**changes), ImportanceOptions(policy="observe", source=source))
         assert f"--kv-importance-source {source} with {model}: use --kv-importance-source none" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "model"),
+    [(LATENT, "multi-head latent attention"), (ONE_POOL, "sliding-window layers")],
+)
+def test_drafts_over_other_kv_are_refused_on_a_cpu(changes: dict[str, Any], model: str) -> None:
+    context = _context(**changes, speculative_algorithm="NGRAM")
+    (line,) = model_refusals(context, IMPORTANCE)
+    assert f"--speculative-algorithm NGRAM with {model} on a CPU: drop --speculative-algorithm" in line
+    context.server_args.device = "cuda"
+    assert model_refusals(context, IMPORTANCE) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.launch.modes import model_refusals
+from sglang_importance.launch.modes.loaded_model import model_refusals
 from sglang_importance.upstream.hooks import install_hooks
 from sglang_importance.upstream.refusal import LaunchRefused, cure
 from sglang_importance.upstream.server_options import RADIX_CACHE_BACKEND, importance_options

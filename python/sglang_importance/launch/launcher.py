@@ -19,7 +19,8 @@ import zmq
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.installers import install_in_launcher
-from sglang_importance.launch.modes import check_modes, page_list_refusals
+from sglang_importance.launch.modes.arguments import check_modes
+from sglang_importance.launch.modes.tiered_pages import page_list_refusals
 from sglang_importance.launch.preflight import check_inputs
 from sglang_importance.launch.source_choice import settle_source
 from sglang_importance.launch.tokenizer_workers import has_workers, reach_workers

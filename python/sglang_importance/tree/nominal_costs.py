@@ -48,7 +48,7 @@ def cost_model(model_config: ModelConfig, allocator: BaseTokenToKVPoolAllocator)
     hardware = CPU if str(allocator.device).startswith("cpu") else ACCELERATOR
     num_layers, head_dim = model_config.num_hidden_layers, model_config.head_dim
     num_heads = model_config.num_attention_heads
-    assert num_heads is not None, "launch/modes.py refuses models without attention"
+    assert num_heads is not None, "launch/modes refuses models without attention"
     assert head_dim is not None
     sizes = allocator.get_kvcache().get_kv_size_bytes()
     pool_bytes = sum(sizes) if isinstance(sizes, tuple) else sizes

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 
 def register() -> None:
-    from sglang_importance.launch import modes
+    from sglang_importance.launch.modes import attention_source
 
-    modes._unproven_refusals = lambda *_: iter(())
+    attention_source._unproven_refusals = lambda *_: iter(())

@@ -1,0 +1,65 @@
+"""What only the loaded model tells: kinds of attention that are refused, as not tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.settings import flag
+from sglang_importance.attention.score_sources import NONE, UNPROVEN
+from sglang_importance.launch.modes.rule import refused
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+
+def model_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> list[str]:
+    """One line for each reason why the loaded model cannot run under ``options.policy``."""
+    config = ctx.model_config
+    attention = config.attention_arch.name
+    found = {
+        "models whose layers all have a sliding window": ctx.is_hybrid_swa and not ctx.full_tokens_per_layer,
+        "state-space and hybrid linear-attention models": ctx.is_hybrid_ssm,
+        "sparse-attention models": ctx.is_dsa,
+        f"{attention} attention": attention not in ("MHA", "MLA"),
+        "encoder-decoder models": config.is_encoder_decoder,
+        "multimodal models": config.is_multimodal,
+        "embedding and reward models": not config.is_generation,
+    }
+    cure = "serve a text model with multi-head, grouped-query or latent attention"
+    lines = [refused(options.policy, mode, cure) for mode, on in found.items() if on]
+    return lines or list(_part_refusals(ctx, options))
+
+
+def _part_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> Iterator[str]:
+    """Parts of ours that have run with one pool of keys and values, in layers that see the whole sequence."""
+    if options.source in UNPROVEN and ctx.tp_worker.model_runner.kv_cache_dtype.itemsize == 1:
+        # A checkpoint may say so, where the flag does not.
+        what = f"{flag('source')} {options.source} with a checkpoint's quantized KV cache"
+        yield refused(options.policy, what, f"use {flag('source')} {NONE}")
+    if ctx.model_config.attention_arch.name == "MLA":
+        model = "multi-head latent attention"
+    elif ctx.is_hybrid_swa or _has_window(ctx.tp_worker.model_runner.model):
+        model = "sliding-window layers"
+    else:
+        return
+    if options.is_tiered:
+        yield f"{flag('residency')} tiered does not support {model}: use {flag('residency')} full"
+    if options.source in UNPROVEN:
+        what = f"{flag('source')} {options.source} with {model}"
+        yield refused(options.policy, what, f"use {flag('source')} none")
+    arguments: Any = ctx.server_args  # sglang puts its fields together at import
+    algorithm = arguments.speculative_algorithm
+    if algorithm is not None and arguments.device == "cpu":
+        # Drafts are verified in torch there (cpu/verified_drafts.py), over plain keys of the whole sequence.
+        what = f"--speculative-algorithm {algorithm} with {model} on a CPU"
+        yield refused(options.policy, what, "drop --speculative-algorithm")
+
+
+def _has_window(model: torch.nn.Module) -> bool:
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    layers = (module for module in model.modules() if isinstance(module, RadixAttention))
+    return any((layer.sliding_window_size or -1) > -1 for layer in layers)

@@ -1,0 +1,53 @@
+"""A mode of sglang that is refused, and the line that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sgl_importance.settings import KvPolicy, flag
+
+ENFORCED: tuple[KvPolicy, ...] = ("observe", "importance")
+
+Test = Callable[[Any], bool]
+
+
+def above(limit: int) -> Test:
+    return lambda value: value is not None and value > limit
+
+
+def outside(*allowed: object) -> Test:
+    return lambda value: value not in allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One mode that has not been tested with ours.
+
+    Attributes:
+        field: of sglang's ServerArgs.
+        mode: the mode's name in a sentence.
+        refuses: whether a value of the field switches the mode on.
+        cure: what to do; dropping the flag where None.
+        policies: the values of ``--kv-policy`` that the rule is for.
+    """
+
+    field: str
+    mode: str
+    refuses: Test = bool
+    cure: str | None = None
+    policies: tuple[KvPolicy, ...] = ENFORCED
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.field.strip("_").removesuffix("_explicitly_set").replace("_", "-")
+
+    def refusal(self, value: object, policy: KvPolicy) -> str:
+        shown = self.flag if value is True else f"{self.flag} {value}"
+        return refused(policy, f"{self.mode} ({shown})", self.cure or f"drop {self.flag}")
+
+
+def refused(policy: KvPolicy, mode: str, cure: str) -> str:
+    """The line of a mode that has not been tested under a policy."""
+    return f"{flag('policy')} {policy} does not support {mode}: {cure}, or use {flag('policy')} default"
