@@ -35,6 +35,7 @@ def activate() -> None:
         return
     _activated = True
     from sglang_importance.cpu.defaults import SpinningThreads
+    from sglang_importance.cpu.gated_delta import GatedDeltaKernels
     from sglang_importance.cpu.imports import CpuEngine, CudaOnlyPackages, SglKernel, TorchvisionOperators
     from sglang_importance.cpu.shim import apply_needed
     from sglang_importance.cpu.speculation import SpeculationKernels
@@ -48,6 +49,7 @@ def activate() -> None:
                 CudaOnlyPackages(),
                 SglKernel(),
                 SpeculationKernels(),
+                GatedDeltaKernels(),
             )
         )
     )
@@ -64,6 +66,7 @@ def install() -> None:
     from sglang_importance.cpu.attention import ExtendComputesCachedRows
     from sglang_importance.cpu.defaults import PoolTakesAllMemory
     from sglang_importance.cpu.experts import ExpertsOfOtherRanks
+    from sglang_importance.cpu.gated_norm import GatedNorm
     from sglang_importance.cpu.host_pool import (
         DirectTransfers,
         SmallerReserve,
@@ -72,6 +75,7 @@ def install() -> None:
     )
     from sglang_importance.cpu.latent_attention import AbsorbedLatentAttention
     from sglang_importance.cpu.padded_batches import PaddedBatches
+    from sglang_importance.cpu.shared_expert import SharedExpertGate
     from sglang_importance.cpu.shim import apply_needed
     from sglang_importance.cpu.verified_drafts import DraftsInTorch, VerifiedDrafts
     from sglang_importance.cpu.window_attention import WindowPoolAndSinks
@@ -90,6 +94,8 @@ def install() -> None:
             PaddedBatches(),
             UnpinnedAdapters(),
             ExpertsOfOtherRanks(),
+            GatedNorm(),
+            SharedExpertGate(),
             DraftsInTorch(),
             PoolTakesAllMemory(),
         )
