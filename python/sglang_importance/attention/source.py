@@ -13,6 +13,7 @@ from sglang_importance.attention.sampling import StepSampler
 
 if TYPE_CHECKING:
     import torch
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.model_executor.model_runner import ModelRunner
 
@@ -47,6 +48,13 @@ def refuse_unsupported(model_runner: ModelRunner, *, reads_latents: bool = False
         raise ValueError(
             f"page scores of multi-head latent attention come from torch_native on a CPU only: {CURE}"
         )
+
+
+def softmax_backend(model_runner: ModelRunner) -> AttentionBackend:
+    """The attention backend whose queries read keys: where layers have linear attention too, a part of it."""
+    backend = model_runner.attn_backend
+    softmax: AttentionBackend = getattr(backend, "full_attn_backend", backend)
+    return softmax
 
 
 def request_table(pool: ReqToTokenPool | None) -> torch.Tensor:

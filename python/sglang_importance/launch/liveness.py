@@ -20,6 +20,7 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
 
     Raises nothing on a stock scheduler: there, all is False.
     """
+    from sglang_importance.attention.source import softmax_backend
     from sglang_importance.operations.messages import KvImportanceReq
     from sglang_importance.radix_cache.component import ImportanceComponent
     from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
@@ -29,7 +30,7 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
     core = getattr(cache, "tree_core", None)
     component = getattr(cache, "components", {}).get(ComponentType.FULL)
     runner = scheduler.tp_worker.model_runner
-    backend = runner.attn_backend
+    backend = softmax_backend(runner)
     options = importance_options(scheduler.server_args)
     tiered = options is not None and options.is_tiered
     takes_none = options is not None and options.source == NONE

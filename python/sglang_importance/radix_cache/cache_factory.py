@@ -21,6 +21,7 @@ from sgl_importance.tiers import Tier
 from sglang_importance.attention.page_lists import PageListProbe
 from sglang_importance.attention.rank_sums import share
 from sglang_importance.attention.rows import ScoreRows
+from sglang_importance.attention.source import softmax_backend
 from sglang_importance.metrics.publisher import MetricsPublisher
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
@@ -52,13 +53,13 @@ MAX_GHOST_PAGES = 2**18  # about 70 MB of scheduler memory, also where a page is
 
 def emitted_rows(ctx: TreeCacheBuildContext) -> ScoreRows | None:
     """The rows that the attention backend of the loaded model fills; None where it emits no scores."""
-    rows: ScoreRows | None = getattr(ctx.tp_worker.model_runner.attn_backend, "rows", None)
+    rows: ScoreRows | None = getattr(softmax_backend(ctx.tp_worker.model_runner), "rows", None)
     return rows
 
 
 def listed_pages(ctx: TreeCacheBuildContext) -> PageListProbe | None:
     """What lists pages beside the attention backend of the loaded model; None where nothing does."""
-    probe: PageListProbe | None = getattr(ctx.tp_worker.model_runner.attn_backend, "page_lists", None)
+    probe: PageListProbe | None = getattr(softmax_backend(ctx.tp_worker.model_runner), "page_lists", None)
     return probe
 
 

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 def model_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> list[str]:
     """One line for each reason why the loaded model cannot run under ``options.policy``."""
+    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+
     config = ctx.model_config
     attention = config.attention_arch.name
     found = {
         "models whose layers all have a sliding window": ctx.is_hybrid_swa and not ctx.full_tokens_per_layer,
-        "state-space and hybrid linear-attention models": ctx.is_hybrid_ssm,
+        "state-space models, and linear attention but gated delta nets": ctx.is_hybrid_ssm
+        and hybrid_gdn_config(config) is None,
         "sparse-attention models": ctx.is_dsa,
         f"{attention} attention": attention not in ("MHA", "MLA"),
         "encoder-decoder models": config.is_encoder_decoder,
