@@ -77,6 +77,7 @@ def install() -> None:
     from sglang_importance.cpu.padded_batches import PaddedBatches
     from sglang_importance.cpu.shared_expert import SharedExpertGate
     from sglang_importance.cpu.shim import apply_needed
+    from sglang_importance.cpu.state_strategy import StatesWithoutBuffer
     from sglang_importance.cpu.verified_drafts import DraftsInTorch, VerifiedDrafts
     from sglang_importance.cpu.window_attention import WindowPoolAndSinks
 
@@ -96,6 +97,7 @@ def install() -> None:
             ExpertsOfOtherRanks(),
             GatedNorm(),
             SharedExpertGate(),
+            StatesWithoutBuffer(),
             DraftsInTorch(),
             PoolTakesAllMemory(),
         )

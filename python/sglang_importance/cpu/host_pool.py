@@ -55,7 +55,8 @@ def transfer_kv_all_layer_direct_lf_pf(
 
 class TransferKernels(Shim):
     defect = (
-        "the transfer functions are imported on CUDA and HIP only (mem_cache/pool_host/mha.py:54, mla.py:51)"
+        "the transfer functions are imported on CUDA and HIP only (mem_cache/pool_host/mha.py:54, mla.py:51, "
+        "mamba.py:27)"
     )
 
     _FUNCTIONS = (transfer_kv_direct, transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf)
@@ -69,9 +70,9 @@ class TransferKernels(Shim):
                 setattr(pools, function.__name__, function)
 
     def _modules(self) -> tuple[ModuleType, ...]:
-        from sglang.srt.mem_cache.pool_host import mha, mla
+        from sglang.srt.mem_cache.pool_host import mamba, mha, mla
 
-        return mha, mla
+        return mamba, mha, mla
 
 
 class UnpinnedHostMemory(Shim):
@@ -85,19 +86,25 @@ class UnpinnedHostMemory(Shim):
 
     def apply(self) -> None:
         from sglang.srt.mem_cache.pool_host.base import HostKVCache
+        from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        # Positional up to 0.5.21, a keyword from 0.5.22 on.
-        signature = inspect.signature(HostKVCache.__init__)
+        # That of states calls no constructor of its base class.
+        for pool in (HostKVCache, MambaPoolHost):
+            target = f"{pool.__module__}.{pool.__qualname__}.__init__"
+            HookRegistry.register(target, _without_pins(pool), HookType.AROUND)
 
-        def unpinned(original: Any, *args: Any, **kwargs: Any) -> None:
-            bound = signature.bind(*args, **kwargs)
-            bound.arguments["pin_memory"] = False
-            original(*bound.args, **bound.kwargs)
 
-        HookRegistry.register(
-            "sglang.srt.mem_cache.pool_host.base.HostKVCache.__init__", unpinned, HookType.AROUND
-        )
+def _without_pins(pool: type) -> Callable[..., None]:
+    # Positional up to 0.5.21, a keyword from 0.5.22 on.
+    signature = inspect.signature(pool.__init__)  # type: ignore[misc]
+
+    def unpinned(original: Any, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments["pin_memory"] = False
+        original(*bound.args, **bound.kwargs)
+
+    return unpinned
 
 
 class SmallerReserve(Shim):

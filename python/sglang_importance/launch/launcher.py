@@ -23,6 +23,7 @@ from sglang_importance.launch.modes.arguments import check_modes
 from sglang_importance.launch.modes.tiered_pages import page_list_refusals
 from sglang_importance.launch.preflight import check_inputs
 from sglang_importance.launch.source_choice import settle_source
+from sglang_importance.launch.state_pages import HOOKS as STATE_PAGES
 from sglang_importance.launch.tokenizer_workers import has_workers, reach_workers
 from sglang_importance.storage.install import mount, store_refusals
 from sglang_importance.upstream.hooks import HookType, install_hooks
@@ -58,7 +59,7 @@ def prepare_launch(args: argparse.Namespace, options: ImportanceOptions, *, serv
     if options.store:
         mount(args, options)
     select_cache(args, options)
-    install_hooks({LAUNCH_TARGET: (_around_launch, HookType.AROUND)})
+    install_hooks({LAUNCH_TARGET: (_around_launch, HookType.AROUND), **STATE_PAGES})
 
 
 def _around_launch(

@@ -15,6 +15,7 @@ from sglang_importance.tree.occupancy import full_attention_allocator
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.mem_cache.allocator import BaseTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.memory_pool import KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,18 @@ def active_parameters(text_config: Any, *, num_layers: int, head_dim: int) -> in
     return num_layers * (attention + 3 * hidden * intermediate * experts)
 
 
+def attending_layers(pool: KVCache, num_layers: int) -> int:
+    """Layers whose work on a token grows with what is before it; linear attention's does not.
+
+    Args:
+        pool: of the keys and values.
+        num_layers: of the model.
+    """
+    from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
+
+    return len(pool.full_attention_layer_id_mapping) if isinstance(pool, HybridLinearKVPool) else num_layers
+
+
 def cost_model(model_config: ModelConfig, allocator: BaseTokenToKVPoolAllocator) -> CostModel:
     """The cost model of this server, frozen at start."""
     hardware = CPU if str(allocator.device).startswith("cpu") else ACCELERATOR
@@ -50,11 +63,12 @@ def cost_model(model_config: ModelConfig, allocator: BaseTokenToKVPoolAllocator)
     num_heads = model_config.num_attention_heads
     assert num_heads is not None, "launch/modes refuses models without attention"
     assert head_dim is not None
-    sizes = allocator.get_kvcache().get_kv_size_bytes()
+    pool = allocator.get_kvcache()
+    sizes = pool.get_kv_size_bytes()
     pool_bytes = sum(sizes) if isinstance(sizes, tuple) else sizes
     return CostModel.from_model(
         parameters=active_parameters(model_config.hf_text_config, num_layers=num_layers, head_dim=head_dim),
-        num_layers=num_layers,
+        num_layers=attending_layers(pool, num_layers),
         num_heads=num_heads,
         head_dim=head_dim,
         bytes_per_token=max(1, round(pool_bytes / full_attention_allocator(allocator).size)),

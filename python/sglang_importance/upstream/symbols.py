@@ -47,6 +47,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.server_args.ServerArgs.from_cli_args": "args",
     f"{_SRT}.server_args.ServerArgs.resolve_once": "self",
     f"{_SRT}.server_args.ServerArgs.launch_command": None,
+    f"{_SRT}.arg_groups.mamba_hook.validate_mamba_no_buffer": "view, model_arch",
     f"{_SRT}.arg_groups.overrides.resolving_view": "server_args",
     f"{_SRT}.entrypoints.engine.Engine._launch_subprocesses": (
         "server_args, init_tokenizer_manager_func, run_scheduler_process_func, "
@@ -247,6 +248,11 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     # attention
     f"{_SRT}.layers.attention.attention_registry.ATTENTION_BACKENDS": None,
     f"{_SRT}.layers.attention.attention_registry.register_attention_backend": "name",
+    f"{_SRT}.configs.hybrid_arch.hybrid_gdn_config": "model_config",
+    f"{_SRT}.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend.__init__": (
+        "self, full_attn_backend, linear_attn_backend, full_attn_layers"
+    ),
+    f"{_CACHE}.memory_pool.HybridLinearKVPool": None,
     f"{_SRT}.layers.radix_attention.AttentionType.DECODER": None,
     f"{_SRT}.layers.radix_attention.RadixAttention": None,
     f"{_SRT}.model_executor.cuda_graph_config.Backend.DISABLED": None,
