@@ -11,7 +11,9 @@ import msgspec
 import pytest
 import torch
 from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.configs.lfm2 import Lfm2Config
 from sglang.srt.configs.model_config import AttentionArch
+from sglang.srt.configs.qwen3_next import Qwen3NextConfig
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.server_args import ServerArgs
 
@@ -265,11 +267,13 @@ def _context(*, sliding_window: int = -1, kv_dtype: torch.dtype = torch.bfloat16
         "is_encoder_decoder": False,
         "is_multimodal": False,
         "is_generation": True,
+        "hf_config": Lfm2Config(),
     }
     context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, "is_dsa": False, "full_tokens_per_layer": None}
     config.update({name: changes.pop(name) for name in list(changes) if name in config})
     model = torch.nn.ModuleList([_attention_layer(sliding_window)])
-    arguments = {"speculative_algorithm": changes.pop("speculative_algorithm", None), "device": "cpu"}
+    arguments = {"speculative_algorithm": None, "disaggregation_mode": "null", "device": "cpu"}
+    arguments.update({name: changes.pop(name) for name in list(changes) if name in arguments})
     return SimpleNamespace(
         server_args=SimpleNamespace(**arguments),
         **{**context, **changes},
@@ -281,9 +285,10 @@ def _context(*, sliding_window: int = -1, kv_dtype: torch.dtype = torch.bfloat16
 LATENT = {"attention_arch": AttentionArch.MLA}
 ONE_POOL = {"sliding_window": 1023}
 TWO_POOLS = {"sliding_window": 127, "is_hybrid_swa": True, "full_tokens_per_layer": 4096}
+LINEAR = {"is_hybrid_ssm": True, "hf_config": Qwen3NextConfig()}
 
 
-@pytest.mark.parametrize("changes", [{}, LATENT, ONE_POOL, TWO_POOLS])
+@pytest.mark.parametrize("changes", [{}, LATENT, ONE_POOL, TWO_POOLS, LINEAR])
 @pytest.mark.parametrize("source", ["auto", "none", "torch_native"])
 def test_text_models_of_every_tested_kind_are_allowed(changes: dict[str, Any], source: str) -> None:
     options = ImportanceOptions(policy="importance", source=source)
@@ -292,7 +297,11 @@ def test_text_models_of_every_tested_kind_are_allowed(changes: dict[str, Any], s
 
 @pytest.mark.parametrize(
     ("changes", "model"),
-    [(LATENT, "multi-head latent attention"), (ONE_POOL, "sliding-window layers")],
+    [
+        (LATENT, "multi-head latent attention"),
+        (ONE_POOL, "sliding-window layers"),
+        (LINEAR, "linear attention"),
+    ],
 )
 def test_parts_that_want_one_pool_of_keys_and_values_are_refused(changes: dict[str, Any], model: str) -> None:
     (line,) = model_refusals(_context(**changes), ImportanceOptions(policy="importance", residency="tiered"))
@@ -304,7 +313,11 @@ def test_parts_that_want_one_pool_of_keys_and_values_are_refused(changes: dict[s
 
 @pytest.mark.parametrize(
     ("changes", "model"),
-    [(LATENT, "multi-head latent attention"), (ONE_POOL, "sliding-window layers")],
+    [
+        (LATENT, "multi-head latent attention"),
+        (ONE_POOL, "sliding-window layers"),
+        (LINEAR, "linear attention"),
+    ],
 )
 def test_drafts_over_other_kv_are_refused_on_a_cpu(changes: dict[str, Any], model: str) -> None:
     context = _context(**changes, speculative_algorithm="NGRAM")
@@ -314,6 +327,11 @@ def test_drafts_over_other_kv_are_refused_on_a_cpu(changes: dict[str, Any], mode
     assert model_refusals(context, IMPORTANCE) == []
 
 
+def test_states_are_not_handed_from_server_to_server() -> None:
+    (line,) = model_refusals(_context(**LINEAR, disaggregation_mode="prefill"), OBSERVE)
+    assert "--disaggregation-mode prefill with linear attention: drop --disaggregation-mode" in line
+
+
 @pytest.mark.parametrize(
     ("changes", "mode"),
     [
@@ -321,7 +339,7 @@ def test_drafts_over_other_kv_are_refused_on_a_cpu(changes: dict[str, Any], mode
             {"is_hybrid_swa": True, "full_tokens_per_layer": 0},
             "models whose layers all have a sliding window",
         ),
-        ({"is_hybrid_ssm": True}, "state-space and hybrid linear-attention models"),
+        ({"is_hybrid_ssm": True}, "state-space models, and linear attention but gated delta nets"),
         ({"is_dsa": True}, "sparse-attention models"),
         ({"attention_arch": AttentionArch.SSM}, "SSM attention"),
         ({"is_encoder_decoder": True}, "encoder-decoder models"),

@@ -65,7 +65,8 @@ class Family:
         shape: of the tiny model, beside ``COMMON``.
         attention: how its layers attend, in a few words.
         flags: of its server.
-        window_pool: whether its sliding windows have a pool of their own.
+        second_pool: whether its tree holds more than KV: sliding windows in a pool of their own, or states.
+        states: whether its tree holds states of linear attention, each at the end of a request.
     """
 
     name: str
@@ -73,7 +74,8 @@ class Family:
     shape: dict[str, Any] = field(default_factory=dict)
     attention: str = "grouped-query"
     flags: tuple[str, ...] = ("--attention-backend", "torch_native")
-    window_pool: bool = False
+    second_pool: bool = False
+    states: bool = False
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -119,7 +121,29 @@ FAMILIES: tuple[Family, ...] = (
         attention="sliding windows in every other layer, a pool of their own; learnt sinks",
         # Upstream refuses torch_native for this model, and falls back to it where there is no AMX.
         flags=("--attention-backend", "intel_amx", "--swa-full-tokens-ratio", "0.6"),
-        window_pool=True,
+        second_pool=True,
+    ),
+    Family(
+        "Qwen3-Next",
+        "qwen3_next",
+        {
+            "num_hidden_layers": 4,
+            "full_attention_interval": 2,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "num_experts": 4,
+            "shared_expert_intermediate_size": 32,
+            **EXPERTS,
+        },
+        attention="gated delta nets in every other layer, a pool of their states",
+        # States are few, so that room for them is made too.
+        flags=("--attention-backend", "torch_native", "--page-size", "1", "--max-mamba-cache-size", "12"),
+        second_pool=True,
+        states=True,
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Pages of models with linear attention: of one token, where sglang keeps a state at ends of requests only."""
+"""Pages of models with linear attention: of one token, where sglang keeps states at ends of requests only."""
 
 from __future__ import annotations
 

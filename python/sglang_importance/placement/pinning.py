@@ -239,14 +239,11 @@ class Pinning:
 
     def _path(self, pin: Pin) -> list[UnifiedTreeNode]:
         """Nodes that hold the pin's text, as far as it is in the tree; none reaches beyond a boundary."""
-        core = self._tree.core
-        end = core.root_node.id
         for pages in sorted(_boundaries(pin)):
-            # Matching cuts the node where the match ends, as for any request that departs there.
+            # Matching cuts the node where the text ends, as for any request that departs there.
             with upstream():
-                match = self._cache.match_prefix(MatchPrefixParams(key=self._key(pin, pages)))
-            end = match.best_match_node
-        return self._tree.path(core.node_by_id(end))
+                self._cache.match_prefix(MatchPrefixParams(key=self._key(pin, pages)))
+        return self._tree.covered(self._key(pin, len(pin.digests)))
 
     def _key(self, pin: Pin, pages: int) -> RadixKey:
         return RadixKey(pin.tokens[: pages * self._tree.page_size], pin.extra_key, cache_salt=pin.cache_salt)

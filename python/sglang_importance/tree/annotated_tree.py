@@ -20,6 +20,7 @@ from sglang_importance.tree.page_lookup import PageSource
 from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:
+    from sglang.srt.mem_cache.radix_cache import RadixKey
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
     from sglang.srt.mem_cache.unified_radix_cache import NodeId
 
@@ -143,6 +144,25 @@ class AnnotatedTree:
         """Nodes from below the root down to the one of this id; none where it is None or left the tree."""
         node = None if node_id is None else self.core._node_arena.get(node_id)
         return [] if node is None else self.path(node)
+
+    def covered(self, key: RadixKey) -> list[UnifiedTreeNode]:
+        """Nodes that end within a text, from below the root down.
+
+        Where a model has further state beside its KV (windows, linear attention), a match ends with the last
+        node that a request could go on from; nodes below it may hold KV of the text all the same.
+
+        Args:
+            key: of whole pages.
+        """
+        rest, _ = key.maybe_to_bigram_view(self.core.is_eagle)
+        node, nodes = self.core.root_node, []
+        while len(rest) > 0 and (child := node.children.get(rest.child_key(self.page_size))) is not None:
+            tokens = len(key_of(child))
+            if key_of(child).match(rest, self.page_size) < tokens:
+                break
+            nodes.append(child)
+            node, rest = child, rest[tokens:]
+        return nodes
 
     def nodes(self) -> Iterator[UnifiedTreeNode]:
         """Every node but the root, parents before children."""

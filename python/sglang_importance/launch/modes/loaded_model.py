@@ -42,7 +42,13 @@ def _part_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> It
         # A checkpoint may say so, where the flag does not.
         what = f"{flag('source')} {options.source} with a checkpoint's quantized KV cache"
         yield refused(options.policy, what, f"use {flag('source')} {NONE}")
-    if ctx.model_config.attention_arch.name == "MLA":
+    arguments: Any = ctx.server_args  # sglang puts its fields together at import
+    if ctx.is_hybrid_ssm:
+        model = "linear attention"
+        if arguments.disaggregation_mode != "null":
+            what = f"--disaggregation-mode {arguments.disaggregation_mode} with {model}"
+            yield refused(options.policy, what, "drop --disaggregation-mode")
+    elif ctx.model_config.attention_arch.name == "MLA":
         model = "multi-head latent attention"
     elif ctx.is_hybrid_swa or _has_window(ctx.tp_worker.model_runner.model):
         model = "sliding-window layers"
@@ -53,10 +59,10 @@ def _part_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> It
     if options.source in UNPROVEN:
         what = f"{flag('source')} {options.source} with {model}"
         yield refused(options.policy, what, f"use {flag('source')} none")
-    arguments: Any = ctx.server_args  # sglang puts its fields together at import
     algorithm = arguments.speculative_algorithm
     if algorithm is not None and arguments.device == "cpu":
-        # Drafts are verified in torch there (cpu/verified_drafts.py), over plain keys of the whole sequence.
+        # Drafts are verified in torch there (cpu/verified_drafts.py), over plain keys of the whole sequence,
+        # and no state of linear attention is taken back where they are wrong.
         what = f"--speculative-algorithm {algorithm} with {model} on a CPU"
         yield refused(options.policy, what, "drop --speculative-algorithm")
 
