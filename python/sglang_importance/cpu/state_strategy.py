@@ -9,8 +9,8 @@ from sglang_importance.cpu.shim import Shim
 
 class StatesWithoutBuffer(Shim):
     defect = (
-        "'auto' chooses the strategy extra_buffer for linear attention (arg_groups/overrides.py:454), which a "
-        "CPU is refused then (arg_groups/mamba_hook.py:106); XPUs are spared the choice"
+        "'auto' chooses the strategy extra_buffer for linear attention (arg_groups/overrides.py:454), which "
+        "a CPU is refused then (arg_groups/mamba_hook.py:106); XPUs are spared the choice"
     )
 
     def needed(self) -> bool:

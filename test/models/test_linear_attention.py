@@ -1,0 +1,154 @@
+"""Gated delta nets on real servers: whose scores they are, what observe leaves alone, pins, pre-warm, ledger.
+
+sglang keeps a state where a request ended, so a prefix of others is no hit where none did (``no_buffer``).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sgl_importance.metrics_table import PREFIX
+from sgl_importance.trace.reader import open_trace
+from sgl_importance.trace.records import Step
+
+from support.families import FAMILIES, VOCABULARY, write_random_model
+from support.python_path import CHECKS, python_path
+from support.servers import ServerProcess
+
+pytestmark = pytest.mark.server
+
+(FAMILY,) = (family for family in FAMILIES if family.states)
+FULL_ATTENTION = (1, 3)
+WINDOW = 8
+FLAGS = (
+    *("--skip-tokenizer-init", "--max-running-requests", "4", "--context-length", "2048"),
+    *FAMILY.flags,
+)
+SMALL = ("--max-total-tokens", "512")
+ENV = {
+    **python_path(CHECKS / "tree_check", CHECKS / "eager_torch"),
+    "SGLANG_MAMBA_CONV_DTYPE": "float32",  # else a prompt's windows are rounded where it is cut
+}
+ANSWER_TOKENS = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_model(tmp_path_factory.mktemp("random-qwen3-next"), FAMILY)
+
+
+def some_tokens(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(10, VOCABULARY), k=count)
+
+
+def asked(server: ServerProcess, prompt: Sequence[int]) -> dict[str, Any]:
+    return server.generate(prompt, max_new_tokens=ANSWER_TOKENS, ignore_eos=True)
+
+
+def hit(server: ServerProcess, prompt: Sequence[int]) -> int:
+    return int(asked(server, prompt)["meta_info"]["cached_tokens"])
+
+
+def conversations(server: ServerProcess, turns: int = 4) -> Iterator[tuple[list[int], int]]:
+    """The answer and the hit of each request of six conversations, whose turns come in any order."""
+    rng = random.Random(0)
+    texts = [some_tokens(96, seed) for seed in range(6)]
+    for _ in range(turns):
+        for speaker in rng.sample(range(6), 6):
+            reply = asked(server, texts[speaker])
+            yield reply["output_ids"], reply["meta_info"]["cached_tokens"]
+            texts[speaker] += reply["output_ids"] + rng.choices(range(10, VOCABULARY), k=20)
+
+
+def attention(model: Path, tokens: Sequence[int]) -> np.ndarray:
+    """Mean over heads and full-attention layers as transformers computes it, [tokens, tokens]."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
+    with torch.no_grad():
+        layers = loaded(torch.tensor([list(tokens)]), output_attentions=True).attentions
+    attending = [layer[0].mean(0) for layer in layers if layer is not None]
+    assert len(attending) == len(FULL_ATTENTION)
+    return torch.stack(attending).mean(0).numpy()
+
+
+def test_page_scores_are_those_of_the_layers_that_attend(model: Path, tmp_path: Path) -> None:
+    """Behind a state from the cache too, so that what transformers computes at once comes out of it."""
+    first = some_tokens(70, 1)
+    server = ServerProcess(
+        *("--kv-policy", "importance", *FLAGS),
+        *("--kv-importance-window", str(WINDOW), "--kv-importance-interval", "1"),
+        *("--kv-importance-trace", str(tmp_path), "--kv-importance-trace-detail", "steps"),
+        model=model,
+        env=ENV,
+    )
+    with server:
+        answer = asked(server, first)["output_ids"]
+        second = [*first, *answer, *some_tokens(20, 2)]
+        reply = asked(server, second)
+        assert reply["meta_info"]["cached_tokens"] == len(first) + ANSWER_TOKENS - 1
+        assert f"Page scores from layers {list(FULL_ATTENTION)}" in server.log()
+        server.flush_cache()
+    expected = attention(model, [*second, *reply["output_ids"]])
+    steps = [record for record in open_trace(tmp_path) if isinstance(record, Step)]
+    steps = [step for step in steps if step.seq_len >= len(first)]  # those of the launch are shorter
+    assert {step.phase for step in steps} == {"prefill", "decode"}
+    assert len(steps) > 2 * (ANSWER_TOKENS - 1)
+    for step in steps:
+        mass = step.mass.astype(float)
+        assert mass.sum() == pytest.approx(1, abs=0.01)
+        rows = expected[step.seq_len - step.query_tokens : step.seq_len]
+        np.testing.assert_allclose(mass, rows[:, : step.seq_len].mean(0), atol=2e-3)
+
+
+def test_observe_keeps_what_stock_keeps(model: Path) -> None:
+    with ServerProcess("--kv-policy", "default", *SMALL, *FLAGS, model=model, env=ENV) as server:
+        stock = list(conversations(server))
+    assert any(hit for _, hit in stock)
+    with ServerProcess("--kv-policy", "observe", *SMALL, *FLAGS, model=model, env=ENV) as server:
+        assert list(conversations(server)) == stock
+        evicted = f"{PREFIX}evicted_tokens_total"
+        assert server.metric(evicted, tier="device", reason="stock_order") > 0
+        assert server.metric(evicted, tier="device", reason="least_loss") == 0
+        server.flush_cache()
+
+
+def test_a_pinned_prefix_stays_and_is_a_hit_once_a_request_ended_there(model: Path, tmp_path: Path) -> None:
+    ledger = ("--kv-importance-ledger", str(tmp_path))
+    prefix = some_tokens(96, 100)
+    flags = ("--kv-policy", "importance", *SMALL, *FLAGS, *ledger)
+    with ServerProcess(*flags, model=model, env=ENV) as server:
+        pin = server.post("/kv_importance/pin", {"input_ids": prefix})
+        assert [hit(server, prefix + some_tokens(20, seed)) for seed in (1, 2)] == [0, 0]
+        assert len(list(conversations(server))) == 24
+        (held,) = server.get("/kv_importance/pins")["pins"]
+        assert held["resident_tokens"] == len(prefix)
+        assert hit(server, prefix + some_tokens(20, 3)) == 0, "its keys and values are there, no state is"
+
+        job = server.post("/kv_importance/prewarm", {"input_ids": prefix})["job_id"]
+        while (state := server.get(f"/kv_importance/prewarm/{job}"))["state"] == "running":
+            time.sleep(0.1)
+        assert (state["state"], state["done_tokens"]) == ("done", len(prefix))
+        assert [hit(server, prefix + some_tokens(20, seed)) for seed in (4, 5)] == [len(prefix)] * 2
+
+        server.post("/kv_importance/unpin", {"pin_id": pin["pin_id"]})
+        assert server.get("/kv_importance/tree")["nodes"]
+        server.flush_cache()
+        assert "tree_check: sound with" in server.log()
+        time.sleep(1.5)  # the ledger is at most half a second behind
+
+    # What a conversation said is brought in at the start, with a state at its end.
+    with ServerProcess(*flags, "--kv-importance-prewarm", "start", model=model, env=ENV) as server:
+        while "pre-warm: {" not in server.log():
+            time.sleep(0.1)
+        assert sum(found for _, found in conversations(server, turns=1)) > 0
+        assert server.metric(f"{PREFIX}prewarmed_hit_tokens_total") > 0
+        server.flush_cache()
