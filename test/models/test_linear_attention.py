@@ -1,6 +1,7 @@
 """Gated delta nets on real servers: whose scores they are, what observe leaves alone, pins, pre-warm, ledger.
 
-sglang keeps a state where a request ended, so a prefix of others is no hit where none did (``no_buffer``).
+On a CPU sglang keeps a state where a request ended (``no_buffer``): a prefix of others is no hit where none
+did. On GPUs it keeps them within prompts too (``extra_buffer``), which a plugin brings to a CPU here.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ from sgl_importance.trace.records import Step
 from support.families import FAMILIES, VOCABULARY, write_random_model
 from support.python_path import CHECKS, python_path
 from support.servers import ServerProcess
+from support.workloads.shared_prefixes import shared_prefixes
 
 pytestmark = pytest.mark.server
 
 (FAMILY,) = (family for family in FAMILIES if family.states)
 FULL_ATTENTION = (1, 3)
 WINDOW = 8
-FLAGS = (
-    *("--skip-tokenizer-init", "--max-running-requests", "4", "--context-length", "2048"),
-    *FAMILY.flags,
-)
+COMMON = ("--skip-tokenizer-init", "--max-running-requests", "4", "--context-length", "2048")
+FLAGS = (*COMMON, *FAMILY.flags)
 SMALL = ("--max-total-tokens", "512")
-ENV = {
-    **python_path(CHECKS / "tree_check", CHECKS / "eager_torch"),
-    "SGLANG_MAMBA_CONV_DTYPE": "float32",  # else a prompt's windows are rounded where it is cut
-}
+EXACT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}  # else a prompt's windows are rounded where it is cut
+ENV = {**python_path(CHECKS / "tree_check", CHECKS / "eager_torch"), **EXACT}
+EXTRA_BUFFER = (
+    *("--mamba-radix-cache-strategy", "extra_buffer", "--page-size", "16"),
+    *("--attention-backend", "torch_native", "--max-mamba-cache-size", "16"),
+)
+CHUNK_TOKENS = 64  # of a prompt, from state to state
 ANSWER_TOKENS = 4
 
 
@@ -109,6 +112,7 @@ def test_page_scores_are_those_of_the_layers_that_attend(model: Path, tmp_path: 
         np.testing.assert_allclose(mass, rows[:, : step.seq_len].mean(0), atol=2e-3)
 
 
+@pytest.mark.nightly
 def test_observe_keeps_what_stock_keeps(model: Path) -> None:
     with ServerProcess("--kv-policy", "default", *SMALL, *FLAGS, model=model, env=ENV) as server:
         stock = list(conversations(server))
@@ -152,3 +156,29 @@ def test_a_pinned_prefix_stays_and_is_a_hit_once_a_request_ended_there(model: Pa
         assert sum(found for _, found in conversations(server, turns=1)) > 0
         assert server.metric(f"{PREFIX}prewarmed_hit_tokens_total") > 0
         server.flush_cache()
+
+
+@pytest.mark.nightly
+@pytest.mark.tested(
+    kind="mode",
+    name="`--mamba-radix-cache-strategy extra_buffer`, its kernels in torch: prefixes that prompts share",
+    mode="page scores from attention",
+    backend="torch_native",
+)
+def test_prompts_share_prefixes_where_states_are_kept_within_them(model: Path) -> None:
+    prompts = shared_prefixes(6, 4, prefix_tokens=2 * CHUNK_TOKENS + 16)
+    stock = ("--kv-policy", "default", "--disable-radix-cache", *FLAGS)
+    env = {**python_path(CHECKS / "eager_torch"), **EXACT}
+    with ServerProcess(*stock, model=model, env=env) as server:
+        answers = [asked(server, prompt)["output_ids"] for prompt in prompts]
+    plugins = python_path(CHECKS / "tree_check", CHECKS / "eager_torch", CHECKS / "tracked_states")
+    flags = ("--kv-policy", "importance", *SMALL, *COMMON, *EXTRA_BUFFER)
+    with ServerProcess(*flags, model=model, env={**plugins, **EXACT}) as server:
+        replies = [asked(server, prompt) for prompt in prompts]
+        assert [reply["output_ids"] for reply in replies] == answers
+        hits = [reply["meta_info"]["cached_tokens"] for reply in replies]
+        assert set(hits) == {0, 2 * CHUNK_TOKENS}, "each ends with a state, not with the prefix"
+        assert server.metric(f"{PREFIX}folds_total") > 0
+        assert server.metric(f"{PREFIX}evicted_tokens_total", tier="device", reason="least_loss") > 0
+        server.flush_cache()
+        assert "tree_check: sound with" in server.log()
