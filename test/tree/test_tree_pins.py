@@ -56,6 +56,21 @@ def test_a_pinned_prefix_survives_a_scan_of_ten_times_the_pool(driver: TreeDrive
     assert resident(driver, tokens + prompt(500, 2)) == len(tokens)
 
 
+def test_a_pin_reaches_nodes_that_no_request_could_go_on_from(
+    driver: TreeDriver, monkeypatch: pytest.MonkeyPatch
+):
+    """Beside windows or linear attention a match ends where their state is gone, the text does not."""
+    tokens = prompt(0, 12)
+    serve(driver, tokens + prompt(500, 2))
+    match, root = driver.cache.match_prefix, driver.core.root_node.id
+    with monkeypatch.context() as without_state:
+        found = lambda params: match(params)._replace(best_match_node=root)  # noqa: E731
+        without_state.setattr(driver.cache, "match_prefix", found)
+        pin(driver, tokens)
+    scan(driver, 10 * POOL)
+    assert resident(driver, tokens + prompt(500, 2)) == len(tokens)
+
+
 def test_without_a_pin_it_does_not(driver: TreeDriver):
     serve(driver, prompt(0, 12))
     scan(driver, 10 * POOL)
