@@ -26,7 +26,7 @@ class EvictionReason(StrEnum):
     DROPPED_AFTER_USE = "dropped_after_use"
     """As ``LEAST_LOSS``, of a node that its request had marked as expendable."""
     STOCK_ORDER = "stock_order"
-    """sglang chose it: under ``observe``, and to make room for sliding windows in a pool of their own."""
+    """sglang chose it: under ``observe``, and to make room for windows or states in a pool of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
 
-EVERY_RUN = ("Qwen3", "DeepSeek-V3", "gpt-oss")
+EVERY_RUN = ("Qwen3", "DeepSeek-V3", "gpt-oss", "Qwen3-Next")
 """One of each kind of attention; the others are nightly."""
 PAGE_TOKENS = 16
 FLAGS = (

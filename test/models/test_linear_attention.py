@@ -18,7 +18,7 @@ import torch
 
 from sgl_importance.metrics_table import PREFIX
 from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import Step
+from sgl_importance.trace.records import PageLists, Step
 
 from support.families import FAMILIES, VOCABULARY, write_random_model
 from support.python_path import CHECKS, python_path
@@ -90,6 +90,7 @@ def test_page_scores_are_those_of_the_layers_that_attend(model: Path, tmp_path: 
         *("--kv-policy", "importance", *FLAGS),
         *("--kv-importance-window", str(WINDOW), "--kv-importance-interval", "1"),
         *("--kv-importance-trace", str(tmp_path), "--kv-importance-trace-detail", "steps"),
+        *("--kv-importance-trace-pages", "0.2"),
         model=model,
         env=ENV,
     )
@@ -101,7 +102,9 @@ def test_page_scores_are_those_of_the_layers_that_attend(model: Path, tmp_path: 
         assert f"Page scores from layers {list(FULL_ATTENTION)}" in server.log()
         server.flush_cache()
     expected = attention(model, [*second, *reply["output_ids"]])
-    steps = [record for record in open_trace(tmp_path) if isinstance(record, Step)]
+    records = list(open_trace(tmp_path))
+    assert any(isinstance(record, PageLists) for record in records)
+    steps = [record for record in records if isinstance(record, Step)]
     steps = [step for step in steps if step.seq_len >= len(first)]  # those of the launch are shorter
     assert {step.phase for step in steps} == {"prefill", "decode"}
     assert len(steps) > 2 * (ANSWER_TOKENS - 1)

@@ -172,8 +172,9 @@ class EvictionOrder(ABC):
 class MarginalLossOrder(EvictionOrder):
     """``importance``: the leaf of least marginal loss is evicted.
 
-    Where a model has further state beside its KV (sliding windows in a pool of their own), upstream makes
-    room for that by itself, least recently used first. The whole leaves that it takes then are not ours.
+    Where a model has further state beside its KV (sliding windows in a pool of their own, linear attention),
+    upstream makes room for that by itself, least recently used first. The whole leaves that it takes then are
+    not ours.
     """
 
     def __init__(self, state: TreeState, leaves: RankedLeaves) -> None:
