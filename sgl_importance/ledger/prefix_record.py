@@ -52,7 +52,7 @@ class PrefixRecord:
         at_risk_as: class of the at-risk interval that was open; None where none was.
         last_access: clock of its last visit, in admitted requests.
         used: time of its last visit, in seconds since 1970.
-        in_storage: whether its pages were handed to the storage tier.
+        in_storage: whether its pages are in the storage tier, or were on their way.
     """
 
     digest: bytes

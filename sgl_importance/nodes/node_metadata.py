@@ -58,7 +58,7 @@ class NodeMetadata:
         evicted_from: the last tier that gave its copy up; None where none did.
         is_prewarmed: whether a pre-warm brought it, and no request has asked for it since.
         prediction: of its next visit, where the last one was sampled.
-        in_storage: whether a copy was handed to the storage tier.
+        in_storage: whether a copy is in the storage tier, or on its way.
         prior_segments: facts of its first tokens, from ghosts. A prefix that many asked for comes back in one
             node with a new suffix; a split leaves the suffix only its own facts.
         expendable: whether the request that brought it hinted that it will not be asked for again.

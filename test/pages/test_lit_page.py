@@ -26,6 +26,7 @@ FLAGS = (
     *("--kv-policy", "importance", "--kv-residency", "tiered", "--kv-residency-policy", "importance"),
     *("--kv-sparse-selector", "rep", "--kv-sparse-budget", "0.05", "--kv-sparse-prompt-tokens", "16"),
     *("--max-total-tokens", "16384", "--max-running-requests", "2", "--kv-device-tokens", "0.2"),
+    *("--chunked-prefill-size", "4096"),  # sglang's own hangs on free memory; a chunk is a node
 )
 
 

@@ -306,3 +306,18 @@ def _digests(tokens: list[int]) -> list[bytes]:
 def _has_gone_on(driver: TreeDriver, node: UnifiedTreeNode) -> bool:
     turn = driver.component.state.tree.metadata(node).turn
     return turn is not None and not turn.is_open
+
+
+def test_a_prompt_that_a_pin_cuts_learns_in_all_its_parts() -> None:
+    driver = TreeDriver(tokens=1024)
+    tokens = list(range(400))
+    request = driver.admit(tokens)
+    hints = {"answer_end": "tool_call", "retain": {"ttl_seconds": 600}}
+    request.kv_hints = decode_kv_hints_envelope(Hints.parse(hints).envelope())
+    driver.prefill(request)
+    driver.decode(request, [7] * PAGE)
+    driver.finish(request)
+    path = path_of(driver, tokens)
+    assert len(path) > 1, "the pin fits as a whole"
+    assert {metadata.answer_end for _, metadata in path} == {AnswerEnd.TOOL_CALL}
+    assert all(metadata.turn is not None for _, metadata in path)

@@ -7,7 +7,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
+from sgl_importance.hints.hints import Hints
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.write_gate import GateSettings
 from sgl_importance.tiers import Tier
@@ -53,6 +55,54 @@ def test_write_through_offers_every_new_node_and_then_storage():
     assert host_tokens(driver) == 4 * PAGE
     assert [len(tokens) for tokens in tiers.stored] == [4 * PAGE]
     check(driver)
+
+
+def in_storage(driver: TreeDriver) -> int:
+    """Tokens of nodes that count as stored."""
+    tree = driver.component.state.tree
+    return sum(len(node.key) for node in driver.all_nodes() if tree.metadata(node).in_storage)
+
+
+def test_what_a_full_disk_did_not_take_is_offered_again():
+    driver, tiers = gated("write_through", ScriptedGate())
+    written = driver.component.state.counters.written_tokens
+    tiers.is_full = True
+    serve(driver, prompt(0, 4))
+    tiers.settle(driver.cache)
+    assert (in_storage(driver), written[Tier.STORAGE]) == (0, 0)
+    check(driver)
+    tiers.is_full = False
+    serve(driver, prompt(0, 6))
+    tiers.settle(driver.cache)
+    assert [len(tokens) for tokens in tiers.stored] == [4 * PAGE, 2 * PAGE]
+    assert in_storage(driver) == written[Tier.STORAGE] == 6 * PAGE
+    check_prefix_closed(driver)
+
+
+def test_a_failed_write_is_that_of_all_parts_of_a_node_and_of_what_follows():
+    driver, tiers = gated("write_through", ScriptedGate(), pool=2 * POOL)
+    serve(driver, prompt(0, 4))
+    tiers.start_writing()
+    driver.cache.writing_check(finish_count=len(tiers.ack_write_queue))  # handed over, no answer yet
+    tiers.is_full = True
+    tiers.fail_started()
+    serve(driver, prompt(0, 2) + prompt(500, 2))  # cuts the node
+    assert in_storage(driver) > 0
+    tiers.settle(driver.cache)
+    assert in_storage(driver) == 0
+    check(driver)
+
+
+def test_a_node_to_be_dropped_is_not_put_to_the_gate():
+    gate = ScriptedGate()
+    driver, tiers = gated("write_through", gate, storage=False)
+    request = driver.admit(prompt(0, 4))
+    request.kv_hints = decode_kv_hints_envelope(Hints.parse({"drop_after_use": True}).envelope())
+    driver.prefill(request)
+    driver.finish(request)
+    tiers.settle(driver.cache)
+    assert not gate.asked
+    assert host_tokens(driver) == 0
 
 
 def test_a_refused_node_is_offered_again_with_what_follows_it():
@@ -211,6 +261,7 @@ def apply(driver: TreeDriver, tiers: LowerTiers, op: str, value: int) -> None:
             tiers.settle(driver.cache)
         serve(driver, [*tokens, 1])
     elif op == "settle":
+        tiers.is_full = value % 3 == 0
         tiers.settle(driver.cache)
     elif op == "evict":
         driver.evict(1 + value % POOL)

@@ -28,6 +28,7 @@ RANK = """
     ours = ranks.Ranks(dist.group.WORLD)
     told = {"leads": ours.leads, "now": ours.now()}
     told["from_leader"] = ours.from_leader(["leader", "other"][rank])
+    told["union"] = sorted(ours.union([[4], [9, 4]][rank]))
     print(json.dumps({**told, "nothing": ours.from_leader(None if rank == 0 else "other")}))
 """
 
@@ -41,13 +42,15 @@ def test_two_ranks_have_the_leaders_clock_and_files(tmp_path) -> None:
     ]
     first, second = (json.loads(rank.communicate(timeout=120)[0]) for rank in ranks)
     assert (first.pop("leads"), second.pop("leads")) == (True, False)
-    assert first == second == {"now": 1.7e9 + 1 / 3, "from_leader": "leader", "nothing": None}
+    assert first == second
+    assert first == {"now": 1.7e9 + 1 / 3, "from_leader": "leader", "union": [4, 9], "nothing": None}
 
 
 def test_a_rank_that_is_alone_asks_nobody() -> None:
     alone = Ranks()
     assert alone.leads
     assert alone.from_leader("own") == "own"
+    assert alone.union([3, 1]) == {1, 3}
     assert alone.now() > 1.7e9
 
 

@@ -114,7 +114,8 @@ class BackupFilter:
         return self._state.faults.learn(FaultPlace.RANKING, self._copies_to_host, node) is not False
 
     def _copies_to_host(self, node: UnifiedTreeNode) -> bool:
-        return self._passes_gate(node) and not self._is_expendable(node)
+        # The gate counts what it admits as written.
+        return not self._is_expendable(node) and self._passes_gate(node)
 
     def _passes_gate(self, node: UnifiedTreeNode) -> bool:
         if self.gate is None:
@@ -180,7 +181,12 @@ class BackupFilter:
         """
         if self.gate is None:
             return False
+        if self._writes_first(node):
+            return True
         self.gate.gave_up(Tier.HOST, self._state.tree.metadata(node))
+        return False
+
+    def _writes_first(self, node: UnifiedTreeNode) -> bool:
         if not self._storage.enable_storage:
             return False
         writing = sum(

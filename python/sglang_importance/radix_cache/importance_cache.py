@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.interface import Importance
 from sgl_importance.metrics_table import FaultPlace
+from sglang_importance.placement.storage_writes import ended_writes
 from sglang_importance.radix_cache.component import ImportanceComponent
 
 if TYPE_CHECKING:
@@ -66,7 +67,16 @@ class ImportanceRadixCache(UnifiedRadixCache):
         component = self.importance
         for node in chain:
             super().write_backup_storage(node.id)
-            component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.stored, node)
+            component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.handed_to_storage, node)
+
+    def _drain_storage_control_queues_impl(  # type: ignore[override]  # upstream names every argument
+        self, *, n_backup: int | None, **counts: Any
+    ) -> None:
+        component = self.importance
+        writes = ended_writes(self, n_backup, component.state.ranks)
+        super()._drain_storage_control_queues_impl(n_backup=n_backup, **counts)
+        for write in writes:
+            component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.storage_ended, write)
 
     def _handle_prefetch_result(self, operation: PrefetchOperation) -> None:
         super()._handle_prefetch_result(operation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
@@ -14,6 +15,7 @@ from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import EventKind
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.placement.pinning import Pinning
+from sglang_importance.placement.storage_writes import StorageWrite
 from sglang_importance.tree.body_mass import BodyMassBook
 from sglang_importance.tree.eviction import EvictionOrder, RankedLeaves, tier_below_host
 from sglang_importance.tree.insertion import Insertion
@@ -65,12 +67,13 @@ class NodeEvents:
         self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, *, rid: str | None = None
     ) -> None:
         """Records an event that the log leaves out."""
-        if self._recorder is None:
-            return
+        if self._recorder is not None:
+            self._state.faults.beside(FaultPlace.RECORDING, self._write, kind, tier, node, rid)
+
+    def _write(self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, rid: str | None) -> None:
+        assert self._recorder is not None
         tree = self._state.tree
-        self._state.faults.beside(
-            FaultPlace.RECORDING,
-            self._recorder.event,
+        self._recorder.event(
             kind,
             tier,
             node,
@@ -135,12 +138,32 @@ class NodeEvents:
                 self._body_mass.update(loaded)
                 self.record(EventKind.LOAD_BACK, Tier.DEVICE, loaded, "requested")
 
-    def stored(self, node: UnifiedTreeNode) -> None:
-        """The node's pages were handed to the storage tier."""
+    def handed_to_storage(self, node: UnifiedTreeNode) -> None:
+        """The node's pages are on their way into storage, and count as stored until the write has failed."""
         self._state.tree.metadata(node).in_storage = True
-        self._state.counters.written_tokens[Tier.STORAGE] += len(key_of(node))
         self._leaves.refresh(node)
-        self.record(EventKind.BACK_UP, Tier.STORAGE, node, self.backup_reason)
+
+    def storage_ended(self, write: StorageWrite) -> None:
+        """The write of a node, which was locked on the host so long, has ended."""
+        node = self._state.tree.core.node_by_id(write.node_id)
+        if write.is_stored:
+            self._state.counters.written_tokens[Tier.STORAGE] += write.tokens
+            self.record(EventKind.BACK_UP, Tier.STORAGE, node, self.backup_reason)
+            return
+        while (left := write.tokens - len(key_of(node))) > 0:  # its front was cut off meanwhile
+            assert node.parent is not None, "a node's front stays in front of it"
+            write, node = replace(write, tokens=left), node.parent
+        # What follows it may be there, and could not be found: a search ends with the first page that is not.
+        missing = [node]
+        while missing:
+            node = missing.pop()
+            self._state.tree.metadata(node).in_storage = False
+            self._leaves.refresh(node)
+            missing += (child for child in node.children.values() if self._is_in_storage(child))
+
+    def _is_in_storage(self, node: UnifiedTreeNode) -> bool:
+        known = self._state.tree.known(node)
+        return known is not None and known.in_storage
 
     def evicted(self, node: UnifiedTreeNode, device_tokens: int, host_tokens: int) -> None:
         """The node gave up its copies on device and host, of so many tokens each."""

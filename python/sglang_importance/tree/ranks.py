@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -54,3 +55,11 @@ class Ranks:
         values = [value]
         dist.broadcast_object_list(values, group=self.group, group_src=0)
         return values[0]
+
+    def union(self, numbers: Iterable[int]) -> set[int]:
+        """What any rank calls this with."""
+        if not self.are_several:
+            return set(numbers)
+        of_each: list[list[int]] = [[]] * dist.get_world_size(self.group)
+        dist.all_gather_object(of_each, sorted(numbers), group=self.group)
+        return {number for numbers in of_each for number in numbers}

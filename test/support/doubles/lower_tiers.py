@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from queue import Queue
 from types import SimpleNamespace
 
 import torch
@@ -40,7 +42,8 @@ class LowerTiers:
     """Stands in for HiCache's controller: copies are acknowledged when the test says so, in order.
 
     Attributes:
-        stored: pages handed to storage, by their hash, in order.
+        stored: tokens of the nodes that storage took, in order.
+        is_full: whether storage takes nothing; it acknowledges all the same, as upstream's controller does.
     """
 
     def __init__(self, host_tokens: int, write_policy: str, *, storage: bool) -> None:
@@ -48,9 +51,15 @@ class LowerTiers:
         self.write_policy = write_policy
         self.enable_storage = storage
         self.ack_write_queue: list[HiCacheAck] = []
+        self.ack_backup_queue: Queue[SimpleNamespace] = Queue()
+        nothing: Queue[SimpleNamespace] = Queue()
+        self.prefetch_hit_queue = self.ack_prefetch_queue = self.host_mem_release_queue = nothing
+        self.is_full = False
+        self.page_size = 0  # of the cache
         self.stored: list[tuple[int, ...]] = []
         self._writing: list[int] = []
-        self._storing: list[int] = []
+        self._storing: list[SimpleNamespace] = []
+        self._operations = 0
 
     def reset(self) -> None:
         self.ack_write_queue.clear()
@@ -71,11 +80,30 @@ class LowerTiers:
         self._writing.clear()
 
     def write_storage(
-        self, host_value: torch.Tensor, token_ids: object, *_: object, extra_pools: object = None
+        self,
+        host_value: torch.Tensor,
+        token_ids: Sequence[int],
+        hash_value: Sequence[str],
+        *_: object,
+        extra_pools: object = None,
     ) -> int:
-        self.stored.append(tuple(token_ids))
-        self._storing.append(len(self.stored))
-        return len(self.stored)
+        self._operations += 1
+        if not self.is_full:
+            self.stored.append(tuple(token_ids))
+        operation = SimpleNamespace(
+            id=self._operations,
+            host_indices=host_value,
+            hash_value=hash_value,
+            completed_tokens=0 if self.is_full else len(host_value),
+        )
+        self._storing.append(operation)
+        return self._operations
+
+    def fail_started(self) -> None:
+        """Nothing of the writes to storage that are under way is written."""
+        for operation in self._storing:
+            operation.completed_tokens = 0
+        self.stored.clear()
 
     @classmethod
     def attach(
@@ -83,6 +111,7 @@ class LowerTiers:
     ) -> LowerTiers:
         """Puts the tiers under a cache, as ``init_hicache`` does."""
         tiers = cls(host_tokens, write_policy, storage=storage)
+        tiers.page_size = cache.page_size
         cache.cache_controller = tiers
         cache.host_pool_group = tiers.mem_pool_host
         cache.importance._full_kv_pool_host = tiers.mem_pool_host
@@ -97,6 +126,10 @@ class LowerTiers:
         self.start_writing()
         cache.writing_check(finish_count=len(self.ack_write_queue))
         for operation in self._storing:
-            node_id, lock = cache.ongoing_backup.pop(operation)
-            cache.dec_host_lock_ref(node_id, lock)
+            self.ack_backup_queue.put(operation)
+        ended = len(self._storing)
         self._storing.clear()
+        none = dict.fromkeys(("n_storage_hit", "n_ack_prefetch", "n_release"), 0)
+        cache._drain_storage_control_queues_impl(
+            **none, n_backup=ended, extra_release_counts=None, log_metrics=False
+        )
