@@ -14,8 +14,9 @@ import numpy as np
 
 from sgl_importance.background.daemon_pool import DaemonPool
 from sgl_importance.storage.page_record import MissReason, PageMiss
-from sgl_importance.storage.pages import Page, Pages, write_reason
+from sgl_importance.storage.pages import Page, Pages
 from sgl_importance.storage.store_counters import StoreCounters
+from sgl_importance.storage.write_run import WriteRun
 
 STAGED_BYTES = 32 << 20
 WRITE_SECONDS = 10.0
@@ -147,6 +148,8 @@ class PageTransfer:
     ) -> list[bool]:
         """Writes consecutive pages of a sequence; which of them are stored.
 
+        The rest of a batch is given up at the first run that takes too long.
+
         Args:
             identity: digest of the model.
             keys: of the pages.
@@ -155,37 +158,45 @@ class PageTransfer:
         """
         done = [False] * len(keys)
         moment = self.touch(identity, prefix)
-        runs: deque[_WriteRun] = deque()
+        runs: deque[WriteRun] = deque()
 
         def finish_run() -> bool:
-            run = runs.popleft()
+            run = runs[0]
             try:
                 run.finished.get(timeout=max(WRITE_SECONDS, self._timeout))
             except queue.Empty:
-                self.counters.add("unwritten_pages", "timeout", len(run.keys))
+                self.counters.add("unwritten_pages", "timeout", len(keys) - run.start)
                 return False
+            runs.popleft()
             done[run.start : run.start + len(run.keys)] = run.stored
             self._staging.extend(run.bodies)
             return True
 
-        for start in range(0, len(keys), self._run_pages):
-            run = _WriteRun(
-                self,
-                identity,
-                keys[start : start + self._run_pages],
-                start=start,
-                before=keys[start - 1] if start else prefix[-1] if prefix else None,
-                depth=len(prefix) + start,
-                moment=moment,
-            )
-            for index, body in enumerate(run.bodies):
-                copy_page(start + index, body)
-            runs.append(run)
-            self._writers.submit(run)
-            if len(runs) >= self._writes_ahead and not finish_run():
-                return done
-        while runs and finish_run():
-            pass
+        try:
+            for start in range(0, len(keys), self._run_pages):
+                run_keys = keys[start : start + self._run_pages]
+                run = WriteRun(
+                    self.pages,
+                    self.counters,
+                    identity,
+                    run_keys,
+                    [self.stage() for _ in run_keys],
+                    start=start,
+                    before=keys[start - 1] if start else prefix[-1] if prefix else None,
+                    depth=len(prefix) + start,
+                    moment=moment,
+                )
+                for index, body in enumerate(run.bodies):
+                    copy_page(start + index, body)
+                runs.append(run)
+                self._writers.submit(run)
+                if len(runs) >= self._writes_ahead and not finish_run():
+                    return done
+            while runs and finish_run():
+                pass
+        finally:
+            for run in runs:
+                run.abandon()
         return done
 
     def touch(self, identity: bytes, keys: Sequence[str]) -> int:
@@ -240,52 +251,3 @@ class _ReadRun:
         if isinstance(result, PageMiss):
             raise result
         return result
-
-
-class _WriteRun:
-    """Neighbouring pages that one worker writes, the first of which has ``depth`` pages in front."""
-
-    def __init__(
-        self,
-        transfer: PageTransfer,
-        identity: bytes,
-        keys: Sequence[str],
-        *,
-        start: int,
-        before: str | None,
-        depth: int,
-        moment: int,
-    ) -> None:
-        self.keys = keys
-        self.start = start
-        self.bodies = [transfer.stage() for _ in keys]
-        self.stored = [False] * len(keys)
-        self.finished: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._transfer = transfer
-        self._identity = identity
-        self._before = before
-        self._depth = depth
-        self._moment = moment
-
-    def __call__(self) -> None:
-        counters = self._transfer.counters
-        try:
-            outcomes = self._transfer.pages.write_run(
-                self._identity,
-                self.keys,
-                self.bodies,
-                before=self._before,
-                depth=self._depth,
-                moment=self._moment,
-            )
-        except Exception as error:
-            outcomes = [error] * len(self.keys)
-        for index, outcome in enumerate(outcomes):
-            if isinstance(outcome, Exception):
-                counters.add("unwritten_pages", write_reason(outcome))
-                continue
-            self.stored[index] = True
-            if outcome:
-                counters.add("written_pages")
-                counters.add("written_bytes", amount=self.bodies[index].nbytes)
-        self.finished.put(None)
