@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +17,7 @@ import numpy as np
 from sgl_importance.background.daemon_pool import DaemonPool
 from sgl_importance.storage.page_record import MissReason, PageMiss
 from sgl_importance.storage.pages import Page, Pages
+from sgl_importance.storage.recent_uses import RecentUses
 from sgl_importance.storage.store_counters import StoreCounters
 from sgl_importance.storage.write_run import WriteRun
 
@@ -22,6 +25,9 @@ STAGED_BYTES = 32 << 20
 WRITE_SECONDS = 10.0
 HANG_SECONDS = 10.0
 """After which the thread that moves a few pages does not come back any more, as far as anybody can tell."""
+MOST_AT_LEISURE = 64
+TOUCH_SECONDS = 0.1
+"""For which a write, which may evict, waits until what was used before it has been dated."""
 
 
 class PageTransfer:
@@ -48,6 +54,11 @@ class PageTransfer:
         self._lookers = self._pool(lanes.look, "look")
         self._readers = self._pool(lanes.read, "read")
         self._writers = self._pool(lanes.write, "write")
+        # Apart from the writes: a prefix of thousands of pages takes seconds to date in a slow directory.
+        self._leisure = self._pool(1, "leisure", most_waiting=MOST_AT_LEISURE)
+        self._recent = RecentUses(pages.touch_holds_seconds)
+        self._last_touch = threading.Event()
+        self._last_touch.set()
         self._run_pages = pages.run_pages(page_bytes)
         runs = STAGED_BYTES // (self._run_pages * page_bytes)
         self._reads_ahead = max(lanes.read, min(2 * lanes.read, runs))
@@ -55,11 +66,12 @@ class PageTransfer:
         # Reused: a fresh buffer costs a page fault every 4 KiB.
         self._staging: deque[Page] = deque(maxlen=max(2 * lanes.read, STAGED_BYTES // page_bytes))
 
-    def _pool(self, threads: int, what: str) -> DaemonPool:
+    def _pool(self, threads: int, what: str, *, most_waiting: float = math.inf) -> DaemonPool:
         return DaemonPool(
             threads,
             f"kv-importance-{what}",
             patience=max(HANG_SECONDS, 2 * self._timeout),
+            most_waiting=most_waiting,
             on_given_up=partial(self.counters.add, "replaced_threads", what),
         )
 
@@ -67,6 +79,7 @@ class PageTransfer:
         self._lookers.close()
         self._readers.close()
         self._writers.close()
+        self._leisure.close()
 
     # ---- reading ----
 
@@ -158,6 +171,7 @@ class PageTransfer:
         """
         done = [False] * len(keys)
         moment = self.touch(identity, prefix)
+        self._last_touch.wait(TOUCH_SECONDS)
         runs: deque[WriteRun] = deque()
 
         def finish_run() -> bool:
@@ -197,23 +211,42 @@ class PageTransfer:
         finally:
             for run in runs:
                 run.abandon()
+        if done and all(done):
+            self._recent.add(identity, keys[-1], moment)
         return done
 
     def touch(self, identity: bytes, keys: Sequence[str]) -> int:
-        """Marks the start of a sequence as used, at the workers' leisure; the moment of it, in ns."""
+        """Marks the start of a sequence as used, at leisure; as of when it is used, in ns.
+
+        That is a little in the past where it has been marked shortly before: then it is not marked again, and
+        what is written behind it is to be no newer than it.
+        """
         moment = time.time_ns()
-        if keys:
-            self.at_leisure(lambda: self.pages.touch(identity, list(keys), moment))
+        if not keys:
+            return moment
+        earlier = self._recent.find(identity, keys[-1], moment)
+        if earlier is not None:
+            return earlier
+        self._recent.add(identity, keys[-1], moment)
+        self._last_touch = touched = threading.Event()
+
+        def touch() -> None:
+            try:
+                self.pages.touch(identity, list(keys), moment)
+            finally:
+                touched.set()
+
+        self.at_leisure(touch)
         return moment
 
     def at_leisure(self, call: Callable[[], None]) -> None:
-        """Runs what nobody waits for, behind the writes."""
+        """Runs what nobody waits for, beside the writes; on a disk that is too slow, only the newest."""
 
         def silent() -> None:
             with suppress(Exception):
                 call()
 
-        self._writers.submit(silent)
+        self._leisure.submit(silent)
 
 
 class _ReadRun:
