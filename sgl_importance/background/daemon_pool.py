@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ class DaemonPool:
         threads: that take calls.
         name: of the threads.
         patience: seconds.
+        most_waiting: calls that may wait for a thread; of more, the oldest are dropped.
         on_given_up: called for each thread that is given up.
     """
 
@@ -35,10 +37,12 @@ class DaemonPool:
         name: str,
         *,
         patience: float = math.inf,
+        most_waiting: float = math.inf,
         on_given_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
         self._patience = patience
+        self._most_waiting = most_waiting
         self._on_given_up = on_given_up
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -46,9 +50,12 @@ class DaemonPool:
         self._taking = [self._start() for _ in range(threads)]
 
     def submit(self, call: Call) -> None:
-        """Runs ``call``, which must not raise."""
+        """Runs ``call``, which must not raise, unless too many come behind it first."""
         self._replace_hung()
         self._calls.put(call)
+        while self._calls.qsize() > self._most_waiting:
+            with suppress(queue.Empty):  # a thread has just taken one
+                self._calls.get_nowait()
 
     def hung(self) -> list[Call]:
         """What the threads that were given up still do."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 PAGE_SUFFIX = ".page"
 UNFINISHED_SUFFIX = ".tmp"
@@ -17,6 +21,11 @@ AHEAD_SECONDS = 3600.0
 NANOSECONDS_PER_PAGE = 1000
 LOW_WATERMARK = 0.9
 RESCAN_SHARE = 1 / 16
+RETRY_SECONDS = 30.0
+"""After which a store that stayed too full looks again whether something can be deleted."""
+
+OnFailure = Callable[[Path, OSError], None]
+"""Hears which file could not be deleted, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,33 +74,58 @@ def scan(pages: Path) -> Iterator[StoredFile]:
             continue
 
 
-def delete_abandoned(files: list[StoredFile]) -> list[StoredFile]:
+def ignore(path: Path, error: OSError) -> None:
+    """An ``OnFailure`` for whom it is enough that the file stays."""
+
+
+def delete(path: Path, on_failure: OnFailure) -> bool:
+    """Whether the file is gone: one of another user, or on a disk that became read-only, stays."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        on_failure(path, error)
+        return False
+    return True
+
+
+def delete_abandoned(files: list[StoredFile], on_failure: OnFailure = ignore) -> list[StoredFile]:
     """Deletes what a killed writer left behind; returns the files that stay."""
     now = time.time_ns()
     oldest = now - int(UNFINISHED_SECONDS * 1e9)
     kept = []
     for file in files:
-        if file.is_page or (file.mtime_ns > oldest and not file.is_ahead(now)):
+        is_in_use = file.is_page or (file.mtime_ns > oldest and not file.is_ahead(now))
+        if is_in_use or not delete(file.path, on_failure):
             kept.append(file)
-        else:
-            file.path.unlink(missing_ok=True)
     return kept
 
 
-def evict(pages: Path, limit: int) -> tuple[int, int]:
-    """Deletes the least recently used pages until at most ``limit`` bytes are left.
+def evict(
+    pages: Path, limit: int, *, target: int | None = None, on_failure: OnFailure = ignore
+) -> tuple[int, int]:
+    """Where there are more than ``limit`` bytes, deletes the least recently used pages.
+
+    What cannot be deleted is passed over.
+
+    Args:
+        pages: folder of a store's pages.
+        limit: bytes.
+        target: bytes that are to be left then, at most; ``limit`` where None.
+        on_failure: called for each file that cannot be deleted.
 
     Returns:
         The bytes that are left, and the number of pages deleted.
     """
-    files = delete_abandoned(list(scan(pages)))
+    files = delete_abandoned(list(scan(pages)), on_failure)
     left, deleted = sum(file.size for file in files), 0
+    if left <= limit:
+        return left, 0
+    target = limit if target is None else target
     now = time.time_ns()
     for file in sorted(files, key=lambda file: (not file.is_ahead(now), file.mtime_ns)):
-        if left <= limit:
+        if left <= target:
             break
-        if file.is_page:
-            file.path.unlink(missing_ok=True)
+        if file.is_page and delete(file.path, on_failure):
             left -= file.size
             deleted += 1
     return left, deleted
@@ -102,32 +136,78 @@ class Budget:
 
     One server never exceeds ``limit`` bytes; each further server on the directory may add a sixteenth of it,
     because it sees the writes of the others only when it scans again.
+
+    Args:
+        pages: folder of the store's pages.
+        limit: bytes.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, pages: Path, limit: int) -> None:
+    def __init__(self, pages: Path, limit: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
+        self._clock = clock
         self._pages = pages
         self._lock = threading.Lock()
         self._used: int | None = None
         self._admitted_since_scan = 0
+        self._deleted = 0
+        self._failure: OSError | None = None
+        self._retry_at = float("-inf")
+        self._has_warned = False
 
     def admit(self, size: int) -> int | None:
-        """Reserves ``size`` bytes; the number of pages deleted for them, None where they can never fit."""
+        """Reserves ``size`` bytes; None where they can never fit.
+
+        Returns:
+            The number of pages deleted since the last bytes that were admitted.
+
+        Raises:
+            OSError: too much of what is there cannot be deleted; nothing is tried for ``RETRY_SECONDS``.
+        """
         if size > self.limit:
             return None
         with self._lock:
-            deleted = 0
-            full = self._used is None or self._used + size > self.limit
+            full = self._is_full_for(size)
+            if full and self._clock() < self._retry_at:
+                raise self._refusal()
             if full or self._admitted_since_scan > self.limit * RESCAN_SHARE:
-                used, deleted = evict(self._pages, self.limit)
-                if used + size > self.limit:
-                    used, more = evict(self._pages, min(int(self.limit * LOW_WATERMARK), self.limit - size))
-                    deleted += more
-                self._used, self._admitted_since_scan = used, 0
+                self._scan(size)
+                if self._is_full_for(size):
+                    self._retry_at = self._clock() + RETRY_SECONDS
+                    raise self._refusal()
             assert self._used is not None
             self._used += size
             self._admitted_since_scan += size
+            deleted, self._deleted = self._deleted, 0
             return deleted
+
+    def _is_full_for(self, size: int) -> bool:
+        return self._used is None or self._used + size > self.limit
+
+    def _scan(self, size: int) -> None:
+        """Sees what is there, and evicts where ``size`` more bytes are too many."""
+        self._failure = None
+        room = self.limit - size
+        target = min(int(self.limit * LOW_WATERMARK), room)
+        self._used, deleted = evict(self._pages, room, target=target, on_failure=self._cannot_delete)
+        self._admitted_since_scan = 0
+        self._deleted += deleted
+
+    def _cannot_delete(self, path: Path, error: OSError) -> None:
+        self._failure = self._failure or error
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s cannot be deleted (%s): it stays, and so does whatever else cannot; all of it counts "
+                "towards the budget of the store",
+                path,
+                error.strerror,
+            )
+
+    def _refusal(self) -> OSError:
+        if self._failure is None:
+            return OSError(errno.EFBIG, "the budget is taken by files that are being written")
+        return OSError(self._failure.errno, "the store is full, and what is in it cannot be deleted")
 
     def release(self, size: int) -> None:
         """Gives back what ``admit`` reserved for a file that is not there."""

@@ -120,3 +120,5 @@ def gc_command(
         f"{result.unused_pages} unused and {result.evicted_pages} least recently used pages; "
         f"{decimal(result.bytes_left)} left"
     )
+    if result.undeletable:
+        typer.echo(f"files that cannot be deleted: {result.undeletable}; run as the user who wrote them")

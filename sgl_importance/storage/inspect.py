@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sgl_importance.json_text import BadJson, read_json
-from sgl_importance.storage.budget import StoredFile, delete_abandoned, evict, scan
+from sgl_importance.storage.budget import StoredFile, delete, delete_abandoned, evict, scan
 from sgl_importance.storage.checksum import crc32c
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason, PageDamaged, decode_header
 from sgl_importance.storage.regular import NotRegular, open_regular
@@ -56,6 +56,7 @@ class Collected:
     quarantined: int = 0
     unused_pages: int = 0
     evicted_pages: int = 0
+    undeletable: int = 0
     bytes_left: int = 0
 
 
@@ -162,6 +163,8 @@ def collect(
 ) -> Collected:
     """Deletes what is abandoned, what was set aside, and pages beyond the given bounds.
 
+    What cannot be deleted stays and is counted.
+
     Args:
         directory: of the store; servers may be using it.
         files: what ``files_of`` found.
@@ -170,21 +173,25 @@ def collect(
         advance: called with the bytes of each file looked at.
     """
     result = Collected()
-    kept = delete_abandoned(files)
+    stayed: set[Path] = set()
+
+    def keep(path: Path, error: OSError) -> None:
+        stayed.add(path)
+
+    kept = delete_abandoned(files, keep)
     result.unfinished = len(files) - len(kept)
     for aside in _quarantined(directory):
-        aside.unlink(missing_ok=True)
-        result.quarantined += 1
+        result.quarantined += delete(aside, keep)
     oldest = time.time() - unused_days * SECONDS_PER_DAY if unused_days is not None else 0.0
     for file in kept:
         if file.is_page and file.mtime_ns / 1e9 < oldest:
-            file.path.unlink(missing_ok=True)
-            result.unused_pages += 1
+            result.unused_pages += delete(file.path, keep)
         advance(file.size)
     everything = sum(file.size for file in files)
     result.bytes_left, result.evicted_pages = evict(
-        directory / "pages", everything if limit is None else limit
+        directory / "pages", everything if limit is None else limit, on_failure=keep
     )
+    result.undeletable = len(stayed)
     return result
 
 

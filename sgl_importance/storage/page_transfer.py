@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +16,18 @@ import numpy as np
 
 from sgl_importance.background.daemon_pool import DaemonPool
 from sgl_importance.storage.page_record import MissReason, PageMiss
-from sgl_importance.storage.pages import Page, Pages, write_reason
+from sgl_importance.storage.pages import Page, Pages
+from sgl_importance.storage.recent_uses import RecentUses
 from sgl_importance.storage.store_counters import StoreCounters
+from sgl_importance.storage.write_run import WriteRun
 
 STAGED_BYTES = 32 << 20
 WRITE_SECONDS = 10.0
 HANG_SECONDS = 10.0
 """After which the thread that moves a few pages does not come back any more, as far as anybody can tell."""
+MOST_AT_LEISURE = 64
+TOUCH_SECONDS = 0.1
+"""For which a write, which may evict, waits until what was used before it has been dated."""
 
 
 class PageTransfer:
@@ -47,6 +54,11 @@ class PageTransfer:
         self._lookers = self._pool(lanes.look, "look")
         self._readers = self._pool(lanes.read, "read")
         self._writers = self._pool(lanes.write, "write")
+        # Apart from the writes: a prefix of thousands of pages takes seconds to date in a slow directory.
+        self._leisure = self._pool(1, "leisure", most_waiting=MOST_AT_LEISURE)
+        self._recent = RecentUses(pages.touch_holds_seconds)
+        self._last_touch = threading.Event()
+        self._last_touch.set()
         self._run_pages = pages.run_pages(page_bytes)
         runs = STAGED_BYTES // (self._run_pages * page_bytes)
         self._reads_ahead = max(lanes.read, min(2 * lanes.read, runs))
@@ -54,11 +66,12 @@ class PageTransfer:
         # Reused: a fresh buffer costs a page fault every 4 KiB.
         self._staging: deque[Page] = deque(maxlen=max(2 * lanes.read, STAGED_BYTES // page_bytes))
 
-    def _pool(self, threads: int, what: str) -> DaemonPool:
+    def _pool(self, threads: int, what: str, *, most_waiting: float = math.inf) -> DaemonPool:
         return DaemonPool(
             threads,
             f"kv-importance-{what}",
             patience=max(HANG_SECONDS, 2 * self._timeout),
+            most_waiting=most_waiting,
             on_given_up=partial(self.counters.add, "replaced_threads", what),
         )
 
@@ -66,6 +79,7 @@ class PageTransfer:
         self._lookers.close()
         self._readers.close()
         self._writers.close()
+        self._leisure.close()
 
     # ---- reading ----
 
@@ -147,6 +161,8 @@ class PageTransfer:
     ) -> list[bool]:
         """Writes consecutive pages of a sequence; which of them are stored.
 
+        The rest of a batch is given up at the first run that takes too long.
+
         Args:
             identity: digest of the model.
             keys: of the pages.
@@ -155,54 +171,82 @@ class PageTransfer:
         """
         done = [False] * len(keys)
         moment = self.touch(identity, prefix)
-        runs: deque[_WriteRun] = deque()
+        self._last_touch.wait(TOUCH_SECONDS)
+        runs: deque[WriteRun] = deque()
 
         def finish_run() -> bool:
-            run = runs.popleft()
+            run = runs[0]
             try:
                 run.finished.get(timeout=max(WRITE_SECONDS, self._timeout))
             except queue.Empty:
-                self.counters.add("unwritten_pages", "timeout", len(run.keys))
+                self.counters.add("unwritten_pages", "timeout", len(keys) - run.start)
                 return False
+            runs.popleft()
             done[run.start : run.start + len(run.keys)] = run.stored
             self._staging.extend(run.bodies)
             return True
 
-        for start in range(0, len(keys), self._run_pages):
-            run = _WriteRun(
-                self,
-                identity,
-                keys[start : start + self._run_pages],
-                start=start,
-                before=keys[start - 1] if start else prefix[-1] if prefix else None,
-                depth=len(prefix) + start,
-                moment=moment,
-            )
-            for index, body in enumerate(run.bodies):
-                copy_page(start + index, body)
-            runs.append(run)
-            self._writers.submit(run)
-            if len(runs) >= self._writes_ahead and not finish_run():
-                return done
-        while runs and finish_run():
-            pass
+        try:
+            for start in range(0, len(keys), self._run_pages):
+                run_keys = keys[start : start + self._run_pages]
+                run = WriteRun(
+                    self.pages,
+                    self.counters,
+                    identity,
+                    run_keys,
+                    [self.stage() for _ in run_keys],
+                    start=start,
+                    before=keys[start - 1] if start else prefix[-1] if prefix else None,
+                    depth=len(prefix) + start,
+                    moment=moment,
+                )
+                for index, body in enumerate(run.bodies):
+                    copy_page(start + index, body)
+                runs.append(run)
+                self._writers.submit(run)
+                if len(runs) >= self._writes_ahead and not finish_run():
+                    return done
+            while runs and finish_run():
+                pass
+        finally:
+            for run in runs:
+                run.abandon()
+        if done and all(done):
+            self._recent.add(identity, keys[-1], moment)
         return done
 
     def touch(self, identity: bytes, keys: Sequence[str]) -> int:
-        """Marks the start of a sequence as used, at the workers' leisure; the moment of it, in ns."""
+        """Marks the start of a sequence as used, at leisure; as of when it is used, in ns.
+
+        That is a little in the past where it has been marked shortly before: then it is not marked again, and
+        what is written behind it is to be no newer than it.
+        """
         moment = time.time_ns()
-        if keys:
-            self.at_leisure(lambda: self.pages.touch(identity, list(keys), moment))
+        if not keys:
+            return moment
+        earlier = self._recent.find(identity, keys[-1], moment)
+        if earlier is not None:
+            return earlier
+        self._recent.add(identity, keys[-1], moment)
+        self._last_touch = touched = threading.Event()
+
+        def touch() -> None:
+            try:
+                self.pages.touch(identity, list(keys), moment)
+            finally:
+                touched.set()
+
+        self.at_leisure(touch)
         return moment
 
     def at_leisure(self, call: Callable[[], None]) -> None:
-        """Runs what nobody waits for, behind the writes."""
+        """Runs what nobody waits for, beside the writes; on a disk that is too slow, only the newest."""
 
         def silent() -> None:
             with suppress(Exception):
                 call()
 
-        self._writers.submit(silent)
+        self._leisure.submit(silent)
 
 
 class _ReadRun:
@@ -240,52 +284,3 @@ class _ReadRun:
         if isinstance(result, PageMiss):
             raise result
         return result
-
-
-class _WriteRun:
-    """Neighbouring pages that one worker writes, the first of which has ``depth`` pages in front."""
-
-    def __init__(
-        self,
-        transfer: PageTransfer,
-        identity: bytes,
-        keys: Sequence[str],
-        *,
-        start: int,
-        before: str | None,
-        depth: int,
-        moment: int,
-    ) -> None:
-        self.keys = keys
-        self.start = start
-        self.bodies = [transfer.stage() for _ in keys]
-        self.stored = [False] * len(keys)
-        self.finished: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._transfer = transfer
-        self._identity = identity
-        self._before = before
-        self._depth = depth
-        self._moment = moment
-
-    def __call__(self) -> None:
-        counters = self._transfer.counters
-        try:
-            outcomes = self._transfer.pages.write_run(
-                self._identity,
-                self.keys,
-                self.bodies,
-                before=self._before,
-                depth=self._depth,
-                moment=self._moment,
-            )
-        except Exception as error:
-            outcomes = [error] * len(self.keys)
-        for index, outcome in enumerate(outcomes):
-            if isinstance(outcome, Exception):
-                counters.add("unwritten_pages", write_reason(outcome))
-                continue
-            self.stored[index] = True
-            if outcome:
-                counters.add("written_pages")
-                counters.add("written_bytes", amount=self.bodies[index].nbytes)
-        self.finished.put(None)

@@ -42,7 +42,12 @@ class Pages(Protocol):
     """A place that holds pages: a directory, or records inside a backend of upstream.
 
     A run is a few neighbouring pages of a sequence, moved by one thread in one go.
+
+    Attributes:
+        touch_holds_seconds: for which a sequence that was touched need not be touched again.
     """
+
+    touch_holds_seconds: float
 
     def lanes(self, page_bytes: int) -> Lanes: ...
 
@@ -90,6 +95,8 @@ class Pages(Protocol):
 
 class PageByPage(ABC):
     """A place whose pages are looked for, read and written one at a time, by several threads."""
+
+    touch_holds_seconds = 30.0
 
     @abstractmethod
     def exists(self, identity: bytes, key: str) -> bool:

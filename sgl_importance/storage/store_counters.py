@@ -30,7 +30,7 @@ SERIES: dict[str, tuple[str, str | None]] = {
 LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "missed_pages": tuple(reason.value for reason in MissReason),
     "unwritten_pages": (*dict.fromkeys(WRITE_REASONS.values()), "timeout", "error", MissReason.WEIGHTS.value),
-    "replaced_threads": ("look", "read", "write"),
+    "replaced_threads": ("look", "read", "write", "leisure"),
     "thread_faults": ("prefetch", "prefetch_io", "prefetch_sync", "backup"),
 }
 """Label values that are known ahead; any other error of the system is named after it."""

@@ -64,6 +64,8 @@ class TierChain:
         clock: seconds.
     """
 
+    touch_holds_seconds = 0.0  # it learns from each use
+
     def __init__(
         self,
         members: Sequence[Member],

@@ -17,6 +17,7 @@ from sgl_importance.ledger.reuse_evidence import ReuseEvidence
 from sgl_importance.ledger.steady_time import steady_time
 from sgl_importance.pins.pin import Pin
 from sgl_importance.reuse.estimator import ReuseEstimator
+from sgl_importance.storage import page_transfer
 from sgl_importance.storage.budget import delete_abandoned, scan
 from sgl_importance.storage.inspect import collect, files_of, summarize
 from sgl_importance.storage.page_record import HEADER_BYTES
@@ -73,8 +74,9 @@ def test_a_pin_keeps_its_time_and_its_row(
 
 @JUMPS
 def test_what_is_used_after_the_jump_outlasts_what_was_used_before(
-    tmp_path: Path, wall: Jump, seconds: float
+    tmp_path: Path, wall: Jump, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
+    monkeypatch.setattr(page_transfer, "TOUCH_SECONDS", 60.0)
     size = HEADER_BYTES + PAGE_BYTES
     store = PageStore(tmp_path, budget_bytes=20 * size, counters=StoreCounters())
     transfer = PageTransfer(store, page_bytes=PAGE_BYTES, timeout=5, counters=store.counters)

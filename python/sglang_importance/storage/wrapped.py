@@ -130,6 +130,8 @@ class ZeroCopyPages:
         staging: of ``slots_for`` slots.
     """
 
+    touch_holds_seconds = 0.0  # a touch does nothing
+
     def __init__(self, backend: HiCacheStorage, names: Names, staging: StagingPool) -> None:
         self._backend = backend
         self._names = names
