@@ -98,7 +98,7 @@ class Retain(_Model):
     """Keep the prompt's KV by a soft pin, within the budget that all pins share.
 
     Attributes:
-        ttl_seconds: how long, in seconds of wall-clock time.
+        ttl_seconds: how long at most, in seconds of wall-clock time.
     """
 
     ttl_seconds: Annotated[float, Field(strict=True, gt=0, le=MAX_TTL_SECONDS, allow_inf_nan=False)]

@@ -7,19 +7,18 @@ servers may write one ledger: a row holds the facts of its last writer, counts o
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from sgl_importance.ledger.ledger_database import LedgerDamaged, LedgerError, LedgerUnusable
 from sgl_importance.ledger.ledger_place import LedgerPlace, open_database
+from sgl_importance.ledger.namespace_rows import NamespaceRows
 from sgl_importance.ledger.pin_rows import PinRows
 from sgl_importance.ledger.prefix_record import (
     NAMES,
+    ROW_BYTES,
     UPSERT,
     PrefixRecord,
     RowDamaged,
@@ -27,18 +26,12 @@ from sgl_importance.ledger.prefix_record import (
     encode_row,
 )
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
-from sgl_importance.nodes.digests import root_digest
+from sgl_importance.ledger.row_worth import Worth, least_worth, let_others_run
 
 logger = logging.getLogger(__name__)
 
-MODEL_HALF_LIFE_SECONDS = 30 * 86400.0
-"""Seconds after which rows of a model that no server loads are worth half."""
 SLACK = 0.1
 """Part of the budget that is freed at once, so that not every batch has to rank the rows."""
-_ROW_BYTES = 200  # of a row without its blobs, with its part of the indices
-
-Worth = Callable[[int | None, int, int, int], float]
-"""Seconds saved per KV byte, of (class, age in requests, tokens, tokens in front)."""
 
 
 class Ledger:
@@ -63,7 +56,6 @@ class Ledger:
         self.page_size = page_size
         self.keep_token_ids = keep_token_ids
         self.damaged_rows = 0
-        self._namespaces: set[tuple[str | None, ...]] = set()
         self._open()
 
     def _open(self) -> None:
@@ -72,6 +64,7 @@ class Ledger:
             try:
                 self._model = self._model_number(self.model)
                 self.pins = PinRows(self.database, self._model)
+                self._namespaces = NamespaceRows(self.database)
                 self._counted_bytes, self._written_bytes = self.num_bytes, 0
                 return
             except LedgerError as error:
@@ -113,7 +106,6 @@ class Ledger:
             self.database = former
             raise
         former.close()
-        self._namespaces.clear()
         return True
 
     # ---- writing ----
@@ -143,7 +135,6 @@ class Ledger:
             LedgerError: nothing was kept.
         """
         database = self.database
-        new = [names for names in namespaces if names not in self._namespaces]
         with database.transaction():
             clocks = database.execute(
                 "UPDATE models SET clock = clock + ?, used = ? WHERE id = ? RETURNING clock",
@@ -155,18 +146,12 @@ class Ledger:
             rows = []
             for record in records:
                 rows.append(self._row(record, now - (clock - record.last_access)))
-                _let_others_run()
+                let_others_run()
             database.execute_many(UPSERT, rows)
             if evidence is not None:
                 self._add_evidence(evidence)
-            if self.keep_token_ids:
-                # In one order, so that no two servers wait for each other.
-                database.execute_many(
-                    "INSERT INTO namespaces VALUES (?, ?) ON CONFLICT DO NOTHING",
-                    sorted((root_digest(*names), json.dumps(names)) for names in new),
-                )
-        self._namespaces.update(new)
-        self._written_bytes += sum(len(row[-3]) + len(row[-2]) + _ROW_BYTES for row in rows)
+            names_bytes = self._namespaces.add(namespaces) if self.keep_token_ids else 0
+        self._written_bytes += names_bytes + sum(len(row[-3]) + len(row[-2]) + ROW_BYTES for row in rows)
         return int(now)
 
     def _row(self, record: PrefixRecord, clock: int) -> tuple[Any, ...]:
@@ -216,9 +201,7 @@ class Ledger:
 
     def namespaces(self) -> dict[bytes, tuple[str | None, ...]]:
         """Extra key and cache salt by root digest."""
-        rows = self.database.execute("SELECT root, names FROM namespaces")
-        named = {root: tuple(json.loads(names)) for root, names in rows}
-        return {root: names for root, names in named.items() if root_digest(*names) == root}
+        return self._namespaces.read()
 
     def __len__(self) -> int:
         ((count,),) = self.database.execute("SELECT count(*) FROM prefixes WHERE model = ?", (self._model,))
@@ -236,9 +219,9 @@ class Ledger:
     def num_bytes(self) -> int:
         """Of all rows. A file may be up to three times as large: SQLite leaves gaps between rows."""
         ((size,),) = self.database.execute(
-            f"SELECT sum(length(pages) + length(vectors) + {_ROW_BYTES}) FROM prefixes"
+            f"SELECT sum(length(pages) + length(vectors) + {ROW_BYTES}) FROM prefixes"
         )
-        return int(size or 0) + self.pins.num_bytes
+        return int(size or 0) + self.pins.num_bytes + self._namespaces.num_bytes
 
     def forget(self, budget_bytes: int, worth: Worth) -> int:
         """Brings the rows under their budget; those of least worth go first, none before its continuations.
@@ -259,42 +242,22 @@ class Ledger:
         if self._counted_bytes <= budget_bytes:
             return 0
         deleted = []
-        with self.database.transaction(alone=True):
-            self._counted_bytes = self.num_bytes  # another server may have forgotten meanwhile
+        database = self.database
+        with database.transaction(alone=True):
+            # Another server may have forgotten meanwhile; no row need go for what none needs.
+            self._counted_bytes = self.num_bytes - self._namespaces.unused_bytes
             excess = self._counted_bytes - int((1 - SLACK) * budget_bytes)
-            for model, digest, size in self._least_worth(worth) if self._counted_bytes > budget_bytes else ():
-                deleted.append((model, digest))
-                excess -= size
-                self._counted_bytes -= size
+            is_over = self._counted_bytes > budget_bytes
+            sizes = self._namespaces.sizes() if is_over else {}
+            for row in least_worth(database, worth, root_bytes=sizes) if is_over else ():
+                deleted.append((row.model, row.digest))
+                excess -= row.num_bytes
+                self._counted_bytes -= row.num_bytes
                 if excess <= 0:
                     break
-            self.database.execute_many("DELETE FROM prefixes WHERE model = ? AND digest = ?", deleted)
+            database.execute_many("DELETE FROM prefixes WHERE model = ? AND digest = ?", deleted)
+            self._namespaces.forget_unused()
         return len(deleted)
-
-    def _least_worth(self, worth: Worth) -> Iterator[tuple[int, bytes, int]]:
-        """(model, digest, bytes), least worth first: a prefix is worth no less than any continuation."""
-        clocks = {
-            model: (clock, used)
-            for model, clock, used in self.database.execute("SELECT id, clock, used FROM models")
-        }
-        now = time.time()
-        worths: dict[tuple[int, bytes], float] = {}
-        rows = self.database.execute(
-            "SELECT model, digest, parent, depth, tokens, watched_as, clock, "
-            "length(pages) + length(vectors) FROM prefixes ORDER BY depth DESC"
-        )
-        whole = np.empty(len(rows))
-        for row, (model, digest, parent, depth, tokens, at_risk_as, clock, _) in enumerate(rows):
-            model_clock, used = clocks[model]
-            fading = 0.5 ** (max(now - used, 0.0) / MODEL_HALF_LIFE_SECONDS)
-            own = fading * worth(at_risk_as, max(model_clock - clock, 0), tokens, depth)
-            whole[row] = max(own, worths.get((model, digest), 0.0))
-            worths[model, parent] = max(whole[row], worths.get((model, parent), 0.0))
-            if row % 32 == 0:
-                _let_others_run()
-        # Rows come deepest first, and a stable sort leaves those of equal worth so.
-        order = np.argsort(whole, kind="stable").tolist()
-        return ((*rows[row][:2], rows[row][-1] + _ROW_BYTES) for row in order)
 
     def _model_number(self, identity: bytes) -> int:
         find = "SELECT id FROM models WHERE identity = ?", (identity,)
@@ -306,8 +269,3 @@ class Ledger:
                 # A damaged index knows a row that the table does not.
                 raise LedgerDamaged("its index contradicts its table")
         return int(known[0][0])
-
-
-def _let_others_run() -> None:
-    """Releases the interpreter lock, for which the scheduler's thread would otherwise wait 5 ms."""
-    time.sleep(0)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from sgl_importance.background.batch_worker import BatchWorker
 from sgl_importance.background.daemon_pool import DaemonPool
-from sgl_importance.ledger.ledger import Ledger, Worth
+from sgl_importance.ledger.ledger import Ledger
 from sgl_importance.ledger.ledger_database import LedgerBusy, LedgerDamaged, LedgerError, LedgerUnusable
 from sgl_importance.ledger.pin_rows import MAX_SHARE
 from sgl_importance.ledger.prefix_record import PrefixRecord
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
+from sgl_importance.ledger.row_worth import Worth
 from sgl_importance.ledger.steady_time import steady_time
 from sgl_importance.pins.pin import Pin
 

@@ -16,6 +16,8 @@ from sgl_importance.nodes.digests import DIGEST_BYTES, chain_digests
 from sgl_importance.reuse.reuse_class import NUM_CLASSES, BlockType
 
 VECTOR_WIDTH = 8
+ROW_BYTES = 200
+"""Of a row without its blobs, with its part of the indices."""
 COLUMNS = (
     *("digest", "parent", "depth", "tokens", "queries", "accesses", "span", "block_type"),
     *("watched_as", "clock", "used", "in_storage", "has_token_ids", "pages", "vectors"),

@@ -7,7 +7,7 @@ node. A ghost that is forgotten ends the node's at-risk interval without a visit
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -147,13 +147,26 @@ class GhostTable:
         Returns:
             Each ghost with the number of its pages that came back; ``resolved`` where some had before.
         """
+        found = list(self._pop_known(digests))
         returned: dict[int, tuple[GhostNode, int]] = {}
-        for page, digest in enumerate(digests):
+        start = 0
+        while start < len(found):
+            # Pages that followed each other in one ghost are one slice: a page of its own costs microseconds.
+            ghost, first = found[start]
+            stop = start + 1
+            while stop < len(found) and found[stop][0] is ghost and found[stop][1] == first + stop - start:
+                stop += 1
+            pages = stop - start
+            node.importance.restore_pages(start, ghost.vectors[first : first + pages], ghost.queries)
+            _, before = returned.get(id(ghost), (ghost, 0))
+            returned[id(ghost)] = (ghost, before + pages)
+            start = stop
+        return list(returned.values())
+
+    def _pop_known(self, digests: Iterable[bytes]) -> Iterator[tuple[GhostNode, int]]:
+        """Forgets pages up to the first that is not known; the ghost of each and its page there."""
+        for digest in digests:
             remembered = self._pages.pop(digest, None)
             if remembered is None:
-                break
-            ghost, kept_page = remembered
-            node.importance.restore_pages(page, ghost.vectors[kept_page, None], ghost.queries)
-            _, pages = returned.get(id(ghost), (ghost, 0))
-            returned[id(ghost)] = (ghost, pages + 1)
-        return list(returned.values())
+                return
+            yield remembered

@@ -36,7 +36,7 @@ class PinEnd(StrEnum):
     EXPIRED = "expired"  # its lifetime is over
     UNUSED = "unused"  # without a lifetime, and no request used it
     SUPERSEDED = "superseded"  # by a hint for the same text or more of it, for no shorter
-    MADE_ROOM = "made_room"  # automatic, unused longest when one more came
+    MADE_ROOM = "made_room"  # when one more came: nearest to its end (hinted), unused longest (automatic)
     FLUSHED = "flushed"  # automatic, and the cache was emptied
 
 

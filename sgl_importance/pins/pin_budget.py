@@ -9,8 +9,8 @@ from sgl_importance.pins.pin import Pin, PinSource
 from sgl_importance.tiers import Tier
 
 
-def divide(tier: Tier, pages: int, pins: Sequence[Pin]) -> None:
-    """Sets each pin's ``granted`` pages of a tier.
+def divide(tier: Tier, pages: int, pins: Sequence[Pin]) -> int:
+    """Sets each pin's ``granted`` pages of a tier; returns how many they are, those in common counted once.
 
     The budget is divided equally among the tenants (cache salts) that hold requested pins; an unused
     part of a share is not lent to another, so no tenant's pins can cost another tenant a page. Hinted pins
@@ -23,16 +23,18 @@ def divide(tier: Tier, pages: int, pins: Sequence[Pin]) -> None:
         pages: the budget.
         pins: every pin, oldest first.
     """
+    left = pages
     held: dict[str | None, set[bytes]] = {}
     for source in PinSource:
         pins_of: dict[str | None, list[Pin]] = {}
         for pin in pins:
             if pin.source is source:
                 pins_of.setdefault(pin.tenant, []).append(pin)
-        share = pages // len(pins_of) if pins_of else 0
+        share = left // len(pins_of) if pins_of else 0
         for tenant, theirs in pins_of.items():
-            pages -= _spend(tier, share, theirs, held.setdefault(tenant, set()))
-    assert pages >= 0
+            left -= _spend(tier, share, theirs, held.setdefault(tenant, set()))
+    assert left >= 0
+    return pages - left
 
 
 def _spend(tier: Tier, share: int, pins: Iterable[Pin], held: set[bytes]) -> int:

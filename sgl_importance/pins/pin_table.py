@@ -6,7 +6,7 @@ evicts, pinned nodes last and among themselves by what their loss costs. Locks c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -21,15 +21,14 @@ from sgl_importance.pins.pin import (
     decayed_octaves,
 )
 from sgl_importance.pins.pin_budget import divide
+from sgl_importance.pins.pin_room import (
+    HINTED_BUDGETS,
+    PinRefused,
+    beyond_bounds,
+    check_room,
+    making_room,
+)
 from sgl_importance.tiers import Tier
-
-MAX_TENANTS = 256
-MAX_PINS_PER_TENANT = 1024
-MAX_AUTOMATIC_PINS = 256
-
-
-class PinRefused(ValueError):
-    """The pin cannot be held; the message says why and what to do."""
 
 
 @dataclass(slots=True)
@@ -63,8 +62,7 @@ class PinTable:
         self._next_expiry: float = inf
         self.on_ended: Callable[[Pin, PinEnd], None] = lambda pin, why: None
         """Called with every pin that ends."""
-        self.version = 0
-        """Grows whenever budgets are divided anew."""
+        self._granted_pages: dict[Tier, int] = {}
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -89,10 +87,18 @@ class PinTable:
         return self._budget_pages(tier) * self.page_size
 
     def granted_tokens(self, tier: Tier) -> int:
-        """Tokens within the budget, pages in common counted once."""
-        return self.page_size * len(
-            {digest for pin in self._pins.values() for digest in pin.digests[: pin.granted[tier]]}
-        )
+        """Tokens within the budget, pages in common counted once; O(1)."""
+        return self._granted_pages.get(tier, 0) * self.page_size
+
+    @property
+    def grantable_tokens(self) -> int:
+        """Most tokens that one pin can be granted on any tier."""
+        return max(map(self.budget_tokens, self.tiers), default=0)
+
+    @property
+    def max_hinted_tokens(self) -> int:
+        """Most tokens of all hinted pins, granted or not."""
+        return HINTED_BUDGETS * sum(map(self.budget_tokens, self.tiers))
 
     def octaves(self, digest: bytes, tier: Tier) -> float:
         """log2 of the bias on a node whose last page this is; 0 where it is not pinned on the tier."""
@@ -114,16 +120,46 @@ class PinTable:
         Raises:
             PinRefused: the prefix fills no page, the table is full, or there is a pin of this name.
         """
-        return self._take_in(pin) + self._settle()
+        return self.change(added=pin)
 
-    def _take_in(self, pin: Pin) -> list[Pin]:
+    def remove(self, pin_id: str, why: PinEnd = PinEnd.UNPINNED) -> list[Pin]:
+        """Ends a pin; KeyError where there is none of that name."""
+        return self.change([pin_id], why=why)
+
+    def change(
+        self, removed: Collection[str] = (), added: Pin | None = None, why: PinEnd = PinEnd.UNPINNED
+    ) -> list[Pin]:
+        """Ends pins and takes one in, and divides the budgets once.
+
+        Args:
+            removed: names of the pins to end.
+            added: pin to take in; may have the name of one that ends.
+            why: the others end.
+
+        Raises:
+            KeyError: there is none of a name; nothing has changed.
+            PinRefused: as of ``add``; nothing has changed.
+        """
+        leaving = {self._pins[name] for name in removed}
+        if added is not None:
+            self._check(added, [pin for pin in self._pins.values() if pin not in leaving])
+        changed = [self._drop(name, why) for name in removed]
+        if added is not None:
+            changed += self._take_in(added)
+        return changed + self._settle()
+
+    def _check(self, pin: Pin, others: Collection[Pin]) -> None:
+        """Leaves the tokens behind the last whole page out, and raises what ``add`` does."""
         pin.tokens = pin.tokens[: len(pin.tokens) // self.page_size * self.page_size]
         if not pin.tokens:
             raise PinRefused(f"shorter than one page of {self.page_size} tokens: there is nothing to pin")
-        if pin.source is not PinSource.AUTOMATIC:
-            self._check_room(pin)
-        if pin.pin_id in self._pins:
+        largest_tier = max(self._capacity_pages.values()) * self.page_size
+        check_room(pin, others, largest_tier=largest_tier, max_hinted=self.max_hinted_tokens)
+        if any(other.pin_id == pin.pin_id for other in others):
             raise PinRefused(f"there is a pin {pin.pin_id}: unpin it first, or give another pin_id")
+
+    def _take_in(self, pin: Pin) -> list[Pin]:
+        """Takes in a pin that was checked; the pins that end for it."""
         if not pin.digests:
             pin.digests = chain_digests(
                 root_digest(pin.extra_key, pin.cache_salt), pin.tokens, self.page_size
@@ -131,15 +167,12 @@ class PinTable:
         assert len(pin.digests) * self.page_size == len(pin.tokens)
         pin.last_used = self._clock
         pin.octaves = PIN_OCTAVES
-        changed = self._make_room_for_automatic() if pin.source is PinSource.AUTOMATIC else []
+        ending = making_room(pin, self._pins.values(), max_hinted=self.max_hinted_tokens)
+        changed = [self._drop(other.pin_id, PinEnd.MADE_ROOM) for other in ending]
         self._pins[pin.pin_id] = pin
         for index, digest in enumerate(pin.digests):
             self._pages.setdefault(digest, _Page(index, [])).pins.append(pin)
         return changed
-
-    def remove(self, pin_id: str, why: PinEnd = PinEnd.UNPINNED) -> list[Pin]:
-        """Ends a pin; KeyError where there is none of that name."""
-        return [self._drop(pin_id, why), *self._settle()]
 
     def remove_automatic(self) -> list[Pin]:
         """Ends every automatic pin: the attention that they were chosen by is forgotten."""
@@ -190,7 +223,8 @@ class PinTable:
         if pages == self._capacity_pages:
             return []
         self._capacity_pages = pages
-        return self._settle()
+        ending = beyond_bounds(self._hinted(), self.max_hinted_tokens)
+        return [self._drop(pin.pin_id, PinEnd.MADE_ROOM) for pin in ending] + self._settle()
 
     # ---- across a restart ----
 
@@ -208,6 +242,7 @@ class PinTable:
             has_ended = pin.expires_at is not None and pin.expires_at <= self.now
             if pin.pin_id not in self._pins and not has_ended:
                 with suppress(PinRefused):
+                    self._check(pin, self._pins.values())
                     changed += self._take_in(pin)
         return changed + self._settle()
 
@@ -218,12 +253,11 @@ class PinTable:
 
     def _settle(self) -> list[Pin]:
         """Divides the budgets anew; returns the pins that got more or less than before."""
-        self.version += 1
         before = {pin.pin_id: pin.granted for pin in self._pins.values()}
         for pin in self._pins.values():
             pin.granted = dict.fromkeys(self._capacity_pages, 0)
         for tier in self._capacity_pages:
-            divide(tier, self._budget_pages(tier), list(self._pins.values()))
+            self._granted_pages[tier] = divide(tier, self._budget_pages(tier), list(self._pins.values()))
         decaying = (pin for pin in self._pins.values() if pin.expires_at is None)
         self._next_decay = min((self._decays_at(pin) for pin in decaying), default=inf)
         expiries = (pin.expires_at for pin in self._pins.values() if pin.expires_at is not None)
@@ -235,27 +269,8 @@ class PinTable:
         steps = (self._clock - pin.last_used) // HALF_LIFE_REQUESTS + 1
         return pin.last_used + steps * HALF_LIFE_REQUESTS
 
-    def _check_room(self, pin: Pin) -> None:
-        rivals = [other for other in self._pins.values() if other.source is pin.source]
-        theirs = [other for other in rivals if other.tenant == pin.tenant]
-        tenants = {other.tenant for other in rivals}
-        if not theirs and len(tenants) >= MAX_TENANTS:
-            raise PinRefused(f"{MAX_TENANTS} cache salts hold pins already: unpin those of one")
-        if len(theirs) >= MAX_PINS_PER_TENANT:
-            raise PinRefused(f"this cache salt holds {MAX_PINS_PER_TENANT} pins already: unpin some")
-        limit = max(self._capacity_pages.values()) * self.page_size
-        wanted = len(pin.tokens) + sum(len(other.tokens) for other in theirs)
-        if wanted > limit:
-            raise PinRefused(
-                f"this cache salt's pins would be {wanted} tokens, the largest tier is {limit}: unpin some"
-            )
-
-    def _make_room_for_automatic(self) -> list[Pin]:
-        automatic = [pin for pin in self._pins.values() if pin.source is PinSource.AUTOMATIC]
-        if len(automatic) < MAX_AUTOMATIC_PINS:
-            return []
-        unused_longest = min(automatic, key=lambda pin: pin.last_used)
-        return [self._drop(unused_longest.pin_id, PinEnd.MADE_ROOM)]
+    def _hinted(self) -> list[Pin]:
+        return [pin for pin in self._pins.values() if pin.source is PinSource.HINTED]
 
     def _drop(self, pin_id: str, why: PinEnd) -> Pin:
         pin = self._pins.pop(pin_id)
@@ -269,8 +284,10 @@ class PinTable:
         return pin
 
     def check_integrity(self) -> None:
-        """Asserts that pages name exactly the pins that want them, and that no budget is exceeded."""
+        """Asserts that pages name exactly the pins that want them, and that no bound is exceeded."""
         wanted = {(digest, pin.pin_id) for pin in self._pins.values() for digest in pin.digests}
         assert wanted == {(d, pin.pin_id) for d, page in self._pages.items() for pin in page.pins}
         for tier in self._capacity_pages:
-            assert self.granted_tokens(tier) <= self.budget_tokens(tier)
+            granted = {digest for pin in self._pins.values() for digest in pin.digests[: pin.granted[tier]]}
+            assert len(granted) * self.page_size == self.granted_tokens(tier) <= self.budget_tokens(tier)
+        assert not beyond_bounds(self._hinted(), self.max_hinted_tokens)

@@ -10,6 +10,7 @@ from sgl_importance.pins.pin import Pin, PinSource
 from sgl_importance.tiers import Tier
 
 PREFIX = "hint-"
+SPENT = "the budget of pins on the device is spent (--kv-importance-pin-budget)"
 
 
 def pin_of(
@@ -24,8 +25,8 @@ def pin_of(
     """The pin of a prompt, named after its text: asking again prolongs it.
 
     Args:
-        prompt: token ids; a last page that is not full is left out.
-        digests: chained digest of each whole page; at least one.
+        prompt: token ids; what follows the pages of ``digests`` is left out.
+        digests: chained digest of each leading page that is pinned; at least one.
         extra_key: namespace of the request, beside the salt.
         cache_salt: namespace of the request, and the tenant whose budget is spent.
         expires_at: Unix time.
@@ -44,7 +45,7 @@ def pin_of(
 
 
 def superseded(pins: Iterable[Pin], pin: Pin) -> list[str]:
-    """Pins of earlier hints that ``pin`` makes needless: on its text or the beginning of it, for no longer.
+    """Of ``pins``, those of earlier hints that ``pin`` makes needless: on its beginning, for no longer.
 
     Without this each turn of a long session would leave a pin of its own.
     """
@@ -59,12 +60,17 @@ def superseded(pins: Iterable[Pin], pin: Pin) -> list[str]:
     ]
 
 
-def retained(pin: Pin, page_size: int) -> dict[str, Any]:
-    """Report of a request whose prompt was pinned."""
+def retained(pin: Pin, page_size: int, made_room: int = 0) -> dict[str, Any]:
+    """Report of a request whose prompt was pinned.
+
+    Args:
+        pin: of the prompt.
+        page_size: tokens per page.
+        made_room: pins of other hints that ended for it.
+    """
     tokens = pin.granted[Tier.DEVICE] * page_size
-    if not tokens:
-        return not_retained("the budget of pins on the device is spent (--kv-importance-pin-budget)")
-    return {"applied": True, "tokens": tokens, "pin_id": pin.pin_id}
+    report = {"applied": True, "tokens": tokens, "pin_id": pin.pin_id} if tokens else not_retained(SPENT)
+    return {**report, "made_room": made_room} if made_room else report
 
 
 def not_retained(reason: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from sgl_importance.pins import pin_table
+from sgl_importance.pins import pin_room
 from sgl_importance.pins.pin import HALF_LIFE_REQUESTS, Pin, PinEnd, PinSource
 from sgl_importance.pins.pin_table import PinTable
 from sgl_importance.tiers import Tier
@@ -15,7 +15,7 @@ PAGE = 4
 
 
 def test_the_end_of_a_pin_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pin_table, "MAX_AUTOMATIC_PINS", 1)
+    monkeypatch.setattr(pin_room, "MAX_AUTOMATIC_PINS", 1)
     table = PinTable(PAGE, 0.2, {Tier.DEVICE: 100 * PAGE})
     told = []
     table.on_ended = lambda pin, why: told.append((pin.pin_id, why))

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.pins import pin_table
+from sgl_importance.pins import pin_room
 from sgl_importance.pins.pin import HALF_LIFE_REQUESTS, PIN_OCTAVES, Pin, PinSource
-from sgl_importance.pins.pin_table import PinRefused, PinTable
+from sgl_importance.pins.pin_room import PinRefused
+from sgl_importance.pins.pin_table import PinTable
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.reuse_class import BlockType, Transition
@@ -144,7 +145,7 @@ def test_a_prefix_in_common_is_paid_for_once():
 
 @pytest.mark.parametrize("source", [PinSource.HINTED, PinSource.AUTOMATIC])
 def test_pins_that_nobody_of_authority_asked_for_live_on_what_requested_ones_leave(source: PinSource):
-    table = make_table()  # 20 pages
+    table = make_table(host=100)  # 20 pages of each
     for salt in "bcd":
         table.add(make_pin(f"auto {salt}", text(0, 20), salt, source=source))
     assert table.granted_tokens(DEVICE) == 18 * PAGE
@@ -247,8 +248,8 @@ def test_text_shorter_than_a_page_is_refused_and_a_tail_is_left_out():
 
 
 def test_the_table_is_bounded_for_each_tenant_and_in_all(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pin_table, "MAX_PINS_PER_TENANT", 2)
-    monkeypatch.setattr(pin_table, "MAX_TENANTS", 2)
+    monkeypatch.setattr(pin_room, "MAX_PINS_PER_TENANT", 2)
+    monkeypatch.setattr(pin_room, "MAX_TENANTS", 2)
     table = make_table()
     with pytest.raises(PinRefused, match="the largest tier is 400: unpin some"):
         table.add(make_pin("big", text(0, 101), "a"))
@@ -263,7 +264,7 @@ def test_the_table_is_bounded_for_each_tenant_and_in_all(monkeypatch: pytest.Mon
 
 
 def test_the_automatic_pin_unused_longest_makes_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pin_table, "MAX_AUTOMATIC_PINS", 2)
+    monkeypatch.setattr(pin_room, "MAX_AUTOMATIC_PINS", 2)
     table = make_table()
     for serial in range(2):
         table.add(make_pin(str(serial), text(1000 * serial, 2), source=PinSource.AUTOMATIC))

@@ -180,6 +180,28 @@ def test_nothing_is_written_while_other_weights_are_in_memory(tmp_path: Path, mo
     ledger.close()
 
 
+def test_cut_nodes_are_not_held_where_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Neither while other weights are in memory nor after learning has failed: nobody would take them."""
+    driver = start(tmp_path / "l.sqlite")
+    feed = driver.component.ledger
+    cuts: list[object] = []
+    driver.component.node_events.on_cut.append(cuts.append)
+
+    def part(requests: int) -> None:
+        """Pairs of requests that part after two pages: each pair cuts a node."""
+        for request in range(requests):
+            serve(driver, [1 + request // 2] * (2 * PAGE) + [1000 + request] * (2 * PAGE))
+
+    monkeypatch.setattr(WATCH, "current", Weights("other", "v", "config", True))
+    part(40)
+    assert len(cuts) == 20
+    assert not feed._cut
+    monkeypatch.setattr(WATCH, "current", WEIGHTS)
+    feed.cut(next(iter(driver.all_nodes())))
+    feed.abandon()
+    assert not feed._cut
+
+
 def test_salts_keep_their_own_roots(tmp_path: Path):
     driver = start(tmp_path / "l.sqlite")
     for salt in (None, "a"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sglang.srt.managers.kv_hints import KvHintsEnvelope, decode_kv_hints_envelope
+from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sgl_importance.hints.hints import Hints
@@ -16,22 +16,9 @@ from sgl_importance.tiers import Tier
 from sglang_importance.placement.hint_follower import HINTED_ATTRIBUTE
 
 from support.doubles.lower_tiers import LowerTiers
+from support.drivers.hinted_requests import ask, envelope
 from support.drivers.tree_driver import PAGE, Request, TreeDriver
 from support.drivers.tree_requests import path_of, prompt
-
-
-def envelope(**hints: Any) -> KvHintsEnvelope:
-    return decode_kv_hints_envelope(Hints.parse(hints).envelope())
-
-
-def ask(driver: TreeDriver, tokens: list[int], **hints: Any) -> Request:
-    """A request with hints, served to its end."""
-    request = driver.admit(tokens)
-    request.kv_hints = envelope(**hints)
-    driver.prefill(request)
-    driver.decode(request, [7])
-    driver.finish(request)
-    return request
 
 
 def report(request: Request) -> dict[str, Any]:

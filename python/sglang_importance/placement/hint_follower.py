@@ -12,9 +12,9 @@ from sgl_importance.hints.hinted_request import HintedRequest
 from sgl_importance.hints.hints import BadHint, Hints
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.digests import chain_digests, root_digest
-from sgl_importance.pins.pin import Pin, PinEnd
-from sgl_importance.pins.pin_table import PinRefused
-from sgl_importance.pins.retained_pins import not_retained, pin_of, retained, superseded
+from sgl_importance.pins.pin import Pin
+from sgl_importance.pins.pin_room import PinRefused
+from sgl_importance.pins.retained_pins import SPENT, not_retained, pin_of, retained, superseded
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import Transition
 from sgl_importance.signal.fold import QueryFolds
@@ -78,17 +78,21 @@ class HintFollower:
         return Insertion(query.transition, req.rid, query.serial, hinted, lost)
 
     def retain(self, req: Req) -> None:
-        """The request ended, its tokens are in the tree: pins its prompt where it asked for that."""
+        """The request ended, its tokens are in the tree: pins its prompt where it asked for that.
+
+        The answer needs what is granted; the nodes are cut and ranked behind it, with ``Pinning.settle``.
+        """
         hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
         if hinted is None or not hinted.retains or not req.finished():
             return
         if self._tree.has_paired_keys:
             hinted.outcome["retain"] = not_retained("pins are not kept beside EAGLE")
             return
-        prompt = array("q", req.origin_input_ids)
+        limit = self._pins.retainable_tokens()
+        prompt = array("q", req.origin_input_ids[:limit])
         digests = chain_digests(root_digest(req.extra_key, req.cache_salt), prompt, self._tree.page_size)
         if not digests:
-            hinted.outcome["retain"] = not_retained("the prompt fills no page")
+            hinted.outcome["retain"] = not_retained("the prompt fills no page" if limit else SPENT)
             return
         assert hinted.hints.retain is not None
         pin = pin_of(
@@ -102,16 +106,16 @@ class HintFollower:
         hinted.outcome["retain"] = self._retain(pin)
 
     def _retain(self, pin: Pin) -> dict[str, Any]:
-        for name in superseded(self._pins.current(), pin):
-            self._pins.unpin(name, PinEnd.SUPERSEDED)
-        held = self._pins.table.get(pin.pin_id)
-        if held is None:  # else it is held for longer
-            try:
-                self._pins.pin(pin)
-            except PinRefused as refused:
-                return not_retained(str(refused))
-            held = pin
-        return retained(held, self._tree.page_size)
+        table = self._pins.table
+        needless = superseded(table.holders(pin.digests[0]), pin)
+        held = table.get(pin.pin_id)
+        if held is not None and held.pin_id not in needless:  # it is held for longer
+            return retained(held, self._tree.page_size)
+        try:
+            made_room = self._pins.retain(pin, needless)
+        except PinRefused as refused:
+            return not_retained(str(refused))
+        return retained(pin, self._tree.page_size, made_room)
 
     def answer_end(self, req: Req, recognised: AnswerEnd) -> AnswerEnd:
         """How the answer of a finished request is taken to have ended."""

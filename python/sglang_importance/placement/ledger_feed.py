@@ -84,6 +84,7 @@ class LedgerFeed:
     def abandon(self) -> None:
         """Learning has failed: facts may be wrong by now, and are not written any more."""
         atexit.unregister(self.close)
+        self._cut.clear()
         self._writer.close()
 
     def keep_pins(self, pins: Iterable[Pin]) -> None:
@@ -111,13 +112,13 @@ class LedgerFeed:
 
     def visited(self, req: Req, path: Sequence[UnifiedTreeNode]) -> None:
         """A request has finished on this path from the root."""
+        cut_nodes, self._cut = self._cut, []  # also where nothing is written: nobody else takes them
         weights = WATCH.current
         if weights is None or not weights.pages_match or weights.fingerprint != self._fingerprint:
             return
         now = time.time()
         # Both parts of a node that was cut, or its row would go on naming the whole.
-        cut = [part for node in self._cut if node in self._tree for part in (node.parent, node)]
-        self._cut.clear()
+        cut = [part for node in cut_nodes if node in self._tree for part in (node.parent, node)]
         nodes = {node.id: node for node in (*cut, *path) if node is not None}
         records = [self._record(node, now) for node in nodes.values()]
         refreshes = self._policy.clock // REFRESH_INTERVAL

@@ -77,8 +77,6 @@ class Pinning:
         self._has_kept = True
         """Whether the ledger knows of every change."""
         self._unsettled: dict[str, Pin] = {}
-        self._granted: dict[Tier, int] = {}
-        self._granted_as_of = -1
 
     # ---- requests of callers ----
 
@@ -96,6 +94,29 @@ class Pinning:
         self.let_time_pass()
         self._apply(self.table.remove(pin_id, why))
         self._keep()
+
+    def retain(self, pin: Pin, needless: Sequence[str]) -> int:
+        """Takes in a hint's pin in place of earlier ones; the tree follows with ``settle``.
+
+        Args:
+            pin: of a prompt in the tree.
+            needless: names of the pins that it supersedes.
+
+        Returns:
+            How many other pins ended for it.
+
+        Raises:
+            PinRefused: nothing has changed.
+        """
+        before = len(self.table)
+        self._settle_later(self.table.change(needless, pin, PinEnd.SUPERSEDED))
+        self._state.events.pinned(pin, _PINNED_BY[pin.source])
+        return before - len(needless) + 1 - len(self.table)
+
+    def retainable_tokens(self) -> int:
+        """Most tokens of a prompt that a pin could be granted now; ends pins whose time is over."""
+        self._settle_later(self.table.resize(self.capacity_tokens()) + self._advance())
+        return self.table.grantable_tokens
 
     def current(self) -> list[Pin]:
         """The pins that have not ended, oldest first."""
@@ -135,7 +156,7 @@ class Pinning:
         for node in hits:
             if self._tree.metadata(node).pin_octaves:
                 changed += self.table.used(self._tree.end_digest(node), self._state.policy.clock)
-        self._unsettled.update((pin.pin_id, pin) for pin in changed)
+        self._settle_later(changed)
 
     def folded(self, path: Sequence[UnifiedTreeNode]) -> None:
         """Attention was folded into these nodes: pins those that deserve it, where automatic pins are on."""
@@ -154,6 +175,9 @@ class Pinning:
         for node in covered:
             tokens.extend(key_of(node).raw_token_ids())
         self._add(Pin(name, tokens, key.extra_key, key.cache_salt, source=PinSource.AUTOMATIC))
+
+    def _settle_later(self, changed: Iterable[Pin]) -> None:
+        self._unsettled.update((pin.pin_id, pin) for pin in changed)
 
     def settle(self) -> None:
         """Does the work that tree events deferred; call it where the tree may be changed."""
@@ -217,13 +241,10 @@ class Pinning:
             self._has_kept = True
 
     def budgets(self) -> dict[Tier, tuple[int, int]]:
-        """Tokens that pins hold of each tier's budget, and the budget; O(1) while no pin changes."""
-        if self._granted_as_of != self.table.version:
-            self._granted = {tier: self.table.granted_tokens(tier) for tier in self.table.tiers}
-            self._granted_as_of = self.table.version
+        """Tokens that pins hold of each tier's budget, and the budget; O(1)."""
         page_size, share = self._tree.page_size, self.table.share
         return {
-            tier: (self._granted.get(tier, 0), int(tokens // page_size * share) * page_size)
+            tier: (self.table.granted_tokens(tier), int(tokens // page_size * share) * page_size)
             for tier, tokens in self.capacity_tokens().items()
         }
 

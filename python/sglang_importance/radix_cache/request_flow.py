@@ -243,7 +243,8 @@ class RequestFlow:
         """Takes in the scores and hints of a request for its path, which ends with the node ``end``."""
         state = self._state
         start = time.perf_counter()
-        # Nodes may have been cut since the request left them, by another request of the same pass.
+        self._pins.settle()  # of the prompt that the request retains
+        # Nodes may have been cut since the request left them, also by another request of the same pass.
         path = state.tree.path_to(end)
         if self._folding.fold(req, query, path, slot, is_finished=is_finished):
             for node in path:

@@ -25,7 +25,7 @@ const REASONS = {
   expired: "its lifetime is over",
   unused: "nobody has asked for it for long",
   superseded: "a later request retains the same prompt, or more of it",
-  made_room: "another automatic pin took its place",
+  made_room: "another pin took its place",
 };
 
 const ENDS = {

@@ -13,7 +13,7 @@ from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sgl_importance.hints.hints import Hints
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.pins.pin import Pin
-from sgl_importance.pins.pin_table import PinRefused
+from sgl_importance.pins.pin_room import PinRefused
 from sgl_importance.ranking.write_gate import GateSettings, WriteGate
 from sgl_importance.tiers import Tier
 
