@@ -67,7 +67,7 @@ class Turn:
     """One request, from its answer on.
 
     Attributes:
-        since: by the clock, when it began, or was last departed from.
+        since: by the clock, when its answer ended, or when it was last departed from.
         rhythm: moving mean of the session's gaps until then, log2 of the clock; NO_RHYTHM before the first.
         turn_class: by which its return is predicted.
         prompt_tokens: of its prompt, in whole pages; set by a driver that finds out what goes on from it.
@@ -122,23 +122,29 @@ class TurnEstimator:
         """A request was answered.
 
         Args:
-            since: when it came.
+            since: when it came, which is when the open turn went on.
             answer_end: how the answer ended.
             output_tokens: that were generated.
             before: the open turn that the request went on from, which ends; None where there is none.
             now: when the answer ended; None for at once.
         """
-        self._advance(since if now is None else now)
+        now = since if now is None else now
+        assert since <= now, "an answer ends behind its request"
+        self._advance(now)
         rhythm = NO_RHYTHM
         if before is not None:
             assert before.is_open, "a turn ends once"
             waited = max(since - before.since, 0.0)
+            # It counted as waiting while what went on from it was answered.
+            while_answered = slice(turn_bucket(waited) + 1, turn_bucket(now - before.since) + 1)
+            reached = self._reached[before.turn_class]
+            reached[while_answered] = np.maximum(reached[while_answered] - 1.0, 0.0)
             self._hits[before.turn_class, turn_bucket(waited)] += 1.0
             before.is_open = False
             gap = log2(max(waited, 1.0))
             is_first = before.rhythm == NO_RHYTHM
             rhythm = gap if is_first else before.rhythm + RHYTHM_WEIGHT * (gap - before.rhythm)
-        turn = Turn(since, rhythm, self._classify(answer_end, rhythm, output_tokens))
+        turn = Turn(now, rhythm, self._classify(answer_end, rhythm, output_tokens))
         self._at_risk(turn)
         self._turns += 1
         if self._turns % REFRESH_INTERVAL == 0:

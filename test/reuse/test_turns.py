@@ -83,49 +83,51 @@ def test_a_turn_that_was_departed_from_is_predicted_by_such_turns() -> None:
     assert estimator._hits[turn.turn_class, age_bucket(1)] == 1
 
 
-events = st.lists(
-    st.tuples(
-        st.integers(0, 80_000).map(
-            lambda sixteenths: sixteenths / 16
-        ),  # whose sums and differences are exact
-        st.sampled_from(AnswerEnd),
-        st.integers(0, 3),
-        st.booleans(),
-        st.integers(0, 2000),
-    ),
-    min_size=1,
-    max_size=15,  # fewer than a refresh, so that nothing decays
+gaps = st.integers(0, 80_000).map(lambda sixteenths: sixteenths / 16)  # whose sums and differences are exact
+requests = st.tuples(
+    gaps,
+    gaps | st.just(0.0),
+    st.sampled_from(AnswerEnd),
+    st.integers(0, 3),
+    st.sampled_from(("goes on", "departs", "is told")),
+    st.integers(0, 2000),
 )
 
 
-@given(events)
+@given(st.lists(requests, min_size=1, max_size=15))  # fewer than a refresh, so that nothing decays
 def test_counts_are_those_of_a_record_of_every_interval(history: list) -> None:
-    """Against a naive count that keeps every interval with its end."""
+    """Against a naive count that keeps every interval: its class, the bucket it begins in, and its start."""
     estimator = TurnEstimator()
     now, open_turns = 0.0, []
-    intervals: dict[Turn, tuple[int, float]] = {}
-    ended: list[tuple[int, float, bool]] = []
-    for gap, end, choice, departs, tokens in history:
-        now += gap
+    intervals: dict[Turn, tuple[int, int, float]] = {}
+    hits, reached = np.zeros_like(estimator._hits), np.zeros_like(estimator._hits)
+
+    def close(turn: Turn, at: float, *, is_hit: bool = False, is_moved: bool = False) -> int:
+        turn_class, first, since = intervals.pop(turn)
+        last = turn_bucket(max(at - since, 0.0))
+        hits[turn_class, last] += is_hit
+        reached[turn_class, first : last + (not is_moved)] += 1
+        return last
+
+    for gap, answered_in, end, choice, relation, tokens in history:
+        came, now = now + gap, now + gap + answered_in
         chosen = open_turns[choice] if choice < len(open_turns) else None
-        before = None if departs else chosen
-        turn = estimator.begin(now, end, tokens, before)
+        before = chosen if relation == "goes on" else None
+        turn = estimator.begin(came, end, tokens, before, now=now)
         if before is not None:
             open_turns.remove(before)
-            turn_class, since = intervals.pop(before)
-            ended.append((turn_class, now - since, True))
-        if departs and chosen is not None:
-            turn_class, since = intervals.pop(chosen)
-            ended.append((turn_class, now - since, False))
+            close(before, came, is_hit=True)
+        elif chosen is not None and relation == "departs":
+            close(chosen, now)
             estimator.departed(chosen)
-            intervals[chosen] = (chosen.turn_class, now)
+            intervals[chosen] = (chosen.turn_class, 0, now)
+        elif chosen is not None:
+            bucket = close(chosen, now, is_moved=True)
+            estimator.ended_as(chosen, end)
+            intervals[chosen] = (chosen.turn_class, bucket, chosen.since)
         open_turns.append(turn)
-        intervals[turn] = (turn.turn_class, now)
-    ended += [(turn_class, now - since, False) for turn_class, since in intervals.values()]
-    hits, reached = np.zeros_like(estimator._hits), np.zeros_like(estimator._hits)
-    for turn_class, age, is_hit in ended:
-        bucket = turn_bucket(age)
-        hits[turn_class, bucket] += is_hit
-        reached[turn_class, : bucket + 1] += 1
+        intervals[turn] = (turn.turn_class, 0, now)
+    for turn in list(intervals):
+        close(turn, now)
     assert np.array_equal(estimator._hits, hits)
     assert np.array_equal(estimator._reached, reached)
