@@ -64,7 +64,7 @@ def summarize(document: dict[str, Any]) -> dict[str, Any]:
     """
     observed = document["observe"]
     batches = [(int(prompt), int(gained)) for prompt, gained in observed["batches"]]
-    interval = gain_interval(batches)
+    interval = gain_interval(batches, observed["requests"])
     prompt_tokens = max(observed["prompt_tokens"], 1)
     return {
         **{name: value for name, value in observed.items() if name != "batches"},
@@ -74,7 +74,7 @@ def summarize(document: dict[str, Any]) -> dict[str, Any]:
         "gain": (observed["saved_tokens"] - observed["lost_tokens"]) / prompt_tokens,
         "gain_interval": interval,
         "confidence": CONFIDENCE,
-        "verdict": str(verdict(batches)),
+        "verdict": str(verdict(batches, observed["requests"])),
     }
 
 
