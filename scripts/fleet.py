@@ -23,11 +23,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleet_processes import HOST, FleetError, Process, master, mooncake_flags, router, store_node
+from fleet_processes import HOST, FleetError, Process, master, mooncake_flags, router, stop_all, store_node
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_SECONDS = 1.0
 RESTART_SECONDS = 5.0
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends the fleet: Ctrl-C, kill, and a terminal that closes."""
 
 
 def server(folder: Path, number: int, port: int, flags: Sequence[str]) -> Process:
@@ -88,6 +90,18 @@ def watch(fleet: Sequence[Process]) -> None:
                 each.start()
 
 
+def listen_no_more() -> None:
+    """Another Ctrl-C must not end this process before those that it has started."""
+    for each in ENDS:
+        signal.signal(each, signal.SIG_IGN)
+
+
+def end_once(*_: object) -> None:
+    """Ends the fleet."""
+    listen_no_more()
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     own, behind = sys.argv[1:], []
     if "--" in own:
@@ -127,7 +141,9 @@ def run(options: argparse.Namespace, flags: Sequence[str]) -> None:
         return
     options.folder.mkdir(parents=True, exist_ok=True)
     servers = [url(each) for each in fleet if each.name.startswith("server-")]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for each in ENDS:
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as below nohup
+            signal.signal(each, end_once)
     try:
         for each in fleet:
             if each.is_healthy():
@@ -147,8 +163,8 @@ def run(options: argparse.Namespace, flags: Sequence[str]) -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        for each in reversed(fleet):
-            each.stop()
+        listen_no_more()
+        stop_all(fleet)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""scripts/fleet.py: what it would start, and what it says of a program that ends."""
+"""scripts/fleet.py: what it would start, what it says of a program that ends, and how it ends."""
 
 from __future__ import annotations
 
@@ -102,3 +102,61 @@ def test_it_ends_with_all_that_it_started(tmp_path: Path) -> None:
     assert psutil.pid_exists(child)
     parent.stop(signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+
+
+FLEET = """
+import signal
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import fleet
+import fleet_processes
+
+for each in (signal.SIGHUP, signal.SIGINT):  # which these tests may be run without, below nohup
+    signal.signal(each, signal.SIG_DFL)
+folder = Path(sys.argv[1])
+child = "trap 'touch $0.told' TERM; echo $$ > $0.pid; while :; do sleep 0.1; done"
+processes = [
+    fleet_processes.Process(name, ["bash", "-c", child, str(folder / name)], "http://127.0.0.1:9/", folder)
+    for name in ("first", "second")
+]
+fleet_processes.Process.is_healthy = lambda self: self.running is not None
+fleet_processes.STOP_SECONDS = 2.0
+fleet.stages = lambda options, flags: [processes]
+fleet.run(Namespace(dry_run=False, folder=folder, router=None), [])
+"""
+"""A fleet of two programs that ignore SIGTERM, but for a file that says that they were told."""
+
+
+def is_alive(number: int) -> bool:
+    return psutil.pid_exists(number) and psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGHUP], [signal.SIGTERM, signal.SIGTERM], [signal.SIGINT, signal.SIGINT]],
+    ids=lambda signals: " ".join(each.name for each in signals),
+)
+def test_nothing_outlives_it(tmp_path: Path, signals: list[signal.Signals]) -> None:
+    fleet = subprocess.Popen(
+        [sys.executable, "-c", FLEET, tmp_path],
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'scripts'}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.DEVNULL,
+    )
+    files = [tmp_path / f"{name}.pid" for name in ("first", "second")]
+    children: list[int] = []
+    try:
+        wait_until(lambda: all(each.exists() and each.read_text() for each in files))
+        children = [int(each.read_text()) for each in files]
+        assert all(map(is_alive, children))
+        for each in signals:
+            fleet.send_signal(each)
+            wait_until(lambda: any(tmp_path.glob("*.told")) or fleet.poll() is not None)
+        assert fleet.wait(60) == 0
+        assert not any(map(is_alive, children))
+    finally:
+        for number in filter(is_alive, children):
+            os.killpg(number, signal.SIGKILL)
+        fleet.kill()
+        fleet.wait()
