@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
@@ -148,6 +149,27 @@ def test_an_embedded_model_by_its_name(
     assert value(command, "--served-model-name") == "default"
     assert ("--reasoning-parser" in command) == (name == "reasoner")
     assert "--kv-importance-layers" not in command, "measured for the retrieval model alone"
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_is_to_be_had_while_a_server_runs(
+    scripts: Any, checkout: Path, probe_model: Path, flag: str
+) -> None:
+    (checkout / "sgl_importance" / "probe").mkdir(parents=True)
+    (checkout / "sgl_importance" / "probe" / "checkpoint").symlink_to(probe_model)
+    (checkout / "scripts" / "setup.sh").write_text("")
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    (checkout / ".cache").mkdir()
+    with (checkout / ".cache" / "port-30000.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = scripts.run("serve.sh", flag)
+        refused = scripts.run("serve.sh")
+    assert ended.returncode == 0, ended.stderr
+    assert flag in ended.stdout.split()
+    assert "another serve.sh" in refused.stderr, "the lock is the one that a server holds"
 
 
 def test_an_embedded_model_that_is_not_there_is_one_line(scripts: Any, checkout: Path) -> None:
