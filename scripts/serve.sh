@@ -33,8 +33,9 @@ given() {
 in_config() {
   local line
   line=$(grep -E "^${2//-/[-_]}[[:space:]]*:" "$1" 2>/dev/null | tail -n 1) || return 1
-  line=${line#*:}
-  echo "${line//[[:space:]\'\"]/}"
+  # What a quote opens ends with it; elsewhere a # behind white space begins a comment.
+  sed -E "s/^[[:space:]]*\"([^\"]*)\".*/\\1/; t; s/^[[:space:]]*'([^']*)'.*/\\1/; t
+    s/[[:space:]]#.*//; s/^[[:space:]]+//; s/[[:space:]]+\$//" <<<"${line#*:}"
 }
 
 defaults=()

@@ -187,14 +187,32 @@ def test_no_host_tier_without_a_radix_cache(scripts: Any) -> None:
     assert "--enable-hierarchical-cache" not in command
 
 
-def test_a_config_file_counts_as_given(scripts: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "form", ["{}", "{}  # all", '{}\t# it\'s "all"', '"{}"', "'{}' # all", '"{}"  # "all"', "{} \r"]
+)
+def test_a_config_file_counts_as_given(scripts: Any, tmp_path: Path, form: str) -> None:
     config = tmp_path / "server.yaml"
-    port = free_port()
-    config.write_text(f"kv-policy: observe\npage_size: 64\nport: {port}\n")
+    given = {"kv-policy": "observe", "page_size": 64, "kv-residency": "tiered", "port": free_port()}
+    lines = [f"{name}: {form.format(each)}\n" for name, each in given.items()]
+    config.write_text("".join(["# port: http\n", *lines]))
     command = words(scripts, "--config", str(config))
     assert "--kv-policy" not in command
     assert "--page-size" not in command
     assert "--port" not in command
+    assert "--enable-hierarchical-cache" not in command, "tiered pages are on the host already"
+
+
+@pytest.mark.parametrize("form", ["{}  # second server", "'{}' # second server", '"{}"'])
+def test_a_value_of_a_config_file_is_read_without_its_comment(
+    scripts: Any, tmp_path: Path, busy_port: int, form: str
+) -> None:
+    config = tmp_path / "server.yml"
+    config.write_text(f"port: {form.format(busy_port)}\n")
+    ended = scripts.run("serve.sh", "--config", str(config))
+    assert f"cannot listen on 127.0.0.1:{busy_port}" in ended.stderr
+    config.write_text(f"port: {form.format('1#2')}\n")
+    ended = scripts.run("serve.sh", "--config", str(config))
+    assert ended.stderr == "serve.sh: --port must be a number from 1 to 65535, not '1#2'\n"
 
 
 def test_unknown_words_are_passed_on_as_they_are(scripts: Any) -> None:
