@@ -47,8 +47,25 @@ def server(folder: Path, number: int, port: int, flags: Sequence[str]) -> Proces
     return Process(f"server-{number}", command, f"http://{HOST}:{port}/health", folder)
 
 
+def check_flags(flags: Sequence[str], *, is_mooncake: bool) -> None:
+    """Refuses flags for all servers that this script sets for each: of two, the last one wins in silence."""
+    cures = {
+        "--port": "give --port PORT in front of --, for the first server",
+        "--kv-importance-store": "give --store DIRECTORY in front of --",
+        "--kv-importance-ledger": "give --ledger DIRECTORY in front of --, or the address of a database",
+    }
+    if is_mooncake:
+        for flag in ("--kv-importance-store", *mooncake_flags()[::2]):
+            cures[flag] = "leave it out, --store mooncake in front of -- chooses it"
+    for word in flags:
+        flag = word.partition("=")[0]
+        if flag in cures:
+            raise FleetError(f"{flag} behind -- is set for each server: {cures[flag]}")
+
+
 def stages(options: argparse.Namespace, flags: Sequence[str]) -> list[list[Process]]:
     """Every program of the fleet; those of a stage need those of the stages before it."""
+    check_flags(flags, is_mooncake=options.store == "mooncake")
     folder: Path = options.folder
     wanted = [*flags, "--kv-importance-ledger", options.ledger or str(folder / "ledger")]
     found: list[list[Process]] = []

@@ -49,6 +49,50 @@ def test_servers_share_a_store_and_a_ledger_and_nothing_else(tmp_path: Path) -> 
         assert value(command, "--kv-policy") == "importance"
 
 
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+@pytest.mark.parametrize(
+    ("flag", "cure"),
+    [
+        ("--port", "give --port PORT in front of --"),
+        ("--kv-importance-store", "give --store DIRECTORY in front of --"),
+        ("--kv-importance-ledger", "give --ledger DIRECTORY in front of --"),
+    ],
+)
+def test_a_flag_that_differs_or_is_shared_is_refused_behind_the_dashes(
+    flag: str, cure: str, form: str
+) -> None:
+    done = dry_run("--", "--page-size", "32", *form.format(flag, "29400").split())
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"fleet.py: {flag} behind -- ")
+    assert cure in line
+
+
+MOONCAKE_FLAGS = (
+    "--hicache-storage-backend",
+    "--hicache-storage-backend-extra-config",
+    "--kv-importance-store-backends",
+)
+
+
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+@pytest.mark.parametrize("flag", ["--kv-importance-store", *MOONCAKE_FLAGS])
+def test_what_mooncake_chooses_is_refused_behind_the_dashes(flag: str, form: str) -> None:
+    done = dry_run("--store", "mooncake", "--", *form.format(flag, "any").split())
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"fleet.py: {flag} behind -- ")
+    assert "leave it out, --store mooncake" in line
+
+
+@pytest.mark.parametrize("flag", MOONCAKE_FLAGS)
+def test_without_mooncake_its_flags_are_the_user_s(flag: str) -> None:
+    done = dry_run("--port", "29400", "--", flag, "any")
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        assert value(shlex.split(line), flag) == "any"
+
+
 @pytest.mark.skipif(find_spec("mooncake") is not None, reason="Mooncake is installed")
 def test_without_mooncake_the_package_is_named() -> None:
     done = dry_run("--store", "mooncake")
