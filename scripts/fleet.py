@@ -23,11 +23,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleet_processes import HOST, FleetError, Process, master, mooncake_flags, router, store_node
+from fleet_processes import HOST, FleetError, Process, master, mooncake_flags, router, stop_all, store_node
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_SECONDS = 1.0
 RESTART_SECONDS = 5.0
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends the fleet: Ctrl-C, kill, and a terminal that closes."""
 
 
 def server(folder: Path, number: int, port: int, flags: Sequence[str]) -> Process:
@@ -45,8 +47,25 @@ def server(folder: Path, number: int, port: int, flags: Sequence[str]) -> Proces
     return Process(f"server-{number}", command, f"http://{HOST}:{port}/health", folder)
 
 
+def check_flags(flags: Sequence[str], *, is_mooncake: bool) -> None:
+    """Refuses flags for all servers that this script sets for each: of two, the last one wins in silence."""
+    cures = {
+        "--port": "give --port PORT in front of --, for the first server",
+        "--kv-importance-store": "give --store DIRECTORY in front of --",
+        "--kv-importance-ledger": "give --ledger DIRECTORY in front of --, or the address of a database",
+    }
+    if is_mooncake:
+        for flag in ("--kv-importance-store", *mooncake_flags()[::2]):
+            cures[flag] = "leave it out, --store mooncake in front of -- chooses it"
+    for word in flags:
+        flag = word.partition("=")[0]
+        if flag in cures:
+            raise FleetError(f"{flag} behind -- is set for each server: {cures[flag]}")
+
+
 def stages(options: argparse.Namespace, flags: Sequence[str]) -> list[list[Process]]:
     """Every program of the fleet; those of a stage need those of the stages before it."""
+    check_flags(flags, is_mooncake=options.store == "mooncake")
     folder: Path = options.folder
     wanted = [*flags, "--kv-importance-ledger", options.ledger or str(folder / "ledger")]
     found: list[list[Process]] = []
@@ -88,6 +107,18 @@ def watch(fleet: Sequence[Process]) -> None:
                 each.start()
 
 
+def listen_no_more() -> None:
+    """Another Ctrl-C must not end this process before those that it has started."""
+    for each in ENDS:
+        signal.signal(each, signal.SIG_IGN)
+
+
+def end_once(*_: object) -> None:
+    """Ends the fleet."""
+    listen_no_more()
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     own, behind = sys.argv[1:], []
     if "--" in own:
@@ -127,7 +158,9 @@ def run(options: argparse.Namespace, flags: Sequence[str]) -> None:
         return
     options.folder.mkdir(parents=True, exist_ok=True)
     servers = [url(each) for each in fleet if each.name.startswith("server-")]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for each in ENDS:
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as below nohup
+            signal.signal(each, end_once)
     try:
         for each in fleet:
             if each.is_healthy():
@@ -147,8 +180,8 @@ def run(options: argparse.Namespace, flags: Sequence[str]) -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        for each in reversed(fleet):
-            each.stop()
+        listen_no_more()
+        stop_all(fleet)
 
 
 if __name__ == "__main__":

@@ -75,16 +75,10 @@ class Process:
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """Ends it with everything that it started."""
-        if self.running is None:
-            return
-        self._signal(how)
-        with suppress(subprocess.TimeoutExpired):
-            self.running.wait(STOP_SECONDS)
-        self._signal(signal.SIGKILL)
-        self.running.wait()
-        self.running = None
+        stop_all([self], how)
 
-    def _signal(self, how: signal.Signals) -> None:
+    def tell(self, how: signal.Signals) -> None:
+        """Sends a signal to it and everything that it started."""
         assert self.running is not None
         with suppress(ProcessLookupError):
             os.killpg(self.running.pid, how)
@@ -95,6 +89,20 @@ class Process:
         if "libibverbs" in words:
             return f"{words}: install libibverbs1, such as by apt-get install libibverbs1"
         return f"{words} (all of it: {self.log})"
+
+
+def stop_all(processes: Sequence[Process], how: signal.Signals = signal.SIGTERM) -> None:
+    """Ends programs with everything that they started; those that take their time take it together."""
+    ended = [(each, each.running) for each in processes if each.running is not None]
+    for each, _ in ended:
+        each.tell(how)
+    deadline = time.monotonic() + STOP_SECONDS
+    for each, running in ended:
+        with suppress(subprocess.TimeoutExpired):
+            running.wait(max(deadline - time.monotonic(), 0))
+        each.tell(signal.SIGKILL)
+        running.wait()
+        each.running = None
 
 
 def mooncake_program(name: str) -> str:

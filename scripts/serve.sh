@@ -33,8 +33,9 @@ given() {
 in_config() {
   local line
   line=$(grep -E "^${2//-/[-_]}[[:space:]]*:" "$1" 2>/dev/null | tail -n 1) || return 1
-  line=${line#*:}
-  echo "${line//[[:space:]\'\"]/}"
+  # What a quote opens ends with it; elsewhere a # behind white space begins a comment.
+  sed -E "s/^[[:space:]]*\"([^\"]*)\".*/\\1/; t; s/^[[:space:]]*'([^']*)'.*/\\1/; t
+    s/[[:space:]]#.*//; s/^[[:space:]]+//; s/[[:space:]]+\$//" <<<"${line#*:}"
 }
 
 defaults=()
@@ -72,16 +73,16 @@ except OSError as error:
         cure = "--host must be an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all"
     sys.exit(f"serve.sh: cannot listen on {host}:{port} ({error.strerror.lower()}): {cure}")
 PYTHON
-fi
 
-# A server binds its port when everything is loaded. Until then this lock says that the port is taken; the server
-# inherits it, and it ends with the server in whatever way.
-if [[ -z ${SERVE_DRY_RUN-} ]]; then
-  mkdir -p "$root/.cache"
-  exec 8>"$root/.cache/port-$port.lock"
-  if ! flock -n 8; then
-    echo "serve.sh: another serve.sh of this checkout is starting on port $port: wait for it or choose another --port" >&2
-    exit 1
+  # A server binds its port when everything is loaded. Until then this lock says that the port is taken; the
+  # server inherits it, and it ends with the server in whatever way.
+  if [[ -z ${SERVE_DRY_RUN-} ]]; then
+    mkdir -p "$root/.cache"
+    exec 8>"$root/.cache/port-$port.lock"
+    if ! flock -n 8; then
+      echo "serve.sh: another serve.sh of this checkout is starting on port $port: wait for it or choose another --port" >&2
+      exit 1
+    fi
   fi
 fi
 

@@ -1,4 +1,4 @@
-"""scripts/fleet.py: what it would start, and what it says of a program that ends."""
+"""scripts/fleet.py: what it would start, what it says of a program that ends, and how it ends."""
 
 from __future__ import annotations
 
@@ -47,6 +47,50 @@ def test_servers_share_a_store_and_a_ledger_and_nothing_else(tmp_path: Path) -> 
         assert value(command, "--kv-importance-ledger") == ledger
         assert value(command, "--page-size") == "32"
         assert value(command, "--kv-policy") == "importance"
+
+
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+@pytest.mark.parametrize(
+    ("flag", "cure"),
+    [
+        ("--port", "give --port PORT in front of --"),
+        ("--kv-importance-store", "give --store DIRECTORY in front of --"),
+        ("--kv-importance-ledger", "give --ledger DIRECTORY in front of --"),
+    ],
+)
+def test_a_flag_that_differs_or_is_shared_is_refused_behind_the_dashes(
+    flag: str, cure: str, form: str
+) -> None:
+    done = dry_run("--", "--page-size", "32", *form.format(flag, "29400").split())
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"fleet.py: {flag} behind -- ")
+    assert cure in line
+
+
+MOONCAKE_FLAGS = (
+    "--hicache-storage-backend",
+    "--hicache-storage-backend-extra-config",
+    "--kv-importance-store-backends",
+)
+
+
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+@pytest.mark.parametrize("flag", ["--kv-importance-store", *MOONCAKE_FLAGS])
+def test_what_mooncake_chooses_is_refused_behind_the_dashes(flag: str, form: str) -> None:
+    done = dry_run("--store", "mooncake", "--", *form.format(flag, "any").split())
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"fleet.py: {flag} behind -- ")
+    assert "leave it out, --store mooncake" in line
+
+
+@pytest.mark.parametrize("flag", MOONCAKE_FLAGS)
+def test_without_mooncake_its_flags_are_the_user_s(flag: str) -> None:
+    done = dry_run("--port", "29400", "--", flag, "any")
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        assert value(shlex.split(line), flag) == "any"
 
 
 @pytest.mark.skipif(find_spec("mooncake") is not None, reason="Mooncake is installed")
@@ -102,3 +146,61 @@ def test_it_ends_with_all_that_it_started(tmp_path: Path) -> None:
     assert psutil.pid_exists(child)
     parent.stop(signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+
+
+FLEET = """
+import signal
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import fleet
+import fleet_processes
+
+for each in (signal.SIGHUP, signal.SIGINT):  # which these tests may be run without, below nohup
+    signal.signal(each, signal.SIG_DFL)
+folder = Path(sys.argv[1])
+child = "trap 'touch $0.told' TERM; echo $$ > $0.pid; while :; do sleep 0.1; done"
+processes = [
+    fleet_processes.Process(name, ["bash", "-c", child, str(folder / name)], "http://127.0.0.1:9/", folder)
+    for name in ("first", "second")
+]
+fleet_processes.Process.is_healthy = lambda self: self.running is not None
+fleet_processes.STOP_SECONDS = 2.0
+fleet.stages = lambda options, flags: [processes]
+fleet.run(Namespace(dry_run=False, folder=folder, router=None), [])
+"""
+"""A fleet of two programs that ignore SIGTERM, but for a file that says that they were told."""
+
+
+def is_alive(number: int) -> bool:
+    return psutil.pid_exists(number) and psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGHUP], [signal.SIGTERM, signal.SIGTERM], [signal.SIGINT, signal.SIGINT]],
+    ids=lambda signals: " ".join(each.name for each in signals),
+)
+def test_nothing_outlives_it(tmp_path: Path, signals: list[signal.Signals]) -> None:
+    fleet = subprocess.Popen(
+        [sys.executable, "-c", FLEET, tmp_path],
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'scripts'}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.DEVNULL,
+    )
+    files = [tmp_path / f"{name}.pid" for name in ("first", "second")]
+    children: list[int] = []
+    try:
+        wait_until(lambda: all(each.exists() and each.read_text() for each in files))
+        children = [int(each.read_text()) for each in files]
+        assert all(map(is_alive, children))
+        for each in signals:
+            fleet.send_signal(each)
+            wait_until(lambda: any(tmp_path.glob("*.told")) or fleet.poll() is not None)
+        assert fleet.wait(60) == 0
+        assert not any(map(is_alive, children))
+    finally:
+        for number in filter(is_alive, children):
+            os.killpg(number, signal.SIGKILL)
+        fleet.kill()
+        fleet.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
@@ -150,6 +151,27 @@ def test_an_embedded_model_by_its_name(
     assert "--kv-importance-layers" not in command, "measured for the retrieval model alone"
 
 
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_is_to_be_had_while_a_server_runs(
+    scripts: Any, checkout: Path, probe_model: Path, flag: str
+) -> None:
+    (checkout / "sgl_importance" / "probe").mkdir(parents=True)
+    (checkout / "sgl_importance" / "probe" / "checkpoint").symlink_to(probe_model)
+    (checkout / "scripts" / "setup.sh").write_text("")
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    (checkout / ".cache").mkdir()
+    with (checkout / ".cache" / "port-30000.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = scripts.run("serve.sh", flag)
+        refused = scripts.run("serve.sh")
+    assert ended.returncode == 0, ended.stderr
+    assert flag in ended.stdout.split()
+    assert "another serve.sh" in refused.stderr, "the lock is the one that a server holds"
+
+
 def test_an_embedded_model_that_is_not_there_is_one_line(scripts: Any, checkout: Path) -> None:
     ended = scripts.run(
         "serve.sh", "--model", "reasoner", "--port", str(free_port()), env={"SERVE_DRY_RUN": "1"}
@@ -165,14 +187,32 @@ def test_no_host_tier_without_a_radix_cache(scripts: Any) -> None:
     assert "--enable-hierarchical-cache" not in command
 
 
-def test_a_config_file_counts_as_given(scripts: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "form", ["{}", "{}  # all", '{}\t# it\'s "all"', '"{}"', "'{}' # all", '"{}"  # "all"', "{} \r"]
+)
+def test_a_config_file_counts_as_given(scripts: Any, tmp_path: Path, form: str) -> None:
     config = tmp_path / "server.yaml"
-    port = free_port()
-    config.write_text(f"kv-policy: observe\npage_size: 64\nport: {port}\n")
+    given = {"kv-policy": "observe", "page_size": 64, "kv-residency": "tiered", "port": free_port()}
+    lines = [f"{name}: {form.format(each)}\n" for name, each in given.items()]
+    config.write_text("".join(["# port: http\n", *lines]))
     command = words(scripts, "--config", str(config))
     assert "--kv-policy" not in command
     assert "--page-size" not in command
     assert "--port" not in command
+    assert "--enable-hierarchical-cache" not in command, "tiered pages are on the host already"
+
+
+@pytest.mark.parametrize("form", ["{}  # second server", "'{}' # second server", '"{}"'])
+def test_a_value_of_a_config_file_is_read_without_its_comment(
+    scripts: Any, tmp_path: Path, busy_port: int, form: str
+) -> None:
+    config = tmp_path / "server.yml"
+    config.write_text(f"port: {form.format(busy_port)}\n")
+    ended = scripts.run("serve.sh", "--config", str(config))
+    assert f"cannot listen on 127.0.0.1:{busy_port}" in ended.stderr
+    config.write_text(f"port: {form.format('1#2')}\n")
+    ended = scripts.run("serve.sh", "--config", str(config))
+    assert ended.stderr == "serve.sh: --port must be a number from 1 to 65535, not '1#2'\n"
 
 
 def test_unknown_words_are_passed_on_as_they_are(scripts: Any) -> None:

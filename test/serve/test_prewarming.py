@@ -168,9 +168,12 @@ def test_only_what_was_asked_for_runs_beside_decoding_requests():
     assert asyncio.run(is_busy(False, state(finished=True))) is False
 
 
-def test_what_the_scheduler_never_gets_is_not_waited_for():
-    """As upstream leaves it behind of a streamed request with n > 1: entered, never sent, never finished."""
-    left_behind = {"prompt": state(dispatched=False), new_rid(): state()}
+def test_what_no_user_waits_for_is_not_waited_for():
+    """As upstream leaves it behind of a streamed request with n > 1: entered, never sent, never finished.
+
+    Nor is a health check, which upstream sends and drops where anything runs.
+    """
+    left_behind = {"prompt": state(dispatched=False), new_rid(): state(), "HEALTH_CHECK_1": state()}
     manager = Manager()
     prewarmer = Prewarmer(manager, plenty, page_size=PAGE, min_step_tokens=STEP)
     manager.rid_to_state = left_behind

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator
@@ -24,6 +23,7 @@ from sgl_importance.ranking.cost_model import CostModel
 from sglang_importance.http import openapi, prewarm_metrics
 from sglang_importance.http.prewarming import RESERVE, Job, Prewarmer, State, requests_under_way
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
+from sglang_importance.http.requests.user_requests import user_requests
 from sglang_importance.http.scheduler_client import ask, ask_each, document_of, json_body, validated
 from sglang_importance.http.server_state import server_arguments, tokenizer_manager, wants_key
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 MAX_SECONDS = 3600.0
 KEPT_JOBS = 64  # the oldest that have ended make room
 IDLE_SECONDS = 2.0
-"""Without any request, before something is brought in unasked."""
+"""Without any request of a user, before something is brought in unasked."""
 STORAGE_STEP_TOKENS = 256  # fewer are not looked for in storage, by default
 COMPUTED_STEP_TOKENS = 64
 
@@ -248,17 +248,19 @@ async def _prewarm_unasked(jobs: Jobs, *, again: bool) -> None:
     manager = tokenizer_manager()
     while manager.server_status is ServerStatus.Starting:
         await asyncio.sleep(0.1)
+    users = user_requests(manager)
+    served = users.noted
     job = jobs.begin("start")
     while again:
         if job.task is not None:
             await asyncio.wait([job.task])
         # What requests have brought since may have left room for more, or for what they pushed out.
-        served = manager.last_receive_tstamp
-        while manager.last_receive_tstamp == served or not _is_idle(manager):
+        while users.noted == served or not _is_idle(manager):
             await asyncio.sleep(IDLE_SECONDS / 4)
+        served = users.noted
         job = jobs.begin("idle")
 
 
 def _is_idle(manager: TokenizerManager) -> bool:
-    is_quiet = time.time() - manager.last_receive_tstamp >= IDLE_SECONDS
+    is_quiet = user_requests(manager).quiet_seconds >= IDLE_SECONDS
     return is_quiet and not any(requests_under_way(manager))

@@ -20,7 +20,8 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sgl_importance.prewarm.ledger_plan import WarmPath
 from sglang_importance.http.adapters import adapters_by_id, split_namespace
 from sglang_importance.http.prewarm_metrics import count
-from sglang_importance.placement.prewarm_request import is_prewarm, new_rid
+from sglang_importance.http.requests.user_requests import is_of_user
+from sglang_importance.placement.prewarm_request import new_rid
 
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import ReqState, TokenizerManager
@@ -265,12 +266,13 @@ class Prewarmer:
 
 
 def requests_under_way(manager: TokenizerManager) -> Iterator[ReqState]:
-    """Requests that the scheduler has got and has not finished; pre-warms are none.
+    """Requests of users that the scheduler has got and has not finished.
 
     Not every entry of ``rid_to_state`` is one: a request for several samples (``n``) enters its prompts there
     under ids that are never sent, and samples each prompt under new ids. Nor does a request count that is
-    still being tokenized: should a step begin meanwhile, the request waits for the rest of that step.
+    still being tokenized: should a step begin meanwhile, the request waits for the rest of that step. A
+    health check that comes while anything runs is never finished, and stays for a second.
     """
     for rid, state in manager.rid_to_state.items():
-        if state.dispatched and not state.finished and not is_prewarm(rid):
+        if state.dispatched and not state.finished and is_of_user(rid):
             yield state

@@ -19,6 +19,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sgl_importance.hints.block_places import locate_messages
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
 from sglang_importance.http.requests.token_limits import check_stop_tokens, check_token_ids
+from sglang_importance.http.requests.user_requests import is_of_user, noting
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.differences import release_requests
 from sglang_importance.upstream.hooks import Hook, HookType
@@ -78,10 +79,13 @@ def _around_generate_request(
     request: Request | None = None,
 ) -> AsyncGenerator[Any, None]:
     openai: OpenAIHints | None = getattr(getattr(request, "state", None), STATE_ATTRIBUTE, None)
-    if importance_options(manager.server_args) is None:
+    options = importance_options(manager.server_args)
+    if options is None:
         return generate(manager, obj, request)
     check_token_ids("input_ids", obj.input_ids, manager.model_config.vocab_size)
     check_stop_tokens(obj.sampling_params, manager.model_config.vocab_size)
+    if options.prewarm == "idle" and is_of_user(obj.rid):
+        generate = partial(noting, generate)
     if getattr(obj, "stream", False) and _num_samples(obj) > 1:
         generate = partial(_generate_and_forget, generate)
     if not isinstance(obj, GenerateReqInput):
