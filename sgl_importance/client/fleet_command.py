@@ -9,7 +9,6 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -40,7 +39,7 @@ from sgl_importance.client.fleet_page import FleetPage
 from sgl_importance.client.fleet_view import FleetView
 from sgl_importance.client.pin_commands import pinned_sentence
 from sgl_importance.client.server_client import Server, ServerError
-from sgl_importance.terminal import counted, fail, interrupted, one_line, show
+from sgl_importance.terminal import add_texts, counted, fail, interrupted, one_line, show
 
 UNREACHED_EXIT_CODE = 1
 """Of a command that worked on some servers and not on others."""
@@ -237,7 +236,8 @@ def _members_table(summaries: list[dict[str, Any]]) -> Table:
     for title in ("requests", "device", "host", "storage", "hits device", "host", "storage", "faults"):
         table.add_column(title, justify="right", overflow="fold")
     for each in summaries:
-        table.add_row(
+        add_texts(
+            table,
             each["name"],
             each["policy"],
             f"{each['hits']['requests']:,}",
@@ -260,9 +260,10 @@ def _hottest_table(rows: list[dict[str, Any]]) -> Table:
     for title in ("prefix", "node", "uses", "by server"):
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
-        table.add_row(
-            escape(one_line(row["label"])),
-            escape(row["cache_salt"] or ""),
+        add_texts(
+            table,
+            row["label"],
+            row["cache_salt"] or "",
             f"{row['prefix_tokens']:,}",
             f"{row['tokens']:,}",
             f"{row['uses']:,}",
@@ -280,10 +281,11 @@ def _pins_table(rows: list[dict[str, Any]], servers: int) -> Table:
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
         granted = row["granted_tokens"]
-        table.add_row(
+        add_texts(
+            table,
             row["pin_id"],
             row["source"],
-            escape(row["cache_salt"] or ""),
+            row["cache_salt"] or "",
             f"{row['tokens']:,}",
             f"{len(granted)} of {servers}",
             " ".join(f"{tokens:,}" for tokens in granted.values()),

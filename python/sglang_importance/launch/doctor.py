@@ -18,12 +18,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sgl_importance.client.client_arguments import ApiKey, connected
 from sgl_importance.client.server_client import DEFAULT_URL, ServerError
-from sgl_importance.terminal import show
+from sgl_importance.terminal import add_texts, show
 from sglang_importance.launch.finding import Finding, Status
 from sglang_importance.launch.server_findings import server_findings
 
@@ -250,9 +250,9 @@ def doctor(
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         table = Table("", "what", "found", "cure")
-        marks = {Status.OK: "[green]ok", Status.NOTE: "[yellow]note", Status.PROBLEM: "[red]problem"}
+        colors = {Status.OK: "green", Status.NOTE: "yellow", Status.PROBLEM: "red"}
         for finding in findings:
-            said = (finding.subject, finding.detail, finding.cure)
-            table.add_row(marks[finding.status], *map(escape, said))
+            status = Text(finding.status, colors[finding.status])
+            add_texts(table, status, finding.subject, finding.detail, finding.cure)
         show(table)
     sys.exit(any(finding.status is Status.PROBLEM for finding in findings))
