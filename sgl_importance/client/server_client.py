@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +29,7 @@ class Server:
         url: its address, such as ``http://127.0.0.1:30000``.
         api_key: its API key; None where it demands none.
         seconds: longest wait for an answer.
+        left: seconds until the whole of what is asked must be done; later nothing is asked.
         transport: replaces the network, for tests.
     """
 
@@ -36,13 +39,14 @@ class Server:
         api_key: str | None = None,
         *,
         seconds: float = REQUEST_SECONDS,
+        left: Callable[[], float] = lambda: math.inf,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._seconds = seconds
+        self._left = left
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            timeout=seconds,
             transport=transport,
         )
 
@@ -70,16 +74,17 @@ class Server:
 
     def _ask(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         route = f"/kv_importance{path}"
+        seconds = min(self._seconds, self._left())
+        if seconds <= 0:
+            raise ServerError(f"{self.url} was not asked any more: what came before took too long")
         try:
-            answer = self._client.request(method, self.url + route, **request)
+            answer = self._client.request(method, self.url + route, timeout=seconds, **request)
         except UnicodeEncodeError as error:
             raise ServerError(f"{ascii(error.object)[:40]} is no text in UTF-8: correct it") from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL):
             raise ServerError(f"{self.url!r} is no address: give --url such as {DEFAULT_URL}") from None
         except httpx.TimeoutException:
-            raise ServerError(
-                f"{self.url} did not answer in {self._seconds:.0f} s: look into its log"
-            ) from None
+            raise ServerError(f"{self.url} did not answer in {seconds:.0f} s: look into its log") from None
         except httpx.TransportError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ServerError(f"no server at {self.url} ({reason}): start one, or give --url") from None
