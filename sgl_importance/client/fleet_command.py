@@ -180,7 +180,11 @@ def _servers(urls: list[str], api_key: str | None) -> Iterator[list[Server]]:
     """Each of the addresses once."""
     names = dict.fromkeys(url.rstrip("/") for url in urls)
     with ExitStack() as open_servers:
-        yield [open_servers.enter_context(Server(url, api_key, seconds=FLEET_SECONDS)) for url in names]
+        try:
+            servers = [Server(url, api_key, seconds=FLEET_SECONDS) for url in names]
+        except ServerError as error:
+            fail(str(error))
+        yield [open_servers.enter_context(server) for server in servers]
 
 
 def _unreached(servers: list[Server], found: Sequence[object]) -> dict[str, str]:

@@ -13,7 +13,8 @@ from fastapi import HTTPException
 from sglang.srt.managers.communicator import FanOutCommunicator
 
 from sglang_importance.http import scheduler_client, server_state
-from sglang_importance.http.scheduler_client import ask
+from sglang_importance.http.prompt_tokens import Prompt
+from sglang_importance.http.scheduler_client import ask, validated
 from sglang_importance.operations.job import Document
 from sglang_importance.operations.messages import COMMUNICATOR, KvImportanceReq, KvImportanceReqOutput
 from sglang_importance.operations.runner import MAX_JOBS, Desk, Reply
@@ -90,6 +91,13 @@ def test_a_rank_that_refuses_has_no_answer(start: Callable[[int], Scheduler]):
     assert asyncio.run(ask("count", {"to": 1})) == {"dp_ranks": [None, {"counted": 2}]}
     with pytest.raises(HTTPException, match="not here"):
         asyncio.run(ask("count", {"to": 1}, dp_rank=0))
+
+
+def test_what_is_wrong_is_said_without_pydantic_s_own_words():
+    with pytest.raises(HTTPException) as refused:
+        validated(Prompt, {"text": "x", "input_ids": [1]})
+    assert "give exactly one of" in refused.value.detail
+    assert "Value error" not in refused.value.detail
 
 
 def test_however_many_ask_at_once_all_are_answered(scheduler: Scheduler):

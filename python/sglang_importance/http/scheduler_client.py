@@ -31,7 +31,10 @@ def validated(model: type[M], values: Any) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = (": ".join(filter(None, (_field(each), each["msg"]))) for each in error.errors())
+        problems = (
+            ": ".join(filter(None, (_field(each), each["msg"].removeprefix("Value error, "))))
+            for each in error.errors()
+        )
         raise HTTPException(status_code=400, detail="; ".join(problems)) from None
 
 
