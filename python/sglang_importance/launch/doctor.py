@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -222,15 +222,21 @@ def examine_server(url: str, api_key: str | None) -> list[Finding]:
     with connected(url, api_key) as server:
         document = server.get("", limit=1)
         ranks = document.get("dp_ranks", [document])
-        if any("faults" not in each for each in ranks):
+        if any(each is not None and "faults" not in each for each in ranks):
             raise ServerError(f"{url} counts no faults: it is another server, or an older one of ours")
         if len(ranks) == 1:
             return list(server_findings(ranks[0]))
-        return [
-            replace(found, subject=f"data-parallel rank {rank}: {found.subject}")
-            for rank, each in enumerate(ranks)
-            for found in server_findings(each)
-        ]
+        return [found for rank, each in enumerate(ranks) for found in _rank_findings(rank, each)]
+
+
+def _rank_findings(rank: int, document: dict[str, Any] | None) -> Iterator[Finding]:
+    """Of one of several data-parallel ranks; None is what the server says of one that refuses."""
+    subject = f"data-parallel rank {rank}"
+    if document is None:
+        yield Finding(subject, Status.PROBLEM, "it did not answer", "look into the server's log")
+        return
+    for found in server_findings(document):
+        yield replace(found, subject=f"{subject}: {found.subject}")
 
 
 @app.callback(invoke_without_command=True)
