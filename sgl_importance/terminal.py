@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 FILE_COLUMNS = 120
 INTERRUPTED = 130
@@ -82,6 +83,16 @@ def counted(title: str, total: int) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task(title, total=total)
         yield lambda: progress.advance(task)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """What others wrote, as it stands: rich would take brackets for markup, and drop or refuse them."""
+    return Text(one_line(text), style)
+
+
+def add_texts(table: Table, *cells: str | Text) -> None:
+    """Adds a row to a table, each cell as it stands: any may hold what a user or another program wrote."""
+    table.add_row(*(cell if isinstance(cell, Text) else plain(cell) for cell in cells))
 
 
 def show(table: Table) -> None:

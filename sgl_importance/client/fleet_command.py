@@ -9,7 +9,6 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -25,22 +24,13 @@ from sgl_importance.client.client_arguments import (
     print_json,
     prompt_body,
 )
-from sgl_importance.client.fleet import (
-    FLEET_SECONDS,
-    ask_all,
-    hot_prefixes_of,
-    hottest,
-    members_of,
-    pins_of,
-    pins_together,
-    summary_of,
-    together,
-)
+from sgl_importance.client.fleet import FLEET_SECONDS, ask_all, pins_of, pins_together
 from sgl_importance.client.fleet_page import FleetPage
 from sgl_importance.client.fleet_view import FleetView
 from sgl_importance.client.pin_commands import pinned_sentence
 from sgl_importance.client.server_client import Server, ServerError
-from sgl_importance.terminal import counted, fail, interrupted, one_line, show
+from sgl_importance.client.survey import survey
+from sgl_importance.terminal import add_texts, counted, fail, interrupted, one_line, show
 
 UNREACHED_EXIT_CODE = 1
 """Of a command that worked on some servers and not on others."""
@@ -76,24 +66,18 @@ def fleet_show(
 ) -> None:
     """Show what each server holds, hits and suffers, and the prefixes that all of them use most."""
     with _servers(urls, api_key) as servers:
-        with counted("Asking the servers", len(servers)) as advance:
-            found = ask_all(servers, members_of, advance)
-        unreached = _unreached(servers, found)
-        members = [member for each in found if not isinstance(each, ServerError) for member in each]
-        with counted("Looking for the hottest prefixes", 2 * len(members)) as advance:
-            lists = ask_all(members, lambda member: hot_prefixes_of(member, hot), advance)
-            prefixes = [prefix for each in lists if not isinstance(each, ServerError) for prefix in each]
-            rows = [row for _, row in hottest(prefixes, members, hot, advance)]
-    summaries = [summary_of(member) for member in members]
+        found = survey(servers, hot, counted)
+    unreached = _checked(len(servers), found.unreached)
+    document = found.document()
+    rows = [row for _, row in found.hottest]
     if as_json:
-        document = {"members": summaries, "together": together(summaries), "hottest": rows}
-        print_json({**document, "unreached": unreached})
+        print_json({**document, "hottest": rows, "unreached": unreached})
     else:
-        show(_members_table(summaries))
-        for summary in summaries:
+        show(_members_table(document["members"]))
+        for summary in document["members"]:
             for line in summary["trouble"]:
                 typer.echo(f"{summary['name']}: {one_line(line)}")
-        typer.echo(_sentence(together(summaries)))
+        typer.echo(_sentence(document["together"]))
         if rows:
             show(_hottest_table(rows))
     _end(unreached)
@@ -196,17 +180,26 @@ def _servers(urls: list[str], api_key: str | None) -> Iterator[list[Server]]:
     """Each of the addresses once."""
     names = dict.fromkeys(url.rstrip("/") for url in urls)
     with ExitStack() as open_servers:
-        yield [open_servers.enter_context(Server(url, api_key, seconds=FLEET_SECONDS)) for url in names]
+        try:
+            servers = [Server(url, api_key, seconds=FLEET_SECONDS) for url in names]
+        except ServerError as error:
+            fail(str(error))
+        yield [open_servers.enter_context(server) for server in servers]
 
 
 def _unreached(servers: list[Server], found: Sequence[object]) -> dict[str, str]:
     """What is wrong with each server that did not do what was asked; fails where that is all of them."""
     pairs = zip(servers, found, strict=True)
-    unreached = {server.url: str(each) for server, each in pairs if isinstance(each, ServerError)}
-    if len(unreached) == len(servers):
-        first = next(iter(unreached.values()))
-        fail(first if len(servers) == 1 else f"none of {len(servers)} servers did it; the first: {first}")
-    return unreached
+    return _checked(
+        len(servers), {server.url: each for server, each in pairs if isinstance(each, ServerError)}
+    )
+
+
+def _checked(servers: int, unreached: dict[str, ServerError]) -> dict[str, str]:
+    if len(unreached) == servers:
+        first = str(next(iter(unreached.values())))
+        fail(first if servers == 1 else f"none of {servers} servers did it; the first: {first}")
+    return {url: str(error) for url, error in unreached.items()}
 
 
 def _answers(servers: list[Server], found: Sequence[T | ServerError]) -> dict[str, T]:
@@ -237,7 +230,8 @@ def _members_table(summaries: list[dict[str, Any]]) -> Table:
     for title in ("requests", "device", "host", "storage", "hits device", "host", "storage", "faults"):
         table.add_column(title, justify="right", overflow="fold")
     for each in summaries:
-        table.add_row(
+        add_texts(
+            table,
             each["name"],
             each["policy"],
             f"{each['hits']['requests']:,}",
@@ -260,9 +254,10 @@ def _hottest_table(rows: list[dict[str, Any]]) -> Table:
     for title in ("prefix", "node", "uses", "by server"):
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
-        table.add_row(
-            escape(one_line(row["label"])),
-            escape(row["cache_salt"] or ""),
+        add_texts(
+            table,
+            row["label"],
+            row["cache_salt"] or "",
             f"{row['prefix_tokens']:,}",
             f"{row['tokens']:,}",
             f"{row['uses']:,}",
@@ -280,10 +275,11 @@ def _pins_table(rows: list[dict[str, Any]], servers: int) -> Table:
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
         granted = row["granted_tokens"]
-        table.add_row(
+        add_texts(
+            table,
             row["pin_id"],
             row["source"],
-            escape(row["cache_salt"] or ""),
+            row["cache_salt"] or "",
             f"{row['tokens']:,}",
             f"{len(granted)} of {servers}",
             " ".join(f"{tokens:,}" for tokens in granted.values()),

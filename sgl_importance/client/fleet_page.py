@@ -128,6 +128,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _key(self) -> str | None:
         given = self.headers.get("Authorization", "")
+        # What no header carries would reach no server, and never be refused: the page would keep it.
+        if not (given.isascii() and given.isprintable()):
+            raise KeyRefused("the key holds characters that no header carries: give the servers' key")
         return given.removeprefix(_BEARER) if given.startswith(_BEARER) else None
 
     def _body(self) -> dict[str, Any]:

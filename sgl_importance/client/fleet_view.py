@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from hashlib import blake2b
 from typing import Any, TypeVar
+
+import httpx
 
 from sgl_importance.client.fleet import (
     FLEET_SECONDS,
     Prefix,
     ask_all,
-    hot_prefixes_of,
-    hottest,
-    members_of,
-    pins_of,
     pins_together,
-    summary_of,
-    together,
 )
 from sgl_importance.client.server_client import KeyRefused, Server, ServerError
+from sgl_importance.client.survey import survey
 
 HOT = 10
+PAGE_SECONDS = 6.0
+"""Longest wait for one answer that the page shows."""
+ROUND_SECONDS = 18.0
+"""After which nothing more is asked: after 30 s the page gives up and shows no server at all. An answer
+can take twice its limit, once to connect and once to read."""
 REMEMBERED = 200
 """Prefixes that a page may have shown and somebody may pin."""
 
@@ -36,10 +40,20 @@ class FleetView:
 
     Args:
         urls: addresses of the servers.
+        transport: replaces the network, for tests.
+        clock: in seconds.
     """
 
-    def __init__(self, urls: Sequence[str]) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        transport: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
+        self._transport = transport
+        self._clock = clock
         self._shown: OrderedDict[str, Prefix] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -49,28 +63,20 @@ class FleetView:
         Raises:
             KeyRefused: nobody answered, and somebody wants another key.
         """
-        with self._servers(key) as servers:
-            found, unreached = _split(servers, ask_all(servers, members_of, _nothing))
-            if not found and (refusal := next(_refusals(unreached), None)) is not None:
-                raise refusal
-            members = [member for each in found.values() for member in each]
-            lists = ask_all(members, lambda member: hot_prefixes_of(member, HOT), _nothing)
-            prefixes = [prefix for each in lists if not isinstance(each, ServerError) for prefix in each]
-            rows = [
-                {"id": self._remember(prefix), **row}
-                for prefix, row in hottest(prefixes, members, HOT, _nothing)
-            ]
-            pins, _ = _split(servers, ask_all(servers, pins_of, _nothing))
-        summaries = [
-            {**summary_of(member), "url": member.server.url, "dp_rank": member.dp_rank} for member in members
-        ]
+        end = self._clock() + ROUND_SECONDS
+        with self._servers(key, PAGE_SECONDS, lambda: end - self._clock()) as servers:
+            found = survey(servers, HOT, lambda *_: nullcontext(_nothing), with_pins=True)
+        if not found.members and (refusal := next(_refusals(found.unreached), None)) is not None:
+            raise refusal
+        document = found.document()
+        for summary, member in zip(document["members"], found.members, strict=True):
+            summary |= {"url": member.server.url, "dp_rank": member.dp_rank}
         return {
             "servers": self.urls,
-            "members": summaries,
-            "together": together(summaries),
-            "hottest": rows,
-            "pins": pins_together(pins.items()),
-            "unreached": {url: str(error) for url, error in unreached.items()},
+            **document,
+            "hottest": [{"id": self._remember(prefix), **row} for prefix, row in found.hottest],
+            "pins": pins_together(found.pins.items()),
+            "unreached": {url: str(error) for url, error in found.unreached.items()},
         }
 
     def pin(self, key: str | None, prefix_id: str, ttl_seconds: float | None) -> dict[str, Any]:
@@ -101,9 +107,14 @@ class FleetView:
         return {"servers": answers, "unreached": {url: str(error) for url, error in unreached.items()}}
 
     @contextmanager
-    def _servers(self, key: str | None) -> Iterator[list[Server]]:
+    def _servers(
+        self, key: str | None, seconds: float = FLEET_SECONDS, left: Callable[[], float] = lambda: math.inf
+    ) -> Iterator[list[Server]]:
         with ExitStack() as opened:
-            yield [opened.enter_context(Server(url, key, seconds=FLEET_SECONDS)) for url in self.urls]
+            yield [
+                opened.enter_context(Server(url, key, seconds=seconds, left=left, transport=self._transport))
+                for url in self.urls
+            ]
 
     def _remember(self, prefix: Prefix) -> str:
         name = blake2b(repr(prefix.key).encode(), digest_size=8).hexdigest()

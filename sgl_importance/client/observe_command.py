@@ -20,7 +20,7 @@ from sgl_importance.client.client_arguments import (
 )
 from sgl_importance.client.server_client import DEFAULT_URL, ServerError
 from sgl_importance.shadow.comparison import CONFIDENCE, gain_interval, verdict
-from sgl_importance.terminal import show
+from sgl_importance.terminal import add_texts, show
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 
@@ -98,7 +98,7 @@ def print_report(report: dict[str, Any]) -> None:
         ("  by both", "agreed_tokens"),
         ("by this server", "server_hit_tokens"),
     ):
-        table.add_row(title, f"{report[name]:,}", f"{report[name] / total:.2%}")
+        add_texts(table, title, f"{report[name]:,}", f"{report[name] / total:.2%}")
     show(table)
     sentence = f"{report['verdict']}: {report['gain']:+.2%} of prompt tokens"
     if report["gain_interval"] is not None:

@@ -24,7 +24,7 @@ from sgl_importance.client.client_arguments import (
 )
 from sgl_importance.client.fleet import pins_of
 from sgl_importance.client.server_client import DEFAULT_URL
-from sgl_importance.terminal import show
+from sgl_importance.terminal import add_texts, show
 
 pin_app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 unpin_app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
@@ -103,7 +103,8 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     table.add_column("after a restart", overflow="fold")
     for row in rows:
         ends = row["expires_in_seconds"]
-        table.add_row(
+        add_texts(
+            table,
             row["pin_id"],
             row["source"],
             row["cache_salt"] or "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +22,12 @@ class KeyRefused(ServerError):
     """The server wants another API key, or one at all."""
 
 
+def proxy_problem(error: Exception) -> str:
+    """What to say where httpx could not make a client: only a proxy of the environment keeps it from that."""
+    reason = " ".join(str(error).split()).rstrip(".")
+    return f"the proxy of the environment cannot be used ({reason}): correct or unset ALL_PROXY"
+
+
 class Server:
     """Asks one server.
 
@@ -27,7 +35,11 @@ class Server:
         url: its address, such as ``http://127.0.0.1:30000``.
         api_key: its API key; None where it demands none.
         seconds: longest wait for an answer.
+        left: seconds until the whole of what is asked must be done; later nothing is asked.
         transport: replaces the network, for tests.
+
+    Raises:
+        ServerError: the proxy that the environment names cannot be used.
     """
 
     def __init__(
@@ -36,15 +48,17 @@ class Server:
         api_key: str | None = None,
         *,
         seconds: float = REQUEST_SECONDS,
+        left: Callable[[], float] = lambda: math.inf,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._seconds = seconds
-        self._client = httpx.Client(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            timeout=seconds,
-            transport=transport,
-        )
+        self._left = left
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
+        try:
+            self._client = httpx.Client(headers=headers, transport=transport)
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise ServerError(proxy_problem(error)) from None
 
     def __enter__(self) -> Server:
         return self
@@ -70,16 +84,23 @@ class Server:
 
     def _ask(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         route = f"/kv_importance{path}"
+        seconds = min(self._seconds, self._left())
+        if seconds <= 0:
+            raise ServerError(f"{self.url} was not asked any more: what came before took too long")
         try:
-            answer = self._client.request(method, self.url + route, **request)
+            question = self._client.build_request(method, self.url + route, timeout=seconds, **request)
+        except httpx.InvalidURL:
+            raise self._no_address() from None
         except UnicodeEncodeError as error:
             raise ServerError(f"{ascii(error.object)[:40]} is no text in UTF-8: correct it") from None
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL):
-            raise ServerError(f"{self.url!r} is no address: give --url such as {DEFAULT_URL}") from None
+        except ValueError:
+            raise ServerError("JSON has neither NaN nor infinity: give finite numbers") from None
+        try:
+            answer = self._client.send(question)
+        except (httpx.UnsupportedProtocol, UnicodeError):  # the latter of names that DNS does not know
+            raise self._no_address() from None
         except httpx.TimeoutException:
-            raise ServerError(
-                f"{self.url} did not answer in {self._seconds:.0f} s: look into its log"
-            ) from None
+            raise ServerError(f"{self.url} did not answer in {seconds:.0f} s: look into its log") from None
         except httpx.TransportError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ServerError(f"no server at {self.url} ({reason}): start one, or give --url") from None
@@ -91,6 +112,9 @@ class Server:
         if not isinstance(document, dict):
             raise ServerError(f"{self.url}{route} did not answer with our JSON: is it a server of sglang?")
         return document
+
+    def _no_address(self) -> ServerError:
+        return ServerError(f"{self.url!r} is no address: give --url such as {DEFAULT_URL}")
 
     def _explain(self, route: str, answer: httpx.Response) -> str:
         document = _json_of(answer)

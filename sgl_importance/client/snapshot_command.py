@@ -18,7 +18,7 @@ from sgl_importance.client.client_arguments import (
     print_json,
 )
 from sgl_importance.client.server_client import DEFAULT_URL
-from sgl_importance.terminal import show
+from sgl_importance.terminal import add_texts, show
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 
@@ -56,7 +56,8 @@ def _table(nodes: list[dict[str, Any]]) -> Table:
     for title in ("depth", "tokens", "uses", "queries", "age", "reuse", "mass", "peak", "loss"):
         table.add_column(title, justify="right", no_wrap=True)
     for node in nodes:
-        table.add_row(
+        add_texts(
+            table,
             str(node["id"]),
             " ".join([*node["tiers"], *(["pinned"] if node["pinned"] else [])]),
             f"{node['depth_tokens']:,}",

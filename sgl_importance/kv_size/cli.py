@@ -17,7 +17,7 @@ from sgl_importance.kv_size.fields import SizeError
 from sgl_importance.kv_size.model_shape import ModelShape
 from sgl_importance.kv_size.sizes import Sizes, size
 from sgl_importance.kv_size.tier_costs import GB, parse_tier
-from sgl_importance.terminal import fail, show
+from sgl_importance.terminal import add_texts, fail, plain, show
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 
@@ -192,7 +192,7 @@ def _models_table() -> Table:
     table = _table("models known by name", left=("name", "type"))
     table.add_column("source", overflow="fold")  # to be copied
     for each in bundled_shapes():
-        table.add_row(each.name, each.config["model_type"], each.source)
+        add_texts(table, each.name, each.config["model_type"], each.source)
     return table
 
 
@@ -214,7 +214,8 @@ def _layers_table(sizes: Sizes) -> Table:
         ),
     )
     for kind in sizes.kinds:
-        table.add_row(
+        add_texts(
+            table,
             kind.kind + (f" of {kind.window:,}" if kind.window is not None else ""),
             f"{kind.layers}",
             f"{kind.bytes_per_token:,}",
@@ -225,7 +226,8 @@ def _layers_table(sizes: Sizes) -> Table:
             f"{kind.copies}",
         )
     table.add_section()
-    table.add_row(
+    add_texts(
+        table,
         "all that grows",
         "",
         f"{sizes.bytes_per_token:,}",
@@ -233,7 +235,7 @@ def _layers_table(sizes: Sizes) -> Table:
         f"{sizes.bytes_per_request:,}",
         f"{sizes.bytes_per_request_per_gpu:,}",
     )
-    table.add_row("padding", "", "", "", f"{sizes.fixed_bytes:,}", f"{sizes.fixed_bytes_per_gpu:,}")
+    add_texts(table, "padding", "", "", "", f"{sizes.fixed_bytes:,}", f"{sizes.fixed_bytes_per_gpu:,}")
     return table
 
 
@@ -250,7 +252,8 @@ def _tiers_table(sizes: Sizes) -> Table:
         ),
     )
     for tier in sizes.tiers:
-        table.add_row(
+        add_texts(
+            table,
             tier.name,
             f"{tier.request_bytes / GB:,.3g}",
             f"{tier.tokens:,}",
@@ -283,7 +286,7 @@ def _remarks(sizes: Sizes) -> list[str]:
 
 
 def _table(title: str, *, left: tuple[str, ...], right: tuple[str, ...] = ()) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=plain(title, "table.title"))
     for name in left:
         table.add_column(name, no_wrap=True)
     for name in right:

@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 
+from sgl_importance.client.server_client import proxy_problem
+
 _CONNECT_SECONDS = 5.0
 
 
@@ -23,13 +25,17 @@ class ChatClient:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._timeout = timeout
         try:
+            address = httpx.URL(self.base_url)
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise self._no_url() from error
+        try:
             self._client = httpx.AsyncClient(
-                base_url=self.base_url,
+                base_url=address,
                 headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
                 timeout=httpx.Timeout(timeout, connect=_CONNECT_SECONDS),
             )
-        except (httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise self._no_url() from error
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise ServerError(proxy_problem(error)) from error
 
     async def __aenter__(self) -> ChatClient:
         return self
@@ -73,10 +79,12 @@ class ChatClient:
 
     async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         try:
-            response = await self._client.request(method, path, json=body)
+            request = self._client.build_request(method, path, json=body)
         except UnicodeEncodeError as error:
             raise ServerError(f"{ascii(error.object)[:40]} is no text in UTF-8: correct it") from error
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        try:
+            response = await self._client.send(request)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
             raise self._no_url() from error
         except httpx.ConnectError as error:
             raise ServerError(f"no server answers at {self.base_url}: start one, or correct --url") from error

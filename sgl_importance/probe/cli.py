@@ -23,7 +23,7 @@ from sgl_importance.probe.grading_arguments import (
     parse_tasks,
 )
 from sgl_importance.probe.tasks import SHORTEST_PROMPT, TASKS, make_task
-from sgl_importance.terminal import check_outputs, counted, fail, show
+from sgl_importance.terminal import add_texts, check_outputs, counted, fail, show
 
 ALL_TASKS = ",".join(TASKS)
 
@@ -47,7 +47,7 @@ def _table(rows: list[EvalRow]) -> Table:
         table.add_column(title, justify="right")
     for row in rows:
         names = "unseen" if row.unseen_names else "seen"
-        table.add_row(row.task, names, str(row.length), str(row.n), f"{row.exact_match:.3f}")
+        add_texts(table, row.task, names, str(row.length), str(row.n), f"{row.exact_match:.3f}")
     return table
 
 

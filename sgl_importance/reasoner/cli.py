@@ -25,7 +25,7 @@ from sgl_importance.probe.grading_arguments import (
 from sgl_importance.reasoner.evaluate import ReasoningPlan, ReasoningRow, evaluate
 from sgl_importance.reasoner.look_backs import look_back_table
 from sgl_importance.reasoner.tasks import FEWEST_TOKENS, MOST_TOKENS, TASKS, make_task
-from sgl_importance.terminal import check_outputs, counted, fail, show
+from sgl_importance.terminal import add_texts, check_outputs, counted, fail, show
 
 ALL_TASKS = ",".join(TASKS)
 
@@ -53,7 +53,7 @@ def _table(rows: list[ReasoningRow]) -> Table:
     for row in rows:
         wrong = ", ".join(f"{kind} {count}" for kind, count in row.first_wrong.items())
         numbers = (row.length, row.n, f"{row.exact_match:.3f}", f"{row.steps_right:.3f}")
-        table.add_row(row.task, *map(str, numbers), wrong or "none")
+        add_texts(table, row.task, *map(str, numbers), wrong or "none")
     return table
 
 

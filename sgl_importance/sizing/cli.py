@@ -45,7 +45,7 @@ from sgl_importance.sizing.sizing import (
     Traffic,
     recommend,
 )
-from sgl_importance.terminal import fail, show, some_path
+from sgl_importance.terminal import add_texts, fail, plain, show, some_path
 from sgl_importance.tiers import Tier
 
 app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
@@ -187,8 +187,11 @@ def _curve_table(
     table = Table(
         box=SIMPLE_HEAD,
         pad_edge=False,
-        title=f"{trace.name}: {trace.num_requests:,} requests, {traffic.prompt_tokens / 1e6:,.3f} M prompt "
-        f"tokens in {traffic.hours:,.2f} h",
+        title=plain(
+            f"{trace.name}: {trace.num_requests:,} requests, {traffic.prompt_tokens / 1e6:,.3f} M prompt "
+            f"tokens in {traffic.hours:,.2f} h",
+            "table.title",
+        ),
         caption="prefill s/GB: seconds of prefill that each further GB saves on this traffic",
     )
     for title in (
@@ -206,7 +209,8 @@ def _curve_table(
             f"{baseline.rates[place]:.4f}",
             "never" if enough is None else _gigabytes(enough, hardware),
         ]
-        table.add_row(
+        add_texts(
+            table,
             _gigabytes(tokens, hardware),
             f"{tokens:,.0f}",
             f"{curve.rates[place]:.4f}",
@@ -227,7 +231,8 @@ def _sizes_table(hardware: Hardware, chosen: dict[str, Sizes]) -> Table:
     for policy, sizes in chosen.items():
         for tier in Tier:
             if sizes.tokens[tier]:
-                table.add_row(
+                add_texts(
+                    table,
                     policy,
                     tier,
                     _gigabytes(sizes.tokens[tier], hardware),
@@ -235,7 +240,8 @@ def _sizes_table(hardware: Hardware, chosen: dict[str, Sizes]) -> Table:
                     f"{sizes.shares[tier]:.4f}",
                     "",
                 )
-        table.add_row(
+        add_texts(
+            table,
             policy,
             "computed",
             "",

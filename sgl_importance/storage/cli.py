@@ -19,7 +19,7 @@ from rich.table import Table
 
 from sgl_importance.storage.budget import StoredFile
 from sgl_importance.storage.inspect import Advance, NoStore, collect, files_of, summarize, verify
-from sgl_importance.terminal import fail, show, some_path
+from sgl_importance.terminal import add_texts, fail, show, some_path
 
 app = typer.Typer(
     help="Directories of --kv-importance-store; servers may be using them.",
@@ -62,7 +62,8 @@ def stat_command(directory: Directory, as_json: AsJson = False) -> None:
     table = Table("model", "weights", "version", "ranks", "page", "pages", "size", "last used")
     for model in facts["models"]:
         known = model["facts"] or {}
-        table.add_row(
+        add_texts(
+            table,
             model["identity"][:12],
             str(known.get("weights", "?"))[:12],
             str(known.get("weights_version", "?")),

@@ -17,7 +17,7 @@ from sgl_importance.study.h2 import study_h2
 from sgl_importance.study.recording import Recording, load_recording
 from sgl_importance.study.sensitivity import study_sensitivity
 from sgl_importance.study.study_report import Finding, Studied, StudyError
-from sgl_importance.terminal import check_outputs, existing_file, fail, some_path
+from sgl_importance.terminal import check_outputs, existing_file, fail, plain, some_path
 from sgl_importance.trace import TraceError
 from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance.workload.workload_request import WorkloadError, read_requests
@@ -84,7 +84,7 @@ def run_study_on(
     for finding in [found] if isinstance(found, Finding) else found:
         finding.show(console)
         written = finding.write(out, recordings, shlex.join(words))
-        console.print(f"written: {written}")
+        console.print(plain(f"written: {written}"))
 
 
 @app.command("h1")
@@ -209,4 +209,4 @@ def reuse_command(
         command = ["sgl-importance", "study", "reuse", trace.name, "--horizon", str(horizon)]
         document = {"command": shlex.join(command), **asdict(finding), "verdict": finding.verdict}
         out.write_text(json.dumps(document, indent=1) + "\n")
-        console.print(f"written: {out}")
+        console.print(plain(f"written: {out}"))

@@ -19,6 +19,7 @@ from sgl_importance.replay.trace import IntArray, Trace
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.reuse.reuse_class import NUM_VISIT_LEVELS, BlockType, Transition
 from sgl_importance.study.statistics import Estimate, bootstrap
+from sgl_importance.terminal import add_texts, plain
 
 FloatArray = npt.NDArray[np.float64]
 CONSTANT, ONE_CLASS, PAIRS, CLASSES = "constant", "one class", "type x transition", "with visits"
@@ -83,11 +84,11 @@ class ReuseFinding:
         return "the classes do not predict better than one class on this trace"
 
     def show(self, console: Console) -> None:
-        table = Table(title=f"{self.trace}: reuse within {self.horizon} requests")
+        table = Table(title=plain(f"{self.trace}: reuse within {self.horizon} requests", "table.title"))
         for column in ("prediction by", "classes", "Brier score", "calibration error"):
             table.add_column(column, justify="left" if column == "prediction by" else "right")
         for arm in self.arms:
-            table.add_row(arm.name, str(arm.classes), f"{arm.brier:.4f}", f"{arm.calibration_error:.4f}")
+            add_texts(table, arm.name, str(arm.classes), f"{arm.brier:.4f}", f"{arm.calibration_error:.4f}")
         console.print(table)
         table = Table(title="calibration by class")
         for column in ("block type", "transition"):
@@ -95,7 +96,8 @@ class ReuseFinding:
         for column in ("predictions", "predicted", "observed"):
             table.add_column(column, justify="right")
         for row in self.by_pair:
-            table.add_row(
+            add_texts(
+                table,
                 row.block_type,
                 row.transition,
                 str(row.predictions),

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sgl_importance.study.statistics import Estimate
+from sgl_importance.terminal import add_texts, plain
 from sgl_importance.trace.records import Header
 
 if TYPE_CHECKING:
@@ -63,11 +64,11 @@ class Finding:
     rows: tuple[dict[str, Any], ...]
 
     def show(self, console: Console) -> None:
-        table = Table(title=f"{self.study}: {self.claim}")
+        table = Table(title=plain(f"{self.study}: {self.claim}", "table.title"))
         for column, value in self.rows[0].items():
-            table.add_column(column, justify="left" if isinstance(value, str) else "right")
+            table.add_column(plain(column), justify="left" if isinstance(value, str) else "right")
         for row in self.rows[:MOST_ROWS]:
-            table.add_row(*map(_shown, row.values()))
+            add_texts(table, *map(_shown, row.values()))
         # A line that wraps can be read, a column of dots cannot.
         needed = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
         Console(file=console.file, width=max(needed, console.width)).print(table)
@@ -75,7 +76,7 @@ class Finding:
             console.print(f"{len(self.rows) - MOST_ROWS} more rows are in {self.study}.json")
         console.print(f"value: {self.value}\nverdict: {self.verdict}")
         for note in self.notes:
-            console.print(f"note: {note}")
+            console.print(plain(f"note: {note}"))
 
     def write(self, folder: Path, recordings: Sequence[Studied], command: str) -> Path:
         """Writes ``<study>.json`` into the folder."""

@@ -16,7 +16,7 @@ from rich.table import Table
 from sgl_importance.storage.cli import DAMAGED_EXIT_CODE, AsJson, app
 from sgl_importance.storage.inspect import NoStore, files_of, verify
 from sgl_importance.storage.page_record import MissReason, PageDamaged
-from sgl_importance.terminal import existing_file, fail, show
+from sgl_importance.terminal import add_texts, existing_file, fail, show
 from sgl_importance.tier_chain.mapped_tier import read_slots
 from sgl_importance.tier_chain.open_chain import MAPPED_FILE
 from sgl_importance.tier_chain.records import check_record
@@ -67,8 +67,14 @@ def tiers_command(
         for row in found:
             damaged = ", ".join(f"{count} {reason}" for reason, count in sorted(row.damaged.items()))
             held = (str(row.pages), decimal(row.bytes)) if row.rank else ("in the server", "")
-            table.add_row(
-                row.tier, row.kind, decimal(row.capacity), row.rank, *held, *[damaged or "none"] * check
+            add_texts(
+                table,
+                row.tier,
+                row.kind,
+                decimal(row.capacity),
+                row.rank,
+                *held,
+                *[damaged or "none"] * check,
             )
         show(table)
     if any(row.damaged for row in found):

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sgl_importance.terminal import check_outputs, fail, show, some_path
+from sgl_importance.terminal import add_texts, check_outputs, fail, show, some_path
 from sgl_importance.trace.arrivals import arrivals, mooncake_rows
 from sgl_importance.trace.merge import merge_recordings
 from sgl_importance.trace.reader import TraceError, open_trace
@@ -77,7 +77,7 @@ def info_command(
     table = Table(show_header=False)
     for name, value in facts.items():
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-        table.add_row(name, shown)
+        add_texts(table, name, shown)
     show(table)
 
 

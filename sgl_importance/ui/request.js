@@ -4,6 +4,8 @@ import { $ } from "./dom.js";
 
 const STORED_KEY = "kv-importance-api-key";
 const TIMEOUT_MS = 30_000;
+// Headers carry no others: the browser throws, or the server answers 500 and never 401, and the key would stay.
+const KEY_PATTERN = "[\\x20-\\x7e]+";
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -20,6 +22,8 @@ function askForKey(wrong) {
     const dialog = $("key-dialog");
     if (wrong) $("key-problem").textContent = "The server refused this key. Try another one.";
     $("key").value = "";
+    $("key").pattern = KEY_PATTERN;
+    $("key").title = "A key has letters without accents, digits and signs of ASCII only.";
     dialog.addEventListener("close", () => {
       asking = null;
       if (dialog.returnValue === "ok") sessionStorage.setItem(STORED_KEY, $("key").value);

@@ -14,7 +14,7 @@ from rich.table import Table
 from sgl_importance.client.client_arguments import AnyServer, ApiKey
 from sgl_importance.client.server_client import DEFAULT_URL
 from sgl_importance.probe.chat_client import ServerError
-from sgl_importance.terminal import check_outputs, counted, existing_file, fail, show, some_path
+from sgl_importance.terminal import add_texts, check_outputs, counted, existing_file, fail, show, some_path
 from sgl_importance.workload.drive import Outcome, Summary, WorkloadClient, drive, summarise
 from sgl_importance.workload.kinds import KINDS, Shape
 from sgl_importance.workload.workload_maker import make_workload
@@ -119,7 +119,8 @@ def _table(rows: list[Summary]) -> Table:
     for title in ("requests", "exact match", "prompt tokens", "cached tokens"):
         table.add_column(title, justify="right")
     for row in rows:
-        table.add_row(
+        add_texts(
+            table,
             row.kind,
             str(row.requests),
             "-" if row.exact_match is None else f"{row.exact_match:.3f}",

@@ -83,6 +83,17 @@ def test_its_own_page_and_programs_are_answered(client: httpx.Client, page: Flee
         assert client.get("/fleet", headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize("key", ["clé", "ключ", "a\x01"])
+def test_a_key_that_no_header_carries_is_refused(client: httpx.Client, key: str) -> None:
+    headers = {b"Authorization": f"Bearer {key}".encode()}
+    for answer in (
+        client.get("/fleet", headers=headers),
+        client.post("/unpin", json={"pin_id": "some"}, headers=headers),
+    ):
+        assert answer.status_code == 401
+        assert "no header carries" in answer.json()["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

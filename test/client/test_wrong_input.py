@@ -14,6 +14,7 @@ from sgl_importance import cli
 from sgl_importance.workload import cli as workload_cli
 
 NOBODY = "--url http://127.0.0.1:9"  # the discard port, where nobody answers
+DOTS = "http://gpu1..local:30000"
 SIZE = "--capacity-blocks 5"
 BLOCKS = {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [0, 1]}
 FILES = {
@@ -23,6 +24,7 @@ FILES = {
     "odd.jsonl": '{"a": 1}',
     "broken.json": "[1, 2",
     "object.json": "{}",
+    "nan.json": "[NaN]",
 }
 
 # What is given, and the words that name the cure.
@@ -97,6 +99,13 @@ WRONG = [
     ("pin --text-file missing", "cannot read missing"),
     ("pin --messages object.json", "must hold a list"),
     ("pin --input-ids broken.json", "broken.json is not JSON"),
+    (f"pin --text x --ttl inf {NOBODY}", "give finite numbers"),
+    (f"pin --messages nan.json {NOBODY}", "give finite numbers"),
+    ("pins --url http://gpu1..local:30000", "is no address: give --url such as http://"),
+    (f"fleet http://127.0.0.1:9 {DOTS}", "none of 2 servers did it"),
+    (f"fleet {DOTS}", "is no address"),
+    (f"fleet pin --text x --ttl inf {DOTS}", "give finite numbers"),
+    (f"probe eval --url {DOTS} --n 1", "start one, or correct --url"),
 ]
 
 
@@ -131,6 +140,21 @@ def test_one_line_names_the_cure(
     assert line.startswith("error: ")
     assert cure in line
     assert out == ""
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1080", "nonsense://x", "http://x:port"])
+@pytest.mark.parametrize("command", ["pins", "doctor --url http://x", "fleet http://x", "probe eval --n 1"])
+def test_a_proxy_that_cannot_be_used_is_one_line(
+    command: str, proxy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    monkeypatch.setitem(sys.modules, "socksio", None)  # as where it is not installed
+    assert run(command, monkeypatch) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the proxy of the environment cannot be used")
+    assert line.endswith("unset ALL_PROXY")
 
 
 def test_a_full_disk_is_one_line(

@@ -13,7 +13,8 @@ from fastapi import HTTPException
 from sglang.srt.managers.communicator import FanOutCommunicator
 
 from sglang_importance.http import scheduler_client, server_state
-from sglang_importance.http.scheduler_client import ask
+from sglang_importance.http.prompt_tokens import Prompt
+from sglang_importance.http.scheduler_client import GONE, ask, validated
 from sglang_importance.operations.job import Document
 from sglang_importance.operations.messages import COMMUNICATOR, KvImportanceReq, KvImportanceReqOutput
 from sglang_importance.operations.runner import MAX_JOBS, Desk, Reply
@@ -92,6 +93,13 @@ def test_a_rank_that_refuses_has_no_answer(start: Callable[[int], Scheduler]):
         asyncio.run(ask("count", {"to": 1}, dp_rank=0))
 
 
+def test_what_is_wrong_is_said_without_pydantic_s_own_words():
+    with pytest.raises(HTTPException) as refused:
+        validated(Prompt, {"text": "x", "input_ids": [1]})
+    assert "give exactly one of" in refused.value.detail
+    assert "Value error" not in refused.value.detail
+
+
 def test_however_many_ask_at_once_all_are_answered(scheduler: Scheduler):
     async def all_at_once() -> list[Any]:
         return await asyncio.gather(*(ask("count", {"to": 2 + number % 5}) for number in range(CALLERS)))
@@ -118,3 +126,51 @@ def test_who_gives_up_leaves_nobody_his_answer_and_no_job(scheduler: Scheduler):
 
     assert asyncio.run(run()) == {"counted": 1}
     assert not scheduler.desks[0]._jobs
+
+
+class Caller:
+    """As much of a request as a question needs."""
+
+    has_gone = False
+
+    async def is_disconnected(self) -> bool:
+        return self.has_gone
+
+
+def test_questions_of_callers_that_have_gone_are_not_asked(scheduler: Scheduler):
+    """While the scheduler is busy callers run out of time, one after the other."""
+    gone, stays = Caller(), Caller()
+
+    async def run() -> list[Any]:
+        busy = [asyncio.create_task(ask("count", {"to": 3})) for _ in range(MAX_JOBS)]
+        questions = [ask("count", {"to": 0}, request=caller) for caller in (gone, stays, gone)]
+        waiting = [asyncio.create_task(question) for question in questions]
+        while scheduler.received < MAX_JOBS:
+            await asyncio.sleep(0)
+        gone.has_gone = True
+        await asyncio.gather(*busy)
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    first, second, third = asyncio.run(run())
+    assert (first.status_code, third.status_code) == (GONE, GONE)
+    assert second == {"counted": 0}
+    assert scheduler.received == MAX_JOBS * 4 + 1, (
+        "a message for each slice of the others, and one of who stays"
+    )
+
+
+def test_of_too_many_requests_the_last_are_refused_and_our_own_questions_are_not(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(scheduler_client, "MAX_WAITING", 2)
+
+    async def run() -> list[Any]:
+        asked = [ask("count", {"to": 1}, request=Caller()) for _ in range(MAX_JOBS + 4)]
+        asked.append(ask("count", {"to": 1}))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    *answers, ours = asyncio.run(run())
+    assert [answer for answer in answers if isinstance(answer, dict)] == [{"counted": 1}] * (MAX_JOBS + 2)
+    assert [answer.status_code for answer in answers[-2:]] == [503, 503]
+    assert ours == {"counted": 1}
+    assert scheduler.most_jobs == MAX_JOBS

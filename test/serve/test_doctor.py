@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -137,6 +139,20 @@ def test_a_server_that_has_fallen_back_is_a_problem_with_a_cure():
     since = "since request 1,200 (2027-01-15 08:00:00 UTC)"
     assert problem.detail == f"evicts by LRU until it is restarted, {since}: TypeError: list[int]"
     assert problem.cure.startswith("restart it, and report the line 'KV importance: fault in ranking'")
+
+
+def test_a_rank_that_does_not_answer_is_a_problem_and_hides_no_other(monkeypatch: pytest.MonkeyPatch):
+    document = {"dp_ranks": [HEALTHY, None]}
+    monkeypatch.setattr(
+        doctor, "connected", lambda *_: nullcontext(SimpleNamespace(get=lambda *_, **__: document))
+    )
+    asked = CliRunner().invoke(doctor.app, ["--url", "http://some", "--json"])
+    assert asked.exit_code == 1, asked.exception
+    *well, refuses = json.loads(asked.stdout)
+    assert {finding["subject"].partition(":")[0] for finding in well} == {"data-parallel rank 0"}
+    assert (refuses["subject"], refuses["status"]) == ("data-parallel rank 1", "problem")
+    assert refuses["detail"] == "it did not answer"
+    assert refuses["cure"] == "look into the server's log"
 
 
 @pytest.mark.server

@@ -96,7 +96,7 @@ def test_a_body_must_be_sent_as_json(client: TestClient, path: str, sent_as: str
 def test_json_with_a_charset_is_json(client: TestClient, monkeypatch: pytest.MonkeyPatch):
     asked = []
 
-    async def ask(operation: str, arguments: object) -> dict[str, str]:
+    async def ask(operation: str, arguments: object, **_: object) -> dict[str, str]:
         asked.append(operation)
         return {}
 

@@ -87,6 +87,21 @@ def test_the_page_asks_for_the_key_once_and_keeps_it_out_of_urls(open_page, aske
     open_page.problems.clear()
 
 
+def test_a_key_that_no_header_carries_is_not_taken(open_page, asked: ServerProcess):
+    page = open_page(key=None)
+    page.locator("#key").wait_for()
+    for wrong in ("clé", "ключ"):
+        page.locator("#key").fill(wrong)
+        page.keyboard.press("Enter")
+        assert page.locator("#key-dialog").is_visible()
+        mismatch = "document.getElementById('key').validity.patternMismatch"
+        assert page.evaluate(f"[{mismatch}, sessionStorage.length]") == [True, 0]
+    page.locator("#key").fill(API_KEY)
+    page.keyboard.press("Enter")
+    shown(page)
+    open_page.problems[:] = [problem for problem in open_page.problems if "401" not in problem]
+
+
 @pytest.mark.parametrize("path", ["", "/main.js", "/page.css", "/icon.svg"])
 def test_the_files_of_the_page_need_no_key(asked: ServerProcess, path: str):
     answer = httpx.get(f"{asked.base_url}/kv_importance/ui{path}", trust_env=False)

@@ -31,4 +31,5 @@ async def post_importance(request: Request) -> dict[str, Any]:
     specification, or null where the page is unknown.
     """
     body = validated(ImportanceBody, await json_body(request))
-    return await ask("importance", body.model_dump(), validated(OfRank, dict(request.query_params)).dp_rank)
+    dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
+    return await ask("importance", body.model_dump(), dp_rank, request=request)

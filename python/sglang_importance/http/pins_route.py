@@ -63,7 +63,7 @@ async def post_pin(request: Request) -> dict[str, Any]:
         "cache_salt": cache_salt,
         "expires_at": None if body.ttl_seconds is None else steady_time() + body.ttl_seconds,
     }
-    answer = await ask("pin", pin)
+    answer = await ask("pin", pin, request=request)
     if "dp_ranks" not in answer:
         return answer
     held = [each for each in answer["dp_ranks"] if each is not None]
@@ -74,7 +74,7 @@ async def post_pin(request: Request) -> dict[str, Any]:
 async def post_unpin(request: Request) -> dict[str, Any]:
     """Ends a pin, and answers its ``pin_id``; 404 where there is none."""
     body = validated(UnpinBody, await json_body(request))
-    await ask("unpin", body.model_dump())
+    await ask("unpin", body.model_dump(), request=request)
     return {"pin_id": body.pin_id}
 
 
@@ -86,4 +86,5 @@ async def get_pins(request: Request) -> dict[str, Any]:
     ``granted_tokens`` and ``resident_tokens`` by tier, ``strength`` (1 when it was last used),
     ``expires_in_seconds`` and ``survives_restart``; and ``budget``.
     """
-    return await ask("pins", {}, validated(OfRank, dict(request.query_params)).dp_rank)
+    dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
+    return await ask("pins", {}, dp_rank, request=request)

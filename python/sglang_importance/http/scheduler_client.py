@@ -17,6 +17,11 @@ from sglang_importance.operations.runner import MAX_JOBS
 
 M = TypeVar("M", bound=BaseModel)
 
+MAX_WAITING = 256
+"""Questions of requests that wait for a place; further ones are refused."""
+GONE = 499
+"""Status of a request whose caller has hung up; nobody reads it."""
+
 _places = asyncio.Semaphore(MAX_JOBS)
 # asyncio itself keeps tasks by weak references.
 _under_way: set[asyncio.Task[list[KvImportanceReqOutput]]] = set()
@@ -31,7 +36,10 @@ def validated(model: type[M], values: Any) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = (": ".join(filter(None, (_field(each), each["msg"]))) for each in error.errors())
+        problems = (
+            ": ".join(filter(None, (_field(each), each["msg"].removeprefix("Value error, "))))
+            for each in error.errors()
+        )
         raise HTTPException(status_code=400, detail="; ".join(problems)) from None
 
 
@@ -72,17 +80,21 @@ class OfRank(BaseModel):
     )
 
 
-async def ask(operation: str, arguments: dict[str, Any], dp_rank: int | None = None) -> dict[str, Any]:
+async def ask(
+    operation: str, arguments: dict[str, Any], dp_rank: int | None = None, *, request: Request | None = None
+) -> dict[str, Any]:
     """The scheduler's answer to an operation of ``handlers.OPERATIONS``.
 
     Args:
         dp_rank: whose answer; None for all: where they are several, ``dp_ranks`` lists what each says, None
             where it refuses.
+        request: whose question it is; None for our own.
 
     Raises:
-        HTTPException: all refused, or the rank in question did; the first's message and status.
+        HTTPException: all refused, or the rank in question did; the first's message and status. 503, too many
+            requests wait.
     """
-    replies = await ask_each(operation, arguments)
+    replies = await ask_each(operation, arguments, request)
     if dp_rank is None and len(replies) > 1:
         if all(reply.error is not None for reply in replies):
             document_of(replies[0])
@@ -106,19 +118,33 @@ def document_of(reply: KvImportanceReqOutput) -> dict[str, Any]:
     return document
 
 
-async def ask_each(operation: str, arguments: dict[str, Any]) -> list[KvImportanceReqOutput]:
+async def ask_each(
+    operation: str, arguments: dict[str, Any], request: Request | None = None
+) -> list[KvImportanceReqOutput]:
     """The answers of all data-parallel ranks, in order.
 
     While MAX_JOBS others are under way, callers wait, first come, first served. A cancelled caller does not
     stop what it began: sglang's communicator would give the reply to whoever asks next, and the scheduler
-    would keep a job that nobody goes on with.
+    would keep a job that nobody goes on with. What it did not begin yet is dropped: while a scheduler is busy
+    with a long step callers run out of time and ask again, and it would work through all of them afterwards.
+
+    Raises:
+        HTTPException: 503, too many requests wait; 499, this one's caller has gone.
     """
-    task = asyncio.create_task(_answers(operation, arguments))
+    if request is not None and len(_under_way) >= MAX_JOBS + MAX_WAITING:
+        raise HTTPException(
+            status_code=503, detail="too many questions wait for the scheduler: ask again later"
+        )
+    task = asyncio.create_task(_answers(operation, arguments, request))
     _under_way.add(task)
     task.add_done_callback(_under_way.discard)
     return await asyncio.shield(task)
 
 
-async def _answers(operation: str, arguments: dict[str, Any]) -> list[KvImportanceReqOutput]:
+async def _answers(
+    operation: str, arguments: dict[str, Any], request: Request | None
+) -> list[KvImportanceReqOutput]:
     async with _places:
+        if request is not None and await request.is_disconnected():
+            raise HTTPException(status_code=GONE, detail="the caller has gone")
         return await ask_schedulers(tokenizer_manager(), operation, arguments)

@@ -35,4 +35,4 @@ async def get_kv_importance(request: Request) -> dict[str, Any]:
     its path ended: ``tool_call``, ``end_of_turn``, ``length``, ``abort`` or ``unknown``.
     """
     query = validated(SnapshotQuery, dict(request.query_params))
-    return await ask("snapshot", query.model_dump(exclude={"dp_rank"}), query.dp_rank)
+    return await ask("snapshot", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)

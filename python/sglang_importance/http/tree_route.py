@@ -53,7 +53,7 @@ async def get_tree(request: Request) -> dict[str, Any]:
     below it (``subtree``); ``more`` counts what is left out at each place, ``total`` the whole tree.
     """
     query = validated(TreeQuery, dict(request.query_params))
-    document = await ask("tree", query.model_dump(exclude={"dp_rank"}), query.dp_rank)
+    document = await ask("tree", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
     for row in (row for each in _of_ranks(document) for row in each["nodes"]):
         row["label"] = _label(tuple(row.pop("leading_ids")))
     return document
@@ -93,7 +93,8 @@ async def get_node_prompt(request: Request) -> dict[str, Any]:
 
 async def _ask_node(operation: str, request: Request) -> dict[str, Any]:
     query = validated(OfRank, dict(request.query_params))
-    return await ask(operation, {"node": validated(NodePath, request.path_params).node_id}, query.dp_rank)
+    node = {"node": validated(NodePath, request.path_params).node_id}
+    return await ask(operation, node, query.dp_rank, request=request)
 
 
 def _of_ranks(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -112,7 +113,8 @@ async def post_find(request: Request) -> dict[str, Any]:
     extra_key, cache_salt = body.namespace
     tokens = await prompt_tokens(body, request)
     prompt = {"tokens": tokens, "extra_key": extra_key, "cache_salt": cache_salt}
-    return await ask("find", prompt, validated(OfRank, dict(request.query_params)).dp_rank)
+    dp_rank = validated(OfRank, dict(request.query_params)).dp_rank
+    return await ask("find", prompt, dp_rank, request=request)
 
 
 @wants_key
@@ -124,7 +126,7 @@ async def get_events(request: Request) -> dict[str, Any]:
     ``reason``.
     """
     query = validated(EventsQuery, dict(request.query_params))
-    return await ask("events", query.model_dump(exclude={"dp_rank"}), query.dp_rank)
+    return await ask("events", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
 
 
 def _decode(ids: list[int]) -> str:

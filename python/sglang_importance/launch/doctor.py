@@ -14,16 +14,16 @@ from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sgl_importance.client.client_arguments import ApiKey, connected
 from sgl_importance.client.server_client import DEFAULT_URL, ServerError
-from sgl_importance.terminal import show
+from sgl_importance.terminal import add_texts, show
 from sglang_importance.launch.finding import Finding, Status
 from sglang_importance.launch.server_findings import server_findings
 
@@ -222,15 +222,21 @@ def examine_server(url: str, api_key: str | None) -> list[Finding]:
     with connected(url, api_key) as server:
         document = server.get("", limit=1)
         ranks = document.get("dp_ranks", [document])
-        if any("faults" not in each for each in ranks):
+        if any(each is not None and "faults" not in each for each in ranks):
             raise ServerError(f"{url} counts no faults: it is another server, or an older one of ours")
         if len(ranks) == 1:
             return list(server_findings(ranks[0]))
-        return [
-            replace(found, subject=f"data-parallel rank {rank}: {found.subject}")
-            for rank, each in enumerate(ranks)
-            for found in server_findings(each)
-        ]
+        return [found for rank, each in enumerate(ranks) for found in _rank_findings(rank, each)]
+
+
+def _rank_findings(rank: int, document: dict[str, Any] | None) -> Iterator[Finding]:
+    """Of one of several data-parallel ranks; None is what the server says of one that refuses."""
+    subject = f"data-parallel rank {rank}"
+    if document is None:
+        yield Finding(subject, Status.PROBLEM, "it did not answer", "look into the server's log")
+        return
+    for found in server_findings(document):
+        yield replace(found, subject=f"{subject}: {found.subject}")
 
 
 @app.callback(invoke_without_command=True)
@@ -250,9 +256,9 @@ def doctor(
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         table = Table("", "what", "found", "cure")
-        marks = {Status.OK: "[green]ok", Status.NOTE: "[yellow]note", Status.PROBLEM: "[red]problem"}
+        colors = {Status.OK: "green", Status.NOTE: "yellow", Status.PROBLEM: "red"}
         for finding in findings:
-            said = (finding.subject, finding.detail, finding.cure)
-            table.add_row(marks[finding.status], *map(escape, said))
+            status = Text(finding.status, colors[finding.status])
+            add_texts(table, status, finding.subject, finding.detail, finding.cure)
         show(table)
     sys.exit(any(finding.status is Status.PROBLEM for finding in findings))

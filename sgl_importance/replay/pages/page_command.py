@@ -20,7 +20,7 @@ from sgl_importance.replay.pages.page_report import PageJob, pages_table, run_pa
 from sgl_importance.replay.policy_registry import OPTIMUM
 from sgl_importance.replay.ray_cluster import RayCluster
 from sgl_importance.replay.replay_runner import ReplayError, run_jobs
-from sgl_importance.terminal import counted, fail, interrupted, show
+from sgl_importance.terminal import counted, fail, interrupted, plain, show
 from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance.trace.reader import TraceError
 
@@ -84,15 +84,17 @@ def replay_pages(
 
 def _read(directory: Path, selection: Selection) -> PageRecording:
     try:
-        with Console(stderr=True).status(f"reading {directory.name}"):
+        with Console(stderr=True).status(plain(f"reading {directory.name}")):
             recording = load_page_steps(directory)
         check_selection(recording, selection)
     except (TraceError, PageReplayError) as error:
         fail(str(error))
     if recording.left_out:
         Console(stderr=True).print(
-            f"{directory.name}: {recording.left_out} lists of requests that began before what is left of the "
-            "recording were left out"
+            plain(
+                f"{directory.name}: {recording.left_out} lists of requests that began before what is left of "
+                "the recording were left out"
+            )
         )
     return recording
 

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from sgl_importance.replay.pages.page_replay import PageCounts, Selection, longest_context, run_policy
+from sgl_importance.terminal import add_texts, plain
 from sgl_importance.trace.page_steps import PageRecording
 
 
@@ -88,10 +89,14 @@ def pages_table(recording: PageRecording, rows: Sequence[PageRow]) -> Table:
         Column("policy", no_wrap=True),
         *(Column(title, justify="right", no_wrap=True) for title in titles),
         box=SIMPLE_HEAD,
-        title=f"{recording.name}: {len(recording.requests)} requests, pages of {recording.page_size} tokens",
+        title=plain(
+            f"{recording.name}: {len(recording.requests)} requests, pages of {recording.page_size} tokens",
+            "table.title",
+        ),
     )
     for row in rows:
-        table.add_row(
+        add_texts(
+            table,
             row.policy + (f", bias {row.bias:g}" if row.bias else ""),
             f"{row.slots:,}",
             f"{row.of_context:.0%}",

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sgl_importance.replay.chain_replay import ChainRow
+from sgl_importance.terminal import add_texts, plain
 
 
 def chain_table(rows: Sequence[ChainRow]) -> Table:
@@ -17,7 +18,10 @@ def chain_table(rows: Sequence[ChainRow]) -> Table:
         "policy",
         box=SIMPLE_HEAD,
         pad_edge=False,
-        title=f"{rows[0].trace}: {rows[0].requests:,} requests, {rows[0].prompt_tokens / 1e6:,.1f} M tokens",
+        title=plain(
+            f"{rows[0].trace}: {rows[0].requests:,} requests, {rows[0].prompt_tokens / 1e6:,.1f} M tokens",
+            "table.title",
+        ),
         caption="Shares of the prompt tokens; TTFT without queueing, by the numbers of the file",
     )
     names = [tier.name for tier in rows[0].tiers]
@@ -31,10 +35,11 @@ def chain_table(rows: Sequence[ChainRow]) -> Table:
         "p95",
         *["price"] * priced,
     ):
-        table.add_column(title, justify="right")
+        table.add_column(plain(title), justify="right")
     for row in rows:
         shares = {tier.name: f"{tier.hit_tokens / max(row.prompt_tokens, 1):.4f}" for tier in row.tiers}
-        table.add_row(
+        add_texts(
+            table,
             f"{row.policy}, one tier" if row.one_tier else row.policy,
             "" if row.fraction is None else f"{row.fraction:.1%}",
             *(shares.get(name, "") for name in names),

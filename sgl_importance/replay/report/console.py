@@ -19,7 +19,7 @@ from sgl_importance.replay.ray_cluster import RayCluster
 from sgl_importance.replay.replay_runner import JobT, ReplayError, RowT, run_jobs
 from sgl_importance.replay.report.journal import SweepJournal
 from sgl_importance.replay.trace import Trace
-from sgl_importance.terminal import counted, fail, interrupted
+from sgl_importance.terminal import counted, fail, interrupted, plain
 
 NumberT = TypeVar("NumberT", int, float)
 
@@ -81,7 +81,7 @@ def read_traces(
             if seed != seeds[0] and not depends_on_seed(path, format_name):
                 traces.append(traces[-1])
                 continue
-            with Console(stderr=True).status(f"reading {path.name}"):
+            with Console(stderr=True).status(plain(f"reading {path.name}")):
                 trace = read_trace(
                     path, replace(options, seed=seed), format_name=format_name, on_bad_record=on_bad_record
                 )

@@ -9,6 +9,7 @@ from rich.table import Column, Table
 
 from sgl_importance.replay.replay_runner import ReplayMode, Row
 from sgl_importance.replay.trace import Trace
+from sgl_importance.terminal import add_texts, plain
 
 _COLUMNS = (
     ("blocks", 7),
@@ -32,8 +33,11 @@ def results_table(trace: Trace, rows: Sequence[Row], mode: ReplayMode) -> Table:
         Column("policy", min_width=10),
         box=SIMPLE_HEAD,
         pad_edge=False,
-        title=f"{trace.name}: {trace.num_requests:,} requests, {trace.num_accesses:,} block accesses, "
-        f"{trace.num_blocks:,} unique blocks of {trace.block_tokens} tokens",
+        title=plain(
+            f"{trace.name}: {trace.num_requests:,} requests, {trace.num_accesses:,} block accesses, "
+            f"{trace.num_blocks:,} unique blocks of {trace.block_tokens} tokens",
+            "table.title",
+        ),
         caption="LRU needs: blocks with which LRU hits as much"
         + ", evicting single blocks" * (mode is ReplayMode.NODES),
     )
@@ -41,7 +45,8 @@ def results_table(trace: Trace, rows: Sequence[Row], mode: ReplayMode) -> Table:
         table.add_column(title, justify="right", min_width=width)
     for row in rows:
         needed = curve.capacity_for(row.hit_blocks)
-        table.add_row(
+        add_texts(
+            table,
             row.policy,
             f"{row.capacity_blocks:,}",
             f"{row.capacity_blocks / trace.num_blocks:.1%}",

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from sgl_importance.replay.gated_tiers import Gating, replay_gated
 from sgl_importance.replay.tiered_replay import TierCounts, TieredSetup, replay_tiers
 from sgl_importance.replay.trace import Trace
+from sgl_importance.terminal import add_texts, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +77,18 @@ def tiered_table(row: TieredRow) -> Table:
         Column("policy", min_width=10),
         box=SIMPLE_HEAD,
         pad_edge=False,
-        title=f"{row.trace}, {row.policy} on the device, {row.write_policy}"
-        + (", gated" if row.gated else ""),
+        title=plain(
+            f"{row.trace}, {row.policy} on the device, {row.write_policy}" + ", gated" * row.gated,
+            "table.title",
+        ),
         caption=f"TTFT without queueing: mean {row.ttft_mean:.3f} s, p50 {row.ttft_p50:.3f} s, "
         f"p95 {row.ttft_p95:.3f} s",
     )
     for title in ("blocks", "block hits", "M tokens", "token hits", "GB loaded", "GB written"):
         table.add_column(title, justify="right")
     for tier in row.tiers:
-        table.add_row(
+        add_texts(
+            table,
             tier.tier,
             tier.policy,
             f"{tier.capacity_blocks:,}",
@@ -94,7 +98,8 @@ def tiered_table(row: TieredRow) -> Table:
             f"{tier.loaded_bytes / 1e9:,.1f}",
             f"{tier.written_bytes / 1e9:,.1f}",
         )
-    table.add_row(
+    add_texts(
+        table,
         "computed",
         "",
         "",
