@@ -279,9 +279,9 @@ class PageSlots:
         """How often pages were chosen of late in each layer, by the policy; float32 [layers, pages]."""
         return self.table.choices(pages)
 
-    def flush(self, layer: int) -> None:
-        """Copies open pages of a layer to the host, for those who read the pool there."""
-        pages, frames = self.open_pages.open()
+    def flush(self, layer: int, among: torch.Tensor | None = None) -> None:
+        """Copies a layer's open pages, or those of them in ``among``, to the host for readers of the pool."""
+        pages, frames = self.open_pages.open(among)
         if len(pages):
             for slots, host in zip((self.keys[layer], self.values[layer]), self.host[layer], strict=True):
                 self._copy(slots, frames, host, pages)
