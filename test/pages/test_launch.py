@@ -16,6 +16,7 @@ from sgl_importance_kernels.pages.page_slots import PageSlots
 from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.modes.arguments import refusals
 from sglang_importance.pages.install import _tiered_pool
+from sglang_importance.pages.torch_native import EmittingTieredBackend, TieredTorchNativeBackend
 from sglang_importance.storage.install import TIERED_STAGING_RATIO, mount, store_refusals
 from sglang_importance.upstream.refusal import LaunchRefused
 
@@ -88,6 +89,15 @@ def test_slots_hold_no_quantized_keys(dtype: torch.dtype) -> None:
     host = [torch.zeros(32, 1, 8, dtype=dtype)]
     with pytest.raises(AssertionError, match="quantized keys"):
         PageSlots(host, host, num_frames=1, num_slots=1, page_size=16, staging_pages=1, device="cpu")
+
+
+@pytest.mark.parametrize("step", ["extend", "decode"])
+@pytest.mark.parametrize("kind", [TieredTorchNativeBackend, EmittingTieredBackend])
+def test_learnt_sinks_are_not_left_out_of_a_softmax(kind: type[Any], step: str) -> None:
+    forward = getattr(kind.__new__(kind), f"forward_{step}")
+    nothing = torch.zeros(1, 8)
+    with pytest.raises(NotImplementedError, match="learnt sinks"):
+        forward(nothing, nothing, nothing, SimpleNamespace(), SimpleNamespace(), sinks=torch.zeros(1))
 
 
 def test_storage_below_a_gpu_is_refused(tmp_path: Path) -> None:
