@@ -110,9 +110,17 @@ class OpenPages:
         self.page_in[frames[frames >= 0]] = -1
         self.frame_of[pages] = -1
 
-    def open(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pages in frames, and those frames; int64 [pages] each."""
-        frames = (self.page_in >= 0).nonzero().flatten()
+    def open(self, among: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pages in frames, and those frames; int64 [pages] each.
+
+        Args:
+            among: pages that are asked about, int64 [any number]; None for all.
+        """
+        if among is None:
+            frames = (self.page_in >= 0).nonzero().flatten()
+        else:
+            frames = self.frame_of[among]
+            frames = frames[frames >= 0]
         return self.page_in[frames], frames
 
     def clear(self) -> None:

@@ -80,6 +80,9 @@ class PageSlots:
         assert 0 < num_frames <= num_slots, (num_frames, num_slots)
         num_layers, (tokens, heads, key_dim) = len(host_keys), host_keys[0].shape
         value_dim = host_values[0].shape[-1]
+        dtype, page_shape = host_keys[0].dtype, (page_size, heads)
+        # Others are multiplied as they stand only where their scales are known.
+        assert dtype in (torch.float32, torch.bfloat16, torch.float16), f"quantized keys: {dtype}"
         assert tokens % page_size == 0, (tokens, page_size)
         self.page_size = page_size
         self.num_frames, self.num_slots, self.num_pages = num_frames, num_slots, tokens // page_size
@@ -87,7 +90,6 @@ class PageSlots:
             (_by_page(keys, page_size), _by_page(values, page_size))
             for keys, values in zip(host_keys, host_values, strict=True)
         )
-        dtype, page_shape = host_keys[0].dtype, (page_size, heads)
         self.keys, self.values = (
             torch.zeros(num_layers, num_slots, *page_shape, dim, dtype=dtype, device=device)
             for dim in (key_dim, value_dim)
@@ -279,9 +281,9 @@ class PageSlots:
         """How often pages were chosen of late in each layer, by the policy; float32 [layers, pages]."""
         return self.table.choices(pages)
 
-    def flush(self, layer: int) -> None:
-        """Copies open pages of a layer to the host, for those who read the pool there."""
-        pages, frames = self.open_pages.open()
+    def flush(self, layer: int, among: torch.Tensor | None = None) -> None:
+        """Copies a layer's open pages, or those of them in ``among``, to the host for readers of the pool."""
+        pages, frames = self.open_pages.open(among)
         if len(pages):
             for slots, host in zip((self.keys[layer], self.values[layer]), self.host[layer], strict=True):
                 self._copy(slots, frames, host, pages)

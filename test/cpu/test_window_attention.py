@@ -10,6 +10,7 @@ import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_importance.cpu.window_attention import WindowPoolAndSinks, attend
 
@@ -35,7 +36,10 @@ def by_definition(
 
 
 @pytest.mark.parametrize("sinks", [None, SINKS], ids=["no sinks", "sinks"])
-@pytest.mark.parametrize(("num_q", "kv_len", "window"), [(7, 7, -1), (3, 20, -1), (1, 20, 4), (9, 20, 4)])
+@pytest.mark.parametrize(
+    ("num_q", "kv_len", "window"),
+    [(7, 7, -1), (3, 20, -1), (1, 20, 4), (9, 20, 4), (70, 70, -1), (135, 150, -1), (135, 150, 4)],
+)
 def test_attention_by_definition(num_q: int, kv_len: int, window: int, sinks: torch.Tensor | None) -> None:
     generator = torch.Generator().manual_seed(2)
     query = torch.randn(num_q, HEADS, HEAD_DIM, generator=generator)
@@ -44,6 +48,32 @@ def test_attention_by_definition(num_q: int, kv_len: int, window: int, sinks: to
     output = attend(query, keys, values, window=window, scaling=0.3, sinks=sinks)
     expected = by_definition(query, keys, values, window, sinks)
     torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Numbers in the largest tensor that an operator hands out."""
+
+    numbers = 0
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple) else (result,):
+            if isinstance(each, torch.Tensor):
+                self.numbers = max(self.numbers, each.numel())
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [-1, 128])
+def test_memory_does_not_grow_with_heads_times_queries_times_keys(window: int, dtype: torch.dtype) -> None:
+    heads, tokens = 64, 1024
+    query = torch.zeros(tokens, heads, HEAD_DIM, dtype=dtype)
+    kept = torch.zeros(tokens, 8, HEAD_DIM, dtype=dtype)
+    with Largest() as largest:
+        attend(query, kept, kept, window=window, scaling=0.3, sinks=torch.zeros(heads))
+    assert 0 < largest.numbers <= tokens * tokens
 
 
 class WindowPool:

@@ -30,16 +30,18 @@ def draws(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("name", ["rep", "quest", "mean", "token"])
+@pytest.mark.parametrize(
+    ("name", "page_size"), [("rep", 8), ("quest", 8), ("mean", 8), ("token", 8), ("token", 16), ("token", 3)]
+)
 @pytest.mark.parametrize("group", [1, 3])
-def test_a_scan_finds_what_the_compiled_one_finds(name: str, group: int, device: str) -> None:
+def test_a_scan_finds_what_the_compiled_one_finds(name: str, page_size: int, group: int, device: str) -> None:
     random = draws(0)
-    keys = torch.randn(POOL, 8, KV_HEADS, DIM, generator=random)
+    keys = torch.randn(POOL, page_size, KV_HEADS, DIM, generator=random)
     queries = torch.randn(3, KV_HEADS * group, DIM, generator=random)
     pages = torch.stack([torch.randperm(POOL, generator=random)[:21] for _ in range(3)])
     counts = torch.tensor([21, 5, 0])
-    here = Representations(SELECTORS[name](8), (keys,), "cpu")
-    there = Representations(SELECTORS[name](8), (host(keys, device),), device, uses_triton=True)
+    here = Representations(SELECTORS[name](page_size), (keys,), "cpu")
+    there = Representations(SELECTORS[name](page_size), (host(keys, device),), device, uses_triton=True)
     there.ensure(torch.arange(POOL, device=device))
     found = there.step_logits(0, queries.to(device), pages.to(device), counts.to(device)).cpu()
     for row, count in enumerate(counts.tolist()):

@@ -78,10 +78,9 @@ def page_scan(count: int, *, is_box: bool) -> Any:
         "COUNT": count,
         "BLOCK_M": 16,
         "BLOCK_D": 128,
-        "BLOCK_COUNT": count,
-        "BLOCK_PAGES": max(scan_kernel.MIN_DOT_ROWS, scan_kernel.TILE_VECTORS // count),
         "IS_BOX": is_box,
     }
+    constants["BLOCK_PAGES"], constants["BLOCK_COUNT"] = scan_kernel.tile_of(count)
     pointers = {"Vectors": "*i8", "Pages": "*i64", "NumPages": "*i64"}
     return pytest.param(scan_kernel._scan_kernel, constants, pointers, id=f"page_scan-{count}-box{is_box}")
 
@@ -112,6 +111,7 @@ PAGE_NUMBERS = dict.fromkeys(("SourcePages", "TargetPages"), "*i64")
 KERNELS = [
     page_scan(4, is_box=False),
     page_scan(2, is_box=True),
+    *(page_scan(tokens, is_box=False) for tokens in (16, 32, 64)),  # a vector for each token of a page
     page_attention(16, 128),
     page_attention(64, 64),
     pytest.param(
@@ -200,6 +200,16 @@ def test_kernels_compile_without_stack_or_spills(
 
 
 LEAST_SHARED_MEMORY = 101_376  # sm_86, sm_89, sm_120
+
+
+@pytest.mark.parametrize(
+    ("kernel", "constants", "pointers"), [each for each in KERNELS if "page_" in (each.id or "")]
+)
+def test_kernels_of_tiered_pages_fit_where_shared_memory_is_least(
+    kernel: Any, constants: dict[str, Any], pointers: dict[str, str]
+) -> None:
+    source = ASTSource(kernel, signature=signature(kernel, constants, pointers), constexprs=constants)
+    assert triton.compile(source, target=GPUTarget("cuda", 89, 32)).metadata.shared <= LEAST_SHARED_MEMORY
 
 
 @pytest.mark.parametrize(

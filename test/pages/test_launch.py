@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sglang.srt.server_args import ServerArgs
 
 from sgl_importance.options import ImportanceOptions
+from sgl_importance_kernels.pages.page_slots import PageSlots
 from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.modes.arguments import refusals
+from sglang_importance.pages.install import _tiered_pool
+from sglang_importance.pages.torch_native import EmittingTieredBackend, TieredTorchNativeBackend
 from sglang_importance.storage.install import TIERED_STAGING_RATIO, mount, store_refusals
+from sglang_importance.upstream.refusal import LaunchRefused
 
 TIERED = ImportanceOptions(policy="importance", residency="tiered")
 
@@ -65,6 +71,33 @@ def test_a_gpu_has_conflicts_of_its_own(changes: dict[str, Any], cure: str) -> N
     assert refusals(gpu(), TIERED) == []
     (line,) = refusals(gpu(**changes), TIERED)
     assert cure in line
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
+def test_no_pool_is_built_of_the_quantized_kv_that_a_checkpoint_asks_for(dtype: torch.dtype) -> None:
+    configurator = SimpleNamespace(kv_cache_dtype=dtype, kv_cache_dtype_str="auto")
+    with pytest.raises(LaunchRefused) as refused:
+        _tiered_pool(pytest.fail, configurator, max_total_num_tokens=64)  # type: ignore[arg-type]
+    (line,) = refused.value.reasons
+    assert line == (
+        "--kv-residency tiered does not support a checkpoint's quantized KV cache: use --kv-residency full"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
+def test_slots_hold_no_quantized_keys(dtype: torch.dtype) -> None:
+    host = [torch.zeros(32, 1, 8, dtype=dtype)]
+    with pytest.raises(AssertionError, match="quantized keys"):
+        PageSlots(host, host, num_frames=1, num_slots=1, page_size=16, staging_pages=1, device="cpu")
+
+
+@pytest.mark.parametrize("step", ["extend", "decode"])
+@pytest.mark.parametrize("kind", [TieredTorchNativeBackend, EmittingTieredBackend])
+def test_learnt_sinks_are_not_left_out_of_a_softmax(kind: type[Any], step: str) -> None:
+    forward = getattr(kind.__new__(kind), f"forward_{step}")
+    nothing = torch.zeros(1, 8)
+    with pytest.raises(NotImplementedError, match="learnt sinks"):
+        forward(nothing, nothing, nothing, SimpleNamespace(), SimpleNamespace(), sinks=torch.zeros(1))
 
 
 def test_storage_below_a_gpu_is_refused(tmp_path: Path) -> None:

@@ -257,11 +257,20 @@ def test_what_sglang_decides_itself_is_checked_too() -> None:
     assert "speculative decoding" in line
 
 
-def _attention_layer(sliding_window: int) -> torch.nn.Module:
-    return RadixAttention(1, 8, 1.0, num_kv_heads=1, layer_id=0, sliding_window_size=sliding_window)
+def _attention_layer(*, temperature_len: int, **attention: Any) -> torch.nn.Module:
+    layer = RadixAttention(1, 8, 1.0, num_kv_heads=1, layer_id=0, **attention)
+    layer.xai_temperature_len = temperature_len  # as Grok's model does
+    return layer
 
 
-def _context(*, sliding_window: int = -1, kv_dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Any:
+def _context(
+    *,
+    sliding_window: int = -1,
+    logit_cap: float = 0.0,
+    temperature_len: int = -1,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    **changes: Any,
+) -> Any:
     config = {
         "attention_arch": AttentionArch.MHA,
         "is_encoder_decoder": False,
@@ -271,7 +280,10 @@ def _context(*, sliding_window: int = -1, kv_dtype: torch.dtype = torch.bfloat16
     }
     context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, "is_dsa": False, "full_tokens_per_layer": None}
     config.update({name: changes.pop(name) for name in list(changes) if name in config})
-    model = torch.nn.ModuleList([_attention_layer(sliding_window)])
+    layer = _attention_layer(
+        sliding_window_size=sliding_window, logit_cap=logit_cap, temperature_len=temperature_len
+    )
+    model = torch.nn.ModuleList([layer])
     arguments = {"speculative_algorithm": None, "disaggregation_mode": "null", "device": "cpu"}
     arguments.update({name: changes.pop(name) for name in list(changes) if name in arguments})
     return SimpleNamespace(
@@ -286,9 +298,11 @@ LATENT = {"attention_arch": AttentionArch.MLA}
 ONE_POOL = {"sliding_window": 1023}
 TWO_POOLS = {"sliding_window": 127, "is_hybrid_swa": True, "full_tokens_per_layer": 4096}
 LINEAR = {"is_hybrid_ssm": True, "hf_config": Qwen3NextConfig()}
+CAPPED = {"logit_cap": 30.0}
+TEMPERED = {"temperature_len": 1024}
 
 
-@pytest.mark.parametrize("changes", [{}, LATENT, ONE_POOL, TWO_POOLS, LINEAR])
+@pytest.mark.parametrize("changes", [{}, LATENT, ONE_POOL, TWO_POOLS, LINEAR, CAPPED])
 @pytest.mark.parametrize("source", ["auto", "none", "torch_native"])
 def test_text_models_of_every_tested_kind_are_allowed(changes: dict[str, Any], source: str) -> None:
     options = ImportanceOptions(policy="importance", source=source)
@@ -325,6 +339,17 @@ def test_drafts_over_other_kv_are_refused_on_a_cpu(changes: dict[str, Any], mode
     assert f"--speculative-algorithm NGRAM with {model} on a CPU: drop --speculative-algorithm" in line
     context.server_args.device = "cuda"
     assert model_refusals(context, IMPORTANCE) == []
+
+
+@pytest.mark.parametrize("changes", [CAPPED, TEMPERED])
+def test_tiered_attention_to_changed_logits_is_refused(changes: dict[str, Any]) -> None:
+    tiered = ImportanceOptions(policy="importance", residency="tiered")
+    (line,) = model_refusals(_context(**changes), tiered)
+    assert line == (
+        "--kv-residency tiered does not support logits with a soft cap or a temperature by length: "
+        "use --kv-residency full"
+    )
+    assert model_refusals(_context(), tiered) == []
 
 
 def test_states_are_not_handed_from_server_to_server() -> None:

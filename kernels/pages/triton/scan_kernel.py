@@ -9,7 +9,7 @@ import triton.language as tl
 from sgl_importance_kernels.triton.tiles import MIN_DOT_ROWS
 
 TILE_VECTORS = 64
-"""Vectors that one program multiplies: 16 pages of four."""
+"""Vectors that are multiplied at a time: of 16 pages four. A tile of more has no room in shared memory."""
 
 
 @triton.jit(do_not_specialize=["pages_stride", "max_pages"])
@@ -60,19 +60,28 @@ def _scan_kernel(
             largest += tl.dot(side, vectors.to(tl.float32), input_precision="ieee")
     else:
         TILE: tl.constexpr = BLOCK_PAGES * BLOCK_COUNT
-        vector = tl.arange(0, BLOCK_COUNT)
-        starts = tl.reshape(of_page[:, None] + (vector * HEAD_DIM)[None, :], (TILE,))
-        is_vector = tl.reshape(exists[:, None] & (vector < COUNT)[None, :], (TILE,))
-        vectors = tl.load(
-            starts[None, :] + dim[:, None], mask=is_vector[None, :] & (dim < HEAD_DIM)[:, None], other=0
-        )
-        products = tl.dot(q, vectors.to(tl.float32), input_precision="ieee")
-        products = tl.where(is_vector[None, :], products, float("-inf"))
-        largest = tl.max(tl.reshape(products, (BLOCK_M, BLOCK_PAGES, BLOCK_COUNT)), axis=2)
+        largest = tl.full((BLOCK_M, BLOCK_PAGES), float("-inf"), tl.float32)
+        for first in range(0, COUNT, BLOCK_COUNT):
+            vector = first + tl.arange(0, BLOCK_COUNT)
+            starts = tl.reshape(of_page[:, None] + (vector * HEAD_DIM)[None, :], (TILE,))
+            is_vector = tl.reshape(exists[:, None] & (vector < COUNT)[None, :], (TILE,))
+            vectors = tl.load(
+                starts[None, :] + dim[:, None], mask=is_vector[None, :] & (dim < HEAD_DIM)[:, None], other=0
+            )
+            products = tl.dot(q, vectors.to(tl.float32), input_precision="ieee")
+            products = tl.where(is_vector[None, :], products, float("-inf"))
+            of_block = tl.max(tl.reshape(products, (BLOCK_M, BLOCK_PAGES, BLOCK_COUNT)), axis=2)
+            largest = tl.maximum(largest, of_block)
     unit = tl.load(Units + page * KV_HEADS + kv_head, mask=exists, other=0.0)
     logits = tl.where(exists[None, :], largest * unit[None, :], float("-inf"))
     out = Logits + (row * KV_HEADS * GROUP + head)[:, None] * max_pages + at[None, :]
     tl.store(out, logits, mask=is_query[:, None] & (at < max_pages)[None, :])
+
+
+def tile_of(count: int) -> tuple[int, int]:
+    """Pages of a tile, and vectors of each that are multiplied at a time, where pages have ``count``."""
+    block_count = min(triton.next_power_of_2(count), TILE_VECTORS // MIN_DOT_ROWS)
+    return max(MIN_DOT_ROWS, TILE_VECTORS // block_count), block_count
 
 
 def scan(
@@ -109,8 +118,7 @@ def scan(
     assert pages.stride(1) == 1, pages.stride()
     logits = torch.empty(num_rows, heads, most, dtype=torch.float32, device=queries.device)
     group = heads // kv_heads
-    block_count = triton.next_power_of_2(count)
-    block_pages = max(MIN_DOT_ROWS, TILE_VECTORS // block_count)
+    block_pages, block_count = tile_of(count)
     if num_rows and most:
         _scan_kernel[(triton.cdiv(most, block_pages), kv_heads, num_rows)](
             queries,

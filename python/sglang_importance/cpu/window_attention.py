@@ -9,7 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from sglang_importance.cpu.shim import Shim
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+BLOCK_QUERIES = 64
+"""Query tokens that attend at a time: a block has a mask of them, times the heads of a group, times keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +61,54 @@ def attend(
     Returns:
         [num_q, num_heads, value_dim], in the queries' dtype.
     """
+    first_position = len(keys) - len(query)
+    output = query.new_empty(*query.shape[:2], values.shape[-1])
+    for first in range(0, len(query), BLOCK_QUERIES):
+        block = query[first : first + BLOCK_QUERIES]
+        start = max(0, first_position + first - window) if window >= 0 else 0
+        seen = slice(start, first_position + first + len(block))
+        output[first : first + len(block)] = _attend_block(
+            block, keys[seen], values[seen], window, scaling, sinks
+        )
+    return output
+
+
+def _attend_block(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    window: int,
+    scaling: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """``attend`` of a few tokens, in memory of a few times queries times keys."""
     num_q, num_heads, _ = query.shape
-    kv_len, num_kv_heads, _ = keys.shape
+    kv_len, num_kv_heads, value_dim = values.shape
+    group = num_heads // num_kv_heads
     behind = torch.arange(kv_len - num_q, kv_len)[:, None] - torch.arange(kv_len)
-    visible = behind >= 0
+    hidden = behind < 0
     if window >= 0:
-        visible &= behind <= window
-    if sinks is not None:
-        # A key of zeros with no value, whose logit the mask sets: what a sink is.
-        keys = torch.cat((keys, keys.new_zeros(1, *keys.shape[1:])))
-        values = torch.cat((values, values.new_zeros(1, *values.shape[1:])))
-    mask = torch.zeros(num_heads, num_q, len(keys), dtype=query.dtype)
-    mask[..., :kv_len].masked_fill_(~visible, float("-inf"))
-    if sinks is not None:
-        mask[..., kv_len] = sinks.to(query.dtype)[:, None]
-    attended = scaled_dot_product_attention(
-        query.movedim(0, 1).unsqueeze(0),
-        keys.movedim(0, 1).unsqueeze(0).to(query.dtype),
-        values.movedim(0, 1).unsqueeze(0).to(query.dtype),
-        attn_mask=mask.unsqueeze(0),
-        scale=scaling,
-        enable_gqa=num_heads != num_kv_heads,
+        hidden |= behind > window
+    mask = torch.zeros(num_q, kv_len, dtype=query.dtype).masked_fill_(hidden, float("-inf"))
+    # The heads of a group stand among the rows, so that keys and values are not copied for each of them.
+    rows = query.unflatten(1, (num_kv_heads, group)).movedim(1, 0).flatten(1, 2)
+    width = max(query.shape[-1], value_dim)  # which the operator wants to be one
+    inputs = (
+        pad(tensor, (0, width - tensor.shape[-1])).unsqueeze(0).to(query.dtype)
+        for tensor in (rows, keys.movedim(0, 1), values.movedim(0, 1))
     )
-    return attended.squeeze(0).movedim(0, 1)
+    # The public function keeps the log-sum to itself; this is the operator behind it.
+    attended, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        *inputs, 0.0, False, attn_mask=mask.repeat_interleave(group, dim=0)[None, None], scale=scaling
+    )
+    output = attended[0, ..., :value_dim].unflatten(1, (num_q, group))
+    if sinks is not None:
+        # A sink is one more logit in the softmax: this part of it goes to keys.
+        by_group = sinks.float().view(num_kv_heads, 1, group)
+        left = torch.sigmoid(log_sums.view(num_kv_heads, num_q, group) - by_group)
+        output = output * left[..., None]
+    result: torch.Tensor = output.movedim(0, 1).flatten(1, 2).to(query.dtype)
+    return result
 
 
 class WindowPoolAndSinks(Shim):

@@ -114,6 +114,17 @@ def _max_requests(resolve: Callable[..., int], configurator: KVCacheConfigurator
 def _tiered_pool(
     build: Callable[..., Any], configurator: KVCacheConfigurator, *, max_total_num_tokens: int, **kwargs: Any
 ) -> TieredKVPool:
+    """Builds the pool of tiered pages in the place of upstream's.
+
+    Raises:
+        LaunchRefused: its keys would be quantized, which no attention to tiered pages reads.
+    """
+    if configurator.kv_cache_dtype.itemsize == 1:
+        # The checkpoint asks for it, where --kv-cache-dtype says auto. Refused here, not with the other
+        # models (launch/modes): those are refused when the pool is there.
+        residency = flag("residency")
+        what = "a checkpoint's quantized KV cache"
+        raise LaunchRefused([f"{residency} tiered does not support {what}: use {residency} full"])
     plan = _plan(configurator, max_total_num_tokens)
     options = _options(configurator)
     pool = build(

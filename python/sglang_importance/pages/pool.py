@@ -131,6 +131,11 @@ def forget_freed_pages(allocator: PagedTokenToKVPoolAllocator, slots: PageSlots)
 
     def release_and_forget(*page_ids: torch.Tensor) -> None:
         for pages in page_ids:
+            # Scores of a request that has finished are computed behind its answer, from keys on the host: the
+            # page that it was filling must be there. Nobody takes scores beside Triton.
+            if not slots.uses_triton:
+                for layer in range(len(slots.host)):
+                    slots.flush(layer, pages)
             slots.forget(pages)
         release(*page_ids)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
@@ -148,7 +148,7 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
             else None,
         )
 
-    def forward_extend(
+    def forward_extend(  # type: ignore[override]  # only what is understood: no other keywords
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -156,8 +156,16 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         layer: RadixAttention,
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
-        **kwargs: Any,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """As upstream's; models that cap their logits are refused at launch.
+
+        Raises:
+            NotImplementedError: the layer brings learnt sinks, which only its call tells.
+        """
+        if sinks is not None:
+            raise NotImplementedError("tiered pages have no learnt sinks: use --kv-residency full")
         assert save_kv_cache, "tiered pages need every layer's own keys and values in the pool"
         self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         heads = layer.tp_q_head_num

@@ -12,6 +12,7 @@ from sglang_importance.launch.modes.rule import refused
 
 if TYPE_CHECKING:
     import torch
+    from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
 
@@ -53,6 +54,9 @@ def _part_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> It
     elif ctx.is_hybrid_swa or _has_window(ctx.tp_worker.model_runner.model):
         model = "sliding-window layers"
     else:
+        if options.is_tiered and _changes_logits(ctx.tp_worker.model_runner.model):
+            what = "logits with a soft cap or a temperature by length"
+            yield f"{flag('residency')} tiered does not support {what}: use {flag('residency')} full"
         return
     if options.is_tiered:
         yield f"{flag('residency')} tiered does not support {model}: use {flag('residency')} full"
@@ -67,8 +71,19 @@ def _part_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> It
         yield refused(options.policy, what, "drop --speculative-algorithm")
 
 
-def _has_window(model: torch.nn.Module) -> bool:
+def _attention_layers(model: torch.nn.Module) -> Iterator[RadixAttention]:
     from sglang.srt.layers.radix_attention import RadixAttention
 
-    layers = (module for module in model.modules() if isinstance(module, RadixAttention))
-    return any((layer.sliding_window_size or -1) > -1 for layer in layers)
+    return (module for module in model.modules() if isinstance(module, RadixAttention))
+
+
+def _has_window(model: torch.nn.Module) -> bool:
+    return any((layer.sliding_window_size or -1) > -1 for layer in _attention_layers(model))
+
+
+def _changes_logits(model: torch.nn.Module) -> bool:
+    """Whether a logit is more than a scaled product: Grok's are, which has no window."""
+    return any(
+        (layer.logit_cap or 0.0) > 0 or (layer.xai_temperature_len or -1) > 0
+        for layer in _attention_layers(model)
+    )
