@@ -28,9 +28,10 @@ class Observation:
 
     @classmethod
     def from_sums(cls, body: npt.NDArray[np.floating], peak: npt.NDArray[np.floating]) -> Observation | None:
-        """Normalises a row of accumulated body mass; None where the context has no body to speak of."""
+        """Normalises a row of accumulated body mass; None where the context has no body to speak of, or where
+        numbers are not finite: a NaN of one request would stay on the nodes that it shares with others."""
         total = float(body.sum(dtype=np.float64))
-        if not total > 0:
+        if not (0 < total < np.inf and np.isfinite(peak).all()):
             return None
         normalised = np.asarray(body, dtype=np.float64) / total
         return cls(

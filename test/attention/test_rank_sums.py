@@ -33,10 +33,8 @@ def test_the_bound_on_ranks_is_exact() -> None:
     assert full * MAX_RANKS <= np.iinfo(np.int32).max < full * (MAX_RANKS + 1)
 
 
-def test_numbers_outside_are_cut_off_and_others_refused() -> None:
+def test_numbers_outside_are_cut_off() -> None:
     assert to_fixed(np.array([-1e-9, 1.02])).tolist() == [0, SCALE]
-    with pytest.raises(AssertionError, match="finite"):
-        to_fixed(np.array([np.nan]))
 
 
 RANK = """
@@ -69,6 +67,16 @@ RANK = """
         failure = None
     except ScoresFailed as caught:
         failure = str(caught)
+
+    def spoilt(name, value):
+        scores = row(50)
+        getattr(scores, name)[3] = value
+        return scores
+
+    one_rank_s = [sums.reduced(spoilt("peak", np.nan) if rank == 0 else row(50), False)]
+    one_rank_s.append(sums.reduced(spoilt("body", np.inf) if rank == 1 else row(50), False))
+    every_rank_s = sums.reduced(spoilt("body", np.nan), False)
+    after = sums.reduced(row(50), False)
     names = ("body", "peak")
     print(json.dumps({
         "bits": {name: getattr(got, name).view(np.int32).tolist() for name in names},
@@ -76,6 +84,8 @@ RANK = """
         "error": error,
         "nothing": nothing,
         "failure": failure,
+        "not_finite": [*one_rank_s, every_rank_s],
+        "after": after.body.view(np.int32).tolist(),
     }))
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort an ordinary exit
@@ -121,6 +131,13 @@ def test_ranks_that_hold_other_pages_say_so_on_both(ranks: list[dict[str, Any]])
 def test_a_rank_that_failed_is_told_of_on_both(ranks: list[dict[str, Any]]) -> None:
     assert [rank["nothing"] for rank in ranks] == [None, None]
     assert {rank["failure"] for rank in ranks} == {"a tensor-parallel rank could not take its page scores"}
+
+
+def test_scores_that_are_not_finite_are_left_out_on_both(ranks: list[dict[str, Any]]) -> None:
+    first, second = ranks
+    assert first["not_finite"] == second["not_finite"] == [None, None, None]
+    assert first["after"] == second["after"]
+    assert np.isfinite(np.array(first["after"], dtype=np.int32).view(np.float32)).all()
 
 
 def test_one_rank_needs_no_sums() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,54 @@ def test_requests_beyond_the_budget_are_observed_one_step_later(monkeypatch: pyt
     driver.decode(first, second)
     driver.check_row(first, Phase.DECODE, [60], layers=(1,))
     driver.check_row(second, Phase.DECODE, [61], layers=(1,))
+
+
+def closed(driver: FlashInferDriver) -> None:
+    driver.rows.close()
+
+
+def failed(driver: FlashInferDriver) -> None:
+    driver.rows.attempt(lambda: 1 // 0)
+
+
+def fails_on_the_way(driver: FlashInferDriver) -> None:
+    emission, opened = driver.backend.emission, driver.backend.emission.opened
+
+    def fail() -> None:
+        emission.opened = opened
+        raise ValueError("planned")
+
+    emission.opened = fail
+
+
+@pytest.mark.parametrize("end", [closed, failed, fails_on_the_way])
+def test_no_kernel_gets_the_starts_of_another_batch_once_learning_has_ended(
+    end: Callable[[FlashInferDriver], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang_importance.attention import flashinfer
+
+    monkeypatch.setattr(flashinfer, "MAX_EMITTED_BYTES", 4 * 4 * 100)
+    driver = FlashInferDriver(options(interval=2, layers=(1,)), page_size=4)
+    emission = driver.backend.emission
+    first, second, third = Sequence("a", 1), Sequence("b", 3), Sequence("c", 2)
+    driver.extend((first, 40), (second, 50), (third, 60))
+    driver.decode(first, second)
+    assert emission.batch_starts[:2].tolist() == [0, 41]
+    end(driver)
+    driver.decode(first, third)  # whose 61 tokens from 41 on the buffer of 100 does not hold
+    assert emission.batch_starts.tolist() == emission.order.tolist() == [-1] * emission.max_batch
+    assert not driver.rows.is_open
+
+
+def test_a_pass_that_is_no_decode_step_names_nobody() -> None:
+    driver = FlashInferDriver(options(layers=(1,)), page_size=4)
+    first, second = Sequence("a", 1), Sequence("b", 3)
+    driver.extend((first, 9))
+    driver.decode(first)
+    assert driver.backend.emission.batch_starts[0] == 0
+    driver.extend((second, 5))
+    assert (driver.backend.emission.batch_starts == -1).all()
+    driver.check_row(first, Phase.DECODE, [9], layers=(1,))
 
 
 def test_the_kernels_are_handed_what_jit_args_announce() -> None:

@@ -154,6 +154,18 @@ def test_steps_that_observe_nobody_leave_nothing_behind(
         leave_nothing_behind(driver(interval=100))
 
 
+def test_steps_after_the_end_of_learning_leave_nothing_behind() -> None:
+    made = driver(interval=1)
+    sequence = Sequence("a", 1)
+    made.extend((sequence, 20))
+    made.decode(sequence)
+    made.rows.close()
+    written = made.emission.log_sums.values.clone()
+    made.decode(sequence)
+    assert torch.equal(made.emission.log_sums.values, written)
+    assert not made.emission.num_queries(made.emission.max_observed).any()
+
+
 def test_nobody_waits_for_ever_where_more_are_due_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecodeEmission, "observable", lambda self, batch_size: 1)
     made = driver(interval=1, layers=(1,))

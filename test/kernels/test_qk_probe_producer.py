@@ -13,6 +13,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 
 import sglang_importance.attention.prefill_probe as producer
 from sgl_importance.options import ImportanceOptions
+from sgl_importance_kernels.triton.log_sums import LogSums, bytes_per_query
 from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission
 from sglang_importance.attention.rows import Phase
@@ -86,6 +87,49 @@ def test_a_window_that_does_not_fit_shrinks_to_its_last_tokens(monkeypatch: pyte
     monkeypatch.setattr(producer, "MAX_LOG_SUMS_BYTES", 2 * per_query + 1)
     driver.extend((sequence, 20))
     driver.check_row(sequence, Phase.PREFILL, [18, 19])
+
+
+@pytest.fixture
+def allocated(monkeypatch: pytest.MonkeyPatch) -> list[LogSums]:
+    """The log-sums of the passes so far."""
+    made: list[LogSums] = []
+
+    def noted(**sizes: Any) -> LogSums:
+        made.append(LogSums(**sizes))
+        return made[-1]
+
+    monkeypatch.setattr(producer, "LogSums", noted)
+    return made
+
+
+def test_requests_that_do_not_fit_at_one_query_each_are_left_out(
+    allocated: list[LogSums], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 3 * bytes_per_query(3, 4, 11) - 1
+    monkeypatch.setattr(producer, "MAX_LOG_SUMS_BYTES", limit)
+    driver = ProbedDriver(options(window=2), page_size=4)
+    long, short, middle = Sequence("a", 1), Sequence("b", 2), Sequence("c", 3)
+    driver.extend((long, 41), (short, 3), (middle, 5))
+    driver.check_row(short, Phase.PREFILL, [1, 2])
+    driver.check_row(middle, Phase.PREFILL, [3, 4])
+    assert driver.rows.consume(1, Phase.PREFILL) is None
+    driver.extend((long, 3))
+    driver.check_row(long, Phase.PREFILL, [42, 43])
+    assert [log_sums.max_requests for log_sums in allocated] == [2, 1]
+    assert all(log_sums.num_bytes <= limit for log_sums in allocated)
+
+
+def test_a_context_that_never_fits_is_not_observed(
+    allocated: list[LogSums], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer, "MAX_LOG_SUMS_BYTES", bytes_per_query(3, 4, 11) - 1)
+    driver = ProbedDriver(options(), page_size=4)
+    long, short = Sequence("a", 1), Sequence("b", 2)
+    driver.extend((long, 41))
+    assert driver.rows.consume(1, Phase.PREFILL) is None
+    assert not allocated
+    driver.extend((short, 3))
+    driver.check_row(short, Phase.PREFILL, [0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,13 @@ def test_a_context_without_body_gives_no_observation():
     assert Observation.from_sums(np.zeros(4), np.ones(4)) is None
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_sums_that_are_not_finite_are_no_observation(value: float) -> None:
+    spoilt = np.array([0.5, value])
+    assert Observation.from_sums(spoilt, np.ones(2)) is None
+    assert Observation.from_sums(np.ones(2), spoilt) is None
+
+
 @given(st.integers(0, 20))
 def test_a_query_weighs_one_however_often_it_is_retracted(interruptions: int):
     query = QueryFolds(serial=1)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.pins.pin import HALF_LIFE_REQUESTS, Pin
 from sgl_importance.tiers import Tier
@@ -135,6 +137,27 @@ def test_unpinned_is_forgotten_like_anything_else(driver: TreeDriver):
     assert resident(driver, tokens) == 0
     with pytest.raises(KeyError):
         driver.component.pins.unpin("p")
+
+
+class BrokenKeeper:
+    """A ledger, which only the leader of several ranks has, that fails."""
+
+    def keep_pins(self, pins: Iterable[Pin]) -> None:
+        raise OSError("planned")
+
+    def surviving_pins(self) -> frozenset[str]:
+        return frozenset()
+
+
+def test_a_ledger_that_fails_ends_learning_on_no_rank(driver: TreeDriver):
+    driver.component.pins.keeper = BrokenKeeper()
+    tokens = prompt(0, 8)
+    pin(driver, tokens)
+    serve(driver, tokens)
+    faults = driver.component.state.faults
+    assert faults.is_learning
+    assert faults.counts[FaultPlace.RECORDING] == 1
+    assert [kept.pin_id for kept in driver.component.pins.current()] == ["p"]
 
 
 def test_a_lifetime_ends_while_requests_come(driver: TreeDriver):

@@ -76,7 +76,7 @@ class DecodeEmission(ABC):
         # Rows whose starts stay aligned: Triton compiles for the alignment of what it is called with.
         self._staged = StagedNumbers((len(_Number), -(-max_batch // 4) * 4), model_runner.device)
         self._numbers = torch.zeros_like(self._staged.device_values, device="cpu")
-        self._was_observing = False
+        self._is_naming = False  # Whether the numbers on the device name anybody.
         self._is_in_pass = False
         self._next_row = 0
         self._observed: list[ObservedQueries] = []
@@ -152,6 +152,10 @@ class DecodeEmission(ABC):
         def forward(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
             self._observed = []
             self.rows.attempt(self._open, forward_batch)
+            if self._is_naming and not self._observed:
+                # Rows were closed, or have just failed. Not attempted: kernels that went on with starts of
+                # another batch would write behind the end of their buffers.
+                self._name([])
             self._is_in_pass = True
             try:
                 output = upstream(forward_batch, *args, **kwargs)
@@ -165,27 +169,28 @@ class DecodeEmission(ABC):
 
     def _open(self, forward_batch: ForwardBatch) -> None:
         with EMISSION_TIME.measured():
-            self._observed = self._chosen(forward_batch)
+            is_decode = forward_batch.forward_mode == ForwardMode.DECODE
+            # Others name nobody: an idle pass may replay the graph of decode steps, too.
+            observed = self._chosen(forward_batch) if is_decode else []
+            if observed or self._is_naming:
+                self._name(observed)
+            self._observed = observed
 
     def _chosen(self, forward_batch: ForwardBatch) -> list[ObservedQueries]:
-        if forward_batch.forward_mode != ForwardMode.DECODE:
-            return []
         wanted = self._in_turn(list(self._sampler.observed(forward_batch)))
         count = self.admitted(wanted, forward_batch.batch_size)
         for queries in wanted[count:]:
             self._sampler.postpone(queries.slot)
         self._next_row = wanted[count].rows.start if count < len(wanted) else 0
-        observed = wanted[:count]
         self._ran.clear()
-        if observed or self._was_observing:
-            self._name(observed)
-        return observed
+        return wanted[:count]
 
     def _in_turn(self, wanted: list[ObservedQueries]) -> list[ObservedQueries]:
         """Begins with the first request that the last step had no room for, so that each gets its turn."""
         return sorted(wanted, key=lambda queries: (queries.rows.start < self._next_row, queries.rows.start))
 
     def _name(self, observed: list[ObservedQueries]) -> None:
+        self._is_naming = True  # also where this fails half-way
         self._clear_numbers()
         if observed:
             batch_rows = [queries.rows.start for queries in observed]
@@ -203,7 +208,7 @@ class DecodeEmission(ABC):
             numbers[_Number.NUM_QUERIES, :count] = 1
         self._staged.send(self._numbers)
         self.opened()
-        self._was_observing = bool(observed)
+        self._is_naming = bool(observed)
 
     def _clear_numbers(self) -> None:
         self._numbers[_Number.ORDER] = -1

@@ -110,23 +110,38 @@ class QkProbe:
         return forward
 
     def _opened(self, observed: list[ObservedQueries]) -> _Step | None:
+        observed = self._fitting(observed)
         if not observed:
             return None
-        max_pages = -(-max(queries.seq_len for queries in observed) // self.rows.page_size)
-        of_each = len(observed) * bytes_per_query(len(self.layers), self.num_heads, max_pages)
-        max_queries = max(1, min(MAX_LOG_SUMS_BYTES // of_each, max(q.num_q for q in observed)))
+        of_each = len(observed) * self._bytes_per_query(observed[-1])
+        max_queries = min(MAX_LOG_SUMS_BYTES // of_each, max(q.num_q for q in observed))
         observed = [_last(queries, max_queries) for queries in observed]
         log_sums = LogSums(
             num_layers=len(self.layers),
             max_requests=len(observed),
             max_queries=max_queries,
             num_heads=self.num_heads,
-            max_pages=max_pages,
+            max_pages=self._pages(observed[-1]),
             device=self.rows.of_phase(observed[0].phase).body.device,
         )
         step = _Step(observed, self._on_device(observed), log_sums)
         step.pending = set(self.layers)
         return step
+
+    def _fitting(self, observed: list[ObservedQueries]) -> list[ObservedQueries]:
+        """The requests of which a query token each fits the limit, the shortest first; alike on all ranks.
+
+        Every row is as wide as the longest request needs it: one long context would take the room of many.
+        """
+        by_length = sorted(observed, key=lambda queries: queries.seq_len)
+        needed = (count * self._bytes_per_query(queries) for count, queries in enumerate(by_length, start=1))
+        return by_length[: sum(total <= MAX_LOG_SUMS_BYTES for total in needed)]
+
+    def _bytes_per_query(self, longest: ObservedQueries) -> int:
+        return bytes_per_query(len(self.layers), self.num_heads, self._pages(longest))
+
+    def _pages(self, queries: ObservedQueries) -> int:
+        return -(-queries.seq_len // self.rows.page_size)
 
     def _on_device(self, observed: list[ObservedQueries]) -> PagedQueries:
         numbers = [
@@ -177,8 +192,7 @@ class QkProbe:
             return
         self._step = None
         for queries in step.queries:
-            num_pages = -(-queries.seq_len // self.rows.page_size)
-            self.rows.claim(queries.slot, queries.phase, queries.owner, num_pages, queries.num_q)
+            self.rows.claim(queries.slot, queries.phase, queries.owner, self._pages(queries), queries.num_q)
         phase = step.queries[0].phase
         reduce_log_sums(step.log_sums, step.batch, self.rows.of_phase(phase), **settings)
         self.rows.written(phase, [queries.slot for queries in step.queries])

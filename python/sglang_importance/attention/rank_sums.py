@@ -25,8 +25,7 @@ MAX_RANKS = (2**31 - 1) // SCALE
 
 
 def to_fixed(means: npt.NDArray[np.floating]) -> npt.NDArray[np.int32]:
-    """Numbers in [0, 1] in steps of 1 / ``SCALE``; rounding errors of the float sums outside are cut off."""
-    assert np.isfinite(means).all(), "page scores are finite"
+    """Finite numbers in [0, 1], in steps of 1 / ``SCALE``; rounding errors outside are cut off."""
     scaled = np.rint(np.clip(np.asarray(means, dtype=np.float64), 0.0, 1.0) * SCALE)
     return scaled.astype(np.int32)
 
@@ -63,7 +62,7 @@ class RankSums:
             raise ValueError(f"page scores of {self.ranks} tensor-parallel ranks: at most {MAX_RANKS}")
 
     def reduced(self, row: RowScores | None, failed: bool) -> RowScores | None:
-        """The row over all ranks' heads; None where nothing was accumulated.
+        """The row over all ranks' heads; None where nothing was accumulated, or a rank's sums are not finite.
 
         Args:
             row: of this rank.
@@ -73,9 +72,10 @@ class RankSums:
             ScoresFailed: a rank could not take its scores, or the ranks do not hold the same query tokens and
                 pages; on every rank alike.
         """
-        self._check_alike(row, failed)
-        if row is None:
+        are_finite = self._check_alike(row, failed)
+        if row is None or not are_finite:
             return None
+        # From here on nothing may raise: the other ranks enter both reductions.
         tokens = row.query_tokens
         bodies = torch.from_numpy(to_fixed(row.body / tokens))
         peaks = torch.from_numpy(to_fixed(row.peak))
@@ -87,11 +87,13 @@ class RankSums:
             query_tokens=tokens,
         )
 
-    def _check_alike(self, row: RowScores | None, failed: bool) -> None:
+    def _check_alike(self, row: RowScores | None, failed: bool) -> bool:
+        """Whether the sums of every rank are finite; a NaN is one request's matter, not the server's."""
         pages, tokens = (0, 0) if row is None else (len(row.body), row.query_tokens)
-        extremes = torch.tensor([pages, -pages, tokens, -tokens, failed], dtype=torch.int64)
+        is_finite = row is None or bool(np.isfinite(row.body).all() and np.isfinite(row.peak).all())
+        extremes = torch.tensor([pages, -pages, tokens, -tokens, failed, not is_finite], dtype=torch.int64)
         dist.all_reduce(extremes, dist.ReduceOp.MAX, self._group)
-        most_pages, least_pages, most_tokens, least_tokens, any_failed = extremes.tolist()
+        most_pages, least_pages, most_tokens, least_tokens, any_failed, any_infinite = extremes.tolist()
         if any_failed:
             raise ScoresFailed("a tensor-parallel rank could not take its page scores")
         if (most_pages, most_tokens) != (-least_pages, -least_tokens):
@@ -99,3 +101,4 @@ class RankSums:
                 f"tensor-parallel ranks hold between {-least_pages} and {most_pages} pages of "
                 f"{-least_tokens} to {most_tokens} query tokens of one request"
             )
+        return not any_infinite

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.node_metadata import NOT_PINNED, NodeMetadata
 from sgl_importance.pins.automatic_pins import deserves_pin
 from sgl_importance.pins.pin import Pin, PinEnd, PinSource
@@ -237,7 +238,8 @@ class Pinning:
     def _keep(self) -> None:
         """Hands the pins to the ledger, where they have changed."""
         if not self._has_kept and self.keeper is not None:
-            self.keeper.keep_pins(self.table.requested())
+            # Only the rank that writes has a keeper: what fails here must not end learning on it alone.
+            self._state.faults.beside(FaultPlace.RECORDING, self.keeper.keep_pins, self.table.requested())
             self._has_kept = True
 
     def budgets(self) -> dict[Tier, tuple[int, int]]:

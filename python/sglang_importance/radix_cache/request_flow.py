@@ -99,7 +99,7 @@ class RequestFlow:
         tree, policy, counters = self._state.tree, self._state.policy, self._state.counters
         if self._shadowing is not None:
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.admitted, req)
-            self._shadowing.count(counters)
+            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.count, counters)
         hits = self._hit_nodes(req, cached_tokens)
         observed = transition_after(tree.metadata(hits[-1]) if hits else None)
         serial = policy.admit()
