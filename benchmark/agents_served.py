@@ -21,7 +21,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from agents import BLOCK_TOKENS, FRACTIONS, IN_CLASSES, NOT_TOLD, Cell, Job, hit_rates, interval
+from agents import BLOCK_TOKENS, FRACTIONS, IN_CLASSES, NOT_TOLD, Cell, Job, hit_rates
+from intervals import interval
 from results import print_rows, write_results
 
 from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmark.intervals import interval as _orders_interval
 from benchmark.results import RESULTS as _RESULTS
 from benchmark.serving import agents_report as _agents_report
 from benchmark.serving.measured import table as _table
@@ -108,15 +109,49 @@ _OFFLINE = {
 }
 
 
-def agents_offline() -> str:
-    """Part of the gap that models close which were fitted beforehand, beside the policy's."""
-    rows = results("agents_offline")["rows"]
-    sizes = sorted({each["capacity"] for each in rows})
+def _offline(policy: str) -> list[Mapping[str, Any]]:
+    """Rows of one arm, by capacity."""
+    found = [each for each in results("agents_offline")["rows"] if each["policy"] == policy]
+    return sorted(found, key=lambda each: each["capacity"])
+
+
+def agents_offline(kind: str = "") -> str:
+    """Part of the gap that models close which were fitted beforehand, and how much more than the policy.
+
+    Args:
+        kind: "by turns alone" for the arms in which shared blocks are ranked by their turn.
+    """
+    ending = f", {kind}" if kind else ""
     lines = []
     for policy, shown in _OFFLINE.items():
-        found = {each["capacity"]: each["gap"] for each in rows if each["policy"] == policy}
-        lines.append([shown, *(f"{found[size]:.2f}" for size in sizes)])
-    return _table(["part of the gap", *(f"{size:.0%}" for size in sizes)], lines)
+        rows = _offline(policy + ending)
+        lines.append([shown, *(_interval(each, "gap") for each in rows)])
+        if policy + ending != "importance":
+            than = "more than the policy" + (" as it is" if policy == "importance" else "")
+            lines.append([than, *(agents_offline_more(policy + ending, each["capacity"]) for each in rows)])
+    return _table(["part of the gap", *(f"{each['capacity']:.0%}" for each in _offline("lru"))], lines)
+
+
+def agents_offline_more(policy: str, capacity: float) -> str:
+    """How much more of the gap an arm closes than the policy in the same orders, with its interval."""
+    (found,) = [each for each in _offline(policy) if each["capacity"] == capacity]
+    return _interval(found, "beside_importance", "beside_low", "beside_high", "+.3f")
+
+
+def agents_offline_difference(one: str, other: str, capacity: float) -> str:
+    """How much more of the gap one arm closes than another in the same orders, with its interval."""
+    gaps = [
+        next(each["gaps"] for each in _offline(policy) if each["capacity"] == capacity)
+        for policy in (one, other)
+    ]
+    mean, low, high = _orders_interval([mine - theirs for mine, theirs in zip(*gaps, strict=True)])
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def agents_offline_orders() -> int:
+    """Orders of sessions that the models were tried in."""
+    (orders,) = {each["seeds"] for each in results("agents_offline")["rows"]}
+    return int(orders)
 
 
 def agents_in_time(name: str) -> str:
