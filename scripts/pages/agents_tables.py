@@ -90,16 +90,56 @@ _SERVED_ARMS = {
 }
 
 
-def agents_served_table(alive: int) -> str:
+def _served(alive: int, in_time: bool) -> list[Mapping[str, Any]]:
+    """Rows of shadow caches.
+
+    Args:
+        alive: sessions at a time.
+        in_time: whether answers take time.
+    """
+    rows = results("agents_served" if alive == 20 else f"agents_served_{alive}")["rows"]
+    return [each for each in rows if (each["tokens_per_second"] is not None) is in_time]
+
+
+def agents_served_row(alive: int, capacity: float, in_time: bool = False) -> Mapping[str, Any]:
+    """Of the policy."""
+    rows = [each for each in _served(alive, in_time) if each["policy"] == "importance"]
+    (found,) = [each for each in rows if each["capacity"] == capacity]
+    return found
+
+
+def agents_served_table(alive: int, in_time: bool = False) -> str:
     """Computed prompt blocks beside LRU where whole nodes are cached, and the worst hit rate beside it."""
-    rows = [each for each in results("agents_served")["rows"] if each["alive"] == alive]
-    hits = [_share(each["hit_rate"]) for each in rows if each["policy"] == "lru"]
-    lines = [["hit rate of `lru`", *hits, ""]]
+    rows = _served(alive, in_time)
+    of_lru = [each for each in rows if each["policy"] == "lru"]
+    lines = [["pages of the pool", *(f"{each['pages']:,.0f}" for each in of_lru), ""]]
+    if in_time:
+        lines.append(["held by running requests", *(f"{each['held']:.0%}" for each in of_lru), ""])
+    lines.append(["hit rate of `lru`", *(_share(each["hit_rate"]) for each in of_lru), ""])
     for policy, shown in _SERVED_ARMS.items():
         found = [each for each in rows if each["policy"] == policy]
         worst = min(each["least_over_lru"] for each in found)
         lines.append([shown, *(_interval(each, "uncached") for each in found), f"{worst:+.4f}"])
     return _table([f"{alive} alive", *_capacities(), "worst beside LRU"], lines)
+
+
+def agents_served_kept_table() -> str:
+    """Part of the gain over LRU that is left where answers take time, by what running requests hold."""
+    found = []
+    for alive in (20, 80):
+        for in_time in _served(alive, in_time=True):
+            if in_time["policy"] == "importance":
+                at_once = agents_served_row(alive, in_time["capacity"])
+                kept = (1 - in_time["uncached"]) / (1 - at_once["uncached"])
+                found.append((in_time["held"], f"{alive}, {in_time['capacity']:.0%}", kept))
+    found.sort()
+    return _table(
+        ["sessions alive, pool", *(size for _, size, _ in found)],
+        [
+            ["held by running requests", *(f"{held:.0%}" for held, _, _ in found)],
+            ["of the gain is left", *(f"{kept:.0%}" for *_, kept in found)],
+        ],
+    )
 
 
 _OFFLINE = {

@@ -1,4 +1,4 @@
-"""Replays of recorded agents: the unit of a model that was fitted beforehand."""
+"""Replays of recorded agents: the unit of a model that was fitted beforehand, and requests that overlap."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCK = 512
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """The scripts, with what they import from their own folder; others have some of the same names."""
-    names = ("results", "intervals", "agents", "agents_offline")
+    names = ("results", "intervals", "agents", "agents_offline", "agents_served")
     monkeypatch.syspath_prepend(str(FOLDER))
     before = {name: sys.modules.pop(name, None) for name in names}
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
@@ -120,3 +120,41 @@ def test_what_a_model_says_becomes_returns_per_second(
     script = modules.agents_offline
     model = SimpleNamespace(predict=lambda facts, **_: np.full(len(facts), said))
     assert script.index_of(model, getattr(script, arm), np.zeros((2, 7))) == pytest.approx(0.1)
+
+
+def test_answers_that_take_time_run_beside_each_other(
+    modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, found = modules.agents_served, []
+
+    class Watched(script.ShadowCache):  # type: ignore[misc, name-defined]
+        def admit(self, *arguments: Any) -> int:
+            found.append(len(self._running))
+            return int(super().admit(*arguments))
+
+    monkeypatch.setattr(script, "ShadowCache", Watched)
+    trace = branching_sessions(300)
+    job = script.Job(0, "importance", 100)
+    at_once = script.hits([trace], job)
+    assert found == [0] * trace.num_requests
+    found.clear()
+    in_time = script.hits([trace], job, 50.0)
+    assert max(found) > 1
+    assert in_time != at_once
+    assert script.load(trace, 50.0)[0] == pytest.approx(np.mean(found))
+    assert script.load(trace, None)[0] == 0
+
+
+def test_requests_end_when_their_answers_do(modules: SimpleNamespace) -> None:
+    builder = TraceBuilder("four", BLOCK)
+    for seconds, tokens in ((0.0, 100), (1.0, 25), (2.0, 1000), (2.5, 0)):
+        builder.add([seconds], input_tokens=BLOCK, output_tokens=tokens, seconds=seconds)
+    trace = builder.build()
+    begin, end = False, True
+    # They end at 2.5, 2, 22.5 and 3 seconds: what ends when another comes has ended.
+    in_time = [(0, begin), (1, begin), (1, end), (2, begin), (0, end), (3, begin), (3, end), (2, end)]
+    assert list(modules.agents_served.events(trace, 50.0)) == in_time
+    one_by_one = [(request, is_end) for request in range(4) for is_end in (begin, end)]
+    assert list(modules.agents_served.events(trace, None)) == one_by_one
+    # Each brings a page: one, two, two and two are held as they come.
+    assert modules.agents_served.load(trace, 50.0) == (0.75, 1.75)
