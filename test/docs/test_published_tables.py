@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmark import halves
 from scripts.pages import published_tables
 from scripts.pages.figures import results
 
@@ -48,3 +49,15 @@ def test_short_sessions_were_replayed_in_every_order_by_every_policy() -> None:
         rows = [each for each in results("published")["rows"] if each["trace"] == trace]
         assert {len(each["hit_rates"]) for each in rows} == {3}
         assert len({(each["policy"], each["capacity"]) for each in rows}) == len(rows) == 24 * 5
+
+
+def test_windows_of_a_trace_overlap() -> None:
+    """Counted one by one on a short trace."""
+    windows = [set(range(start, start + 20)) for start in halves.starts(40)]
+    pairs = [(one, other) for i, one in enumerate(windows) for other in windows[:i]]
+    shared = sum(len(one & other) for one, other in pairs) / (20 * len(pairs))
+    assert halves.shared_by_pairs(40) == pytest.approx(shared)
+    tuned = [len(window & set(range(20))) / 20 for window in windows]
+    assert halves.shared_with_first_half(40) == pytest.approx((min(tuned), max(tuned)))
+    named = {each["trace"] for each in results("policy")["rows"] if each["trace"].startswith("random half")}
+    assert len(named) == len(windows)
