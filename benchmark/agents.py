@@ -14,7 +14,6 @@ which sessions begin (Student's t). Arms beside ``importance``:
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from intervals import interval
 from results import print_rows, write_results
 from rich.progress import track
 
@@ -41,8 +41,6 @@ BLOCK_TOKENS = 512
 FRACTIONS = (0.01, 0.02, 0.04, 0.08)
 ABLATED_ALIVE = 20
 PUBLISHED = ("lru",)
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t of 95 % intervals, by number of values."""
 
 WITHOUT_RHYTHM = "without rhythm"
 ARMS: dict[str, Classify] = {
@@ -97,15 +95,6 @@ def hits(traces: Sequence[Trace], job: Job) -> int:
     if job.policy in ARMS:
         return replay_turns(trace, capacity, block_facts(trace), ARMS[job.policy]).hit_blocks
     return choose_replay(job.policy, ReplayMode.TREE)(trace, capacity).hit_blocks
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95 % interval; the mean alone where there is one value."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, mean, mean
-    half = T_95[len(values)] * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
 
 
 def main(

@@ -13,21 +13,29 @@ sessions went on without; only the estimate of a turn differs. Arms:
   of which those who never came back have the longest);
 - ``offline, rate``: the one that is least likely to be back within ten minutes.
 
-``gap`` is the part of the way from LRU to the optimum, as in ``benchmark/agents.py``.
+Blocks that sessions share are ranked by reuses per request, so what a model says per second is multiplied by
+the recent seconds per request, as the policy's own estimate is. What a model says is not the policy's index
+all the same, so shared blocks may gain or lose by its scale: in the arms that end in ``by turns alone`` they
+are ranked by the turn that was the last to visit them, and nothing but the order of turns counts.
+
+``gap`` is the part of the way from LRU to the optimum, as in ``benchmark/agents.py``; ``beside_importance``,
+the difference from the policy's in the same order of sessions. Both have 95 % intervals over the orders.
+Models by turns alone are compared with the policy by turns alone, and that with the policy as it is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import typer
-from agents import BLOCK_TOKENS, FRACTIONS, interval
+from agents import BLOCK_TOKENS, FRACTIONS
+from intervals import interval
 from results import RESULTS, print_rows, write_results
 
 from sgl_importance.policy.session_requests import NO_REQUEST
@@ -40,6 +48,7 @@ from sgl_importance.replay.replay_runner import ReplayMode, choose_replay
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import NO_PARENT, Trace
 from sgl_importance.replay.trace_turns import GONE_ON, TraceTurns, session_requests
+from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
 from sgl_importance.reuse.life_table import BUCKET_STARTS
 from sgl_importance.reuse.turns import NUM_TURN_BUCKETS
 
@@ -52,6 +61,7 @@ SAMPLES = 4
 """Ages of each turn that the model is fitted to."""
 FIT_SEEDS = 3
 WHEN, RATE = "offline, when", "offline, rate"
+BY_TURNS_ALONE = ", by turns alone"
 PARAMETERS = {
     "num_leaves": 31,
     "learning_rate": 0.05,
@@ -124,20 +134,47 @@ def fit(traces: Sequence[Trace]) -> dict[str, Any]:
     return {WHEN: when, RATE: soon}
 
 
+class OfflineEstimator:
+    """What a model said of all turns, and the recent seconds per request as ``TurnEstimator`` counts them.
+
+    Args:
+        index: returns per second, higher for what is to stay; float64 [requests, NUM_TURN_BUCKETS].
+    """
+
+    def __init__(self, index: FloatArray) -> None:
+        self.index = index
+        self.seconds_per_request = 1.0
+        self._requests = 0
+        self._now = 0.0
+        self._recent_requests = self._recent_seconds = DECAY
+
+    def advance(self, seconds: float) -> None:
+        """A request came."""
+        self._recent_requests += 1.0
+        self._recent_seconds += seconds - self._now
+        self._now = seconds
+        self._requests += 1
+        if self._requests % REFRESH_INTERVAL == 0:
+            self._recent_requests *= DECAY
+            self._recent_seconds *= DECAY
+            self.seconds_per_request = self._recent_seconds / self._recent_requests
+
+
 class OfflineTurns(TraceTurns):
     """Turns of a trace, each of a class of its own: what a model says of it at each age.
 
     Args:
         trace: see ``TraceTurns``.
         facts: likewise.
-        index: higher for what is to stay; float64 [requests, NUM_TURN_BUCKETS].
+        index: see ``OfflineEstimator``.
     """
 
     def __init__(self, trace: Trace, facts: BlockFacts, index: FloatArray) -> None:
         super().__init__(trace, facts)
-        self.estimator = SimpleNamespace(index=index, seconds_per_request=1.0)
+        self.estimator = OfflineEstimator(index)
 
     def begin_request(self, request: int) -> None:
+        self.estimator.advance(float(self._trace.seconds[request]))
         before = int(self._before[request])
         self.since[request], self.classes[request] = self._trace.seconds[request], request
         if before != NO_PARENT:
@@ -145,11 +182,11 @@ class OfflineTurns(TraceTurns):
 
 
 def index_of(model: Any, arm: str, facts: FloatArray) -> FloatArray:
-    """What a model says of each turn at the start of each bucket of ages."""
+    """What a model says of each turn at the start of each bucket of ages, as returns per second."""
     index = np.empty((len(facts), NUM_TURN_BUCKETS))
     for bucket, age in enumerate(AGES):
         said = model.predict(np.column_stack((facts, np.full(len(facts), age))), num_threads=1)
-        index[:, bucket] = np.exp2(-said) if arm == WHEN else said
+        index[:, bucket] = np.exp2(-said) if arm == WHEN else said / SOON
     return index
 
 
@@ -182,14 +219,26 @@ def main(
                     OPTIMUM: choose_replay(OPTIMUM, ReplayMode.TREE)(trace, capacity),
                     IMPORTANCE: replay_turns(trace, capacity, facts),
                 }
-                for arm, index in indices.items():
-                    turns = OfflineTurns(trace, facts, index)
-                    counts[arm] = replay_estimated(trace, capacity, facts, turns)
+                estimates: dict[str, Callable[[], TraceTurns]] = {
+                    arm: partial(OfflineTurns, trace, facts, index) for arm, index in indices.items()
+                }
+                for arm, make_turns in estimates.items():
+                    counts[arm] = replay_estimated(trace, capacity, facts, make_turns())
+                for arm, make_turns in {IMPORTANCE: partial(TraceTurns, trace, facts), **estimates}.items():
+                    turns = make_turns()
+                    turns.is_shared[:] = False
+                    counts[arm + BY_TURNS_ALONE] = replay_estimated(trace, capacity, facts, turns)
                 for arm, count in counts.items():
                     rates.setdefault((fraction, arm), []).append(count.hit_blocks / trace.num_accesses)
+        gaps: dict[tuple[float, str], FloatArray] = {}
         for (fraction, arm), values in rates.items():
             lru, optimum = (np.array(rates[fraction, name]) for name in ("lru", OPTIMUM))
-            gap, low, high = interval(((np.array(values) - lru) / (optimum - lru)).tolist())
+            gaps[fraction, arm] = (np.array(values) - lru) / (optimum - lru)
+        for (fraction, arm), values in rates.items():
+            gap, low, high = interval(gaps[fraction, arm].tolist())
+            is_offline_alone = arm in (WHEN + BY_TURNS_ALONE, RATE + BY_TURNS_ALONE)
+            policy = IMPORTANCE + BY_TURNS_ALONE if is_offline_alone else IMPORTANCE
+            beside = interval((gaps[fraction, arm] - gaps[fraction, policy]).tolist())
             rows.append(
                 {
                     "alive": alive,
@@ -199,11 +248,15 @@ def main(
                     "gap": gap,
                     "low": low,
                     "high": high,
+                    "gaps": [round(each, 6) for each in gaps[fraction, arm].tolist()],
+                    "beside_importance": beside[0],
+                    "beside_low": beside[1],
+                    "beside_high": beside[2],
                     "seeds": seeds,
                 }
             )
         write_results("agents_offline", rows, out=out)
-    print_rows("Sessions of odd lines", rows)
+    print_rows("Sessions of odd lines", [{**row, "gaps": str(row["gaps"])} for row in rows])
     typer.echo(f"written to {out}")
 
 

@@ -8,20 +8,31 @@ prompt is longer than the smallest pool. Arms beside ``lru``:
 - ``ends in classes``: the ends are facts of the classes of nodes, and there are no turns;
 - ``importance``: turns.
 
+Each arm twice: every request is over before the next one comes (``tokens_per_second`` is null in the JSON),
+and answers take time: ``START_SECONDS`` and their tokens at ``--tokens-per-second``. That speed is an
+assumption, the file records none that a server of ours would have. Then requests run beside each other and
+hold what they use, others are admitted before an answer has ended and is known to have, and requests still
+come when they came.
+
 Hit rates are deterministic. ``uncached`` is the ratio of computed prompt blocks to those of LRU: mean over
-the orders in which sessions begin, with a 95 % interval (Student's t).
+the orders in which sessions begin, with a 95 % interval (Student's t). ``running`` is the mean number of
+requests that an admission finds running, and ``held`` the different pages of the prompts of these and of the
+one admitted, as a mean share of the pool.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from agents import BLOCK_TOKENS, FRACTIONS, IN_CLASSES, NOT_TOLD, Cell, Job, hit_rates, interval
+from agents import BLOCK_TOKENS, FRACTIONS, IN_CLASSES, NOT_TOLD, Cell, Job, hit_rates
+from intervals import interval
 from results import print_rows, write_results
 
 from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
@@ -37,6 +48,8 @@ from sgl_importance.shadow.shadow_ranking import Answer, ImportanceRanking, LruR
 LRU = "lru"
 ARMS = (LRU, NOT_TOLD, IN_CLASSES, IMPORTANCE)
 LONGEST_TOKENS = 200_000
+START_SECONDS = 0.5
+"""Before the first token of an answer that takes time; assumed, like its speed."""
 GHOST_FACTOR = 4  # pages remembered for each page of the pool, as on a server
 
 
@@ -54,21 +67,97 @@ def ranking_of(arm: str, capacity: int) -> Ranking:
     return kind(UNIFORM_COST, BLOCK_TOKENS, GHOST_FACTOR * capacity)
 
 
-def hits(traces: Sequence[Trace], job: Job) -> int:
-    """Prompt blocks that one arm finds; requests are answered one after the other."""
+def events(trace: Trace, tokens_per_second: float | None) -> Iterator[tuple[int, bool]]:
+    """Requests with a prompt as they begin (False) and end (True), in order of time.
+
+    Args:
+        trace: in order of time.
+        tokens_per_second: of answers; None where each is over before the next request comes.
+    """
+    running: list[tuple[float, int]] = []  # when it ends, request
+    for request in range(trace.num_requests):
+        if trace.offsets[request] == trace.offsets[request + 1]:
+            continue
+        now = float(trace.seconds[request])
+        while running and running[0][0] <= now:
+            yield heappop(running)[1], True
+        yield request, False
+        if tokens_per_second is None:
+            yield request, True
+        else:
+            lasts = START_SECONDS + int(trace.output_tokens[request]) / tokens_per_second
+            heappush(running, (now + lasts, request))
+    while running:
+        yield heappop(running)[1], True
+
+
+def load(trace: Trace, tokens_per_second: float | None) -> tuple[float, float]:
+    """Means over admissions: requests that run, and different pages of their prompts and the new one's."""
+    holders = np.zeros(trace.num_blocks, dtype=np.int64)
+    running = pages = 0
+    found: list[tuple[int, int]] = []
+    for request, is_end in events(trace, tokens_per_second):
+        blocks = np.unique(trace.request(request))
+        if is_end:
+            holders[blocks] -= 1
+            pages -= int((holders[blocks] == 0).sum())
+            running -= 1
+        else:
+            pages += int((holders[blocks] == 0).sum())
+            holders[blocks] += 1
+            found.append((running, pages))
+            running += 1
+    mean_running, mean_pages = np.mean(found, axis=0)
+    return float(mean_running), float(mean_pages)
+
+
+def hits(traces: Sequence[Trace], job: Job, tokens_per_second: float | None = None) -> int:
+    """Prompt blocks that one arm finds."""
     trace = traces[job.trace]
     cache = ShadowCache(job.capacity, BLOCK_TOKENS, ranking_of(job.policy, job.capacity))
     found = 0
-    for request in range(trace.num_requests):
+    for request, is_end in events(trace, tokens_per_second):
         pages = [int(block).to_bytes(8, "big") for block in trace.request(request)]
-        if not pages:
-            continue
         prompt_tokens = len(pages) * BLOCK_TOKENS + 1  # so that the last whole block can be a hit
-        found += cache.admit(str(request), pages, prompt_tokens) // BLOCK_TOKENS
-        end = AnswerEnd.UNKNOWN if job.policy == NOT_TOLD else AnswerEnd(int(trace.answer_ends[request]))
-        tokens = prompt_tokens + int(trace.output_tokens[request])
-        cache.finish(str(request), pages, tokens, end)
+        if is_end:
+            end = AnswerEnd.UNKNOWN if job.policy == NOT_TOLD else AnswerEnd(int(trace.answer_ends[request]))
+            tokens = prompt_tokens + int(trace.output_tokens[request])
+            cache.finish(str(request), pages, tokens, end)
+        else:
+            found += cache.admit(str(request), pages, prompt_tokens) // BLOCK_TOKENS
     return found
+
+
+def rows_of(
+    traces: Sequence[Trace], work: Sequence[tuple[Cell, Job]], tokens_per_second: float | None, jobs: int
+) -> list[dict[str, Any]]:
+    """Runs all jobs; a row for each cell."""
+    rates = hit_rates(partial(hits, tokens_per_second=tokens_per_second), traces, work, jobs)
+    loads = [load(trace, tokens_per_second) for trace in traces]
+    rows = []
+    for cell, values in rates.items():
+        alive, fraction, arm = cell
+        rate, lru = np.array(values), np.array(rates[alive, fraction, LRU])
+        uncached, low, high = interval(((1 - rate) / (1 - lru)).tolist())
+        of_cell = [(*loads[job.trace], job.capacity) for each, job in work if each == cell]
+        rows.append(
+            {
+                "alive": alive,
+                "tokens_per_second": tokens_per_second,
+                "capacity": fraction,
+                "policy": arm,
+                "hit_rate": float(rate.mean()),
+                "least_over_lru": float((rate - lru).min()),
+                "uncached": uncached,
+                "low": low,
+                "high": high,
+                "running": float(np.mean([running for running, _, _ in of_cell])),
+                "held": float(np.mean([pages / capacity for _, pages, capacity in of_cell])),
+                "pages": float(np.mean([capacity for *_, capacity in of_cell])),
+                "seeds": len(values),
+            }
+        )
+    return rows
 
 
 def main(
@@ -78,6 +167,9 @@ def main(
         str, typer.Option("--alive", help="Comma-separated numbers of sessions that are alive at a time.")
     ] = "20",
     lines: Annotated[str, typer.Option(help="odd, even or all lines of the file.")] = "odd",
+    tokens_per_second: Annotated[
+        float, typer.Option(min=0, help="Of answers that take time; 0 for answers at once only.")
+    ] = 50.0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
     out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
 ) -> None:
@@ -100,24 +192,9 @@ def main(
                 for arm in ARMS:
                     work.append(((alive, fraction, arm), Job(len(traces), arm, capacity)))
             traces.append(trace)
-    rates = hit_rates(hits, traces, work, jobs)
     rows: list[dict[str, Any]] = []
-    for (alive, fraction, arm), values in rates.items():
-        rate, lru = np.array(values), np.array(rates[alive, fraction, LRU])
-        uncached, low, high = interval(((1 - rate) / (1 - lru)).tolist())
-        rows.append(
-            {
-                "alive": alive,
-                "capacity": fraction,
-                "policy": arm,
-                "hit_rate": float(rate.mean()),
-                "least_over_lru": float((rate - lru).min()),
-                "uncached": uncached,
-                "low": low,
-                "high": high,
-                "seeds": len(values),
-            }
-        )
+    for speed in (None, tokens_per_second) if tokens_per_second else (None,):
+        rows += rows_of(traces, work, speed, jobs)
     print_rows(f"Sessions of {lines} lines", rows)
     typer.echo(f"written to {write_results('agents_served', rows, out=out)}")
 

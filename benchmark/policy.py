@@ -24,6 +24,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from halves import starts
 from results import print_rows, write_results
 from rich.progress import track
 
@@ -38,7 +39,6 @@ from sgl_importance.reuse.reuse_class import NUM_VISIT_LEVELS
 
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)
 PUBLISHED = ("lru", "fifo", "random", "lfu", "slru", "tlru", "mq", "s3fifo", "arc", "gdsf", "lhd")
-SUB_TRACES = 10
 SESSIONS_AT_A_TIME = 8
 AGENT_BLOCK_BYTES = 64  # about 16 tokens
 
@@ -159,12 +159,14 @@ def main(
 ) -> None:
     whole = replace(read_trace(mooncake), name="mooncake")
     requests = whole.num_requests
-    starts = random.Random(0).sample(range(requests // 2), SUB_TRACES)
     traces = [
         whole,
         window(whole, "first half (tuned on)", 0, requests // 2),
         window(whole, "second half (held out)", requests // 2, requests),
-        *(window(whole, f"random half {i}", start, start + requests // 2) for i, start in enumerate(starts)),
+        *(
+            window(whole, f"random half {i}", start, start + requests // 2)
+            for i, start in enumerate(starts(requests))
+        ),
     ]
     if agents is not None:
         for folder in sorted(path for path in agents.iterdir() if path.is_dir()):

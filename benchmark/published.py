@@ -1,11 +1,11 @@
-"""Every policy that the replay knows, on traffic that nothing in ``importance`` was chosen on.
+"""Every policy that the replay knows, on four kinds of traffic that nothing was chosen on, and on Mooncake.
 
     python benchmark/published.py claude_code_sessions.jsonl.gz mooncake_conversation.jsonl agents --resume
 
 - ``agents``: odd lines of recorded coding agents, twenty sessions alive, orders of sessions as
   ``benchmark/agents.py`` has them;
 - ``mooncake``: an hour of Mooncake's conversations. Turns were chosen on agents only; the classes of nodes
-  were chosen on its first half, and the random halves of it were looked at (docs/policy.md);
+  were chosen on its first half and on the whole of it, and random windows were looked at (docs/policy.md);
 - ``miniswe``, ``taubench``: sessions of agents that take random turns (``benchmark/policy.py``);
 - ``cycle``: forty sessions that ask one after the other, always in the same order, and grow by a block each
   time: LRU's worst case where they do not fit. It is made up, and no choice was made on it.

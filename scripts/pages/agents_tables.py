@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmark.intervals import interval as _orders_interval
 from benchmark.results import RESULTS as _RESULTS
 from benchmark.serving import agents_report as _agents_report
 from benchmark.serving.measured import table as _table
@@ -89,16 +90,56 @@ _SERVED_ARMS = {
 }
 
 
-def agents_served_table(alive: int) -> str:
+def _served(alive: int, in_time: bool) -> list[Mapping[str, Any]]:
+    """Rows of shadow caches.
+
+    Args:
+        alive: sessions at a time.
+        in_time: whether answers take time.
+    """
+    rows = results("agents_served" if alive == 20 else f"agents_served_{alive}")["rows"]
+    return [each for each in rows if (each["tokens_per_second"] is not None) is in_time]
+
+
+def agents_served_row(alive: int, capacity: float, in_time: bool = False) -> Mapping[str, Any]:
+    """Of the policy."""
+    rows = [each for each in _served(alive, in_time) if each["policy"] == "importance"]
+    (found,) = [each for each in rows if each["capacity"] == capacity]
+    return found
+
+
+def agents_served_table(alive: int, in_time: bool = False) -> str:
     """Computed prompt blocks beside LRU where whole nodes are cached, and the worst hit rate beside it."""
-    rows = [each for each in results("agents_served")["rows"] if each["alive"] == alive]
-    hits = [_share(each["hit_rate"]) for each in rows if each["policy"] == "lru"]
-    lines = [["hit rate of `lru`", *hits, ""]]
+    rows = _served(alive, in_time)
+    of_lru = [each for each in rows if each["policy"] == "lru"]
+    lines = [["pages of the pool", *(f"{each['pages']:,.0f}" for each in of_lru), ""]]
+    if in_time:
+        lines.append(["held by running requests", *(f"{each['held']:.0%}" for each in of_lru), ""])
+    lines.append(["hit rate of `lru`", *(_share(each["hit_rate"]) for each in of_lru), ""])
     for policy, shown in _SERVED_ARMS.items():
         found = [each for each in rows if each["policy"] == policy]
         worst = min(each["least_over_lru"] for each in found)
         lines.append([shown, *(_interval(each, "uncached") for each in found), f"{worst:+.4f}"])
     return _table([f"{alive} alive", *_capacities(), "worst beside LRU"], lines)
+
+
+def agents_served_kept_table() -> str:
+    """Part of the gain over LRU that is left where answers take time, by what running requests hold."""
+    found = []
+    for alive in (20, 80):
+        for in_time in _served(alive, in_time=True):
+            if in_time["policy"] == "importance":
+                at_once = agents_served_row(alive, in_time["capacity"])
+                kept = (1 - in_time["uncached"]) / (1 - at_once["uncached"])
+                found.append((in_time["held"], f"{alive}, {in_time['capacity']:.0%}", kept))
+    found.sort()
+    return _table(
+        ["sessions alive, pool", *(size for _, size, _ in found)],
+        [
+            ["held by running requests", *(f"{held:.0%}" for held, _, _ in found)],
+            ["of the gain is left", *(f"{kept:.0%}" for *_, kept in found)],
+        ],
+    )
 
 
 _OFFLINE = {
@@ -108,15 +149,49 @@ _OFFLINE = {
 }
 
 
-def agents_offline() -> str:
-    """Part of the gap that models close which were fitted beforehand, beside the policy's."""
-    rows = results("agents_offline")["rows"]
-    sizes = sorted({each["capacity"] for each in rows})
+def _offline(policy: str) -> list[Mapping[str, Any]]:
+    """Rows of one arm, by capacity."""
+    found = [each for each in results("agents_offline")["rows"] if each["policy"] == policy]
+    return sorted(found, key=lambda each: each["capacity"])
+
+
+def agents_offline(kind: str = "") -> str:
+    """Part of the gap that models close which were fitted beforehand, and how much more than the policy.
+
+    Args:
+        kind: "by turns alone" for the arms in which shared blocks are ranked by their turn.
+    """
+    ending = f", {kind}" if kind else ""
     lines = []
     for policy, shown in _OFFLINE.items():
-        found = {each["capacity"]: each["gap"] for each in rows if each["policy"] == policy}
-        lines.append([shown, *(f"{found[size]:.2f}" for size in sizes)])
-    return _table(["part of the gap", *(f"{size:.0%}" for size in sizes)], lines)
+        rows = _offline(policy + ending)
+        lines.append([shown, *(_interval(each, "gap") for each in rows)])
+        if policy + ending != "importance":
+            than = "more than the policy" + (" as it is" if policy == "importance" else "")
+            lines.append([than, *(agents_offline_more(policy + ending, each["capacity"]) for each in rows)])
+    return _table(["part of the gap", *(f"{each['capacity']:.0%}" for each in _offline("lru"))], lines)
+
+
+def agents_offline_more(policy: str, capacity: float) -> str:
+    """How much more of the gap an arm closes than the policy in the same orders, with its interval."""
+    (found,) = [each for each in _offline(policy) if each["capacity"] == capacity]
+    return _interval(found, "beside_importance", "beside_low", "beside_high", "+.3f")
+
+
+def agents_offline_difference(one: str, other: str, capacity: float) -> str:
+    """How much more of the gap one arm closes than another in the same orders, with its interval."""
+    gaps = [
+        next(each["gaps"] for each in _offline(policy) if each["capacity"] == capacity)
+        for policy in (one, other)
+    ]
+    mean, low, high = _orders_interval([mine - theirs for mine, theirs in zip(*gaps, strict=True)])
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def agents_offline_orders() -> int:
+    """Orders of sessions that the models were tried in."""
+    (orders,) = {each["seeds"] for each in results("agents_offline")["rows"]}
+    return int(orders)
 
 
 def agents_in_time(name: str) -> str:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmark import halves
 from benchmark.serving.measured import Measured, bootstrap, paired_ratios
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -67,6 +68,21 @@ def spread(policy: str, value: str = "over_lru", traces: str = "random half") ->
         if r["policy"] == policy and r["trace"].startswith(tuple(traces.split(",")))
     ]
     return min(values), max(values)
+
+
+def policy_traces() -> int:
+    """Traces that ``benchmark/policy.py`` replays."""
+    return len({each["trace"] for each in results("policy")["rows"]})
+
+
+def halves_shared_by_pairs() -> float:
+    """Part of the requests that two of Mooncake's random windows have in common, mean over all pairs."""
+    return halves.shared_by_pairs(halves.MOONCAKE_REQUESTS)
+
+
+def halves_tuned_on() -> tuple[float, float]:
+    """Part of such a window that lies in the half that was tuned on: the least and the most."""
+    return halves.shared_with_first_half(halves.MOONCAKE_REQUESTS)
 
 
 # ---- the serving benchmark (benchmark/serving) ----

@@ -1,0 +1,160 @@
+"""Replays of recorded agents: the unit of a model that was fitted beforehand, and requests that overlap."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sgl_importance.replay.fast_turns import replay_estimated
+from sgl_importance.replay.sessions import block_facts
+from sgl_importance.replay.trace import Trace, TraceBuilder
+from sgl_importance.replay.trace_turns import TraceTurns
+from sgl_importance.reuse.answer_end import AnswerEnd
+
+FOLDER = Path(__file__).parents[2] / "benchmark"
+BLOCK = 512
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The scripts, with what they import from their own folder; others have some of the same names."""
+    names = ("results", "intervals", "agents", "agents_offline", "agents_served")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    before = {name: sys.modules.pop(name, None) for name in names}
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    for name, module in before.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
+
+
+def branching_sessions(requests: int = 1500) -> Trace:
+    """Sessions that share one of a few beginnings, take turns by chance, and end; 7 seconds to a request."""
+    dice, builder = random.Random(0), TraceBuilder("branching", BLOCK)
+    beginnings = [[("shared", kind, block) for block in range(4)] for kind in range(6)]
+    sessions: list[list[Any]] = []
+    for request in range(requests):
+        if len(sessions) < 8:
+            sessions.append([*dice.choice(beginnings)])
+        session = dice.choice(sessions)
+        session += [(request, block) for block in range(dice.randint(1, 3))]
+        builder.add(
+            session,
+            input_tokens=len(session) * BLOCK,
+            output_tokens=dice.choice((20, 200, 2000)),
+            seconds=7.0 * request,
+            answer_end=dice.choice((AnswerEnd.TOOL_CALL, AnswerEnd.END_OF_TURN)),
+        )
+        if len(session) > 20:
+            sessions.remove(session)
+    return builder.build()
+
+
+class _Fixed(TraceTurns):
+    """The policy's own turns, of which the index is known beforehand and no departure is noted."""
+
+    def __init__(self, trace: Trace, index: Any) -> None:
+        super().__init__(trace, block_facts(trace))
+        self._index = index
+        self.estimator.departed = lambda turn: None  # type: ignore[method-assign]
+
+    def begin_request(self, request: int) -> None:
+        super().begin_request(request)
+        self.estimator.index = self._index
+
+
+def test_a_model_that_says_what_the_policy_knows_evicts_as_it_does(modules: SimpleNamespace) -> None:
+    trace = branching_sessions()
+    facts = block_facts(trace)
+    learnt = TraceTurns(trace, facts)
+    for request in range(trace.num_requests):
+        learnt.begin_request(request)
+    index = learnt.estimator.index
+    classes, turns = [], _Fixed(trace, index)
+    for request in range(trace.num_requests):
+        turns.begin_request(request)
+        classes.append(int(turns.classes[request]))
+    assert turns.is_shared.any()
+
+    def offline(*, seconds_per_request: float | None = None) -> Any:
+        made = modules.agents_offline.OfflineTurns(trace, facts, index[classes])
+        if seconds_per_request is not None:
+            made.estimator = SimpleNamespace(
+                index=index[classes], seconds_per_request=seconds_per_request, advance=lambda seconds: None
+            )
+        return made
+
+    capacities = range(20, 120, 10)
+    policy = [replay_estimated(trace, size, facts, _Fixed(trace, index)) for size in capacities]
+    assert [replay_estimated(trace, size, facts, offline()) for size in capacities] == policy
+    in_seconds = [
+        replay_estimated(trace, size, facts, offline(seconds_per_request=1.0)) for size in capacities
+    ]
+    assert in_seconds != policy, "the unit does not matter on this trace: nothing was tested"
+
+
+def test_seconds_per_request_are_the_estimators(modules: SimpleNamespace) -> None:
+    trace = branching_sessions(200)
+    policy = TraceTurns(trace, block_facts(trace))
+    offline = modules.agents_offline.OfflineEstimator(np.zeros(0))
+    for request in range(trace.num_requests):
+        policy.begin_request(request)
+        offline.advance(float(trace.seconds[request]))
+        assert offline.seconds_per_request == policy.estimator.seconds_per_request
+    assert offline.seconds_per_request == pytest.approx(7.0, rel=0.05)
+
+
+@pytest.mark.parametrize(("arm", "said"), [("WHEN", np.log2(1 + 9)), ("RATE", 60.0)])
+def test_what_a_model_says_becomes_returns_per_second(
+    modules: SimpleNamespace, arm: str, said: float
+) -> None:
+    """Back in nine seconds; sixty returns within SOON."""
+    script = modules.agents_offline
+    model = SimpleNamespace(predict=lambda facts, **_: np.full(len(facts), said))
+    assert script.index_of(model, getattr(script, arm), np.zeros((2, 7))) == pytest.approx(0.1)
+
+
+def test_answers_that_take_time_run_beside_each_other(
+    modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, found = modules.agents_served, []
+
+    class Watched(script.ShadowCache):  # type: ignore[misc, name-defined]
+        def admit(self, *arguments: Any) -> int:
+            found.append(len(self._running))
+            return int(super().admit(*arguments))
+
+    monkeypatch.setattr(script, "ShadowCache", Watched)
+    trace = branching_sessions(300)
+    job = script.Job(0, "importance", 100)
+    at_once = script.hits([trace], job)
+    assert found == [0] * trace.num_requests
+    found.clear()
+    in_time = script.hits([trace], job, 50.0)
+    assert max(found) > 1
+    assert in_time != at_once
+    assert script.load(trace, 50.0)[0] == pytest.approx(np.mean(found))
+    assert script.load(trace, None)[0] == 0
+
+
+def test_requests_end_when_their_answers_do(modules: SimpleNamespace) -> None:
+    builder = TraceBuilder("four", BLOCK)
+    for seconds, tokens in ((0.0, 100), (1.0, 25), (2.0, 1000), (2.5, 0)):
+        builder.add([seconds], input_tokens=BLOCK, output_tokens=tokens, seconds=seconds)
+    trace = builder.build()
+    begin, end = False, True
+    # They end at 2.5, 2, 22.5 and 3 seconds: what ends when another comes has ended.
+    in_time = [(0, begin), (1, begin), (1, end), (2, begin), (0, end), (3, begin), (3, end), (2, end)]
+    assert list(modules.agents_served.events(trace, 50.0)) == in_time
+    one_by_one = [(request, is_end) for request in range(4) for is_end in (begin, end)]
+    assert list(modules.agents_served.events(trace, None)) == one_by_one
+    # Each brings a page: one, two, two and two are held as they come.
+    assert modules.agents_served.load(trace, 50.0) == (0.75, 1.75)
