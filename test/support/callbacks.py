@@ -44,7 +44,8 @@ LEARNING: list[Callback] = [
 ]
 """Under ``importance``; the first fault ends learning."""
 WITH_STORAGE: list[Callback] = [
-    (NodeEvents, "stored", 2),
+    (NodeEvents, "handed_to_storage", 2),
+    (NodeEvents, "storage_ended", 2),
     (BackupFilter, "_storage_chain", 2),
     (NodeEvents, "prefetched", 2),
 ]
