@@ -177,13 +177,13 @@ class RequestFlow:
         query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
         if query is None and not is_prewarm(req.rid):
             return None
-        if is_finished and query is not None:
-            self._hints.retain(req)
         self._pins.settle()
-        path = self._state.tree.path_to(end)  # which pins may have cut
+        path = self._state.tree.path_to(end)
         if query is None:
             self._warmed(path)
             return None
+        if is_finished:
+            self._hints.retain(req)  # which cuts no node before the answer is out
         for node in path:
             self._computed_again(node, query, req.rid)
         if is_chunk:
