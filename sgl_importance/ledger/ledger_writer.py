@@ -177,7 +177,7 @@ class LedgerWriter:
 
     def _write_batch(self, visits: Sequence[Visit], _dropped: int) -> None:
         if not (self._has_place() and self._try(visits)):
-            self._lost += len(visits)
+            self._lost += sum(bool(visit.records) for visit in visits)  # others bring pins, which are kept
 
     def _has_place(self) -> bool:
         """Whether the ledger is in its place, where it may just have been put again."""
