@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from support import warm_start
+from support.browser import NoBrowser, open_browser
 from support.postgres import Postgres, postgres_server, programs
 from support.tested_rows import name_rows
 
@@ -26,6 +27,16 @@ def probe_model() -> Path:
     from sgl_importance.probe import checkpoint_path
 
     return checkpoint_path()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium; where there is none, its tests are skipped."""
+    try:
+        with open_browser() as browser:
+            yield browser
+    except NoBrowser as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ import pytest
 from sgl_importance.client.fleet_page import FleetPage
 from sgl_importance.client.fleet_view import FleetView
 
-from support.browser import NoBrowser, open_browser
 from support.live_page import API_KEY, NARROW, WIDE, confirm
 from support.servers import ServerProcess, free_port
 from support.waiting import wait_until
@@ -23,15 +22,6 @@ pytestmark = pytest.mark.server
 PAGE = 16
 SHARED = [number % 90 + 5 for number in range(20 * PAGE + 3)]
 NOBODY = f"http://127.0.0.1:{free_port()}"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    try:
-        with open_browser() as browser:
-            yield browser
-    except NoBrowser as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="module")

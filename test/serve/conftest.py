@@ -11,7 +11,6 @@ import pytest
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
 
-from support.browser import NoBrowser, open_browser
 from support.live_page import API_KEY, WIDE
 from support.servers import ServerProcess
 
@@ -28,15 +27,6 @@ def server(probe_model: Path) -> Iterator[ServerProcess]:
     ]
     with ServerProcess(*flags, model=probe_model, api_key=API_KEY) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    try:
-        with open_browser() as browser:
-            yield browser
-    except NoBrowser as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ class DecodeEmission(ABC):
         # Rows whose starts stay aligned: Triton compiles for the alignment of what it is called with.
         self._staged = StagedNumbers((len(_Number), -(-max_batch // 4) * 4), model_runner.device)
         self._numbers = torch.zeros_like(self._staged.device_values, device="cpu")
-        self._is_naming = False  # Whether the numbers on the device name anybody.
+        self._names_anybody = False
         self._is_in_pass = False
         self._next_row = 0
         self._observed: list[ObservedQueries] = []
@@ -152,7 +152,7 @@ class DecodeEmission(ABC):
         def forward(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
             self._observed = []
             self.rows.attempt(self._open, forward_batch)
-            if self._is_naming and not self._observed:
+            if self._names_anybody and not self._observed:
                 # Rows were closed, or have just failed. Not attempted: kernels that went on with starts of
                 # another batch would write behind the end of their buffers.
                 self._name([])
@@ -172,7 +172,7 @@ class DecodeEmission(ABC):
             is_decode = forward_batch.forward_mode == ForwardMode.DECODE
             # Others name nobody: an idle pass may replay the graph of decode steps, too.
             observed = self._chosen(forward_batch) if is_decode else []
-            if observed or self._is_naming:
+            if observed or self._names_anybody:
                 self._name(observed)
             self._observed = observed
 
@@ -190,7 +190,7 @@ class DecodeEmission(ABC):
         return sorted(wanted, key=lambda queries: (queries.rows.start < self._next_row, queries.rows.start))
 
     def _name(self, observed: list[ObservedQueries]) -> None:
-        self._is_naming = True  # also where this fails half-way
+        self._names_anybody = True  # also where this fails half-way
         self._clear_numbers()
         if observed:
             batch_rows = [queries.rows.start for queries in observed]
@@ -208,7 +208,7 @@ class DecodeEmission(ABC):
             numbers[_Number.NUM_QUERIES, :count] = 1
         self._staged.send(self._numbers)
         self.opened()
-        self._is_naming = bool(observed)
+        self._names_anybody = bool(observed)
 
     def _clear_numbers(self) -> None:
         self._numbers[_Number.ORDER] = -1

@@ -39,7 +39,9 @@ def ended_writes(cache: UnifiedRadixCache, count: int | None, ranks: Ranks) -> S
     controller: Any = cache.cache_controller
     if not count:
         return ()
-    acknowledged = list(islice(controller.ack_backup_queue.queue, count))
+    waiting = controller.ack_backup_queue
+    with waiting.mutex:  # the thread that writes puts more behind them
+        acknowledged = list(islice(waiting.queue, count))
     # Where attention is latent, every rank has the same pages, and one writes them.
     writes = not getattr(controller, "backup_skip", False)
     handed_over = {
