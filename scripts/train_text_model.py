@@ -56,10 +56,13 @@ def loss_of(decoder: Decoder, ids: Tensor) -> Tensor:
 class Run:
     """A training run whose state survives an interruption."""
 
-    def __init__(self, text: Text, seed: int, step_bytes: int, state_path: Path) -> None:
+    def __init__(
+        self, text: Text, seed: int, step_bytes: int, state_path: Path, *, bfloat16: bool = False
+    ) -> None:
         self.text = text
         self.seed = seed
         self.step_bytes = step_bytes
+        self.bfloat16 = bfloat16
         self.state_path = state_path
         self.shape = ModelConfig(vocabulary=VOCABULARY)
         self.decoder = build_decoder(self.shape, seed)
@@ -110,7 +113,9 @@ class Run:
         rng = random.Random(f"{self.seed} {self.step}")  # the same step reads the same, resumed or not
         (length,) = rng.choices(list(LENGTHS), list(LENGTHS.values()))
         length = min(length, self.step_bytes)
-        loss = loss_of(self.decoder, self.text.batch(rng, self.step_bytes // length, length))
+        ids = self.text.batch(rng, self.step_bytes // length, length)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):  # weights stay float32
+            loss = loss_of(self.decoder, ids)
         for group in self.optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1, (self.step + 1) / WARM_UP_STEPS)
         self.optimizer.zero_grad()
@@ -136,6 +141,7 @@ class Run:
             "windows": LENGTHS,
             "seconds": round(self.seconds),
             "threads": torch.get_num_threads(),
+            "bfloat16": self.bfloat16,
         }
         (directory / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
@@ -146,13 +152,17 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     max_minutes: Annotated[float, typer.Option(help="Stop, save and export after this many minutes.")] = 60.0,
     max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps of this call.")] = None,
+    bfloat16: Annotated[
+        bool, typer.Option(help="Multiply in bfloat16: a third faster on CPUs that have AVX-512 BF16 or AMX.")
+    ] = False,
     smoke: Annotated[bool, typer.Option(help="Steps of a few bytes.")] = False,
 ) -> None:
     """Train the byte-level text model; the same command resumes an interrupted run."""
     torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
     step_bytes = SMOKE_STEP_BYTES if smoke else STEP_BYTES
-    run = Run(Text.of_this_python(), seed, step_bytes, out.with_name(out.name + ".state.pt"))
+    state_path = out.with_name(out.name + ".state.pt")
+    run = Run(Text.of_this_python(), seed, step_bytes, state_path, bfloat16=bfloat16)
     if run.resume():
         typer.echo(f"resumed at step {run.step}")
     run.train(max_minutes * 60, max_steps)
