@@ -108,6 +108,7 @@ class TurnEstimator:
         self._due: list[tuple[float, int, Turn, int]] = []
         self._intervals = 0
         self._recent_turns = self._recent_seconds = 1.0
+        self._has_begun = False
         self._refresh()
 
     def begin(
@@ -198,7 +199,9 @@ class TurnEstimator:
             if turn.is_open and turn.interval == interval:
                 self._reach(turn, bucket)
         self._recent_turns += 1.0
-        self._recent_seconds += seconds - self._now
+        if self._has_begun:  # requests before the first turn, or of servers before, say nothing of their rate
+            self._recent_seconds += seconds - self._now
+        self._has_begun = True
         self._now = seconds
 
     def _refresh(self) -> None:

@@ -60,6 +60,15 @@ def test_ages_are_seconds_whatever_else_is_asked(idle_requests: int) -> None:
     assert np.flatnonzero(estimator._hits[turn.turn_class]).tolist() == [age_bucket(20)]
 
 
+@pytest.mark.parametrize("start", [0.0, 100_000.0])
+def test_how_often_requests_come_does_not_depend_on_when_turns_begin(start: float) -> None:
+    """A server's clock counts requests, goes on from its ledger's, and may know no ends for a long time."""
+    estimator = TurnEstimator()
+    for number in range(64):
+        estimator.begin(start + number, AnswerEnd.TOOL_CALL, 0)
+    assert estimator.seconds_per_request == pytest.approx(1.0, rel=0.05)
+
+
 def test_a_rhythm_follows_the_gaps() -> None:
     estimator = TurnEstimator()
     turn = estimator.begin(0.0, AnswerEnd.TOOL_CALL, 0)
