@@ -20,7 +20,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fleet_processes import HOST, FleetError, Process, master, mooncake_flags, router, stop_all, store_node
@@ -93,7 +94,7 @@ def url(process: Process) -> str:
     return process.health.rpartition("/")[0]
 
 
-def watch(fleet: Sequence[Process]) -> None:
+def watch(fleet: Sequence[Process], ending: Ending) -> None:
     """Starts again what ends, and says so, until Ctrl-C."""
     ended: dict[str, float] = {}
     while True:
@@ -104,7 +105,8 @@ def watch(fleet: Sequence[Process]) -> None:
                 each.stop(signal.SIGKILL)  # what it had started
                 ended[each.name] = time.monotonic() + RESTART_SECONDS
             if each.running is None and time.monotonic() > ended[each.name]:
-                each.start()
+                with ending.held():
+                    each.start()
 
 
 def listen_no_more() -> None:
@@ -113,10 +115,29 @@ def listen_no_more() -> None:
         signal.signal(each, signal.SIG_IGN)
 
 
-def end_once(*_: object) -> None:
-    """Ends the fleet."""
-    listen_no_more()
-    raise KeyboardInterrupt
+class Ending:
+    """Ends the fleet at the first signal, a handler."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._is_due = False
+
+    def __call__(self, *_: object) -> None:
+        listen_no_more()
+        self._is_due = True
+        if not self._is_held:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Waits: a program that is just being started is not yet known, and would be left behind."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self._is_due:
+            raise KeyboardInterrupt
 
 
 def main() -> None:
@@ -158,9 +179,10 @@ def run(options: argparse.Namespace, flags: Sequence[str]) -> None:
         return
     options.folder.mkdir(parents=True, exist_ok=True)
     servers = [url(each) for each in fleet if each.name.startswith("server-")]
+    ending = Ending()
     for each in ENDS:
         if signal.getsignal(each) is not signal.SIG_IGN:  # as below nohup
-            signal.signal(each, end_once)
+            signal.signal(each, ending)
     try:
         for each in fleet:
             if each.is_healthy():
@@ -169,14 +191,15 @@ def run(options: argparse.Namespace, flags: Sequence[str]) -> None:
                 )
         for stage in started_in_order:
             for each in stage:
-                each.start()
+                with ending.held():
+                    each.start()
             for each in stage:
                 each.wait_ready()
         print(f"{len(fleet)} processes are ready, logs in {options.folder}")
         if options.router is not None:
             print(f"send requests to {url(fleet[-1])}")
         print(f"look at it: sgl-importance fleet {' '.join(servers)}", flush=True)
-        watch(fleet)
+        watch(fleet, ending)
     except KeyboardInterrupt:
         pass
     finally:

@@ -173,6 +173,23 @@ fleet.run(Namespace(dry_run=False, folder=folder, router=None), [])
 """A fleet of two programs that ignore SIGTERM, but for a file that says that they were told."""
 
 
+STARTING = """
+import os
+import subprocess
+
+def started(*words, **settings):
+    program = subprocess.Popen(*words, **settings)
+    file = Path(settings["stdout"].name).with_suffix(".pid")
+    while not (file.exists() and file.read_text()):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+    return program
+
+fleet_processes.subprocess = Namespace(**{**vars(subprocess), "Popen": started})
+"""
+"""For ``FLEET``: Ctrl-C while a program starts, which runs before it is known that it does."""
+
+
 def is_alive(number: int) -> bool:
     return psutil.pid_exists(number) and psutil.Process(number).status() != psutil.STATUS_ZOMBIE
 
@@ -202,5 +219,25 @@ def test_nothing_outlives_it(tmp_path: Path, signals: list[signal.Signals]) -> N
     finally:
         for number in filter(is_alive, children):
             os.killpg(number, signal.SIGKILL)
+        fleet.kill()
+        fleet.wait()
+
+
+def test_an_interrupt_while_a_program_starts_leaves_nothing_behind(tmp_path: Path) -> None:
+    before, after = FLEET.split("fleet_processes.STOP_SECONDS")
+    fleet = subprocess.Popen(
+        [sys.executable, "-c", f"{before}{STARTING}fleet_processes.STOP_SECONDS{after}", tmp_path],
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'scripts'}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.DEVNULL,
+    )
+    child = 0
+    try:
+        assert fleet.wait(60) == 0
+        child = int((tmp_path / "first.pid").read_text())
+        assert not is_alive(child)
+        assert not (tmp_path / "second.pid").exists()
+    finally:
+        if child and is_alive(child):
+            os.killpg(child, signal.SIGKILL)
         fleet.kill()
         fleet.wait()
