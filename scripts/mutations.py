@@ -1,11 +1,12 @@
 """Breaks lines that matter, one at a time, in a copy of the tree, and names the test that noticed.
 
-    python scripts/mutations.py --jobs 2                       # every row of the table, a quarter of an hour
+    python scripts/mutations.py --jobs 2                       # every row of the table, over half an hour
+    python scripts/mutations.py --jobs 2 --resume              # those of which something changed since
     python scripts/mutations.py --only fold-halving,own-mass   # some of them; writes no results
 
 The table is scripts/mutations.toml: which line, how it is broken, what a user would suffer from it, and the
 tests that should notice. A whole run writes benchmark/results/mutations.json, from which docs/status.md is
-rendered. It ends with 1 where a broken line goes unnoticed.
+rendered, row by row. It ends with 1 where a broken line goes unnoticed.
 
 Tools that make mutations (mutmut, cosmic-ray) break every line by fixed operators: they take neither a
 line's broken twin nor the tests of each line.
@@ -23,7 +24,8 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from benchmark.results import write_results  # noqa: E402
+from benchmark.results import RESULTS, write_results  # noqa: E402
 
 TABLE = ROOT / "scripts/mutations.toml"
 PACKAGES = {
@@ -70,6 +72,16 @@ class Mutation:
     broken: str
     breaks: str
     tests: tuple[str, ...]
+
+
+def checksum(root: Path, mutation: Mutation) -> str:
+    """Of the row, of the file that it breaks, and of its tests: eight hexadecimal digits."""
+    found = zlib.crc32(repr(mutation).encode())
+    for name in (mutation.file, *(test.partition("::")[0] for test in mutation.tests)):
+        path = root / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else (path,):
+            found = zlib.crc32(file.read_bytes(), found)
+    return f"{found:08x}"
 
 
 def read_table(path: Path = TABLE) -> list[Mutation]:
@@ -195,12 +207,25 @@ class Copy:
             "breaks": mutation.breaks,
             "outcome": outcome,
             "noticed_by": test,
+            "checksum": checksum(self.root, mutation),
             "seconds": round(time.monotonic() - began, 1),
         }
 
 
-def run(root: Path, mutations: Sequence[Mutation], *, jobs: int = 1) -> list[Row]:
+def run(
+    root: Path,
+    mutations: Sequence[Mutation],
+    *,
+    jobs: int = 1,
+    done: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
     """A row for each mutation, in their order; prints them as they come.
+
+    Args:
+        root: of the tree.
+        mutations: to try.
+        jobs: at a time.
+        done: called with each row, in their order.
 
     Raises:
         BadTable: a row does not fit the tree, or its tests fail though nothing is broken.
@@ -227,8 +252,25 @@ def run(root: Path, mutations: Sequence[Mutation], *, jobs: int = 1) -> list[Row
         if whole[0] != "passed":
             raise BadTable(f"with nothing broken the tests have {whole[0]} already: {whole[1]}")
         copies.put(copy)
+        rows = []
         with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(run_one, mutations))
+            for row in pool.map(run_one, mutations):
+                rows.append(row)
+                done(row)
+        return rows
+
+
+def kept_rows(path: Path, root: Path, mutations: Sequence[Mutation]) -> dict[str, Row]:
+    """Rows of an earlier run, by name, that would be the same today: noticed, and nothing of them changed."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    current = {mutation.name: mutation for mutation in mutations}
+    return {
+        row["mutation"]: row
+        for row in rows
+        if row["outcome"] == "noticed"
+        and row["mutation"] in current
+        and row.get("checksum") == checksum(root, current[row["mutation"]])
+    }
 
 
 def chosen(mutations: Sequence[Mutation], names: str) -> list[Mutation]:
@@ -250,21 +292,34 @@ def main() -> None:
     )
     parser.add_argument("--jobs", type=int, choices=range(1, 17), default=1, metavar="N", help="at a time")
     parser.add_argument("--only", metavar="NAMES", help="some rows, by name; writes no results")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep rows of the results of which nothing changed"
+    )
     parser.add_argument("--out", type=Path, help="instead of benchmark/results/mutations.json")
     arguments = parser.parse_args()
+    path = arguments.out or RESULTS / "mutations.json"
     try:
         mutations = read_table()
         if arguments.only:
             mutations = chosen(mutations, arguments.only)
-        rows = run(ROOT, mutations, jobs=arguments.jobs)
+        rows = kept_rows(path, ROOT, mutations) if arguments.resume else {}
+
+        def keep(row: Row) -> None:
+            rows[row["mutation"]] = row
+            if not arguments.only:
+                in_order = [rows[each.name] for each in mutations if each.name in rows]
+                write_results("mutations", in_order, out=path)
+
+        if left := [each for each in mutations if each.name not in rows]:
+            run(ROOT, left, jobs=arguments.jobs, done=keep)
     except BadTable as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
         sys.exit(130)
-    unnoticed = [row["mutation"] for row in rows if row["outcome"] != "noticed"]
+    unnoticed = [name for name, row in rows.items() if row["outcome"] != "noticed"]
     print(f"{len(rows) - len(unnoticed)} of {len(rows)} broken lines were noticed")
     if not arguments.only:
-        print(write_results("mutations", rows, out=arguments.out))
+        print(path)
     if unnoticed:
         sys.exit(f"error: no test noticed {', '.join(unnoticed)}: write one")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts import mutations
-from scripts.mutations import BadTable, Mutation, chosen, problems, read_table, run
+from scripts.mutations import BadTable, Mutation, chosen, kept_rows, problems, read_table, run
 
 
 def test_every_line_of_the_table_is_there_once_and_so_are_its_tests() -> None:
@@ -117,7 +117,7 @@ def test_a_line_that_nobody_missed_ends_the_run_with_its_name(
 ) -> None:
     survived = {"mutation": "empty", "outcome": "survived", "noticed_by": None}
     monkeypatch.setattr(mutations, "read_table", lambda: [HARMLESS])
-    monkeypatch.setattr(mutations, "run", lambda root, table, *, jobs: [survived])
+    monkeypatch.setattr(mutations, "run", lambda root, table, *, jobs, done: done(survived))
     out = tmp_path / "mutations.json"
     monkeypatch.setattr(sys, "argv", ["mutations.py", "--out", str(out), *words])
     with pytest.raises(SystemExit) as ended:
@@ -126,3 +126,19 @@ def test_a_line_that_nobody_missed_ends_the_run_with_its_name(
     assert out.exists() == is_written
     if is_written:
         assert json.loads(out.read_text())["rows"] == [survived]
+
+
+def test_a_row_is_kept_until_something_of_it_changes(tree: Path, tmp_path: Path) -> None:
+    results = tmp_path / "mutations.json"
+    rows = run(tree, [ADDED, HARMLESS])
+    results.write_text(json.dumps({"rows": rows}))
+    assert kept_rows(results, tree, [ADDED, HARMLESS]) == {"sum": rows[0]}
+    assert kept_rows(results, tree, [HARMLESS]) == {}
+    assert kept_rows(results, tree, [dataclasses.replace(ADDED, broken="return 0")]) == {}
+    for name in ("prices.py", "test_prices.py"):
+        before = (tree / name).read_text()
+        (tree / name).write_text(before + "\n")
+        assert kept_rows(results, tree, [ADDED]) == {}
+        (tree / name).write_text(before)
+    assert kept_rows(results, tree, [ADDED]) == {"sum": rows[0]}
+    assert kept_rows(tmp_path / "none.json", tree, [ADDED]) == {}
