@@ -4,7 +4,7 @@
     python benchmark/pages/text.py build/text
 
 Files of Python's standard library that the model was not trained on, served by a tiered server for each
-selector. Of each file the last 64 bytes are what is predicted, behind contexts of several lengths; they alone
+selector. Of each file the last 256 bytes are what is predicted, behind contexts of several lengths; they alone
 read chosen pages. Every prompt is asked twice, exactly (the hint ``selector: all``) and from chosen pages.
 Intervals are over files. Resumable: rows that ``--out`` holds already are not measured again.
 """
@@ -34,7 +34,7 @@ from support.served import script_server
 from support.servers import ServerProcess
 
 EXACT = {"kv_hints": {"selector": "all"}}
-PREDICTED = 64
+PREDICTED = 256
 """Last bytes of a file; a whole number of pages."""
 
 
@@ -112,7 +112,7 @@ def main(
         str, typer.Option(help="Bytes of a prompt, separated by commas, shortest first.")
     ] = "512,1024,2048,4096,8192",
     budget: Annotated[float, typer.Option(help="As --kv-sparse-budget.")] = 0.05,
-    files: Annotated[int, typer.Option(min=2, help="Held-out files.")] = 40,
+    files: Annotated[int, typer.Option(min=2, help="Held-out files.")] = 80,
     out: Annotated[Path | None, typer.Option(help="Write the JSON there.")] = None,
 ) -> None:
     """Measures and writes the results."""
@@ -123,9 +123,9 @@ def main(
         raise typer.BadParameter(f"{model} is no checkpoint of scripts/train_text_model.py: run that first")
     training = json.loads((model / "training.json").read_text())
     trained = {name: training[name] for name in ("text", "steps", "bytes_of_a_step")}
-    setting = {"budget": budget, "files": files, **trained}
+    setting = {"budget": budget, "files": files, "predicted": PREDICTED, **trained}
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    same = [row for row in rows if all(row[name] == setting[name] for name in setting)]
+    same = [row for row in rows if all(row.get(name) == setting[name] for name in setting)]
     done = {(row["selector"], row["context"]) for row in same}
     for selector in selectors.split(","):
         if all((selector, length) in done for length in lengths):
