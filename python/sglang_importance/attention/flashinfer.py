@@ -15,7 +15,8 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.flashinfer import EmittingDecode
 from sgl_importance_kernels.triton.logit_reduction import DecodeLogits, ObservedLogits, reduce_logits
 from sglang_importance.attention.decode_emission import MAX_EMITTED_BYTES, DecodeEmission
-from sglang_importance.attention.prefill_probe import QkProbe, attention_layers
+from sglang_importance.attention.layers import attention_layers
+from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import request_table
