@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from sgl_importance.terminal import INTERRUPTED, interrupted, one_line
+from sgl_importance.terminal import INTERRUPTED, interrupted, interrupts_behind_compilation, one_line
 
 # Of click, or of the copy of it that newer versions of typer bring.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -55,8 +55,9 @@ def build_app() -> typer.Typer:
 def main() -> None:
     """Runs the command of the command line; whatever the user can mend is one line on stderr."""
     try:
-        # Not standalone: what typer makes of an error is a box of five lines.
-        code = build_app()(prog_name=PROGRAM, standalone_mode=False)
+        with interrupts_behind_compilation():
+            # Not standalone: what typer makes of an error is a box of five lines.
+            code = build_app()(prog_name=PROGRAM, standalone_mode=False)
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help, or it was printed already
             sys.exit(error.format_message().strip() or 2)

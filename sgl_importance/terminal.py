@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -17,6 +20,8 @@ from rich.text import Text
 FILE_COLUMNS = 120
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells report SIGINT."""
+RETRY_SECONDS = 0.1
+"""From one look whether numba still compiles to the next, after Ctrl-C."""
 
 
 def fail(message: str) -> NoReturn:
@@ -34,6 +39,33 @@ def interrupted(done: str = "") -> NoReturn:
     """Ends the command after Ctrl-C with one line that says what was done by then."""
     typer.echo(f"interrupted {done}".rstrip(), err=True)
     raise typer.Exit(INTERRUPTED)
+
+
+@contextmanager
+def interrupts_behind_compilation() -> Iterator[None]:
+    """Puts Ctrl-C off while numba compiles: LLVM drops what is raised while it calls back.
+
+    For the main thread. Where Ctrl-C is ignored, as in a shell's background, it stays so.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    compiler: Any = sys.modules.get("numba.core.compiler_lock")  # nothing compiles before it is imported
+    if compiler is not None and compiler.global_compiler_lock.is_locked():  # by this thread
+        signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
+    else:
+        raise KeyboardInterrupt
 
 
 def some_path(text: str) -> Path:

@@ -33,9 +33,10 @@ from sgl_importance.pages.selection_rule import SINK_TOKENS, WINDOW_TOKENS
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
-from sgl_importance_kernels.pages.page_choice import best_pages
+from sgl_importance_kernels.pages.page_choice import ChoiceRule, Contexts, choose_pages
 
 PAGE = 16
+RULE = ChoiceRule(SINK_TOKENS, WINDOW_TOKENS)
 
 Layer = tuple[torch.Tensor, torch.Tensor]
 """The last token's queries, scaled, [heads, dimension], and all keys, [heads, tokens, dimension]."""
@@ -76,14 +77,12 @@ def missed(queries: torch.Tensor, keys: torch.Tensor, budget: float) -> tuple[fl
     logits = torch.einsum("hd,hnd->hn", queries, keys)
     low, high = pages.amin(dim=2), pages.amax(dim=2)
     bounds = torch.maximum(queries[:, None] * low, queries[:, None] * high).sum(dim=-1)
-    chosen, _ = best_pages(
-        bounds,
-        max_pages=int(budget * num_complete),
-        num_sinks=-(-SINK_TOKENS // PAGE),
-        num_recent=-(-WINDOW_TOKENS // PAGE),
+    contexts = Contexts.of(
+        [torch.arange(num_complete)], [num_complete * PAGE], [int(budget * num_complete)], RULE, PAGE
     )
+    (chosen,), _ = choose_pages(bounds[None], contexts, RULE)
     is_left_out = torch.ones(num_complete, dtype=torch.bool)
-    is_left_out[chosen] = False
+    is_left_out[chosen[chosen >= 0]] = False
     by_page = logits[:, : num_complete * PAGE].unflatten(1, (num_complete, PAGE)).logsumexp(dim=2)
     rest = logits[:, num_complete * PAGE :]
     read = torch.cat([by_page[:, ~is_left_out], rest], dim=1).logsumexp(dim=1)

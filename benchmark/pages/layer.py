@@ -29,7 +29,8 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 
 from benchmark.results import print_rows, write_results
 from sgl_importance.pages.selection_rule import SINK_TOKENS, WINDOW_TOKENS
-from sgl_importance_kernels.pages.page_choice import ChoiceRule, PageChooser
+from sgl_importance_kernels.pages.page_choice import ChoiceRule
+from sgl_importance_kernels.pages.page_chooser import PageChooser
 from sgl_importance_kernels.pages.page_slots import PageSlots
 from sgl_importance_kernels.pages.selectors.registry import SELECTORS
 from sgl_importance_kernels.pages.streamed_attention import PartialAttention, attend, stream_attention

@@ -30,10 +30,9 @@ from timing import interleaved
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmark.results import print_rows, write_results
-from sgl_importance_kernels.pages.page_choice import ChoiceRule
+from sgl_importance_kernels.pages.page_choice import ChoiceRule, Contexts, choose_pages
 from sgl_importance_kernels.pages.page_slots import PageSlots
 from sgl_importance_kernels.pages.selectors.registry import SELECTORS
-from sgl_importance_kernels.pages.step_choice import StepContexts, choose_pages
 from sgl_importance_kernels.pages.triton.attention_kernel import attend_places
 from sgl_importance_kernels.pages.triton.copy_kernel import copy_pages
 
@@ -97,7 +96,7 @@ class Step:
         self.representations = self.slots.representations
         self.representations.ensure(order.to(device))
         whole = torch.full((shape.requests,), shape.context, device=device)
-        self.contexts = StepContexts(self.pages, whole, torch.full_like(whole, budget), budget, PAGE)
+        self.contexts = Contexts(self.pages, whole, torch.full_like(whole, budget), budget, PAGE)
         self.last_tokens = torch.full_like(whole, PAGE)
         queries = torch.empty(shape.requests, shape.heads, shape.dim, dtype=dtype).normal_(generator=draws)
         self.queries, self.scale = queries.to(device), shape.dim**-0.5

@@ -1,16 +1,14 @@
-"""Chooses the pages that the queries of some tokens read, by a selector's estimates."""
+"""Chooses the pages that queries read, by a selector's estimates: sinks, a window and the best others."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import pad
-
-from sgl_importance_kernels.pages.representations import Representations
-from sgl_importance_kernels.pages.traffic import PageTraffic
+from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,132 +36,135 @@ class ChoiceRule:
         """First pages that are always read."""
         return -(-self.sink_tokens // page_size)
 
-    def num_recent(self, num_tokens: int, page_size: int) -> int:
-        """Last complete pages of a context that are always read."""
-        return num_tokens // page_size - max(num_tokens - self.window_tokens, 0) // page_size
+    def num_forced(self, num_tokens: int, page_size: int) -> int:
+        """Complete pages of a context that are read whatever the budget: sinks and window."""
+        num_complete = num_tokens // page_size
+        num_recent = num_complete - max(num_tokens - self.window_tokens, 0) // page_size
+        return min(self.num_sinks(page_size) + num_recent, num_complete)
+
+    def bonus(self, is_resident: torch.Tensor) -> torch.Tensor:
+        """What is added to the logarithm of each page's share, float32 of the shape of ``is_resident``."""
+        return math.log1p(self.resident_bias) * is_resident.float()
 
 
-class PageChooser:
-    """Maps what a selector estimates to pages: the best ones, with sinks and a local window.
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """The contexts that queries choose among, one a row; all tensors are int64.
 
-    Args:
-        representations: with the selector.
+    Attributes:
+        pages: in order, [rows, most pages]; 0 behind the last.
+        num_tokens: [rows].
+        max_pages: the budget of each, [rows]; every row has more pages than that.
+        most_chosen: largest number of complete pages that a row may read.
         page_size: tokens per page.
-        rule: what holds for every choice.
-        traffic: counts what is chosen.
-        is_resident: whether pages of a layer are on the device; what ``rule.resident_bias`` rests on.
     """
 
-    def __init__(
-        self,
-        representations: Representations,
-        page_size: int,
+    pages: torch.Tensor
+    num_tokens: torch.Tensor
+    max_pages: torch.Tensor
+    most_chosen: int
+    page_size: int
+
+    @classmethod
+    def of(
+        cls,
+        pages: Sequence[torch.Tensor],
+        num_tokens: Sequence[int],
+        max_pages: Sequence[int],
         rule: ChoiceRule,
-        traffic: PageTraffic,
-        is_resident: Callable[[int, torch.Tensor], torch.Tensor],
-    ) -> None:
-        self._representations = representations
-        self._is_resident = is_resident
-        self._page_size = page_size
-        self._rule = rule
-        self._traffic = traffic
-        self._unit_pages = max(1, representations.selector.unit_tokens // page_size)
-
-    def choose(
-        self, layer: int, queries: torch.Tensor, pages: torch.Tensor, num_tokens: int, max_pages: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The pages that queries read, all of them the same.
-
-        Args:
-            layer: index among the pool's layers.
-            queries: scaled as attention scales them, [tokens, heads, head dimension].
-            pages: of the context, in order; int64 [pages].
-            num_tokens: of the context; only the last page may be partial. It is always read.
-            max_pages: the budget. Sinks and window are part of it, and are read even where it is less.
-
-        Returns:
-            Pages in the order of the context, int64, and the largest share of its estimated attention that a
-            query finds in each, float32; no shares where all pages are read.
-        """
-        self._traffic.candidates += len(pages)
-        if max_pages >= len(pages):
-            self._traffic.selected += len(pages)
-            return pages, None
-        size = self._page_size
-        num_complete = num_tokens // size
-        num_partial = len(pages) - num_complete
-        logits = self._representations.selector.logits(
-            queries.float().contiguous(), self._representations.of(layer, pages[:num_complete])
+        page_size: int,
+    ) -> Contexts:
+        """Contexts out of each row's pages, int64 [pages], its tokens and its budget."""
+        device = pages[0].device
+        rows = zip(num_tokens, max_pages, strict=True)
+        return cls(
+            pages=pad_sequence(list(pages), batch_first=True),
+            num_tokens=torch.tensor(num_tokens, device=device),
+            max_pages=torch.tensor(max_pages, device=device),
+            most_chosen=max(_num_chosen(rule, tokens, budget, page_size) for tokens, budget in rows),
+            page_size=page_size,
         )
-        bonus = None
-        if self._rule.resident_bias:
-            resident = self._is_resident(layer, pages[:num_complete])
-            bonus = math.log1p(self._rule.resident_bias) * resident.float()
-        kept, shares = best_pages(
-            logits,
-            bonus=bonus,
-            max_pages=max_pages - num_partial,
-            num_sinks=self._rule.num_sinks(size),
-            num_recent=self._rule.num_recent(num_tokens, size),
-            unit_pages=self._unit_pages,
-            top_p=self._rule.top_p,
-            least_share=self._rule.least_share,
-        )
-        self._traffic.selected += len(kept) + num_partial
-        # The partial page is being filled, in a frame: nothing is known of it, nor asked.
-        return torch.cat([pages[kept], pages[num_complete:]]), pad(shares, (0, num_partial))
+
+    @property
+    def num_complete(self) -> torch.Tensor:
+        """Pages without the one that is being filled, [rows]."""
+        return self.num_tokens // self.page_size
+
+    @property
+    def partial_page(self) -> torch.Tensor:
+        """The page that is being filled, [rows]; -1 where there is none."""
+        pages = self.pages.gather(1, self.num_complete.clamp(max=self.pages.shape[1] - 1)[:, None])[:, 0]
+        return torch.where(self.num_tokens % self.page_size > 0, pages, -1)
 
 
-def best_pages(
+def _num_chosen(rule: ChoiceRule, num_tokens: int, max_pages: int, page_size: int) -> int:
+    """Complete pages that the budget of a context allows; the page that is being filled is part of it."""
+    budget = max_pages - (num_tokens % page_size > 0)
+    return min(max(budget, rule.num_forced(num_tokens, page_size)), num_tokens // page_size)
+
+
+def choose_pages(
     logits: torch.Tensor,
+    contexts: Contexts,
+    rule: ChoiceRule,
     *,
-    max_pages: int,
-    num_sinks: int,
-    num_recent: int,
     unit_pages: int = 1,
-    top_p: float = 1.0,
-    least_share: float = 0.0,
     bonus: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices of the pages to read, ascending, int64, and the largest share that a query has there, float32.
+    """The complete pages that the queries of each row read. No shape depends on what a tensor holds.
 
-    A page is as good as the largest share of a query's estimated attention that it has, over all queries:
-    heads are compared by shares, as the scales of their logits differ.
+    A page is as good as the largest share of a query's estimated attention that it has, over all queries of
+    its row: heads are compared by shares, as the scales of their logits differ.
 
     Args:
-        logits: estimates, float32 [queries, pages].
-        max_pages: how many; the first and last ones are among them, and are taken even where it is less.
-        num_sinks: first pages that are always taken.
-        num_recent: last pages that are always taken.
+        logits: estimates, float32 [rows, queries, most pages], -inf behind the complete pages of a row.
+        contexts: of the rows.
+        rule: what holds for every choice.
         unit_pages: pages that are taken or left together.
-        top_p: as in ``ChoiceRule``.
-        least_share: as in ``ChoiceRule``.
-        bonus: what is added to the logarithm of a page's share, float32 [pages]; None for nothing.
+        bonus: what is added to the logarithm of a page's share, float32 [rows, most pages].
+
+    Returns:
+        Complete pages, int64 [rows, most chosen], in the order of the context and -1 behind the last, and the
+        largest share of its estimated attention that a query finds in each, float32, 0 behind the last.
     """
-    num_pages = logits.shape[1]
-    log_shares = logits - logits.logsumexp(dim=1, keepdim=True)
-    largest = log_shares.amax(dim=0)
-    scores = largest.clone() if bonus is None else largest + bonus
-    num_forced = min(num_sinks + num_recent, num_pages)
+    size, most_pages = contexts.page_size, logits.shape[2]
+    num_complete = contexts.num_complete[:, None]
+    first_recent = (contexts.num_tokens[:, None] - rule.window_tokens).clamp(min=0) // size
+    at = torch.arange(most_pages, device=logits.device)
+    is_complete = at < num_complete
+    is_forced = is_complete & ((at < rule.num_sinks(size)) | (at >= first_recent))
+
+    log_shares = logits - logits.logsumexp(dim=2, keepdim=True)
+    largest = log_shares.amax(dim=1)
+    scores = largest if bonus is None else largest + bonus
     if unit_pages > 1:
-        scores = _by_unit(scores, unit_pages)
-    scores[:num_sinks] = math.inf
-    scores[max(num_pages - num_recent, 0) :] = math.inf
-    best = scores.topk(min(max(max_pages, num_forced), num_pages)).indices
-    if top_p < 1:
-        covered = log_shares[:, best].exp().cumsum(dim=1).amin(dim=0)
-        best = best[: max(int((covered < top_p).sum()) + 1, num_forced)]
-    if least_share > 0:
-        weights = logits[:, best] - logits.amax(dim=1, keepdim=True)
-        matters = (weights >= math.log(least_share)).any(dim=0)
-        best = best[matters | scores[best].isinf()]
-    best = best.sort().values
-    return best, largest[best].exp()
+        padding = -most_pages % unit_pages
+        units = pad(scores, (0, padding), value=-math.inf).unflatten(1, (-1, unit_pages))
+        scores = units.amax(dim=2, keepdim=True).expand_as(units).flatten(1)[:, :most_pages]
+    scores = scores.masked_fill(is_forced, math.inf).masked_fill(~is_complete, -math.inf)
+    if unit_pages > 1:  # the pages of a unit are alike: which of them come first must not hang on the batch
+        values, indices = (
+            part[:, : contexts.most_chosen] for part in scores.sort(dim=1, descending=True, stable=True)
+        )
+    else:
+        values, indices = scores.topk(contexts.most_chosen, dim=1)
 
-
-def _by_unit(scores: torch.Tensor, unit_pages: int) -> torch.Tensor:
-    """The best score within each unit, for every page of it. Pages of a unit stay together in the order."""
-    num_pages = len(scores)
-    padding = -num_pages % unit_pages
-    units = pad(scores, (0, padding), value=-math.inf).view(-1, unit_pages)
-    return units.amax(dim=1, keepdim=True).expand_as(units).flatten()[:num_pages].clone()
+    is_partial = (contexts.num_tokens % size > 0).long()[:, None]
+    num_forced = is_forced.sum(dim=1, keepdim=True)
+    count = torch.maximum(contexts.max_pages[:, None] - is_partial, num_forced)
+    rank = torch.arange(contexts.most_chosen, device=logits.device)
+    by_query = indices[:, None].expand(-1, logits.shape[1], -1)
+    if rule.top_p < 1:
+        within = (rank < count)[:, None]
+        covered = log_shares.gather(2, by_query).exp().where(within, 0.0).cumsum(dim=2).amin(dim=1)
+        reached = ((covered < rule.top_p) & (rank < count)).sum(dim=1, keepdim=True) + 1
+        count = torch.minimum(count, torch.maximum(reached, num_forced))
+    is_chosen = (rank < count) & (values > -math.inf)
+    if rule.least_share > 0:
+        weights = logits.gather(2, by_query) - logits.amax(dim=2, keepdim=True)
+        is_chosen &= (weights >= math.log(rule.least_share)).any(dim=1) | values.isposinf()
+    chosen = torch.where(is_chosen, indices, most_pages).sort(dim=1).values
+    is_chosen = chosen < most_pages
+    chosen = chosen.clamp(max=most_pages - 1)
+    pages = torch.where(is_chosen, contexts.pages.gather(1, chosen), -1)
+    return pages, torch.where(is_chosen, largest.gather(1, chosen).exp(), 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sgl_importance_kernels.pages.decode_attention import attend_pages
-from sgl_importance_kernels.pages.page_slots import Staging
+from sgl_importance_kernels.pages.staging import Staging
 
 
 class RunningAttention:

@@ -90,21 +90,27 @@ class SlotTable:
             pages: without a slot, just read; int64 [pages].
             is_chosen: whether a selector chose them.
         """
-        now, history = self._pass, self.history
-        held = self.page_in[layer, self.first_slot :].long()
-        is_free = held < 0
-        held = held.clamp(min=0)
-        last_read = history.last_read(layer, held)
-        may_leave = (is_free | (last_read < (now if is_chosen else now - 1))).nonzero().flatten()
-        worth = history.worth(layer, held, now) if is_chosen else last_read
-        leaving = worth.double().masked_fill_(is_free, -torch.inf)[may_leave].argsort(stable=True)
-        slots = may_leave[leaving[: len(pages)]] + self.first_slot
+        slots, may_be_given = self._in_order(layer, is_chosen=is_chosen)
+        slots = slots[may_be_given][: len(pages)]
         pages = pages[: len(slots)]
         left = self.page_in[layer, slots]
         self.slot_of[layer, left[left >= 0].long()] = -1
         self.slot_of[layer, pages] = slots.int()
         self.page_in[layer, slots] = pages.int()
         return slots
+
+    def _in_order(self, layer: int, *, is_chosen: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's slots as they are given, the free ones first; int64. And whether each may be, bool; those
+        that may not come last. Both [slots from ``first_slot`` on]."""
+        held = self.page_in[layer, self.first_slot :].long()
+        is_free = held < 0
+        held = held.clamp(min=0)
+        last_read = self.history.last_read(layer, held)
+        worth = self.history.worth(layer, held, self._pass) if is_chosen else last_read
+        stays = last_read >= (self._pass if is_chosen else self._pass - 1)
+        worth = worth.double().masked_fill_(stays, torch.inf).masked_fill_(is_free, -torch.inf)
+        by_worth = worth.sort(stable=True)
+        return by_worth.indices + self.first_slot, by_worth.values < torch.inf
 
     def give_step(
         self, layer: int, pages: torch.Tensor, shares: torch.Tensor, elsewhere: torch.Tensor
@@ -124,10 +130,9 @@ class SlotTable:
             Slots of the pages, -1 of those without one, int64 [pages]; then pages to be brought and the slots
             that they go to, int64 [at most pages] each, -1 for none.
         """
-        now = self._pass
         is_page = pages >= 0
         known = pages.clamp(min=0)
-        self.history.read_step(layer, known, now, shares, is_page)
+        self.history.read_step(layer, known, self._pass, shares, is_page)
         slots = torch.where(elsewhere >= 0, elsewhere, self.slot_of[layer, known].long())
         is_missing = is_page & (slots < 0)
 
@@ -135,20 +140,14 @@ class SlotTable:
         absent = torch.where(is_missing, pages, self.slot_of.shape[1]).sort().values
         is_first = absent < self.slot_of.shape[1]
         is_first[1:] &= absent[1:] != absent[:-1]
-        held = self.page_in[layer, self.first_slot :].long()
-        num_given = min(len(pages), len(held))
+        num_given = min(len(pages), self.page_in.shape[1] - self.first_slot)
         order = is_first.cumsum(0) - 1
         brought = torch.full((num_given + 1,), -1, dtype=torch.int64, device=pages.device)
         brought[torch.where(is_first & (order < num_given), order, num_given)] = absent
         brought = brought[:num_given]
 
-        is_free = held < 0
-        held = held.clamp(min=0)
-        worth = self.history.worth(layer, held, now).double()
-        worth.masked_fill_(self.history.last_read(layer, held) == now, torch.inf)
-        by_worth = worth.masked_fill_(is_free, -torch.inf).sort(stable=True)
-        slots_given = by_worth.indices[:num_given] + self.first_slot
-        is_given = (brought >= 0) & (by_worth.values[:num_given] < torch.inf)
+        slots_given, may_be_given = (part[:num_given] for part in self._in_order(layer, is_chosen=True))
+        is_given = (brought >= 0) & may_be_given
         brought = torch.where(is_given, brought, -1)
 
         left = self.page_in[layer, slots_given].long()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sgl_importance.client.server_client import Server, ServerError
+from sgl_importance.client.server_client import NotThere, Server, ServerError
 
 FLEET_SECONDS = 20.0
 """Longest wait for one answer: a server that hangs must not hide the others for long."""
@@ -152,14 +152,18 @@ def together(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def hot_prefixes_of(member: Member, count: int) -> list[Prefix]:
-    """The prefixes whose last node was used most on this member: by uses times tokens."""
+    """The prefixes whose last node was used most on this member: by uses times tokens.
+
+    Raises:
+        ServerError: it stopped answering; it is asked nothing more.
+    """
     tree = member.server.get("/tree", limit=CANDIDATE_NODES, dp_rank=member.dp_rank)
     rows = sorted(tree["nodes"], key=lambda row: row["accesses"] * row["tokens"], reverse=True)[:count]
     prefixes = []
     for row in rows:
         try:
             body = member.server.get(f"/node/{row['id']}/prompt", dp_rank=member.dp_rank)
-        except ServerError:
+        except NotThere:
             continue  # it was evicted meanwhile
         ids = tuple(body["input_ids"])
         prefixes.append(Prefix(ids, body["extra_key"], body["cache_salt"], row["tokens"], row["label"]))
@@ -167,14 +171,18 @@ def hot_prefixes_of(member: Member, count: int) -> list[Prefix]:
 
 
 def uses_of(member: Member, prefix: Prefix) -> dict[str, Any]:
-    """How often requests of this member went through the whole of a prefix, and the tiers of its end."""
+    """How often requests of this member went through the whole of a prefix, and the tiers of its end.
+
+    Raises:
+        ServerError: it stopped answering; it is asked nothing more.
+    """
     rank = "" if member.dp_rank is None else f"?dp_rank={member.dp_rank}"
     found = member.server.post(f"/find{rank}", prefix.body)
     if not found["path"] or found["matched_tokens"] < len(prefix.input_ids):
         return {"name": member.name, "uses": 0, "tiers": []}
     try:
         node = member.server.get(f"/node/{found['path'][-1]['id']}", dp_rank=member.dp_rank)
-    except ServerError:  # it was evicted meanwhile
+    except NotThere:  # it was evicted meanwhile
         return {"name": member.name, "uses": 0, "tiers": []}
     return {"name": member.name, "uses": node["accesses"], "tiers": node["tiers"]}
 

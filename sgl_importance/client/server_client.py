@@ -18,6 +18,10 @@ class ServerError(Exception):
     """The server is not there, refused, or answered nonsense; the message is one line."""
 
 
+class NotThere(ServerError):
+    """The server holds nothing of the name that was asked for, or no longer."""
+
+
 class KeyRefused(ServerError):
     """The server wants another API key, or one at all."""
 
@@ -107,7 +111,7 @@ class Server:
         if answer.status_code in (401, 403):
             raise KeyRefused(f"{self.url} refuses the key: give --api-key or set SGLANG_API_KEY")
         if answer.is_error:
-            raise ServerError(self._explain(route, answer))
+            raise self._refusal(route, answer)
         document = _json_of(answer)
         if not isinstance(document, dict):
             raise ServerError(f"{self.url}{route} did not answer with our JSON: is it a server of sglang?")
@@ -116,15 +120,17 @@ class Server:
     def _no_address(self) -> ServerError:
         return ServerError(f"{self.url!r} is no address: give --url such as {DEFAULT_URL}")
 
-    def _explain(self, route: str, answer: httpx.Response) -> str:
+    def _refusal(self, route: str, answer: httpx.Response) -> ServerError:
         document = _json_of(answer)
         said = document if isinstance(document, dict) else {}
         message = said.get("message") or said.get("detail")
         if answer.status_code == 404 and message in (None, _NO_SUCH_ROUTE):
-            return f"{self.url} has no {route}: start it with sgl-importance and --kv-policy importance"
+            cure = "start it with sgl-importance and --kv-policy importance"
+            return ServerError(f"{self.url} has no {route}: {cure}")
         if isinstance(message, str):
-            return " ".join(message.split())
-        return f"{self.url}{route} answered {answer.status_code}: look into its log"
+            kind = NotThere if answer.status_code == 404 else ServerError
+            return kind(" ".join(message.split()))
+        return ServerError(f"{self.url}{route} answered {answer.status_code}: look into its log")
 
 
 def _json_of(answer: httpx.Response) -> Any:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sgl_importance.replay.chain_ranking import CHAIN_POLICIES
-from sgl_importance.replay.chain_replay import ChainHardware, ChainRow, chain_jobs, run_chain_job
+from sgl_importance.replay.chain_command import replay_chain
+from sgl_importance.replay.chain_replay import ChainHardware
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.gated_tiers import Gating, StorageOffer
 from sgl_importance.replay.pages.page_command import parse_page_policies, replay_pages
@@ -33,7 +33,6 @@ from sgl_importance.replay.replay_arguments import (
     workers_of,
 )
 from sgl_importance.replay.replay_runner import Job, ReplayMode, Row, run_job
-from sgl_importance.replay.report.chain_report import chain_table
 from sgl_importance.replay.report.console import (
     check_traces,
     open_journal,
@@ -50,7 +49,6 @@ from sgl_importance.replay.report.tier_report import TieredJob, TieredRow, run_t
 from sgl_importance.replay.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
 from sgl_importance.terminal import existing_file, fail, show, some_path
-from sgl_importance.tier_chain.tier_file import ChainSpec, TierFileError, read_tier_file
 from sgl_importance.tiers import Tier
 
 app = typer.Typer(
@@ -208,18 +206,19 @@ def replay_command(
     if tiers_file is not None:
         if blocks or device_blocks is not None or object_level or node_granular or plot_file is not None:
             fail("--tiers takes sizes from its file or --capacity-fraction: leave out other sizes and modes")
-        check_results(json_file, None)
-        options = ReadOptions(tokenizer, block_tokens, object_level, alive)
-        hardware = ChainHardware(prefill_tokens_per_second, bytes_per_token, price_computed)
-        spec, arms = chain_of(tiers_file), chain_policies(policies)
-        read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
-        work = chain_jobs(read, spec, arms, fractions, hardware)
-        chain_journal = open_journal(json_file, ChainRow, read, work)
-        chain_rows = run_with_progress(run_chain_job, read, work, workers, chain_journal)
-        for trace in read:
-            show(chain_table([row for row in chain_rows if row.trace == trace.name]))
-        if json_file is not None:
-            write_rows(json_file, chain_rows, chain_journal)
+        replay_chain(
+            traces,
+            tiers_file,
+            policies=policies,
+            fractions=fractions,
+            hardware=ChainHardware(prefill_tokens_per_second, bytes_per_token, price_computed),
+            options=ReadOptions(tokenizer, block_tokens, object_level, alive),
+            format_name=format_name,
+            skip_bad=skip_bad,
+            seeds=seeds,
+            json_file=json_file,
+            workers=workers,
+        )
         return
     if [bool(blocks), bool(fractions), device_blocks is not None].count(True) != 1:
         fail("say how large the cache is: one of --capacity-blocks, --capacity-fraction and --device-blocks")
@@ -309,22 +308,6 @@ def _replay_pages(
         json_file=json_file,
         workers=workers,
     )
-
-
-def chain_of(path: Path) -> ChainSpec:
-    """The tiers of a file; fails on a bad one."""
-    try:
-        return read_tier_file(path)
-    except TierFileError as error:
-        fail(str(error))
-
-
-def chain_policies(text: str) -> list[str]:
-    """Policies of a chain; the default list of the command names one that is none, which is left out."""
-    names = [name for name in parse_policies(text) if name != OPTIMUM]
-    if unknown := [name for name in names if name not in CHAIN_POLICIES]:
-        fail(f"a chain of tiers is not ranked by {unknown[0]}: use {' or '.join(CHAIN_POLICIES)}")
-    return names
 
 
 def _capacities(trace: Trace, blocks: list[int], fractions: list[float]) -> list[int]:

@@ -98,8 +98,12 @@ def _hits_by_place(
     block_tokens: int,
     longest: int,
     object_level: bool,
-) -> tuple[Any, Any, Any]:
-    """Hit blocks, hit tokens and full hits that first appear at each capacity."""
+) -> Any:
+    """Hit blocks, hit tokens and full hits that first appear at each capacity; int64 [3, num_blocks + 1].
+
+    In one array: numba makes a tuple of several without looking whether each could be made, and after an
+    interrupt one could not.
+    """
     slots = 2 * num_blocks + longest  # later slot: more recent; packed once full, so linear in blocks
     tree = np.zeros(slots + 1, dtype=np.int64)
     owner = np.full(slots, -1, dtype=np.int64)
@@ -131,7 +135,7 @@ def _hits_by_place(
             for position in range(stop - 1, start - 1, -1):
                 live += _renew(tree, owner, slot_of, blocks[position], used)
                 used += 1
-    return places[0], places[1], places[2]
+    return places
 
 
 @njit(cache=True)

@@ -19,15 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.replay.cache import ReplayCounts
+from sgl_importance.replay.open_intervals import AGES, Ages, IntervalArray, count_reached, no_intervals
 from sgl_importance.replay.sessions import BlockFacts, access_classes
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
-from sgl_importance.reuse.estimator import DECAY, NUM_GROUPS, REFRESH_INTERVAL
+from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
 from sgl_importance.reuse.hazards import hazards, retention_index
-from sgl_importance.reuse.life_table import BUCKET_OF_AGE, BUCKET_STARTS, GROUP, NUM_AGE_BUCKETS, FloatArray
+from sgl_importance.reuse.life_table import NUM_AGE_BUCKETS, FloatArray
 
 _BitArray = npt.NDArray[np.uint64]
 _BoolArray = npt.NDArray[np.bool_]
-IntervalArray = npt.NDArray[np.int32]
 _ClassArray = npt.NDArray[np.uint16]
 _ClockArray = npt.NDArray[np.int32]
 
@@ -43,25 +43,6 @@ class _Requests(NamedTuple):
     input_tokens: IntArray
     block_tokens: int
     capacity: int
-
-
-class Ages(NamedTuple):
-    """Constants as an argument: numba would freeze globals into its cache.
-
-    Attributes:
-        bucket_starts: first age of each bucket, int64.
-        bucket_of_age: of each age that is known exactly, int64.
-        group: requests of a group.
-        num_groups: groups that can hold an open interval.
-    """
-
-    bucket_starts: IntArray
-    bucket_of_age: IntArray
-    group: int
-    num_groups: int
-
-
-AGES = Ages(BUCKET_STARTS, BUCKET_OF_AGE, GROUP, NUM_GROUPS)
 
 
 class _Cache(NamedTuple):
@@ -179,12 +160,6 @@ def _ordered(evidence: _Evidence, levels: IntArray) -> _Order:
     return _Order(retention, cells, rank.reshape(retention.shape))
 
 
-def no_intervals(num_requests: int, num_classes: int) -> IntervalArray:
-    """As in ``ReuseEstimator``, with a ring of requests that is as long as this trace needs it."""
-    ring = min(len(AGES.bucket_of_age), num_requests + 1)
-    return np.zeros((ring + AGES.num_groups, num_classes), dtype=np.int32)
-
-
 @numba.njit(cache=True)
 def _age_bucket(ages: Ages, age: int) -> int:
     last = len(ages.bucket_of_age) - 1
@@ -276,33 +251,6 @@ def _cheapest(
         elif low == lowest[row]:
             lowest[row] = high + 1
     return best, best_position
-
-
-@numba.njit(cache=True)
-def count_reached(clock: int, open_intervals: IntervalArray, reached: FloatArray, ages: Ages) -> None:
-    """A request is admitted: open intervals that get to a bucket with it are counted there."""
-    rows, num_classes = open_intervals.shape
-    ring, exact = rows - ages.num_groups, len(ages.bucket_of_age)
-    leaving = clock - exact
-    if leaving >= 0:
-        group = ring + leaving // ages.group % ages.num_groups
-        if leaving % ages.group == 0:
-            open_intervals[group] = 0
-        for row in range(num_classes):
-            open_intervals[group, row] += open_intervals[clock % ring, row]
-    open_intervals[clock % ring] = 0
-    for bucket in range(len(ages.bucket_starts)):
-        start = clock - ages.bucket_starts[bucket]
-        if start <= 0:
-            break
-        if ages.bucket_starts[bucket] < exact:
-            began = start % ring
-        elif (start + 1) % ages.group == 0:
-            began = ring + start // ages.group % ages.num_groups
-        else:
-            break  # all other buckets begin whole groups later
-        for row in range(num_classes):
-            reached[row, bucket] += open_intervals[began, row]
 
 
 @numba.njit(cache=True)

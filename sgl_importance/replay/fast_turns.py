@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.replay.cache import ReplayCounts
-from sgl_importance.replay.fast_importance import AGES, Ages, IntervalArray, count_reached, no_intervals
+from sgl_importance.replay.open_intervals import AGES, Ages, IntervalArray, count_reached, no_intervals
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
 from sgl_importance.replay.trace_turns import GONE_ON, TraceTurns
@@ -62,7 +62,7 @@ class _Cache(NamedTuple):
 class _Estimate(NamedTuple):
     """Evidence and index of classes and turns."""
 
-    open_intervals: IntervalArray  # as in ``fast_importance``
+    open_intervals: IntervalArray
     hits: FloatArray  # [classes, buckets]
     class_index: FloatArray  # [classes, buckets]
     turn_index: FloatArray  # [turn classes, buckets]

@@ -79,9 +79,7 @@ class TraceTurns:
         self.since[request], self.classes[request] = turn.since, turn.turn_class
 
 
-def _relations_of(
-    trace: Trace, facts: BlockFacts, is_shared: npt.NDArray[np.bool_]
-) -> tuple[IntArray, IntArray]:
+def _relations_of(trace: Trace, facts: BlockFacts, is_shared: npt.NDArray[np.bool_]) -> IntArray:
     return _relations(
         trace.blocks,
         trace.offsets,
@@ -102,16 +100,17 @@ def _relations(
     next_turn: int,
     branch: int,
     is_shared: npt.NDArray[np.bool_],
-) -> tuple[IntArray, IntArray]:
-    """The turn that each request went on from and the one that it departed from; int64 [requests] each.
+) -> IntArray:
+    """The turn that each request went on from and the one that it departed from; int64 [2, requests].
 
-    NO_PARENT where there is none. Both are the last to visit the deepest block that was asked for before. A
-    request that leaves that turn's text in its second half edits it; one that leaves it earlier, or where
-    others left, shares a prefix with it: another session, or the same behind a summary.
+    In one array, as in ``equivalent``. NO_PARENT where there is none. Both are the last to visit the deepest
+    block that was asked for before. A request that leaves that turn's text in its second half edits it; one
+    that leaves it earlier, or where others left, shares a prefix with it: another session, or the same behind
+    a summary.
     """
     num_requests = len(offsets) - 1
-    before = np.full(num_requests, NO_PARENT, dtype=np.int64)
-    departed = np.full(num_requests, NO_PARENT, dtype=np.int64)
+    relations = np.full((2, num_requests), NO_PARENT, dtype=np.int64)
+    before, departed = relations[0], relations[1]
     visited_by = np.full(num_blocks, NO_PARENT, dtype=np.int64)
     parted = np.zeros(num_blocks, dtype=np.bool_)
     for request in range(num_requests):
@@ -131,4 +130,4 @@ def _relations(
         for i in range(first, end):
             visited_by[blocks[i]] = request
             is_shared[i] = parted[blocks[i]]
-    return before, departed
+    return relations

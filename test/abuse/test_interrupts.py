@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from numba.core.compiler_lock import global_compiler_lock
 
 from sgl_importance import cli
+from sgl_importance.terminal import interrupts_behind_compilation
 
 from support.processes import command_line
 
@@ -80,19 +82,18 @@ def sessions(count: int) -> str:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trace")
-    path, short = folder / "long.jsonl", folder / "short.jsonl"
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     path.write_text(sessions(8000))
-    short.write_text(sessions(20))
-    # Compiles what a first run compiles: LLVM drops an interrupt that comes while it calls back.
-    subprocess.run([*PROGRAM, "size", str(short), "--jobs", "1"], check=True, capture_output=True)
     return path
 
 
 @pytest.mark.parametrize(
     "command", ["replay {} --policies lhd --capacity-blocks 9999", "study reuse {}", "size {}"]
 )
-def test_a_command_that_reads_and_replays(trace: Path, tmp_path: Path, command: str) -> None:
+def test_a_command_that_reads_and_replays(
+    trace: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # a first run, which compiles
     words = [*PROGRAM, *command.format(trace).split()]
     if not command.startswith("study"):
         words += ["--jobs", "1"]
@@ -111,6 +112,35 @@ def test_while_the_commands_are_loaded(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert (ended.value.code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """A test run in the background of a shell ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
+@pytest.mark.parametrize("compiles", [True, False])
+def test_an_interrupt_waits_for_the_compiler_only(compiles: bool) -> None:
+    """LLVM calls back into Python: what is raised there is printed and dropped."""
+    done: list[str] = []
+
+    def work() -> None:
+        with interrupts_behind_compilation():
+            with global_compiler_lock if compiles else nullcontext():
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGALRM)  # as the next look comes
+                done.append("compiled")
+            for _ in range(1000):
+                time.sleep(0.01)
+            done.append("dropped")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["compiled"] * compiles
 
 
 @pytest.mark.server

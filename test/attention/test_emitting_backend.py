@@ -259,6 +259,11 @@ def test_install_registers_the_emitting_backend_and_publishes_its_rows() -> None
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"dtype": torch.float8_e5m2}, "--kv-cache-dtype auto"),
         ({"model": Layers(sliding_window_size=16)}, "--kv-importance-source none"),
+        ({"model": Layers(use_irope=True)}, "--kv-importance-source none"),
+        (
+            {"model": Layers(temperature_len=1024)},
+            "temperature by length are not supported: start with --kv-importance-source none",
+        ),
     ],
 )
 def test_unsupported_models_are_refused_with_the_cure(runner: dict[str, object], message: str) -> None:

@@ -72,11 +72,15 @@ def test_requests_are_told_apart_by_their_starts() -> None:
     "mutation",
     [
         Mutation(
-            "order_for_batch_row", "BATCH_ROW, :count] = batch_rows", "BATCH_ROW, :count] = range(count)"
+            "order_for_batch_row",
+            "numbers.batch_rows[:count] = batch_rows",
+            "numbers.batch_rows[:count] = range(count)",
         ),
         pytest.param(
             Mutation(
-                "one_start_for_all", "BATCH_START, batch_rows] = starts", "BATCH_START, batch_rows] = 0"
+                "one_start_for_all",
+                "numbers.batch_starts[batch_rows] = starts",
+                "numbers.batch_starts[batch_rows] = 0",
             ),
             marks=pytest.mark.nightly,
         ),
@@ -153,10 +157,11 @@ def test_no_kernel_gets_the_starts_of_another_batch_once_learning_has_ended(
     first, second, third = Sequence("a", 1), Sequence("b", 3), Sequence("c", 2)
     driver.extend((first, 40), (second, 50), (third, 60))
     driver.decode(first, second)
-    assert emission.batch_starts[:2].tolist() == [0, 41]
+    numbers = emission.numbers
+    assert numbers.batch_starts[:2].tolist() == [0, 41]
     end(driver)
     driver.decode(first, third)  # whose 61 tokens from 41 on the buffer of 100 does not hold
-    assert emission.batch_starts.tolist() == emission.order.tolist() == [-1] * emission.max_batch
+    assert numbers.batch_starts.tolist() == numbers.order.tolist() == [-1] * emission.max_batch
     assert not driver.rows.is_open
 
 
@@ -165,9 +170,9 @@ def test_a_pass_that_is_no_decode_step_names_nobody() -> None:
     first, second = Sequence("a", 1), Sequence("b", 3)
     driver.extend((first, 9))
     driver.decode(first)
-    assert driver.backend.emission.batch_starts[0] == 0
+    assert driver.backend.emission.numbers.batch_starts[0] == 0
     driver.extend((second, 5))
-    assert (driver.backend.emission.batch_starts == -1).all()
+    assert (driver.backend.emission.numbers.batch_starts == -1).all()
     driver.check_row(first, Phase.DECODE, [9], layers=(1,))
 
 
@@ -182,7 +187,7 @@ def test_the_kernels_are_handed_what_jit_args_announce() -> None:
     assert not wrapper.use_tensor_cores, "a group of 2 decodes on CUDA cores"
     starts = [call[1] for call in wrapper.calls]
     assert [bool((start >= 0).any()) for start in starts] == [False, True, False]
-    assert starts[1].data_ptr() == emission.batch_starts.data_ptr(), "a graph holds the address"
+    assert starts[1].data_ptr() == emission.numbers.batch_starts.data_ptr(), "a graph holds the address"
     assert [call[2] for call in wrapper.calls] == [pytest.approx(8**-0.5)] * 3
 
 

@@ -20,10 +20,22 @@ MODULES = sorted(path.name for path in HERE.glob("test_*.py") if "mark.triton" i
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is the interpreter's process")
-def test_in_the_interpreter() -> None:
+@pytest.mark.parametrize("nightly", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_in_the_interpreter(nightly: bool) -> None:
     modules = [name for name in MODULES if name != Path(__file__).name]
     assert modules
-    command = [sys.executable, "-m", "pytest", "-q", "--maxfail=3", "-p", "no:cacheprovider", *modules]
+    which = ["-m", f"{'' if nightly else 'not '}nightly and not gpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--maxfail=3",
+        "-p",
+        "no:cacheprovider",
+        *which,
+        *modules,
+    ]
     run = subprocess.run(
         command,
         cwd=HERE,

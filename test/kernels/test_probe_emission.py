@@ -112,7 +112,11 @@ TWINS = [
     ),
     (
         decode_emission,
-        Mutation("row_by_order", "BATCH_ROW, :count] = batch_rows", "BATCH_ROW, :count] = range(count)"),
+        Mutation(
+            "row_by_order",
+            "numbers.batch_rows[:count] = batch_rows",
+            "numbers.batch_rows[:count] = range(count)",
+        ),
     ),
 ]
 
@@ -147,7 +151,7 @@ def test_steps_that_observe_nobody_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_nothing_behind(driver(interval=100))
-    stale = Mutation("still_observed", "        self._numbers[_Number.NUM_QUERIES] = 0\n", "")
+    stale = Mutation("still_observed", "        self._on_host.num_queries[:] = 0\n", "")
     twin = broken_twin(decode_emission, stale, tmp_path)
     monkeypatch.setattr(ProbeEmission, "_clear_numbers", twin.DecodeEmission._clear_numbers)
     with pytest.raises(AssertionError):
@@ -163,7 +167,7 @@ def test_steps_after_the_end_of_learning_leave_nothing_behind() -> None:
     written = made.emission.log_sums.values.clone()
     made.decode(sequence)
     assert torch.equal(made.emission.log_sums.values, written)
-    assert not made.emission.num_queries(made.emission.max_observed).any()
+    assert not made.emission.numbers.num_queries.any()
 
 
 def test_nobody_waits_for_ever_where_more_are_due_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("sglang")
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
 import sglang_importance.attention.decode_emission as decode_emission
-import sglang_importance.attention.triton as producer
+import sglang_importance.attention.log_sum_emission as producer
 from sglang_importance.attention import install
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.triton import EmittingTritonBackend, TritonEmission
@@ -68,14 +68,14 @@ def test_replays_of_one_graph_observe_and_do_not() -> None:
 
 
 TWINS = [
-    Mutation("order_for_batch", "_Number.ORDER, batch_rows]", "_Number.ORDER, :count]"),
-    Mutation("stale_length", "SEQ_LEN, :count] = seq_lens", "SEQ_LEN, :count] = 5"),
+    Mutation("order_for_batch", "numbers.order[batch_rows]", "numbers.order[:count]"),
+    Mutation("stale_length", "numbers.seq_lens[:count] = seq_lens", "numbers.seq_lens[:count] = 5"),
     Mutation(
         "slot_by_order",
-        "SLOT, :count] = [queries.slot for queries in observed]",
-        "SLOT, :count] = range(1, count + 1)",
+        "numbers.slots[:count] = [queries.slot for queries in observed]",
+        "numbers.slots[:count] = range(1, count + 1)",
     ),
-    Mutation("never_named", "        self._staged.send(self._numbers)\n        self.opened()\n", ""),
+    Mutation("never_named", "        self._staged.send(self._to_send)\n        self.opened()\n", ""),
 ]
 
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_importance.settings import SPARSE_SELECTORS
-from sgl_importance_kernels.pages.page_choice import best_pages
 from sgl_importance_kernels.pages.representations import Representations
 from sgl_importance_kernels.pages.selectors.registry import SELECTORS
 
@@ -97,56 +96,3 @@ def test_what_was_written_by_somebody_else_is_represented_anew() -> None:
     fresh = representations.selector.logits(queries, representations.of(0, pages))
     changed = (fresh != before).any(dim=0)
     assert changed.nonzero().flatten().tolist() == [4]
-
-
-@given(
-    seed=st.integers(0, 2**31),
-    num_pages=st.integers(1, 40),
-    max_pages=st.integers(0, 45),
-    num_sinks=st.integers(0, 3),
-    num_recent=st.integers(0, 3),
-    unit_pages=st.sampled_from((1, 4)),
-    top_p=st.sampled_from((0.5, 1.0)),
-    least_share=st.sampled_from((0.0, 0.1)),
-)
-def test_the_choice_keeps_its_promises(
-    seed: int,
-    num_pages: int,
-    max_pages: int,
-    num_sinks: int,
-    num_recent: int,
-    unit_pages: int,
-    top_p: float,
-    least_share: float,
-) -> None:
-    logits = 4 * torch.randn(3, num_pages, generator=torch.Generator().manual_seed(seed))
-    found, shares = best_pages(
-        logits,
-        max_pages=max_pages,
-        num_sinks=num_sinks,
-        num_recent=num_recent,
-        unit_pages=unit_pages,
-        top_p=top_p,
-        least_share=least_share,
-    )
-    torch.testing.assert_close(shares, logits.softmax(dim=1).amax(dim=0)[found])
-    kept = found.tolist()
-    forced = {*range(min(num_sinks, num_pages)), *range(max(num_pages - num_recent, 0), num_pages)}
-    assert kept == sorted(set(kept))
-    assert forced <= set(kept)
-    assert len(kept) <= max(max_pages, len(forced))
-    if top_p == 1 and least_share == 0:
-        assert len(kept) == min(max(max_pages, len(forced)), num_pages) or num_sinks + num_recent > num_pages
-    if top_p < 1 and least_share == 0 and len(kept) < min(max_pages, num_pages):
-        assert bool((logits.softmax(dim=1)[:, kept].sum(dim=1) >= top_p - 1e-5).all())
-    if least_share > 0 and top_p == 1 and max_pages >= num_pages:
-        weights = (logits - logits.amax(dim=1, keepdim=True)).exp().amax(dim=0)
-        assert {page for page in range(num_pages) if weights[page] >= least_share} <= set(kept)
-
-
-def test_units_are_taken_whole() -> None:
-    logits = torch.zeros(1, 16)
-    logits[0, 6] = 5.0
-    kept, _ = best_pages(logits, max_pages=5, num_sinks=1, num_recent=0, unit_pages=4)
-    assert kept.tolist()[:1] == [0]
-    assert {4, 5, 6, 7} <= set(kept.tolist())

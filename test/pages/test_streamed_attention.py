@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from sgl_importance_kernels.pages.page_choice import ChoiceRule, PageChooser
+from sgl_importance_kernels.pages.page_choice import ChoiceRule
+from sgl_importance_kernels.pages.page_chooser import PageChooser
 from sgl_importance_kernels.pages.representations import Representations
 from sgl_importance_kernels.pages.selectors.representative_keys import RepresentativeKeys
 from sgl_importance_kernels.pages.streamed_attention import (

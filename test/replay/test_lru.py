@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -105,3 +108,45 @@ def test_published_rows(mooncake: Trace, capacity: int, block_hit_rate: float, f
     assert round(counts.full_hits / mooncake.num_requests, 4) == full_hit_rate
     assert counts == replay_tree(mooncake, LruPolicy(capacity))
     assert counts.hit_blocks == lru_curve(mooncake).hit_blocks[capacity]
+
+
+IN_COMPILED_CODE = """
+import signal
+import subprocess
+import sys
+
+import numpy as np
+from sgl_importance.replay.{module} import {function} as compiled
+
+def run(requests):
+    blocks = np.arange(requests * 8) // 2
+    offsets = np.arange(requests + 1) * 8
+    compiled(*{arguments})
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+run(2)  # compiles
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.01)
+try:
+    for _ in range(10_000):
+        run(200_000)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+CURVE = "blocks, offsets, offsets[1:], len(blocks), 16, 8, False"
+RELATIONS = (
+    "blocks, offsets, len(blocks), np.zeros(len(blocks), np.int8), 1, 2, np.zeros(len(blocks), np.bool_)"
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "arguments"),
+    [("equivalent", "_hits_by_place", CURVE), ("trace_turns", "_relations", RELATIONS)],
+)
+def test_an_interrupt_in_compiled_code_ends_in_no_crash(module: str, function: str, arguments: str) -> None:
+    """numba puts results into a tuple without looking whether they could be made: that one cannot be used."""
+    script = IN_COMPILED_CODE.format(module=module, function=function, arguments=f"({arguments})")
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "interrupted\n"), run.stderr

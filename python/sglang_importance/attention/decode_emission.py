@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from functools import wraps
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -29,16 +30,32 @@ MAX_EMITTED_BYTES = 1 << 29
 """Limit on the buffers that attention emits into. Requests beyond it are observed in the next step."""
 
 
-class _Number(IntEnum):
-    """Rows of the staged numbers: by request of the batch, then by observed request."""
+Numbers = TypeVar("Numbers", torch.Tensor, npt.NDArray[np.int32])
 
-    ORDER = 0
-    BATCH_START = 1
-    START = 2
-    BATCH_ROW = 3
-    SEQ_LEN = 4
-    SLOT = 5
-    NUM_QUERIES = 6
+
+class StepNumbers(NamedTuple, Generic[Numbers]):
+    """What a decode step's kernels read of its observed requests; each int32 [max_batch].
+
+    The first two go by request of the batch, the others by observed request: of these, what lies behind the
+    last observed one is left over from earlier steps, but for ``num_queries``.
+
+    Attributes:
+        order: its index among the observed requests, -1 where it is not observed.
+        batch_starts: its first token in a flat list of the observed requests' tokens, -1 where not observed.
+        starts: the same of the observed requests.
+        batch_rows: its row of the batch.
+        seq_lens: its tokens.
+        slots: its row of the score rows.
+        num_queries: 1 of each observed request, 0 behind them.
+    """
+
+    order: Numbers
+    batch_starts: Numbers
+    starts: Numbers
+    batch_rows: Numbers
+    seq_lens: Numbers
+    slots: Numbers
+    num_queries: Numbers
 
 
 class DecodeEmission(ABC):
@@ -55,6 +72,9 @@ class DecodeEmission(ABC):
         layers: the sampled layers.
         max_batch: requests of a batch, padding included.
         interval: decode steps from one observation of a request to its next.
+
+    Attributes:
+        numbers: of the observed requests, on the device. Always the same memory: graphs hold its addresses.
     """
 
     def __init__(
@@ -74,8 +94,12 @@ class DecodeEmission(ABC):
         self._index = {layer: index for index, layer in enumerate(self.layers)}
         self._sampler = sampler
         # Rows whose starts stay aligned: Triton compiles for the alignment of what it is called with.
-        self._staged = StagedNumbers((len(_Number), -(-max_batch // 4) * 4), model_runner.device)
-        self._numbers = torch.zeros_like(self._staged.device_values, device="cpu")
+        shape = (len(StepNumbers._fields), -(-max_batch // 4) * 4)
+        self._staged = StagedNumbers(shape, model_runner.device)
+        self.numbers: StepNumbers[torch.Tensor] = StepNumbers(*self._staged.device_values[:, :max_batch])
+        self._to_send = torch.zeros(shape, dtype=torch.int32)
+        # A write per item of a tensor takes microseconds.
+        self._on_host: StepNumbers[npt.NDArray[np.int32]] = StepNumbers(*self._to_send.numpy())
         self._names_anybody = False
         self._is_in_pass = False
         self._next_row = 0
@@ -83,7 +107,7 @@ class DecodeEmission(ABC):
         self._ran: set[int] = set()
         self._ever_ran: set[int] = set()
         self._clear_numbers()
-        self._staged.send(self._numbers)
+        self._staged.send(self._to_send)
         wrapped = self._around(model_runner.forward)
         model_runner.forward = wrapped  # type: ignore[method-assign]  # on this instance only
 
@@ -115,37 +139,6 @@ class DecodeEmission(ABC):
             self._ran.add(layer_id)
             self._ever_ran.add(layer_id)
         return index
-
-    @property
-    def order(self) -> torch.Tensor:
-        """Index of each request of the batch among the observed, -1 where not, int32 [max_batch]."""
-        return self._staged.device_values[_Number.ORDER, : self.max_batch]
-
-    @property
-    def batch_starts(self) -> torch.Tensor:
-        """First token of each request of the batch in a flat list of the observed requests' tokens, -1 where
-        not observed, int32 [max_batch]."""
-        return self._staged.device_values[_Number.BATCH_START, : self.max_batch]
-
-    def starts(self, count: int) -> torch.Tensor:
-        """The same of the first ``count`` observed requests, int32 [count]."""
-        return self._staged.device_values[_Number.START, :count]
-
-    def batch_rows(self, count: int) -> torch.Tensor:
-        """Row of the batch of each observed request, int32 [count]."""
-        return self._staged.device_values[_Number.BATCH_ROW, :count]
-
-    def seq_lens(self, count: int) -> torch.Tensor:
-        """Tokens of each observed request, int32 [count]."""
-        return self._staged.device_values[_Number.SEQ_LEN, :count]
-
-    def slots(self, count: int) -> torch.Tensor:
-        """Row of the score rows of each observed request, int32 [count]."""
-        return self._staged.device_values[_Number.SLOT, :count]
-
-    def num_queries(self, count: int) -> torch.Tensor:
-        """1 for each observed request, 0 behind them, int32 [count]."""
-        return self._staged.device_values[_Number.NUM_QUERIES, :count]
 
     def _around(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(upstream)
@@ -198,22 +191,22 @@ class DecodeEmission(ABC):
             seq_lens = [queries.seq_len for queries in observed]
             starts = list(accumulate(seq_lens, initial=0))[:-1]
             count = len(observed)
-            numbers = self._numbers.numpy()  # a write per item of a tensor takes microseconds
-            numbers[_Number.ORDER, batch_rows] = range(count)
-            numbers[_Number.BATCH_START, batch_rows] = starts
-            numbers[_Number.START, :count] = starts
-            numbers[_Number.BATCH_ROW, :count] = batch_rows
-            numbers[_Number.SEQ_LEN, :count] = seq_lens
-            numbers[_Number.SLOT, :count] = [queries.slot for queries in observed]
-            numbers[_Number.NUM_QUERIES, :count] = 1
-        self._staged.send(self._numbers)
+            numbers = self._on_host
+            numbers.order[batch_rows] = range(count)
+            numbers.batch_starts[batch_rows] = starts
+            numbers.starts[:count] = starts
+            numbers.batch_rows[:count] = batch_rows
+            numbers.seq_lens[:count] = seq_lens
+            numbers.slots[:count] = [queries.slot for queries in observed]
+            numbers.num_queries[:count] = 1
+        self._staged.send(self._to_send)
         self.opened()
         self._names_anybody = bool(observed)
 
     def _clear_numbers(self) -> None:
-        self._numbers[_Number.ORDER] = -1
-        self._numbers[_Number.BATCH_START] = -1
-        self._numbers[_Number.NUM_QUERIES] = 0
+        self._on_host.order[:] = -1
+        self._on_host.batch_starts[:] = -1
+        self._on_host.num_queries[:] = 0
 
     def _close(self, observed: list[ObservedQueries], *, replayed: bool) -> None:
         EMISSION_TIME.passes += 1

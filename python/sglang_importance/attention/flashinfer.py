@@ -15,7 +15,8 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.flashinfer import EmittingDecode
 from sgl_importance_kernels.triton.logit_reduction import DecodeLogits, ObservedLogits, reduce_logits
 from sglang_importance.attention.decode_emission import MAX_EMITTED_BYTES, DecodeEmission
-from sglang_importance.attention.prefill_probe import QkProbe, attention_layers
+from sglang_importance.attention.layers import attention_layers
+from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import request_table
@@ -103,7 +104,7 @@ class FlashInferEmission(DecodeEmission):
 
     def arguments(self, index: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and starts that the kernels of a layer are handed: of no request where it is not sampled."""
-        return self.step.logits[index or 0], self._no_starts if index is None else self.batch_starts
+        return self.step.logits[index or 0], self._no_starts if index is None else self.numbers.batch_starts
 
     def log_sums(self, index: int, batch: int) -> torch.Tensor:
         log_sums: torch.Tensor = self.step.log_sums
@@ -111,10 +112,10 @@ class FlashInferEmission(DecodeEmission):
 
     def _launch(self, count: int, max_seq_len: int, gate: torch.Tensor) -> None:
         observed = ObservedLogits(
-            starts=self.starts(count),
-            seq_lens=self.seq_lens(count),
-            batch_rows=self.batch_rows(count),
-            slots=self.slots(count),
+            starts=self.numbers.starts[:count],
+            seq_lens=self.numbers.seq_lens[:count],
+            batch_rows=self.numbers.batch_rows[:count],
+            slots=self.numbers.slots[:count],
         )
         reduce_logits(
             self.step,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
@@ -11,22 +11,34 @@ ALL_LAYERS_UP_TO = 8
 DEFAULT_LAYERS = 4
 
 
+def attention_layers(model: torch.nn.Module, layers: Collection[int] | None = None) -> list[RadixAttention]:
+    """The attention layers of a model, or those of given indices."""
+    found = [module for module in model.modules() if isinstance(module, RadixAttention)]
+    return found if layers is None else [layer for layer in found if layer.layer_id in layers]
+
+
 def full_attention_layers(model: torch.nn.Module) -> list[int]:
     """Indices of the causal self-attention layers that see the whole sequence, ascending.
 
-    Sliding-window layers forget, cross-attention looks at another sequence and bidirectional attention is
-    not causal: none of them shows which pages of the prefix matter.
+    Sliding-window layers forget, chunked ones (Llama 4's, with rotary embeddings) see their chunk,
+    cross-attention looks at another sequence and bidirectional attention is not causal: none of them shows
+    which pages of the prefix matter.
     """
     return sorted(
         {
-            module.layer_id
-            for module in model.modules()
-            if isinstance(module, RadixAttention)
-            and not module.is_cross_attention
-            and module.attn_type == AttentionType.DECODER
-            and module.sliding_window_size <= 0
+            layer.layer_id
+            for layer in attention_layers(model)
+            if not layer.is_cross_attention
+            and layer.attn_type == AttentionType.DECODER
+            and layer.sliding_window_size <= 0
+            and not layer.use_irope
         }
     )
+
+
+def has_temperature(layer: RadixAttention) -> bool:
+    """Whether the layer multiplies the logits of late query tokens by a factor of its own, as Grok's do."""
+    return (layer.xai_temperature_len or -1) > 0
 
 
 def sampled_layers(available: Sequence[int], requested: Sequence[int] = ()) -> tuple[int, ...]:

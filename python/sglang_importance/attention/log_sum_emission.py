@@ -84,13 +84,14 @@ class LogSumEmission(DecodeEmission):
 
     def batch(self, count: int, max_seq_len: int) -> PagedQueries:
         """The first ``count`` observed requests, without the places of their keys."""
+        slots = self.numbers.slots[:count]
         return PagedQueries(
-            locations=self.slots(count),
+            locations=slots,
             location_starts=self._no_starts[:count],
-            seq_lens=self.seq_lens(count),
-            first_query_rows=self.batch_rows(count),
-            num_queries=self.num_queries(count),
-            slots=self.slots(count),
+            seq_lens=self.numbers.seq_lens[:count],
+            first_query_rows=self.numbers.batch_rows[:count],
+            num_queries=self.numbers.num_queries[:count],
+            slots=slots,
             max_queries=1,
             max_seq_len=max_seq_len,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from sgl_importance_kernels.triton.log_sums import LogSums, bytes_per_query
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
 from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer, refusal, shared_memory, tile_rows
-from sglang_importance.attention.layers import full_attention_layers
+from sglang_importance.attention.layers import attention_layers, full_attention_layers
 from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported, request_table
 from sglang_importance.metrics.emission_time import EMISSION_TIME
@@ -210,15 +210,7 @@ def _last(queries: ObservedQueries, count: int) -> ObservedQueries:
     )
 
 
-def attention_layers(model: torch.nn.Module, layers: Iterable[int] | None = None) -> list[RadixAttention]:
-    """The attention layers of a model, or those of given indices."""
-    from sglang.srt.layers.radix_attention import RadixAttention
-
-    found = [module for module in model.modules() if isinstance(module, RadixAttention)]
-    return found if layers is None else [layer for layer in found if layer.layer_id in set(layers)]
-
-
-def _query_heads(model: torch.nn.Module, layers: Iterable[int]) -> int:
+def _query_heads(model: torch.nn.Module, layers: Collection[int]) -> int:
     heads = {layer.tp_q_head_num for layer in attention_layers(model, layers)}
     if len(heads) != 1:
         raise ValueError(

@@ -69,7 +69,7 @@ class ProbeEmission(LogSumEmission):
 
     def opened(self) -> None:
         # Offsets into the request table do not fit 32 bits.
-        self._location_starts.copy_(self.slots(self.max_observed)).mul_(self._table.stride(0))
+        self._location_starts.copy_(self.numbers.slots[: self.max_observed]).mul_(self._table.stride(0))
 
     def _behind(self, upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @wraps(upstream)

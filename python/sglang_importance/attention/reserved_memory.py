@@ -18,8 +18,8 @@ from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.triton.log_sums import bytes_per_query
 from sgl_importance_kernels.triton.paged_queries import observed_at_once
 from sglang_importance.attention.decode_emission import MAX_EMITTED_BYTES
-from sglang_importance.attention.layers import full_attention_layers, sampled_layers
-from sglang_importance.attention.prefill_probe import MAX_LOG_SUMS_BYTES, attention_layers
+from sglang_importance.attention.layers import attention_layers, full_attention_layers, sampled_layers
+from sglang_importance.attention.prefill_probe import MAX_LOG_SUMS_BYTES
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.source import CURE
 from sglang_importance.upstream.hooks import Hook, HookType

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.attention.layers import full_attention_layers, sampled_layers
+from sglang_importance.attention.layers import (
+    attention_layers,
+    full_attention_layers,
+    has_temperature,
+    sampled_layers,
+)
 from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.attention.sampling import StepSampler
 
@@ -33,17 +38,20 @@ class ScoreSource:
 
 
 def refuse_unsupported(model_runner: ModelRunner, *, reads_latents: bool = False) -> None:
-    """Refuses models whose queries are not multiplied with the keys in the pool.
+    """Refuses models whose logits are not what the queries and the keys in the pool say.
 
     Args:
         reads_latents: whether the producer sees the absorbed queries of multi-head latent attention, which
             are multiplied with the latents in the pool.
 
     Raises:
-        ValueError: encoder-decoder models, and multi-head latent attention where its latents are not read.
+        ValueError: encoder-decoder models, logits with a temperature by the query's position, and multi-head
+            latent attention where its latents are not read.
     """
     if model_runner.model_config.is_encoder_decoder:
         raise ValueError(f"page scores of encoder-decoder models are not supported: {NO_POLICY}")
+    if any(has_temperature(layer) for layer in attention_layers(model_runner.model)):
+        raise ValueError(f"page scores of logits with a temperature by length are not supported: {CURE}")
     if model_runner.use_mla_backend and not reads_latents:
         raise ValueError(
             f"page scores of multi-head latent attention come from torch_native on a CPU only: {CURE}"

@@ -60,7 +60,7 @@ class TritonEmission(LogSumEmission):
         )
 
     def opened(self) -> None:
-        self.log_sums.observe(self.order)
+        self.log_sums.observe(self.numbers.order)
 
 
 class EmittingTritonBackend(TritonAttnBackend):

@@ -17,7 +17,8 @@ from sgl_importance.pages.device_plan import DevicePlan, DeviceTooSmall, KvShape
 from sgl_importance.pages.prune import Prune
 from sgl_importance.pages.selection_rule import SINK_TOKENS, WINDOW_TOKENS
 from sgl_importance.settings import flag
-from sgl_importance_kernels.pages.page_choice import ChoiceRule, PageChooser
+from sgl_importance_kernels.pages.page_choice import ChoiceRule
+from sgl_importance_kernels.pages.page_chooser import PageChooser
 from sgl_importance_kernels.pages.selectors.registry import SELECTORS
 from sgl_importance_kernels.pages.selectors.selector import Selector
 from sglang_importance.attention.layers import full_attention_layers

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from sgl_importance.pages.selection_rule import read_all
 from sgl_importance_kernels.pages.audit import audit
-from sgl_importance_kernels.pages.page_choice import PageChooser
+from sgl_importance_kernels.pages.page_chooser import PageChooser
 from sgl_importance_kernels.pages.streamed_attention import (
     PartialAttention,
     attend_causally,

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
-from sgl_importance_kernels.pages.page_choice import ChoiceRule, PageChooser
-from sgl_importance_kernels.pages.step_choice import StepContexts, choose_pages, fewest_pages
+from sgl_importance_kernels.pages.page_choice import ChoiceRule, Contexts, choose_pages
+from sgl_importance_kernels.pages.page_chooser import PageChooser
 from sgl_importance_kernels.pages.streamed_attention import PartialAttention
 from sgl_importance_kernels.pages.triton.attention_kernel import attend_places
 from sglang_importance.pages.torch_native import Span, TieredTorchNativeBackend
@@ -35,7 +34,7 @@ class _Step:
 
     spans: Sequence[Span]
     rows: torch.Tensor
-    contexts: StepContexts
+    contexts: Contexts
     last_tokens: torch.Tensor
     chosen: torch.Tensor
 
@@ -87,33 +86,23 @@ class TieredTritonBackend(TieredTorchNativeBackend):
         pool, rule = self.token_to_kv_pool, self._rule
         assert rule is not None
         size, device = pool.page_size, pool.slots.keys.device
-        most_chosen = 0
-        budgets = []
-        for span in spans:
-            assert span.choice is not None
-            complete = span.context // size
-            budget = max(
-                span.choice.max_pages - (len(span.pages) - complete), fewest_pages(rule, span.context, size)
-            )
-            most_chosen = max(most_chosen, min(budget, complete))
-            budgets.append(span.choice.max_pages)
+        contexts = Contexts.of(
+            [span.pages for span in spans],
+            [span.context for span in spans],
+            [span.choice.max_pages for span in spans if span.choice is not None],
+            rule,
+            size,
+        )
         # Those of a page that this pass completes are built when its last token is written.
         assert pool.slots.representations is not None
         pool.slots.representations.ensure(
             torch.cat([span.pages[: (span.context - 1) // size] for span in spans])
         )
-        num_tokens = torch.tensor([span.context for span in spans], device=device)
         return _Step(
             spans,
             rows=torch.tensor([span.rows.start for span in spans], device=device),
-            contexts=StepContexts(
-                pages=pad_sequence([span.pages for span in spans], batch_first=True),
-                num_tokens=num_tokens,
-                max_pages=torch.tensor(budgets, device=device),
-                most_chosen=most_chosen,
-                page_size=size,
-            ),
-            last_tokens=(num_tokens - 1) % size + 1,
+            contexts=contexts,
+            last_tokens=(contexts.num_tokens - 1) % size + 1,
             chosen=torch.zeros(len(spans), dtype=torch.int64, device=device),
         )
 
@@ -159,9 +148,7 @@ class TieredTritonBackend(TieredTorchNativeBackend):
             index, queries.float().contiguous(), contexts.pages, contexts.num_complete
         )
         unit_pages = max(1, slots.representations.selector.unit_tokens // contexts.page_size)
-        bonus = None
-        if rule.resident_bias:
-            bonus = slots.is_resident(index, contexts.pages).float().mul(rule.resident_bias).log1p()
+        bonus = rule.bonus(slots.is_resident(index, contexts.pages)) if rule.resident_bias else None
         pages, shares = choose_pages(logits, contexts, rule, unit_pages=unit_pages, bonus=bonus)
         partial = contexts.partial_page[:, None]
         return torch.cat([partial, pages], dim=1), torch.cat([torch.zeros_like(shares[:, :1]), shares], dim=1)

@@ -29,12 +29,14 @@ SLOTS, MAX_CONTEXT, POOL_TOKENS = 4, 96, 512
 class Layers(torch.nn.Module):
     """Stands in for a model: its attention layers are all that the backend looks at."""
 
-    def __init__(self, num_layers: int = NUM_LAYERS, **attention: object) -> None:
+    def __init__(self, num_layers: int = NUM_LAYERS, temperature_len: int = -1, **attention: object) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(
             RadixAttention(HEADS, HEAD_DIM, SCALE, KV_HEADS, layer_id=i, **attention)
             for i in range(num_layers)
         )
+        for layer in self.layers:
+            layer.xai_temperature_len = temperature_len  # as Grok's model does
 
 
 def model_runner(

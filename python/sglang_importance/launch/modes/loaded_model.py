@@ -12,7 +12,6 @@ from sglang_importance.launch.modes.rule import refused
 
 if TYPE_CHECKING:
     import torch
-    from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
 
@@ -71,19 +70,14 @@ def _part_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> It
         yield refused(options.policy, what, "drop --speculative-algorithm")
 
 
-def _attention_layers(model: torch.nn.Module) -> Iterator[RadixAttention]:
-    from sglang.srt.layers.radix_attention import RadixAttention
-
-    return (module for module in model.modules() if isinstance(module, RadixAttention))
-
-
 def _has_window(model: torch.nn.Module) -> bool:
-    return any((layer.sliding_window_size or -1) > -1 for layer in _attention_layers(model))
+    from sglang_importance.attention.layers import attention_layers
+
+    return any((layer.sliding_window_size or -1) > -1 for layer in attention_layers(model))
 
 
 def _changes_logits(model: torch.nn.Module) -> bool:
     """Whether a logit is more than a scaled product: Grok's are, which has no window."""
-    return any(
-        (layer.logit_cap or 0.0) > 0 or (layer.xai_temperature_len or -1) > 0
-        for layer in _attention_layers(model)
-    )
+    from sglang_importance.attention.layers import attention_layers, has_temperature
+
+    return any((layer.logit_cap or 0.0) > 0 or has_temperature(layer) for layer in attention_layers(model))

@@ -1,0 +1,80 @@
+"""`sgl-importance replay --tiers`: traces through a chain of storage tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sgl_importance.replay.chain_ranking import CHAIN_POLICIES
+from sgl_importance.replay.chain_replay import ChainHardware, ChainRow, chain_jobs, run_chain_job
+from sgl_importance.replay.formats.line_reader import ReadOptions
+from sgl_importance.replay.policy_registry import OPTIMUM
+from sgl_importance.replay.ray_cluster import RayCluster
+from sgl_importance.replay.replay_arguments import check_results
+from sgl_importance.replay.report.chain_report import chain_table
+from sgl_importance.replay.report.console import (
+    open_journal,
+    parse_policies,
+    read_traces,
+    run_with_progress,
+    write_rows,
+)
+from sgl_importance.terminal import fail, show
+from sgl_importance.tier_chain.tier_file import ChainSpec, TierFileError, read_tier_file
+
+
+def replay_chain(
+    traces: list[Path],
+    tiers_file: Path,
+    *,
+    policies: str,
+    fractions: list[float],
+    hardware: ChainHardware,
+    options: ReadOptions,
+    format_name: str | None,
+    skip_bad: bool,
+    seeds: Sequence[int],
+    json_file: Path | None,
+    workers: int | RayCluster,
+) -> None:
+    """Replays traces, shows a table of each, and writes all rows to a file where one is named.
+
+    Args:
+        traces: files of one format.
+        tiers_file: describes the chain.
+        policies: as the option of the command has them.
+        fractions: sizes of the first tier, as parts of a trace's unique blocks; none for the file's own.
+        hardware: what a replay charges for.
+        options: how the traces are read.
+        format_name: of all of them; None to find out.
+        skip_bad: whether bad lines are left out.
+        seeds: of the order of single sessions.
+        json_file: for the rows; None for none.
+        workers: processes, or a cluster.
+    """
+    check_results(json_file, None)
+    spec, arms = _chain_of(tiers_file), _chain_policies(policies)
+    read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
+    work = chain_jobs(read, spec, arms, fractions, hardware)
+    journal = open_journal(json_file, ChainRow, read, work)
+    rows = run_with_progress(run_chain_job, read, work, workers, journal)
+    for trace in read:
+        show(chain_table([row for row in rows if row.trace == trace.name]))
+    if json_file is not None:
+        write_rows(json_file, rows, journal)
+
+
+def _chain_of(path: Path) -> ChainSpec:
+    """The tiers of a file; fails on a bad one."""
+    try:
+        return read_tier_file(path)
+    except TierFileError as error:
+        fail(str(error))
+
+
+def _chain_policies(text: str) -> list[str]:
+    """Policies of a chain; the default list of the command names one that is none, which is left out."""
+    names = [name for name in parse_policies(text) if name != OPTIMUM]
+    if unknown := [name for name in names if name not in CHAIN_POLICIES]:
+        fail(f"a chain of tiers is not ranked by {unknown[0]}: use {' or '.join(CHAIN_POLICIES)}")
+    return names
