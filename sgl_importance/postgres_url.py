@@ -25,10 +25,21 @@ def url_problem(text: str) -> str | None:
         named = [name for name, _ in parse_qsl(parts.query)]
     except ValueError:
         return f"is no address: give one such as {EXAMPLE}"
-    user, _, _ = parts.netloc.rpartition("@")
-    if ":" in user or any(name in _SECRETS for name in named):
+    user, _, hosts = parts.netloc.rpartition("@")
+    if ":" in user or any(name in _SECRETS for name in named) or _may_hide_a_password(text, hosts):
         return (
             "holds a password, which sglang would log and every list of processes show: leave it out, and "
             "give it as PGPASSWORD or in a file of passwords (PGPASSFILE, ~/.pgpass)"
         )
     return None
+
+
+def _may_hide_a_password(text: str, hosts: str) -> bool:
+    """Whether what stands as a port may be the beginning of a password with a "/", "?" or "#" in it.
+
+    Libpq would take the user for the host, and write the port that it cannot read into its error.
+    """
+    ports = [host.rpartition("]")[2].partition(":")[2] for host in hosts.split(",")]
+    parts = urlsplit(text)
+    is_cut = any(ports) and "@" in parts.path + parts.fragment
+    return is_cut or any(port and not port.isdigit() for port in ports)

@@ -70,10 +70,15 @@ def gpt_bigcode(config: Fields) -> _Layers:
 # ---- windows ----
 
 
-def masked_windows(heads: _Heads, *, present: int = 1) -> _Reader:
+def masked_windows(
+    heads: _Heads, *, every: int | None = None, pattern: str | None = None, present: int = 1
+) -> _Reader:
     """sglang 0.5.21 has no pool for these windows: what they leave behind stays until the request ends.
 
     Args:
+        every: of so many layers the last attends to all tokens, where the config has no ``layer_types``: the
+            published ones of some models are older than that name. None where it must be there.
+        pattern: name of the value that says this number, if it may be another.
         present: tokens of ``sliding_window`` that do not lie behind the one that looks: itself; 0 where
             sglang takes the number for tokens behind.
     """
@@ -81,9 +86,13 @@ def masked_windows(heads: _Heads, *, present: int = 1) -> _Reader:
     def read(config: Fields) -> _Layers:
         geometry, layers = heads(config), config.layers()
         window = config.integer("sliding_window", low=2) - present
+        if every is not None and "layer_types" not in config:
+            step = every if pattern is None else config.integer_or(pattern, every)
+            sliding = [(i + 1) % step != 0 for i in range(layers)]
+        else:
+            sliding = _sliding_layers(config, layers)
         caches = [
-            LayerCache(i, geometry, reads=window if sliding else None)
-            for i, sliding in enumerate(_sliding_layers(config, layers))
+            LayerCache(i, geometry, reads=window if masked else None) for i, masked in enumerate(sliding)
         ]
         return layers, caches, query_heads(config, geometry)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sgl_importance.json_text import BadJson, read_json
+from sgl_importance.kv_size.context_length import context_length
 from sgl_importance.kv_size.families import family_of
 from sgl_importance.kv_size.fields import Fields, SizeError
 from sgl_importance.kv_size.model_shape import ModelShape
@@ -99,7 +100,7 @@ def read_shape(config: Any) -> ModelShape:
         num_layers=layers,
         caches=tuple(caches),
         queries=queries,
-        context=inner.integer_or("max_position_embeddings", 0) or None,
+        context=context_length(inner, model_type),
         dtype=_dtype_of(outer, inner),
     )
 

@@ -55,6 +55,10 @@ class Family:
     nested: str | None = None
 
 
+_PATTERN = "sliding_window_pattern"
+_GEMMA_3 = masked_windows(stated_heads, every=6, pattern=_PATTERN)
+_COHERE_2 = masked_windows(derived_heads, every=4, pattern=_PATTERN, present=0)
+
 FAMILIES: dict[str, Family] = {
     # ---- K and V per head, for every token ----
     "llama": Family(("LlamaForCausalLM",), equal_layers(derived_heads)),
@@ -76,12 +80,12 @@ FAMILIES: dict[str, Family] = {
     "minimax_m2": Family(("MiniMaxM2ForCausalLM",), equal_layers(stated_heads)),
     "gpt_bigcode": Family(("GPTBigCodeForCausalLM",), gpt_bigcode),
     # ---- windows that are only masked: every token keeps its K and V ----
-    "gemma2": Family(("Gemma2ForCausalLM",), masked_windows(stated_heads)),
-    "gemma3_text": Family(("Gemma3ForCausalLM",), masked_windows(stated_heads)),
-    "gemma3": Family(("Gemma3ForConditionalGeneration",), masked_windows(stated_heads), nested="text_config"),
-    "olmo3": Family(("Olmo3ForCausalLM",), masked_windows(derived_heads)),
+    "gemma2": Family(("Gemma2ForCausalLM",), masked_windows(stated_heads, every=2)),
+    "gemma3_text": Family(("Gemma3ForCausalLM",), _GEMMA_3),
+    "gemma3": Family(("Gemma3ForConditionalGeneration",), _GEMMA_3, nested="text_config"),
+    "olmo3": Family(("Olmo3ForCausalLM",), masked_windows(derived_heads, every=4)),
     "exaone4": Family(("Exaone4ForCausalLM",), masked_windows(derived_heads)),
-    "cohere2": Family(("Cohere2ForCausalLM",), masked_windows(derived_heads, present=0)),
+    "cohere2": Family(("Cohere2ForCausalLM",), _COHERE_2),
     # ---- layers that read the K and V of others ----
     "gemma3n_text": Family(("Gemma3nForCausalLM",), shared_layers),
     "gemma3n": Family(("Gemma3nForConditionalGeneration",), shared_layers, nested="text_config"),

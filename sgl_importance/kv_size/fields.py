@@ -53,6 +53,18 @@ class Fields:
         """As ``integer``, and the default where the value is missing or null."""
         return self.integer(name, low=low) if name in self else default
 
+    def number(self, name: str, *, low: float, high: float) -> float:
+        """
+        Raises:
+            SizeError: it is missing, or no number from ``low`` to ``high``.
+        """
+        value = self._required(name)
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise SizeError(
+                f"{self._where} has {name} {_shown(value)}: a number from {low:g} to {high:g} is needed"
+            )
+        return float(value)
+
     def flag(self, name: str, default: bool = False) -> bool:
         """
         Raises:

@@ -100,7 +100,7 @@ def open_file(path: Path) -> tuple[sqlite3.Connection, FileLock]:
         raise LedgerUnusable(f"{path}: {error.strerror}: {_CURE}") from error
     except (sqlite3.Error, _Unreadable) as error:
         lock.release()
-        raise LedgerUnusable(f"{path}: {error}") from error
+        raise LedgerUnusable(f"{path}: {error}: {_CURE}") from error
     except LedgerUnusable:
         lock.release()
         raise
@@ -236,7 +236,8 @@ def _create_schema(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite ends it by itself where the disk is full
+            connection.execute("ROLLBACK")
         raise
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
+from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.ledger.ledger_database import LedgerDatabase
 from sgl_importance.nodes.digests import root_digest
 
@@ -43,8 +45,8 @@ class NamespaceRows:
     def read(self) -> dict[bytes, tuple[str | None, ...]]:
         """Extra key and cache salt by root digest; damaged rows are left out."""
         rows = self._database.execute("SELECT root, names FROM namespaces")
-        named = {root: tuple(json.loads(names)) for root, names in rows}
-        return {root: names for root, names in named.items() if root_digest(*names) == root}
+        named = {root: _decode(names) for root, names in rows}
+        return {root: names for root, names in named.items() if names and root_digest(*names) == root}
 
     def add(self, namespaces: Iterable[tuple[str | None, ...]]) -> int:
         """Writes those that are not there, within the transaction of their prefixes.
@@ -72,3 +74,13 @@ class NamespaceRows:
             LedgerError: nothing has changed.
         """
         self._database.execute(f"DELETE FROM namespaces {_UNUSED}")
+
+
+def _decode(names: Any) -> tuple[str | None, ...] | None:
+    """Extra key and cache salt; None where they are damaged."""
+    try:
+        decoded = read_json(names)
+    except (BadJson, TypeError):
+        return None
+    is_sound = isinstance(decoded, list) and all(name is None or isinstance(name, str) for name in decoded)
+    return tuple(decoded) if is_sound else None

@@ -11,13 +11,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from typing import Any, NamedTuple
 
 from sgl_importance.storage.page_record import MissReason, PageDamaged, PageMiss, page_digest
 from sgl_importance.storage.pages import RUN_BYTES, RUN_PAGES, Lanes, Page
 from sgl_importance.tier_chain.costs import fetch_seconds
+from sgl_importance.tier_chain.found_pages import FoundPage, by_sequence
 from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.move_budget import MoveBudget
 from sgl_importance.tier_chain.page_mover import PageMover, Point, set_damaged_aside
@@ -110,8 +111,7 @@ class TierChain:
             page_bytes=page_bytes,
             at=at,
         )
-        for level in range(len(members)):
-            self._restore(level)
+        self._restore(range(len(members)))
 
     def close(self) -> None:
         for member in self.members:
@@ -192,36 +192,46 @@ class TierChain:
         return outcomes
 
     def _store(self, name: PageName, body: Page, parent: PageName | None, depth: int, moment: int) -> bool:
+        """
+        Raises:
+            OSError: it could not be stored, or nothing makes room for it.
+        """
         page = self._numbers.ensure(name)
         if self._placement.level_of(page) is not None:
             return False
-        steps = self._made_room(page, parent)
         front = NO_PAGE if parent is None else parent.page
         record = make_record(name, body, parent=front, depth=depth, moment=moment)
-        target = steps[-1].target
-        assert target is not None
-        self._mover.put(target, name, record)
-        self._placement.apply(steps[-1], parent=None if parent is None else self._numbers.ensure(parent))
-        self.counters.add("stored_pages", self.members[target].name)
-        return True
-
-    def _made_room(self, page: int, parent: PageName | None) -> list[Step]:
-        """The steps that store a new page, of which only the last is left to do.
-
-        Raises:
-            OSError: nothing makes room for it.
-        """
+        refusal = OSError(errno.EFBIG, "every page in the chain is worth as much")
         for _ in range(LOOKS):
             steps = self._plan(page, parent)
             if not steps:
                 break
+            target = steps[-1].target
+            assert target is not None
             try:
                 for step in steps[:-1]:
                     self._mover.move(step)
-            except PageDamaged:
+                self._mover.put(target, name, record)
+            except (PageDamaged, FileNotFoundError):
                 continue  # a page that was to make room is gone: there is room in its place
-            return steps
-        raise OSError(errno.EFBIG, "every page in the chain is worth as much")
+            except OSError as error:
+                if not self._hand_down():
+                    raise
+                refusal = error
+                continue  # a tier has less room than it was given: now it is planned with what it has
+            self._placement.apply(steps[-1], parent=None if parent is None else self._numbers.ensure(parent))
+            self.counters.add("stored_pages", self.members[target].name)
+            return True
+        raise refusal
+
+    def _hand_down(self) -> bool:
+        """Brings tiers that turned out to be smaller back under what they hold; whether there were any."""
+        over = self._placement.over_limits()
+        for level in over:
+            with suppress(OSError, PageDamaged):  # until the next change
+                for step in self._placement.plan_room(level):
+                    self._mover.move(step)
+        return bool(over)
 
     def touch(self, identity: bytes, keys: list[str], moment: int) -> None:
         """A sequence was used: its pages come up where that pays."""
@@ -252,23 +262,33 @@ class TierChain:
             if name is None:
                 self._health.failed(level)
             elif (page := self._numbers.find(name)) is not None and self._placement.level_of(page) == level:
+                with suppress(OSError):  # it may have been stored anew meanwhile
+                    self.members[level].tier.delete(name)
                 self._placement.lose(page)
         self._health.probe()
+        self._hand_down()
 
-    def _restore(self, level: int) -> None:
-        """Takes in what a tier holds, newest first; what has no place there is deleted."""
-        tier = self.members[level].tier
-        listed = sorted(tier.records(), key=lambda each: (-each.moment, each.depth))
-        for each in reversed(listed):
+    def _restore(self, levels: Iterable[int]) -> None:
+        """Takes in what tiers hold, from the start of sequences on; what has no place there is deleted."""
+        pages = by_sequence(
+            FoundPage(level, each) for level in levels for each in self.members[level].tier.records()
+        )
+        for _, each in reversed(pages):
             if self._level_of(each.name) is None:
                 self._ranking.use(self._numbers.ensure(each.name))
-        for each in listed:
-            parent = None
+        refused: dict[PageName, int] = {}
+        for level, each in pages:
+            parent = front = None
             if each.parent != NO_PAGE:
-                parent = self._numbers.ensure(PageName(each.name.identity, each.parent))
+                front = PageName(each.name.identity, each.parent)
+                parent = self._numbers.ensure(front)
             page = self._numbers.ensure(each.name)
-            if not self._placement.restore(page, level, parent=parent):
-                tier.delete(each.name)
+            # Above one that found no place, it would keep that one out for ever.
+            is_cut_off = front in refused and level <= refused[front]
+            if is_cut_off or not self._placement.restore(page, level, parent=parent):
+                self.members[level].tier.delete(each.name)
+                if self._placement.level_of(page) is None:
+                    refused[each.name] = level
             for number in (page, parent):
                 if number is not None and number not in self._placement:
                     self._forget(number)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sgl_importance.storage.budget import PAGE_SUFFIX, UNFINISHED_SUFFIX, scan
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason
-from sgl_importance.storage.regular import open_regular
+from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store import describe_identity, set_aside
 from sgl_importance.tier_chain.records import LINK_BYTES, Bytes, Listed, PageName, list_record
 from sgl_importance.tier_chain.tier import Tier
@@ -117,8 +117,12 @@ class FileTier(Tier):
         for file in scan(Path(self._root)):
             listed = None
             if file.is_page and file.size == self._size:
-                with suppress(OSError):
+                try:
                     listed = _list(file.path, file.size)
+                except NotRegular:
+                    pass
+                except OSError:
+                    continue  # what cannot be read now may be intact
             if listed is not None and file.path == Path(self._path(listed.name)):
                 yield listed
             else:

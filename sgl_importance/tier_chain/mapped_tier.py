@@ -42,7 +42,11 @@ class MappedTier(Tier):
             if not _has_shape(file, shape, total):
                 os.ftruncate(file, 0)
                 # Taken now: a mapping of more than there is would end the process at its first use.
-                os.posix_fallocate(file, 0, total)
+                try:
+                    os.posix_fallocate(file, 0, total)
+                except OSError:
+                    os.ftruncate(file, 0)  # gives back what there was
+                    raise
                 os.pwrite(file, shape, 0)
             self._map = mmap.mmap(file, total)
         finally:
@@ -107,16 +111,24 @@ class MappedTier(Tier):
 def read_slots(path: Path) -> Iterator[tuple[Listed | None, Bytes]]:
     """The slots of a file that a server may be using, read only: what each lists, and its record.
 
-    Empty slots are left out; None for one whose header is not intact.
+    Empty slots are left out; None for one whose header is not intact. A file that is not there, or empty, has
+    none: a server that could not make it leaves it so.
 
     Raises:
         OSError: it cannot be read, or is no file of slots.
     """
+    try:
+        if path.stat().st_size == 0:
+            return
+    except FileNotFoundError:
+        return
     data = np.memmap(path, np.uint8, mode="r")
     try:
         shape = read_json(data[:_PREAMBLE_BYTES].tobytes().rstrip(b"\0"))
         size, slots = int(shape["record_bytes"]), int(shape["slots"])
-    except (BadJson, KeyError, TypeError, ValueError):
+        if size < HEADER_BYTES + LINK_BYTES or slots < 1:
+            raise ValueError
+    except (BadJson, KeyError, TypeError, ValueError, OverflowError):
         raise OSError(f"{path} is no file of slots") from None
     stride = -(-size // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
     if data.nbytes != _PREAMBLE_BYTES + slots * stride:

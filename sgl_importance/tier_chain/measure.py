@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from sgl_importance.storage.page_record import MissReason
 from sgl_importance.tier_chain.costs import FetchCost
 from sgl_importance.tier_chain.records import NO_PAGE, Bytes, Listed, PageName, make_record
-from sgl_importance.tier_chain.tier import Tier
+from sgl_importance.tier_chain.tier import NO_ROOM, Tier
 
 MEASURED_BYTES = 32 << 20
 MOST_RECORDS = 64
@@ -25,35 +25,47 @@ def probe_name() -> PageName:
 
 
 def measure_reads(
-    tier: Tier, page_bytes: int, *, room: int, clock: Callable[[], float] = time.perf_counter
+    tier: Tier,
+    page_bytes: int,
+    *,
+    room: int,
+    present: Sequence[PageName] = (),
+    clock: Callable[[], float] = time.perf_counter,
 ) -> FetchCost:
     """Reads records of the size that will be read; the latency is part of the time of each.
 
     Args:
-        tier: with room for one record or more; left as it was.
+        tier: left as it was.
         page_bytes: of a page.
-        room: most records to store for it.
+        room: most records to store for it; 0 for a tier that is full.
+        present: records that are in it, one at least where it is full: then they are read.
         clock: seconds.
 
     Raises:
         OSError: the tier does not work.
     """
-    count = max(1, min(MOST_RECORDS, MEASURED_BYTES // max(page_bytes, 1), room))
-    names = [probe_name() for _ in range(count)]
+    count = min(MOST_RECORDS, max(1, MEASURED_BYTES // max(page_bytes, 1)))
+    stored: list[PageName] = []
     page = np.frombuffer(os.urandom(min(page_bytes, 1 << 16)), np.uint8)
-    record = make_record(names[0], np.resize(page, page_bytes), parent=NO_PAGE, depth=0, moment=0)
+    record = make_record(probe_name(), np.resize(page, page_bytes), parent=NO_PAGE, depth=0, moment=0)
     into, took = np.empty_like(record), []
     try:
-        for name in names:
-            tier.put(name, record)
-        for name in names:
+        try:
+            while len(stored) < min(count, room):
+                name = probe_name()
+                tier.put(name, record)
+                stored.append(name)
+        except OSError as error:
+            if error.errno not in NO_ROOM or not (stored or present):
+                raise
+        for name in stored or present[:count]:
             begin = clock()
             tier.get(name, into)
             took.append(clock() - begin)
-        if not (into == record).all():
+        if stored and not (into == record).all():
             raise OSError("what is read is not what was written")
     finally:
-        for name in names:
+        for name in stored:
             tier.delete(name)
     return FetchCost(bytes_per_second=record.nbytes / max(median(took), 1e-9))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from sgl_importance.tier_chain.costs import FetchCost
 from sgl_importance.tier_chain.tier import Tier
@@ -15,8 +16,10 @@ class Member:
     Attributes:
         pages: that it has room for.
         cost: of reads, measured at start and frozen.
-        failures: in a row.
+        failures: of reads, in a row.
+        failed_writes: in a row.
         next_probe: seconds of the chain's clock at which one that was left out is tried again.
+        next_growth: the same, of one whose medium was full before its capacity.
     """
 
     name: str
@@ -25,4 +28,6 @@ class Member:
     pages: int
     cost: FetchCost
     failures: int = field(default=0, init=False)
+    failed_writes: int = field(default=0, init=False)
     next_probe: float = field(default=0.0, init=False)
+    next_growth: float = field(default=inf, init=False)

@@ -13,7 +13,7 @@ from sgl_importance.tier_chain.chain import TierChain, Visit
 from sgl_importance.tier_chain.costs import FetchCost
 from sgl_importance.tier_chain.file_tier import FileTier
 from sgl_importance.tier_chain.mapped_tier import MappedTier
-from sgl_importance.tier_chain.measure import InjectedTier, measure_reads
+from sgl_importance.tier_chain.measure import MOST_RECORDS, InjectedTier, measure_reads
 from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.ranking import Ranking
 from sgl_importance.tier_chain.records import record_bytes
@@ -32,7 +32,7 @@ class ChainError(OSError):
 
 def rank_folder(spec: TierSpec, owner: str) -> Path:
     """Where one rank of a server keeps its records of a tier."""
-    return Path(spec.folder).expanduser().absolute() / owner
+    return spec.path / owner
 
 
 def chain_problems(spec: ChainSpec) -> list[str]:
@@ -42,7 +42,7 @@ def chain_problems(spec: ChainSpec) -> list[str]:
         if tier.kind is TierKind.HBM:
             lines.append(f"tier {tier.name}: hbm is sglang's own; take it out, it is for replays")
         if tier.kind in FOLDER_KINDS:
-            folder = Path(tier.folder).expanduser().absolute()
+            folder = tier.path
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 writable = os.access(folder, os.W_OK)
@@ -99,17 +99,22 @@ class OpenChain:
                     raise ChainError(
                         f"tier {tier.name} cannot be used ({error}): mend it, or take it out"
                     ) from error
+            self.chain = TierChain(
+                members,
+                page_bytes=page_bytes,
+                ranking=make_ranking(len(members)),
+                counters=counters,
+                move_bytes_per_second=spec.move_bytes_per_second,
+                visits=visits,
+            )
         except ChainError:
             self._unlock()
             raise
-        self.chain = TierChain(
-            members,
-            page_bytes=page_bytes,
-            ranking=make_ranking(len(members)),
-            counters=counters,
-            move_bytes_per_second=spec.move_bytes_per_second,
-            visits=visits,
-        )
+        except OSError as error:
+            self._unlock()
+            raise ChainError(
+                f"pages of the tiers cannot be taken in ({error}): mend their folders"
+            ) from error
 
     def close(self) -> None:
         self.chain.close()
@@ -151,8 +156,11 @@ def open_tier(spec: TierSpec, owner: str, size: int, pages: int) -> Tier:
 
 
 def _measured(tier: Tier, page_bytes: int, pages: int) -> FetchCost:
-    listed = sum(1 for _ in tier.records())
-    return measure_reads(tier, page_bytes, room=max(1, pages - listed))
+    present, held = [], 0
+    for held, listed in enumerate(tier.records(), start=1):
+        if held <= MOST_RECORDS:
+            present.append(listed.name)
+    return measure_reads(tier, page_bytes, room=max(0, pages - held), present=present)
 
 
 def _locked(folder: Path, name: str) -> int:

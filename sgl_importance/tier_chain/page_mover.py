@@ -6,7 +6,6 @@ in two tiers is deleted from the slower one at the next start.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
@@ -15,7 +14,7 @@ from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.page_numbers import PageNumbers
 from sgl_importance.tier_chain.placement import Placement, Step
 from sgl_importance.tier_chain.records import Bytes, PageName, check_record, record_bytes
-from sgl_importance.tier_chain.tier import Scratch
+from sgl_importance.tier_chain.tier import NO_ROOM, Scratch
 from sgl_importance.tier_chain.tier_counters import TierCounters
 from sgl_importance.tier_chain.tier_health import TierHealth
 
@@ -84,7 +83,7 @@ class PageMover:
         try:
             source.tier.delete(name)
         except OSError:
-            self._health.failed(step.source)  # it is there twice until the next start
+            self._health.failed(step.source, writing=True)  # it is there twice until the next start
             if not self._placement.is_open(step.source):
                 raise  # what else was planned may need the tier
         self._at(Point.DELETED)
@@ -126,9 +125,12 @@ class PageMover:
         try:
             self._members[level].tier.put(name, record)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # what it holds can still be read
-                self._health.failed(level)
+            if error.errno in NO_ROOM:  # what it holds can still be read
+                self._health.took_no_more(level)
+            else:
+                self._health.failed(level, writing=True)
             raise
+        self._members[level].failed_writes = 0
 
 
 def set_damaged_aside(member: Member, name: PageName, damaged: PageDamaged, counters: TierCounters) -> None:

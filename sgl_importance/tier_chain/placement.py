@@ -201,7 +201,7 @@ class Placement:
         if self.used[level] < self._limits[level]:
             rooms[level] = _Room(0.0, [])
         elif (victim := self._ranking.cheapest(level)) is not None:
-            below = next((each for each in self._usable if each > level), None)
+            below = next((each for each in self._usable if each > level and self._takes(each)), None)
             further = _Room(0.0, []) if below is None else self._room(below, rooms)
             if further is not None:
                 where = len(self.capacities) if below is None else below
@@ -209,6 +209,10 @@ class Placement:
                 step = Step(victim, level, below)
                 rooms[level] = _Room(further.loss + loss, [*further.steps, step])
         return rooms[level]
+
+    def _takes(self, level: int) -> bool:
+        """Whether the tier has room for any page at all."""
+        return self._limits[level] > 0 or self.used[level] > 0
 
     def _affords(self, steps: Sequence[Step], now: float) -> bool:
         amounts: dict[int, int] = {}
@@ -270,11 +274,31 @@ class Placement:
 
     def open_tier(self, level: int) -> None:
         """The tier works again; ``restore`` says which pages are still in it."""
+        self.widen(level)
         if level not in self._usable:
             self._usable = sorted((*self._usable, level))
 
     def is_open(self, level: int) -> bool:
         return level in self._usable
+
+    # ---- tiers with less room than their capacity ----
+
+    def narrow(self, level: int) -> None:
+        """The tier could not take one page more: it is to hold one less, so that pages can change places."""
+        self._limits[level] = max(0, self.used[level] - 1)
+
+    def widen(self, level: int) -> None:
+        """The tier may have room for its capacity again."""
+        self._limits[level] = self.capacities[level] - (len(self.capacities) > 1)
+
+    def over_limits(self) -> list[int]:
+        """Tiers that hold more than they should."""
+        return [level for level in self._usable if self.used[level] > self._limits[level]]
+
+    def plan_room(self, level: int) -> list[Step]:
+        """The steps by which a tier hands its cheapest page down; none where there is no way."""
+        room = self._room(level, {})
+        return [] if room is None else room.steps
 
     def restore(self, page: int, level: int, *, parent: int | None) -> bool:
         """A page was found in a tier, at start or when the tier came back; False where it cannot stay there.

@@ -86,7 +86,7 @@ def _ranks(tier: TierSpec, *, check: bool) -> Iterator[RankPages]:
     if tier.kind not in FOLDER_KINDS:
         yield RankPages(tier.name, tier.kind.value, tier.capacity, "")
         return
-    folder = Path(tier.folder).expanduser().absolute()
+    folder = tier.path
     for rank in sorted(folder.iterdir()) if folder.is_dir() else ():
         if rank.is_dir():
             row = RankPages(tier.name, tier.kind.value, tier.capacity, rank.name)

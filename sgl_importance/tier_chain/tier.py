@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ import numpy as np
 
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason
 from sgl_importance.tier_chain.records import LINK_BYTES, Bytes, Listed, PageName, list_record
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a medium that is full, or whose owner may have no more of it."""
 
 
 class Tier(ABC):

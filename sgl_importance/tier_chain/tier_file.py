@@ -69,6 +69,11 @@ class TierSpec:
     source: str = ""
 
     @property
+    def path(self) -> Path:
+        """Of its folder, from the root on."""
+        return Path(self.folder).expanduser().absolute()
+
+    @property
     def is_injected(self) -> bool:
         """Whether a server slows the tier down to stand for other hardware."""
         return self.injected_seconds > 0 or isfinite(self.injected_bytes_per_second)
@@ -107,7 +112,7 @@ def read_tier_file(path: Path) -> ChainSpec:
     if len(data) > MAX_FILE_BYTES:
         raise TierFileError(f"{path} is larger than {MAX_FILE_BYTES} bytes: name a file that describes tiers")
     try:
-        return parse_tiers(data.decode())
+        return parse_tiers(data.decode("utf-8-sig"))
     except TierFileError as error:
         raise TierFileError(f"{path}: {error}") from error
     except UnicodeDecodeError as error:
@@ -151,6 +156,8 @@ def _tier(number: int, entry: Mapping[str, Any]) -> TierSpec:
     folder = fields.word("folder", "")
     if kind in FOLDER_KINDS and not folder:
         raise TierFileError(f'tier {name} is of kind {kind} and has no folder: give folder = "/some/path"')
+    if folder.startswith("~") and not _has_home(folder):
+        raise TierFileError(f"tier {name} has the folder {folder!r}, of no user here: write the whole path")
     if folder and kind not in FOLDER_KINDS:
         raise TierFileError(f"tier {name} is of kind {kind}, which lies in no folder: leave out folder")
     capacity = fields.size("capacity", None)
@@ -174,11 +181,19 @@ def _check_chain(tiers: tuple[TierSpec, ...]) -> None:
     names = [tier.name for tier in tiers]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise TierFileError(f"two tiers are called {doubled[0]}: give each a name of its own")
-    folders = [str(Path(tier.folder).expanduser().absolute()) for tier in tiers if tier.folder]
+    folders = [str(tier.path) for tier in tiers if tier.folder]
     if doubled := sorted({folder for folder in folders if folders.count(folder) > 1}):
         raise TierFileError(f"two tiers lie in {doubled[0]}: give each a folder of its own")
     if any(tier.kind is TierKind.HBM for tier in tiers[1:]):
         raise TierFileError("hbm is not the first tier: put the fastest first")
+
+
+def _has_home(folder: str) -> bool:
+    try:
+        Path(folder).expanduser()
+    except RuntimeError:  # as pathlib says it
+        return False
+    return True
 
 
 class _Fields:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class TierHealth:
         counters: of its tiers.
         page_bytes: of each page.
         clock: seconds.
-        on_return: called with the level of a tier that works again.
+        on_return: called with the levels of tiers that work again.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class TierHealth:
         *,
         page_bytes: int,
         clock: Callable[[], float],
-        on_return: Callable[[int], None],
+        on_return: Callable[[Sequence[int]], None],
     ) -> None:
         self._members = tuple(members)
         self._placement = placement
@@ -48,19 +49,34 @@ class TierHealth:
         self._clock = clock
         self._on_return = on_return
 
-    def failed(self, level: int) -> None:
-        """An access failed; at the third in a row the tier is left out."""
+    def failed(self, level: int, *, writing: bool = False) -> None:
+        """An access failed; at the third read, or the third write, in a row the tier is left out.
+
+        They are counted apart: a file system that became read-only answers every read.
+        """
         member = self._members[level]
-        member.failures += 1
+        if writing:
+            member.failed_writes += 1
+        else:
+            member.failures += 1
         self._counters.add("failed_accesses", member.name)
-        if member.failures >= FAILURES_IN_A_ROW and self._placement.is_open(level):
+        failures = max(member.failures, member.failed_writes)
+        if failures >= FAILURES_IN_A_ROW and self._placement.is_open(level):
             member.next_probe = self._clock() + PROBE_SECONDS
             self._counters.add("times_left_out", member.name)
             self._placement.close_tier(level)
 
+    def took_no_more(self, level: int) -> None:
+        """The medium is full before the capacity: until the next look, the tier is what it holds now."""
+        self._members[level].next_growth = self._clock() + PROBE_SECONDS
+        self._placement.narrow(level)
+
     def probe(self) -> None:
-        """Looks after tiers that were left out, each from time to time."""
+        """Looks after tiers that were left out, or were full too early, each from time to time."""
         for level, member in enumerate(self._members):
+            if self._clock() >= member.next_growth:
+                member.next_growth = inf
+                self._placement.widen(level)
             if not self._placement.is_open(level) and self._clock() >= member.next_probe:
                 member.next_probe = self._clock() + PROBE_SECONDS
                 self._try_again(level)
@@ -75,9 +91,9 @@ class TierHealth:
             member.tier.get(name, back)
             check_record(back, name)
             member.tier.delete(name)
-            member.failures = 0
+            member.failures = member.failed_writes = 0
             self._placement.open_tier(level)
-            self._on_return(level)
+            self._on_return([level])
             self._counters.add("times_come_back", member.name)
         except (OSError, PageDamaged):
             if self._placement.is_open(level):

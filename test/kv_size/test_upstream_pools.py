@@ -154,6 +154,61 @@ def test_a_value_left_out_is_asked_for_or_read_as_sglang_reads_it(model_type: st
     assert asked > 2
 
 
+# ---- what else is read from a config ----
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "tokens"),
+    [
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 8.0}}, 4096),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, 1024),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, 1024),
+        (
+            "llama",
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},
+            512,
+        ),
+        ("qwen2", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 512),
+        ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 512),
+        ("cohere", {"model_max_length": 131072}, 131072),  # as Command R+ has it
+        ("gpt_bigcode", {}, 512),
+    ],
+)
+def test_a_context_is_as_long_as_sglang_says(
+    model_type: str, changes: dict[str, Any], tokens: int, tmp_path: Path
+) -> None:
+    config = tiny_config(model_type, **changes)
+    with served_with():
+        upstream = _upstream(config, tmp_path, _deployment(model_type)).model_config.context_len
+    assert read_shape(config).context == upstream == tokens
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("gemma2", {}),
+        ("gemma3_text", {}),
+        ("gemma3_text", {"sliding_window_pattern": 3}),
+        ("gemma3", {}),
+        ("cohere2", {}),
+        ("cohere2", {"sliding_window_pattern": 2}),
+        ("olmo3", {}),
+    ],
+)
+def test_published_configs_without_layer_types_have_the_layers_that_transformers_gives_them(
+    model_type: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    config, nested = tiny_config(model_type), FAMILIES[model_type].nested
+    part = config[nested] if nested else config
+    del part["layer_types"]
+    part.update(changes | {"num_hidden_layers": 14})
+    with served_with():
+        text = _upstream(config, tmp_path, _deployment(model_type)).model_config.hf_text_config
+    masked = ["sliding_attention" if cache.reads else "full_attention" for cache in read_shape(config).caches]
+    assert masked == text.layer_types
+    assert len(set(masked)) == 2
+
+
 # ---- the arithmetic that divides memory ----
 
 BUDGET = (1 << 22) + 12345

@@ -332,3 +332,12 @@ def test_a_namespace_is_known_only_by_its_own_root(place: LedgerPlace):
     ledger.database.execute("UPDATE namespaces SET names = '[\"b\", null]' WHERE names LIKE '[\"a\"%'")
     assert ledger.namespaces() == {root_digest(None, "salt"): (None, "salt")}
     ledger.close()
+
+
+@pytest.mark.parametrize("names", ["{", "3", '{"a": 1}', "[1, 2]", '["a", "salt"', b"\xff\xfe"])
+def test_a_damaged_namespace_is_left_out(file: Path, names: str | bytes):
+    ledger = open_ledger(file)
+    ledger.write([], clock=0, requests=0, namespaces=[("a", None), (None, "salt")])
+    ledger.database.execute("UPDATE namespaces SET names = ? WHERE names LIKE '[\"a\"%'", (names,))
+    assert ledger.namespaces() == {root_digest(None, "salt"): (None, "salt")}
+    ledger.close()

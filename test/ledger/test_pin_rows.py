@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sgl_importance.ledger import ledger_file, ledger_writer
 from sgl_importance.ledger.ledger import Ledger
+from sgl_importance.ledger.ledger_database import LedgerUnusable
 from sgl_importance.ledger.ledger_place import LedgerPlace
 from sgl_importance.ledger.ledger_writer import LedgerWriter
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
@@ -122,6 +125,29 @@ def test_a_ledger_of_the_schema_without_pins_keeps_what_was_learnt(place: Ledger
     assert named(place) == ["p"]
     if isinstance(place, Path):
         assert [each.name for each in place.parent.iterdir() if "set-aside" in each.name] == []
+
+
+def test_a_disk_too_full_for_a_newer_schema_costs_no_ledger(file: Path, monkeypatch: pytest.MonkeyPatch):
+    """SQLite ends the transaction by itself there: what was learnt is no damaged file."""
+    ledger = open_ledger(file)
+    ledger.write([record([1, 2, 3, 4])], clock=5, requests=5, namespaces=[NAMESPACE])
+    make_earlier(ledger, 1)
+    ledger.close()
+
+    def statements() -> Iterator[str]:
+        yield "ROLLBACK"  # as SQLite does
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger_file, "steps_from", lambda *_: [(2, statements())])
+        with pytest.raises(LedgerUnusable, match="full: make way for it, or name another"):
+            open_ledger(file)
+    again = open_ledger(file)
+    assert len(again) == 1
+    again.close()
+    assert [each.name for each in file.parent.iterdir() if "set-aside" in each.name] == []
 
 
 def test_a_known_ledger_opens_while_another_server_writes(

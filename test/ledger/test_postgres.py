@@ -18,6 +18,7 @@ from sgl_importance.ledger.ledger_place import LedgerPlace, address_problem
 from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
 from sgl_importance.ledger.reuse_evidence import ReuseEvidence
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.postgres_url import url_problem
 from sgl_importance.reuse.estimator import ReuseEstimator
 
 from support.postgres import Postgres
@@ -134,6 +135,10 @@ def test_a_wrong_password_is_named_and_not_shown(
         "postgres://user:sesame@host:1,other:2/db",
         "postgresql:///db?host=/tmp&password=sesame",
         "postgresql://u@h/db?sslpassword=sesame",
+        "postgresql://user:sesame/open@host/db",
+        "postgresql://user:sesame?open@host/db",
+        "postgresql://user:sesame#open@host/db",
+        "postgresql://user:123/sesame@host/db",
     ],
 )
 def test_a_password_in_the_address_is_refused_and_not_repeated(url: str) -> None:
@@ -159,6 +164,8 @@ def test_what_is_no_address_is_refused(url: str, problem: str) -> None:
 def test_what_libpq_cannot_read_is_refused_before_the_launch() -> None:
     assert "postgresql://user@host" in str(address_problem("postgresql://host/db?colour=blue"))
     assert address_problem("postgresql://user@one:5432,two:5433/db?sslmode=require") is None
+    for sound in ("postgresql://user@[::1]:5432/db", "postgresql://host:5432/db?user=me@other"):
+        assert url_problem(sound) is None
     assert address_problem("/some/directory") is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from sgl_importance.tier_chain.mapped_tier import MappedTier
 from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.page_mover import Point
 from sgl_importance.tier_chain.ranking import LruRanking
-from sgl_importance.tier_chain.records import record_bytes
+from sgl_importance.tier_chain.records import Bytes, PageName, record_bytes
 from sgl_importance.tier_chain.tier import DramTier, Tier
 from sgl_importance.tier_chain.tier_counters import TierCounters
 
@@ -26,6 +27,19 @@ CAPACITIES = {"dram": 3, "cxl": 4, "fs": 6}
 
 def body_of(key: str) -> np.ndarray:
     return np.random.default_rng(list(key.encode())).integers(0, 256, PAGE_BYTES, dtype=np.uint8)
+
+
+class FullTier(DramTier):
+    """A medium that holds fewer records than its tier was given."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def put(self, name: PageName, record: Bytes) -> None:
+        if len(self._records) >= self.most and not self.contains(name):
+            raise OSError(errno.ENOSPC, "no space left")
+        super().put(name, record)
 
 
 def open_tier(kind: str, folder: Path, pages: int) -> Tier:

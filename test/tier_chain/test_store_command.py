@@ -82,3 +82,24 @@ def test_what_is_no_chain_gets_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["tiers", str(file)])
     assert result.exit_code == 2
     assert "no file of slots" in result.output
+
+
+@pytest.mark.parametrize("slots", [None, b""])
+def test_a_rank_whose_slots_could_not_be_made_has_no_pages(tiers: Path, slots: bytes | None) -> None:
+    """As a server leaves its folder where memory ran out while it made the file."""
+    folder = tiers.parent / "cxl" / "tp1"
+    folder.mkdir()
+    if slots is not None:
+        (folder / "slots").write_bytes(slots)
+    code, rows = run(tiers)
+    assert code == 0
+    assert [(row["rank"], row["pages"]) for row in rows if row["tier"] == "cxl"] == [("tp0", 3), ("tp1", 0)]
+
+
+@pytest.mark.parametrize("shape", [{"record_bytes": 0, "slots": 3}, {"record_bytes": 1e400, "slots": 1}])
+def test_slots_of_no_size_get_one_line(tiers: Path, shape: dict[str, float]) -> None:
+    slots = tiers.parent / "cxl" / "tp0" / "slots"
+    slots.write_bytes(json.dumps(shape).encode().ljust(4096, b"\0"))
+    result = CliRunner().invoke(app, ["tiers", str(tiers)])
+    assert result.exit_code == 2
+    assert "no file of slots" in result.output

@@ -66,6 +66,7 @@ BAD = {
     DRAM + 'capacity = "1GB"\nname = 3': "printable text",
     'speed = 3\n[[tier]]\nkind = "dram"\ncapacity = "1GB"': "unknown key 'speed'",
     '[[tier]]\nkind = "fs"\ncapacity = "1GB"': "no folder",
+    '[[tier]]\nkind = "fs"\ncapacity = "1GB"\nfolder = "~nobody-at-all/kv"': "write the whole path",
     2 * (DRAM + 'capacity = "1GB"\n'): "two tiers are called dram",
     "".join(
         f'[[tier]]\nname = "{n}"\nkind = "fs"\ncapacity = "1GB"\nfolder = "/x"\n' for n in "ab"
@@ -103,5 +104,5 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TierFileError, match="UTF-8"):
         read_tier_file(tmp_path / "binary")
-    (tmp_path / "tiers.toml").write_text(WHOLE)
+    (tmp_path / "tiers.toml").write_text(WHOLE, encoding="utf-8-sig")  # as some editors do
     assert len(read_tier_file(tmp_path / "tiers.toml").tiers) == 2

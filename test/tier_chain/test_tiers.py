@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sgl_importance.storage.inspect import files_of, verify
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason, PageDamaged
+from sgl_importance.storage.regular import open_regular
 from sgl_importance.tier_chain.file_tier import FileTier
 from sgl_importance.tier_chain.mapped_tier import MappedTier
 from sgl_importance.tier_chain.measure import InjectedTier, measure_reads
 from sgl_importance.tier_chain.records import NO_PAGE, PageName, check_record, make_record, record_bytes
 from sgl_importance.tier_chain.tier import DramTier, Tier
+
+from support.tier_chains import FullTier
 
 PAGE_BYTES = 5000  # no multiple of anything
 SIZE = record_bytes(PAGE_BYTES)
@@ -170,6 +174,48 @@ def test_measures_the_median_read_and_leaves_nothing_behind(tmp_path: Path) -> N
     cost = measure_reads(tier, PAGE_BYTES, room=3, clock=lambda: next(ticks))
     assert cost.bytes_per_second == SIZE / 2.0
     assert not list(tier.records())
+
+
+def test_a_full_tier_is_measured_by_what_is_in_it(tmp_path: Path) -> None:
+    """As at a restart: a place for a page that is only measured would have to be taken from another."""
+    tier = MappedTier(tmp_path / "slots", SIZE, 2)
+    for number in (1, 2):
+        tier.put(name_of(number), record_of(number))
+    ticks = iter([0.0, 1.0, 10.0, 12.0])
+    cost = measure_reads(
+        tier, PAGE_BYTES, room=0, present=[name_of(1), name_of(2)], clock=lambda: next(ticks)
+    )
+    assert cost.bytes_per_second == SIZE / 1.5
+    assert (read(tier, 1) == page_of(1)).all()
+
+
+def test_a_medium_that_is_full_is_measured_as_far_as_it_goes() -> None:
+    tier = FullTier(1)
+    ticks = iter([0.0, 1.0, 5.0, 8.0])
+    assert measure_reads(tier, PAGE_BYTES, room=9, clock=lambda: next(ticks)).bytes_per_second == SIZE
+    assert not tier._records
+    tier.put(name_of(1), record_of(1))
+    cost = measure_reads(tier, PAGE_BYTES, room=9, present=[name_of(1)], clock=lambda: next(ticks))
+    assert cost.bytes_per_second == SIZE / 3
+    with pytest.raises(OSError, match="no space"):
+        measure_reads(tier, PAGE_BYTES, room=9)
+
+
+def test_files_that_cannot_be_read_now_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = FileTier(tmp_path, SIZE, direct=False)
+    for number in (1, 2):
+        tier.put(name_of(number), record_of(number))
+    opened: list[object] = []
+
+    def refuse_first(path: object) -> int:
+        opened.append(path)
+        if len(opened) == 1:
+            raise OSError(errno.EMFILE, "too many open files")
+        return open_regular(path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("sgl_importance.tier_chain.file_tier.open_regular", refuse_first)
+    assert len(list(tier.records())) == 1
+    assert len(list(tier.records())) == 2
 
 
 class Slots(RuleBasedStateMachine):

@@ -1,0 +1,217 @@
+"""Chains in trouble: media that are full or read-only, files that others deleted, restarts with others."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sgl_importance.storage.page_record import page_digest
+from sgl_importance.tier_chain.chain import TierChain
+from sgl_importance.tier_chain.file_tier import FileTier
+from sgl_importance.tier_chain.open_chain import OpenChain
+from sgl_importance.tier_chain.ranking import LruRanking
+from sgl_importance.tier_chain.records import Bytes, PageName
+from sgl_importance.tier_chain.tier import DramTier
+from sgl_importance.tier_chain.tier_counters import TierCounters
+from sgl_importance.tier_chain.tier_file import parse_tiers
+
+from support.tier_chains import (
+    MODEL,
+    PAGE_BYTES,
+    SIZE,
+    FullTier,
+    body_of,
+    keys_of,
+    open_chain,
+    write,
+    wrong_pages,
+)
+
+
+def opened(folder: Path, tiers: dict[str, int]) -> OpenChain:
+    """Tiers by kind, with so many pages each, in folders of that name."""
+    text = "".join(
+        f'[[tier]]\nkind = "{kind}"\ncapacity = {pages * SIZE}\nfolder = "{folder / kind}"\n'
+        for kind, pages in tiers.items()
+    )
+    return OpenChain(
+        parse_tiers(text),
+        owner="tp0",
+        page_bytes=PAGE_BYTES,
+        make_ranking=LruRanking,
+        counters=TierCounters(),
+    )
+
+
+def kept(chain: TierChain, session: str, pages: int) -> int:
+    keys = keys_of(session, pages)
+    assert wrong_pages(chain, keys) == []
+    return chain.count_present(MODEL, keys)
+
+
+# ---- media ----
+
+
+@pytest.mark.parametrize("kind", ["dram", "cxl", "fs"])
+def test_a_medium_that_is_full_early_holds_what_was_used_last(tmp_path: Path, kind: str) -> None:
+    """New pages are taken in all the same: neither this tier nor the one above it stays as it was."""
+    now = [0.0]
+    full = FullTier(2)
+    chain = open_chain(tmp_path, tiers={kind: full}, clock=lambda: now[0])
+    for moment, session in enumerate("abcdefghijkl"):
+        write(chain, keys_of(session, 1), moment=moment)
+        chain.check_integrity()
+    assert kept(chain, "l", 1) == kept(chain, "k", 1) == kept(chain, "j", 1) == 1
+    chain.touch(MODEL, keys_of("j", 1), 20)
+    assert kept(chain, "j", 1) == 1
+    (state,) = (tier for tier in chain.snapshot() if tier["name"] == kind)
+    assert 1 <= state["pages"] <= 2
+    assert "times_left_out" not in state, "what it holds is read"
+
+    full.most = 9
+    now[0] = 60.0
+    for moment, session in enumerate("mnopqrstuv", start=30):
+        assert write(chain, keys_of(session, 1), moment=moment) == [True]
+    (state,) = (tier for tier in chain.snapshot() if tier["name"] == kind)
+    assert state["pages"] == state["capacity_pages"] - 1, "there was room again"
+    chain.check_integrity()
+
+
+def test_a_disk_that_others_have_filled_is_passed_over(tmp_path: Path) -> None:
+    chain = open_chain(tmp_path, tiers={"cxl": FullTier(0)})
+    for moment, session in enumerate("abcdefghij"):
+        write(chain, keys_of(session, 2), moment=moment)
+        chain.check_integrity()
+    assert [tier["pages"] for tier in chain.snapshot()] == [2, 0, 5]
+    assert kept(chain, "j", 2) == kept(chain, "i", 2) == 2
+
+
+class ReadOnlyTier(DramTier):
+    """As an operating system leaves a disk that gave errors."""
+
+    is_read_only = False
+
+    def put(self, name: PageName, record: Bytes) -> None:
+        self._check()
+        super().put(name, record)
+
+    def delete(self, name: PageName) -> None:
+        self._check()
+        super().delete(name)
+
+    def _check(self) -> None:
+        if self.is_read_only:
+            raise OSError(errno.EROFS, "read-only file system")
+
+
+def test_a_tier_that_became_read_only_is_left_out(tmp_path: Path) -> None:
+    """However often it is read meanwhile."""
+    tier = ReadOnlyTier()
+    chain = open_chain(tmp_path, ("cxl", "fs"), tiers={"fs": tier})
+    for moment, session in enumerate("abc"):
+        write(chain, keys_of(session, 2), moment=moment)
+    (held, *_) = (session for session in "abc" if tier.contains(PageName(MODEL, page_digest(f"{session}0"))))
+    tier.is_read_only = True
+    for moment, session in enumerate("defghi"):
+        if chain.count_present(MODEL, keys_of(held, 1)):
+            assert wrong_pages(chain, keys_of(held, 1)) == []
+        write(chain, keys_of(session, 1), moment=moment)
+    assert chain.snapshot()[1]["state"] == "left out"
+    assert kept(chain, "i", 1) == 1, "the other tier goes on"
+    chain.check_integrity()
+
+
+def test_writes_that_fail_now_and_then_leave_no_tier_out(tmp_path: Path) -> None:
+    tier = ReadOnlyTier()
+    chain = open_chain(tmp_path, ("dram",), tiers={"dram": tier})
+    for session in "abcdefgh":
+        tier.is_read_only = True
+        write(chain, keys_of(session, 1))
+        tier.is_read_only = False
+        assert write(chain, keys_of(session, 1)) == [True]
+    assert chain.snapshot()[0]["state"] == "in use"
+
+
+def test_a_folder_that_somebody_emptied_takes_pages_again(tmp_path: Path) -> None:
+    middle = FileTier(tmp_path / "middle", SIZE, direct=False)
+    chain = open_chain(tmp_path, tiers={"cxl": middle})
+    for moment, session in enumerate("abcde"):
+        write(chain, keys_of(session, 2), moment=moment)
+    assert [tier["pages"] for tier in chain.snapshot()] == [2, 3, 5]
+    shutil.rmtree(tmp_path / "middle")
+    for moment, session in enumerate("fghi"):
+        assert write(chain, keys_of(session, 1), moment=moment) == [True]
+        chain._placement.check_integrity()
+    assert kept(chain, "i", 1) == 1
+
+
+def test_a_page_found_missing_and_stored_anew_meanwhile_leaves_nothing_behind() -> None:
+    """Two readers find out; the page is stored between their reports."""
+    tier = DramTier()
+    chain = open_chain(Path(), ("dram",), tiers={"dram": tier})
+    (key,) = keys_of("a", 1)
+    name = PageName(MODEL, page_digest(key))
+    write(chain, [key])
+    chain._faults.put((0, name))
+    write(chain, keys_of("b", 1))
+    chain.check_integrity()
+    assert len(tier._records) == chain.snapshot()[0]["pages"] == 1
+
+
+# ---- restarts ----
+
+
+@pytest.mark.parametrize("kind", ["cxl", "fs"])
+def test_a_full_tier_opens_again(tmp_path: Path, kind: str) -> None:
+    first = opened(tmp_path, {kind: 3})
+    assert write(first.chain, keys_of("a", 3)) == [True] * 3
+    first.close()
+    again = opened(tmp_path, {kind: 3})
+    assert kept(again.chain, "a", 3) == 3
+    again.close()
+
+
+def test_a_tier_that_was_made_smaller_keeps_whole_prefixes(tmp_path: Path) -> None:
+    """A prefix that many share is older than all that continues it."""
+    first = opened(tmp_path, {"fs": 9})
+    shared = keys_of("shared", 2)
+    write(first.chain, shared, moment=1)
+    write(first.chain, keys_of("x", 2), moment=2)
+    for moment, tail in enumerate("abcde", start=3):
+        first.chain.write_run(MODEL, [tail], [body_of(tail)], before=shared[-1], depth=2, moment=moment)
+    first.close()
+    again = opened(tmp_path, {"fs": 5})
+    assert again.chain.snapshot()[0]["pages"] == 5
+    for tail in "cde":
+        assert again.chain.count_present(MODEL, [*shared, tail]) == 3
+    assert wrong_pages(again.chain, [*shared, "e"]) == []
+    again.chain.check_integrity()
+    again.close()
+
+
+def test_tiers_in_another_order_keep_whole_prefixes(tmp_path: Path) -> None:
+    first = opened(tmp_path, {"nvme": 5, "fs": 9})
+    keys = keys_of("a", 9)
+    assert write(first.chain, keys) == [True] * 9
+    assert [tier["pages"] for tier in first.chain.snapshot()] == [4, 5]
+    first.close()
+    again = opened(tmp_path, {"fs": 9, "nvme": 5})
+    assert again.chain.count_present(MODEL, keys) == 4
+    again.chain.check_integrity()
+    assert write(again.chain, keys, start=4) == [True] * 5
+    assert wrong_pages(again.chain, keys) == []
+    again.close()
+
+
+def test_a_folder_that_cannot_be_listed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: TierChain, levels: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TierChain, "_restore", refuse)
+        with pytest.raises(OSError, match="mend their folders"):
+            opened(tmp_path, {"fs": 3})
+    opened(tmp_path, {"fs": 3}).close()  # its lock was let go
