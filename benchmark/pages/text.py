@@ -4,9 +4,9 @@
     python benchmark/pages/text.py build/text
 
 Files of Python's standard library that the model was not trained on, served by a tiered server for each
-selector. Of each file the last 256 bytes are what is predicted, behind contexts of several lengths; they alone
-read chosen pages. Every prompt is asked twice, exactly (the hint ``selector: all``) and from chosen pages.
-Intervals are over files. Resumable: rows that ``--out`` holds already are not measured again.
+selector. Of each file the last 256 bytes are what is predicted, behind contexts of several lengths; they
+alone read chosen pages. Every prompt is asked twice, exactly (the hint ``selector: all``) and from chosen
+pages. Intervals are over files. Resumable: rows that ``--out`` holds already are not measured again.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def exact_match_table(task: str) -> str:
     def cell(row: Mapping[str, Any] | None) -> str:
         if row is None:
             return ""
-        dense = "" if row["dense"] == 1 else f", exact {row['dense']:.2f}"
+        dense = "" if row["dense"] == 1 else f", exact {row['dense']:.3f}"
         return f"{row['sparse']:.3f} of {row['n']}{dense}"
 
     return table(
