@@ -70,6 +70,25 @@ def spread(policy: str, value: str = "over_lru", traces: str = "random half") ->
     return min(values), max(values)
 
 
+def below_best_of(*traces: str) -> float:
+    """How far ours hits below the best published policy of a budget: the most over all traces so named.
+
+    Args:
+        traces: how their names begin.
+    """
+    least = [
+        each["least_beside_best_published"]
+        for each in results("policy")["rows"]
+        if each["policy"] == "importance" and each["trace"].startswith(traces)
+    ]
+    return -min(least)
+
+
+def published_replayed() -> int:
+    """Published policies that ``benchmark/policy.py`` replays."""
+    return len({each["policy"] for each in results("policy")["rows"]} - _NOT_PUBLISHED)
+
+
 def policy_traces() -> int:
     """Traces that ``benchmark/policy.py`` replays."""
     return len({each["trace"] for each in results("policy")["rows"]})
@@ -255,6 +274,11 @@ def answer_pages(whose: str) -> Interval:
     """Share of queries whose answer lies in the top pages of their ``own`` or of ``earlier`` attention."""
     found = row("findings/sensitivity/sensitivity", setting="base", value="as recorded")
     return found[f"{whose} answer"], found[f"{whose}_low"], found[f"{whose}_high"]
+
+
+def answer_queries() -> int:
+    """Queries that ``answer_pages`` is about."""
+    return int(row("findings/sensitivity/sensitivity", setting="base", value="as recorded")["queries"])
 
 
 def put_off(what: str) -> tuple[float, float]:
