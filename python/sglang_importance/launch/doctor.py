@@ -121,7 +121,7 @@ def _plugins() -> Iterator[Finding]:
                 f"entry point {group}",
                 Status.PROBLEM,
                 "not registered",
-                "pip install --no-deps sgl-importance",
+                "pip install . in a clone of sgl-importance, into this environment",
             )
 
 

@@ -12,10 +12,13 @@ from sglang_importance.launch.modes.rule import Rule, above, outside, refused
 from sglang_importance.launch.modes.unscored import unscored_modes
 from sglang_importance.upstream.server_options import attention_backends
 
-_TIERED_RULES: tuple[Rule, ...] = (
+_PAGE_LIST_RULES: tuple[Rule, ...] = (
     Rule("tp_size", "tensor parallelism", above(1), "use --tp-size 1"),
     Rule("dp_size", "data parallelism", above(1), "use --dp-size 1"),
     Rule("enable_mixed_chunk", "mixed chunks"),
+)
+_TIERED_RULES: tuple[Rule, ...] = (
+    *_PAGE_LIST_RULES,
     Rule("enable_lora", "LoRA"),
     Rule("lora_paths", "LoRA"),
     Rule("page_size", "pages of one token", lambda size: size == 1, "use --page-size 16"),
@@ -75,7 +78,7 @@ def page_list_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     """
     if not options.trace_pages:
         return
-    for rule in (rule for rule in _TIERED_RULES[:3] if rule.refuses(getattr(args, rule.field, None))):
+    for rule in (rule for rule in _PAGE_LIST_RULES if rule.refuses(getattr(args, rule.field, None))):
         what = f"{flag('trace_pages')} with {rule.mode} ({rule.flag} {getattr(args, rule.field)})"
         yield refused(options.policy, what, rule.cure or f"drop {rule.flag}")
     for untried in unscored_modes(args):
