@@ -136,3 +136,28 @@ def test_a_session_that_comes_back_outranks_prompts_that_never_do():
     policy.enter(Tier.DEVICE, 2, once, below=None)
     assert session.last_access < once.last_access, "recency speaks for the other"
     assert policy.victim(Tier.DEVICE) == 2
+
+
+def test_kv_without_a_state_loses_less_than_any_other():
+    """Linear attention: nobody can go on from it, however often it was asked for."""
+    policy = ImportancePolicy(_cost())
+    hot, cold = _node(policy), _node(policy)
+    for _ in range(20):
+        policy.admit()
+        hot.accesses += 1
+        hot.last_access = policy.clock
+    hot.lacks_state = True
+    assert policy.loss(Tier.DEVICE, hot, below=None) < 1e-9 * policy.loss(Tier.DEVICE, cold, below=None)
+    hot.pin_octaves = {Tier.DEVICE: 128.0}
+    assert policy.loss(Tier.DEVICE, hot, below=None) > policy.loss(Tier.DEVICE, cold, below=None)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.sampled_from([None, Tier.HOST]))
+def test_a_state_is_worth_the_tokens_that_it_spares(tokens: int, more: int, below: Tier | None):
+    policy = ImportancePolicy(_cost())
+    node = _node(policy)
+    worth = policy.state_loss(node, tokens, below=below, is_passed=False)
+    per_token = policy.loss(Tier.DEVICE, node, below=below) * _cost().bytes_per_token
+    assert worth == pytest.approx(per_token * tokens)
+    assert policy.state_loss(node, tokens + more, below=below, is_passed=False) > worth
+    assert 0 < policy.state_loss(node, 10**6, below=None, is_passed=True) < worth
