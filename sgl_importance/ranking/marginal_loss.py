@@ -11,7 +11,7 @@ Only leaves can be evicted and a prefix is useful only whole, so attention predi
 bounded, monotone, and 1 without evidence, which makes "g = 1" the control arm of every claim about it.
 
 With linear attention a request goes on from a state, of which some nodes' ends have one: KV that leads to
-none is worth nothing, and states are ranked by what they spare, in seconds per state freed.
+none is worth nothing, and states that requests go by go before others.
 
 A soft pin (``sgl_importance.pins``) multiplies the loss of its nodes, so that they go last.
 """
@@ -159,17 +159,17 @@ class ImportancePolicy:
         reuse_class, since = self._rank(tier, node)
         return self.index.index(reuse_class, self.clock - since) * self.value(tier, node, below=below)
 
-    def state_loss(self, node: NodeMetadata, tokens: int, *, below: Tier | None, is_passed: bool) -> float:
-        """Seconds lost per admitted request by giving up the device's state at the node's end.
+    def state_loss(self, node: NodeMetadata, *, below: Tier | None, is_passed: bool) -> float:
+        """Loss by giving up the state of linear attention at the node's end, on the device.
 
-        States of linear attention are all of one size, so what a state is worth is not divided by it.
+        As of KV, seconds lost per byte of KV: with a leaf's state all of the leaf goes. How many tokens a
+        state spares does not count: that was tried, and found no more.
 
         Args:
-            tokens: computed again without it: those behind the state in front of it.
             below: tier that keeps a copy of the state; None where it is lost.
             is_passed: whether requests that ask for the node go on from a state behind it.
         """
-        loss = self.loss(Tier.DEVICE, node, below=below) * self.cost.bytes_per_token * tokens
+        loss = self.loss(Tier.DEVICE, node, below=below)
         return loss * PASSED_FACTOR if is_passed else loss
 
     @staticmethod

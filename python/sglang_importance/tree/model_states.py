@@ -39,18 +39,6 @@ def lacks_state(node: UnifiedTreeNode) -> bool:
     return True
 
 
-def own_tokens(tree: AnnotatedTree, node: UnifiedTreeNode) -> int:
-    """Tokens that a request computes again where only the state at the node's end is gone."""
-    end = tree.metadata(node)
-    above = node.parent
-    while above is not None and above.parent is not None:
-        if on_device(above) or has_copy(above):
-            start = tree.metadata(above)
-            return end.depth + end.tokens - start.depth - start.tokens
-        above = above.parent
-    return end.depth + end.tokens
-
-
 def is_passed(tree: AnnotatedTree, node: UnifiedTreeNode) -> bool:
     """Whether one text alone has followed the node so far, with a state further on.
 

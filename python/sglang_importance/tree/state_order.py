@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.tiers import Tier
-from sglang_importance.tree.model_states import has_copy, is_passed, own_tokens
+from sglang_importance.tree.model_states import has_copy, is_passed
 from sglang_importance.tree.state import TreeState
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedLRUList, UnifiedTreeNode
+
+STATES_PER_WALK = 64
 
 _Item = tuple[float, int, int]  # loss, last access, number of the node
 
@@ -20,28 +22,37 @@ _Item = tuple[float, int, int]  # loss, last access, number of the node
 class StateOrder:
     """States of the device, least marginal loss first, in walks like upstream's.
 
-    There is one state to hundreds or thousands of tokens, so each walk ranks all of them. Within a walk a
-    loss only grows, as states around it go: what comes up is ranked again before it is taken.
+    A ranking of all states serves a walk for each STATES_PER_WALK of them, so that a walk takes no longer
+    where there are many. Meanwhile a loss mostly grows, as states around it go: what comes up is ranked again
+    before it is taken. States that came since wait for the next ranking.
     """
 
     def __init__(self, state: TreeState) -> None:
         self._state = state
         self._heap: list[_Item] = []
-        self._lru: UnifiedLRUList | None = None
+        self._walks = 0  # that the ranking still serves
+        self._may_rank = False
+
+    @property
+    def _lru(self) -> UnifiedLRUList:
+        return self._state.tree.core.lru_lists[ComponentType.MAMBA]
 
     def begin(self) -> None:
         """A walk begins."""
-        self._lru = self._state.tree.core.lru_lists[ComponentType.MAMBA]
-        self._heap = [self._item(node) for node in self._lru.cache.values() if _is_unlocked(node)]
-        heapify(self._heap)
+        self._may_rank = True
+        if not self._walks:
+            self._rank()
+        self._walks -= 1
 
     def next(self) -> UnifiedTreeNode | None:
-        """The node whose state goes next, each once in a walk; None where there is none."""
-        assert self._lru is not None, "begin a walk first"
-        while self._heap:
+        """The node whose state goes next; None where there is none."""
+        while self._heap or self._may_rank:
+            if not self._heap:
+                self._rank()
+                continue
             item = heappop(self._heap)
             node = self._lru.cache.get(item[2])
-            if node is None or not _is_unlocked(node):  # it went with a leaf
+            if node is None or not _is_unlocked(node):  # it went with a leaf, or is in use
                 continue
             now = self._item(node)
             if now > item:
@@ -50,12 +61,18 @@ class StateOrder:
             return node
         return None
 
+    def _rank(self) -> None:
+        """Ranks all states, once in a walk at most: what could not be evicted is not taken for ever."""
+        self._may_rank = False
+        self._heap = [self._item(node) for node in self._lru.cache.values() if _is_unlocked(node)]
+        self._walks = 1 + len(self._heap) // STATES_PER_WALK
+        heapify(self._heap)
+
     def _item(self, node: UnifiedTreeNode) -> _Item:
         tree = self._state.tree
         metadata = tree.metadata(node)
         loss = self._state.policy.state_loss(
             metadata,
-            own_tokens(tree, node),
             below=Tier.HOST if has_copy(node) else None,
             is_passed=is_passed(tree, node),
         )
