@@ -230,7 +230,7 @@ def measured(
         "states": states,
         "prompt_tokens": asked,
         "hit_tokens": found,
-        "over_lru": {arm: sum(found[arm]) / sum(found["lru"]) for arm in arms[1:]},
+        "over_lru": {arm: sum(found[arm]) / max(sum(found["lru"]), 1) for arm in arms[1:]},
     }
 
 
