@@ -62,6 +62,8 @@ class NodeMetadata:
         prior_segments: facts of its first tokens, from ghosts. A prefix that many asked for comes back in one
             node with a new suffix; a split leaves the suffix only its own facts.
         expendable: whether the request that brought it hinted that it will not be asked for again.
+        lacks_state: linear attention only: whether neither its end nor what follows had a state when it was
+            ranked last, so that no request can go on from its KV.
         owed_to_storage: whether a descendant is in storage already, so that the node must follow.
         would_evict: ``observe`` only: importance would have evicted the node, stock kept it.
         pin_octaves: log2 of the soft pin's bias, by the tiers where the whole node is pinned.
@@ -83,6 +85,7 @@ class NodeMetadata:
         "is_parted",
         "is_prewarmed",
         "is_tip",
+        "lacks_state",
         "last_access",
         "off_device",
         "owed_to_storage",
@@ -121,6 +124,7 @@ class NodeMetadata:
         self.prediction: Prediction | None = None
         self.owed_to_storage = False
         self.expendable = False
+        self.lacks_state = False
         self.would_evict = False
         self.pin_octaves = NOT_PINNED
         self.digest: bytes | None = None
@@ -167,6 +171,7 @@ class NodeMetadata:
         prefix.is_prewarmed = self.is_prewarmed
         prefix.owed_to_storage = self.owed_to_storage
         prefix.expendable = self.expendable
+        prefix.lacks_state = self.lacks_state
         prefix.would_evict = self.would_evict
         prefix.pin_octaves = self.pin_octaves
         self.tokens -= prefix_tokens

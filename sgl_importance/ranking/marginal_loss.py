@@ -10,6 +10,9 @@ sessions parted at its end or a pin holds it; else it is that of the node's own 
 Only leaves can be evicted and a prefix is useful only whole, so attention predicts reuse indirectly; g is
 bounded, monotone, and 1 without evidence, which makes "g = 1" the control arm of every claim about it.
 
+With linear attention a request goes on from a state, of which some nodes' ends have one: KV that leads to
+none is worth nothing, and states that requests go by go before others.
+
 A soft pin (``sgl_importance.pins``) multiplies the loss of its nodes, so that they go last.
 """
 
@@ -30,6 +33,7 @@ SHRINKAGE_QUERIES = 4.0  # weight, in queries, of the belief that a node is as i
 MAX_FACTOR = 2.0
 # A loss of exactly 0 would make nodes incomparable: as if restoring cost a nanosecond per token.
 MIN_SECONDS_PER_TOKEN = 1e-9
+PASSED_FACTOR = 1e-30  # on the loss of a state that requests go by
 EXPENDABLE_VALUE = 1e-60  # below what any other node can lose, whatever its reuse rate
 
 
@@ -140,7 +144,7 @@ class ImportancePolicy:
         Tokens deep in a prompt count like its first ones, although attending makes them dearer: a leaf is
         only the first of its chain to go, so its own price says little about the loss of the chain.
         """
-        if node.expendable and tier not in node.pin_octaves:
+        if (node.expendable or node.lacks_state) and tier not in node.pin_octaves:
             return EXPENDABLE_VALUE
         seconds = max(self._seconds_per_token[below] - self._seconds_per_token[tier], MIN_SECONDS_PER_TOKEN)
         return seconds * self.factor(node) * self.bias(tier, node) / self.cost.bytes_per_token
@@ -154,6 +158,19 @@ class ImportancePolicy:
         """Seconds lost per KV byte freed and admitted request by evicting the node from the tier."""
         reuse_class, since = self._rank(tier, node)
         return self.index.index(reuse_class, self.clock - since) * self.value(tier, node, below=below)
+
+    def state_loss(self, node: NodeMetadata, *, below: Tier | None, is_passed: bool) -> float:
+        """Loss by giving up the state of linear attention at the node's end, on the device.
+
+        As of KV, seconds lost per byte of KV: with a leaf's state all of the leaf goes. How many tokens a
+        state spares does not count: that was tried, and found no more.
+
+        Args:
+            below: tier that keeps a copy of the state; None where it is lost.
+            is_passed: whether requests that ask for the node go on from a state behind it.
+        """
+        loss = self.loss(Tier.DEVICE, node, below=below)
+        return loss * PASSED_FACTOR if is_passed else loss
 
     @staticmethod
     def _rank(tier: Tier | None, node: NodeMetadata) -> tuple[int, int]:

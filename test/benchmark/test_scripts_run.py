@@ -26,6 +26,7 @@ SMALLEST = {
     "pages/step.py": ("--dry-run",),
     "replay.py": ("--requests", "100", "--repeats", "1", "--jobs", "1"),
     "scheduler_cost.py": ("--lives", "3"),
+    "states.py": ("--requests", "3", "--seeds", "1"),
     "storage.py": ("--megabytes", "8", "--page-tokens", "1"),
     "tree.py": ("--leaves", "20", "--rounds", "2"),
 }

@@ -128,6 +128,17 @@ def test_observe_keeps_what_stock_keeps(model: Path) -> None:
         server.flush_cache()
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("states", ["12", "8"])
+def test_importance_finds_more_than_stock(model: Path, states: str) -> None:
+    found = {}
+    for policy in ("default", "importance"):
+        flags = ("--kv-policy", policy, *SMALL, *FLAGS, "--max-mamba-cache-size", states)
+        with ServerProcess(*flags, model=model, env=ENV) as server:
+            found[policy] = sum(hit for _, hit in conversations(server))
+    assert found["importance"] > found["default"] > 0, found
+
+
 def test_a_pinned_prefix_stays_and_is_a_hit_once_a_request_ended_there(model: Path, tmp_path: Path) -> None:
     ledger = ("--kv-importance-ledger", str(tmp_path))
     prefix = some_tokens(96, 100)

@@ -136,3 +136,34 @@ def test_a_session_that_comes_back_outranks_prompts_that_never_do():
     policy.enter(Tier.DEVICE, 2, once, below=None)
     assert session.last_access < once.last_access, "recency speaks for the other"
     assert policy.victim(Tier.DEVICE) == 2
+
+
+def test_kv_without_a_state_loses_less_than_any_other():
+    """Linear attention: nobody can go on from it, however often it was asked for."""
+    policy = ImportancePolicy(_cost())
+    hot, cold = _node(policy), _node(policy)
+    for _ in range(20):
+        policy.admit()
+        hot.accesses += 1
+        hot.last_access = policy.clock
+    hot.lacks_state = True
+    assert policy.loss(Tier.DEVICE, hot, below=None) < 1e-9 * policy.loss(Tier.DEVICE, cold, below=None)
+    hot.pin_octaves = {Tier.DEVICE: 128.0}
+    assert policy.loss(Tier.DEVICE, hot, below=None) > policy.loss(Tier.DEVICE, cold, below=None)
+
+
+def test_a_state_that_requests_go_by_is_worth_less_than_any_other():
+    policy = ImportancePolicy(_cost())
+    hot, cold = _node(policy), _node(policy)
+    for _ in range(20):
+        policy.admit()
+        hot.accesses += 1
+        hot.last_access = policy.clock
+    losses = [
+        policy.state_loss(hot, below=None, is_passed=True),
+        policy.state_loss(cold, below=Tier.HOST, is_passed=False),
+        policy.state_loss(cold, below=None, is_passed=False),
+        policy.state_loss(hot, below=None, is_passed=False),
+    ]
+    assert losses == sorted(set(losses))
+    assert losses[0] > 0, "recency decides among them"

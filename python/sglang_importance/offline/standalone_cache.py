@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -33,7 +33,14 @@ _COST = CostModel(
 )
 
 
-def _cache_init_params(*, tokens: int, page_size: int, requests: int, max_context: int) -> CacheInitParams:
+def _cache_init_params(
+    *,
+    tokens: int,
+    page_size: int,
+    requests: int,
+    max_context: int,
+    state_requests: HybridReqToTokenPool | None,
+) -> CacheInitParams:
     pool = MHATokenToKVPool(
         size=tokens,
         page_size=page_size,
@@ -50,6 +57,15 @@ def _cache_init_params(*, tokens: int, page_size: int, requests: int, max_contex
         if page_size == 1
         else PagedTokenToKVPoolAllocator(tokens, page_size, torch.float32, "cpu", pool, need_sort=False)
     )
+    if state_requests is not None:
+        return CacheInitParams(
+            disable=False,
+            req_to_token_pool=state_requests,
+            token_to_kv_pool_allocator=allocator,
+            page_size=page_size,
+            tree_components=(ComponentType.FULL, ComponentType.MAMBA),
+            enable_mamba_extra_buffer=state_requests.enable_mamba_extra_buffer,
+        )
     return CacheInitParams(
         disable=False,
         req_to_token_pool=ReqToTokenPool(requests, max_context, "cpu", enable_memory_saver=False),
@@ -71,6 +87,7 @@ def build_cache(
     recorder: Recorder | None = None,
     policy: ImportancePolicy | None = None,
     eviction_config: dict[str, int] | None = None,
+    state_requests: HybridReqToTokenPool | None = None,
 ) -> UnifiedRadixCache:
     """A cache over a device pool of ``tokens`` tokens, without host or storage tier.
 
@@ -85,9 +102,15 @@ def build_cache(
         recorder: for ours; None records nothing.
         policy: for ours; one with constants of a data-centre GPU where None.
         eviction_config: parameters of stock's policy; T-LRU is LRU without.
+        state_requests: the request pool with the states of linear attention, in place of ``requests`` rows of
+            ``max_context`` tokens; None for a model without.
     """
     params = _cache_init_params(
-        tokens=tokens, page_size=page_size, requests=requests, max_context=max_context
+        tokens=tokens,
+        page_size=page_size,
+        requests=requests,
+        max_context=max_context,
+        state_requests=state_requests,
     )
     if kind not in ("observe", "importance"):
         params.tree_core_backend, params.eviction_policy = kind.split("-")

@@ -31,6 +31,7 @@ from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.dense_prefix import DensePrefix
 from sglang_importance.radix_cache.gauges import gauge_values
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.radix_cache.state_component import StateComponent
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.tree.nominal_costs import cost_model
 from sglang_importance.tree.occupancy import capacity_tokens, full_attention_allocator
@@ -118,7 +119,7 @@ def dense_prefix(allocator: BaseTokenToKVPoolAllocator) -> DensePrefix | None:
 
 
 def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None:
-    """Makes a cache built of ``params`` create our component, which follows the tree for ``state``.
+    """Makes a cache built of ``params`` create our components, which follow the tree for ``state``.
 
     Args:
         parts: further arguments of ``ImportanceComponent``.
@@ -127,6 +128,7 @@ def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None
         **(params.component_registry_override or {}),
         # sglang only calls what is registered, as it would call the class.
         ComponentType.FULL: partial(ImportanceComponent, state=state, **parts),  # type: ignore[dict-item]
+        ComponentType.MAMBA: partial(StateComponent, state=state),  # type: ignore[dict-item]
     }
 
 

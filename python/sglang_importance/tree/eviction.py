@@ -16,6 +16,7 @@ from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.tiers import Tier
 from sglang_importance.tree.leaf_sets import LeafEvent, WatchedLeaves
+from sglang_importance.tree.model_states import lacks_state
 from sglang_importance.tree.recency_order import RecencyOrder
 from sglang_importance.tree.state import TreeState
 
@@ -74,6 +75,7 @@ class RankedLeaves:
         metadata = self._state.tree.known(node)
         if metadata is None:
             return  # it is being inserted, and is entered again after ``take_in``
+        metadata.lacks_state = lacks_state(node)
         below = self.tier_below_device(node)
         self._state.policy.enter(Tier.DEVICE, node.id, metadata, below=below)
 
@@ -87,6 +89,7 @@ class RankedLeaves:
         if metadata is None:  # storage brought it: KV that a request computed has metadata before
             self._unknown_host_leaves.append(node)
             return
+        metadata.lacks_state = lacks_state(node)
         self._state.policy.enter(Tier.HOST, node.id, metadata, below=tier_below_host(metadata))
 
     def take_unknown_host_leaves(self) -> list[UnifiedTreeNode]:
@@ -106,6 +109,12 @@ class RankedLeaves:
         elif node in self._core.evictable_host_leaves:
             self._enter_host(node)
 
+    def got_state(self, node: UnifiedTreeNode) -> None:
+        """A state of linear attention was put at the node's end."""
+        if (metadata := self._state.tree.known(node)) is not None:
+            metadata.lacks_state = False
+            self.refresh(node)
+
     def left_tree(self, node: UnifiedTreeNode) -> None:
         self._leave_device(node)
         self._leave_host(node)
@@ -117,6 +126,7 @@ class RankedLeaves:
     def loss(self, node: UnifiedTreeNode) -> float:
         """Marginal loss of evicting the node from the fastest tier that holds it."""
         metadata = self._state.tree.metadata(node)
+        metadata.lacks_state = lacks_state(node)
         if node.evicted:
             return self._state.policy.loss(Tier.HOST, metadata, below=tier_below_host(metadata))
         below = self.tier_below_device(node)
@@ -141,7 +151,7 @@ class EvictionOrder(ABC):
     """The order of eviction, in the steps of an eviction walk of upstream's over the device."""
 
     def deciding(self) -> AbstractContextManager[None]:
-        """While a walk over the host runs, alone or within one over the device."""
+        """While a walk over the host runs, alone or within one over the device, or one over states."""
         return nullcontext()
 
     @abstractmethod
@@ -172,9 +182,9 @@ class EvictionOrder(ABC):
 class MarginalLossOrder(EvictionOrder):
     """``importance``: the leaf of least marginal loss is evicted.
 
-    Where a model has further state beside its KV (sliding windows in a pool of their own, linear attention),
-    upstream makes room for that by itself, least recently used first. The whole leaves that it takes then are
-    not ours.
+    Where a model has sliding windows in a pool of their own, upstream makes room for these by itself, least
+    recently used first. The whole leaves that it takes then are not ours. States of linear attention have an
+    order of ours (``state_order``).
     """
 
     def __init__(self, state: TreeState, leaves: RankedLeaves) -> None:

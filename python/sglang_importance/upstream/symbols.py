@@ -23,6 +23,7 @@ _SRT = "sglang.srt"
 _CACHE = f"{_SRT}.mem_cache"
 _TREE_CORE = f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeCore"
 _FULL = f"{_CACHE}.unified_cache.components.FullComponent"
+_MAMBA = f"{_CACHE}.unified_cache.components.MambaComponent"
 _RADIX_CACHE = f"{_CACHE}.unified_radix_cache.UnifiedRadixCache"
 _CONTROLLER = f"{_CACHE}.hybrid_cache.hybrid_cache_controller.HybridCacheController"
 _STREAMER = f"{_SRT}.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
@@ -169,6 +170,14 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     ),
     f"{_FULL}.prepare_for_caching_req": "self, req, insert_params, token_ids_len, is_finished",
     f"{_FULL}.cleanup_after_caching_req": "self, req, is_finished, insert_result, insert_params",
+    f"{_MAMBA}.__init__": "self, cache, params",
+    f"{_MAMBA}._evict_device_start": "self, request_cnt",
+    f"{_MAMBA}._evict_device_next_node": (
+        "self, tracker, device_frees, host_frees",
+        "self, tracker, device_frees, host_frees, cache_actions",
+    ),
+    f"{_MAMBA}._evict_device_end": "self",
+    f"{_MAMBA}.commit_insert_component_data": "self, node, is_new_leaf, params, result, cache_actions",
     # the tree core
     f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeNode.backuped": None,
     f"{_TREE_CORE}.reset": "self",
