@@ -9,7 +9,13 @@ from typing import Annotated
 import typer
 
 from sgl_importance.replay.chain_ranking import CHAIN_POLICIES
-from sgl_importance.replay.chain_replay import ChainHardware, ChainRow, chain_jobs, run_chain_job
+from sgl_importance.replay.chain_replay import (
+    FEWEST_BLOCKS,
+    ChainHardware,
+    ChainRow,
+    chain_jobs,
+    run_chain_job,
+)
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.gated_tiers import Gating, StorageOffer
 from sgl_importance.replay.pages.page_command import parse_page_policies, replay_pages
@@ -35,6 +41,7 @@ from sgl_importance.replay.replay_arguments import (
 from sgl_importance.replay.replay_runner import Job, ReplayMode, Row, run_job
 from sgl_importance.replay.report.chain_report import chain_table
 from sgl_importance.replay.report.console import (
+    MOST,
     check_traces,
     open_journal,
     parse_numbers,
@@ -206,13 +213,17 @@ def replay_command(
     blocks = parse_numbers("--capacity-blocks", capacity_blocks, int)
     fractions = parse_numbers("--capacity-fraction", capacity_fraction, float)
     if tiers_file is not None:
-        if blocks or device_blocks is not None or object_level or node_granular or plot_file is not None:
+        others = (object_level, node_granular, plot_file is not None, gate, host_blocks, storage_blocks)
+        if blocks or device_blocks is not None or any(others):
             fail("--tiers takes sizes from its file or --capacity-fraction: leave out other sizes and modes")
         check_results(json_file, None)
         options = ReadOptions(tokenizer, block_tokens, object_level, alive)
         hardware = ChainHardware(prefill_tokens_per_second, bytes_per_token, price_computed)
         spec, arms = chain_of(tiers_file), chain_policies(policies)
         read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
+        if not fractions:
+            for trace in read:
+                check_capacities(spec, trace, bytes_per_token)
         work = chain_jobs(read, spec, arms, fractions, hardware)
         chain_journal = open_journal(json_file, ChainRow, read, work)
         chain_rows = run_with_progress(run_chain_job, read, work, workers, chain_journal)
@@ -324,8 +335,22 @@ def chain_policies(text: str) -> list[str]:
     names = [name for name in parse_policies(text) if name != OPTIMUM]
     if unknown := [name for name in names if name not in CHAIN_POLICIES]:
         fail(f"a chain of tiers is not ranked by {unknown[0]}: use {' or '.join(CHAIN_POLICIES)}")
+    if not names:
+        fail(f"a chain of tiers has no optimum: use {' or '.join(CHAIN_POLICIES)}")
     return names
 
 
+def check_capacities(spec: ChainSpec, trace: Trace, bytes_per_token: int) -> None:
+    """Fails where a tier holds too few of a trace's blocks for a chain."""
+    block_bytes = trace.block_tokens * bytes_per_token
+    for tier in spec.tiers:
+        if tier.capacity < FEWEST_BLOCKS * block_bytes:
+            fail(
+                f"tier {tier.name} has {tier.capacity} bytes, a block of {trace.name} takes {block_bytes}: "
+                f"give it {FEWEST_BLOCKS * block_bytes}, or sizes by --capacity-fraction"
+            )
+
+
 def _capacities(trace: Trace, blocks: list[int], fractions: list[float]) -> list[int]:
-    return list(dict.fromkeys(blocks or [max(1, int(part * trace.num_blocks)) for part in fractions]))
+    shares = (max(1, min(int(part * trace.num_blocks), MOST)) for part in fractions)
+    return list(dict.fromkeys(blocks or shares))
