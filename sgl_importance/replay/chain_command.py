@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sgl_importance.replay.chain_ranking import CHAIN_POLICIES
-from sgl_importance.replay.chain_replay import ChainHardware, ChainRow, chain_jobs, run_chain_job
+from sgl_importance.replay.chain_replay import (
+    FEWEST_BLOCKS,
+    ChainHardware,
+    ChainRow,
+    chain_jobs,
+    run_chain_job,
+)
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.policy_registry import OPTIMUM
 from sgl_importance.replay.ray_cluster import RayCluster
@@ -19,6 +25,7 @@ from sgl_importance.replay.report.console import (
     run_with_progress,
     write_rows,
 )
+from sgl_importance.replay.trace import Trace
 from sgl_importance.terminal import fail, show
 from sgl_importance.tier_chain.tier_file import ChainSpec, TierFileError, read_tier_file
 
@@ -55,6 +62,9 @@ def replay_chain(
     check_results(json_file, None)
     spec, arms = _chain_of(tiers_file), _chain_policies(policies)
     read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
+    if not fractions:
+        for trace in read:
+            _check_capacities(spec, trace, hardware.bytes_per_token)
     work = chain_jobs(read, spec, arms, fractions, hardware)
     journal = open_journal(json_file, ChainRow, read, work)
     rows = run_with_progress(run_chain_job, read, work, workers, journal)
@@ -77,4 +87,17 @@ def _chain_policies(text: str) -> list[str]:
     names = [name for name in parse_policies(text) if name != OPTIMUM]
     if unknown := [name for name in names if name not in CHAIN_POLICIES]:
         fail(f"a chain of tiers is not ranked by {unknown[0]}: use {' or '.join(CHAIN_POLICIES)}")
+    if not names:
+        fail(f"a chain of tiers has no optimum: use {' or '.join(CHAIN_POLICIES)}")
     return names
+
+
+def _check_capacities(spec: ChainSpec, trace: Trace, bytes_per_token: int) -> None:
+    """Fails where a tier holds too few of a trace's blocks for a chain."""
+    block_bytes = trace.block_tokens * bytes_per_token
+    for tier in spec.tiers:
+        if tier.capacity < FEWEST_BLOCKS * block_bytes:
+            fail(
+                f"tier {tier.name} has {tier.capacity} bytes, a block of {trace.name} takes {block_bytes}: "
+                f"give it {FEWEST_BLOCKS * block_bytes}, or sizes by --capacity-fraction"
+            )

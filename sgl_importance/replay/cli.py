@@ -34,6 +34,7 @@ from sgl_importance.replay.replay_arguments import (
 )
 from sgl_importance.replay.replay_runner import Job, ReplayMode, Row, run_job
 from sgl_importance.replay.report.console import (
+    MOST,
     check_traces,
     open_journal,
     parse_numbers,
@@ -204,7 +205,8 @@ def replay_command(
     blocks = parse_numbers("--capacity-blocks", capacity_blocks, int)
     fractions = parse_numbers("--capacity-fraction", capacity_fraction, float)
     if tiers_file is not None:
-        if blocks or device_blocks is not None or object_level or node_granular or plot_file is not None:
+        others = (object_level, node_granular, plot_file is not None, gate, host_blocks, storage_blocks)
+        if blocks or device_blocks is not None or any(others):
             fail("--tiers takes sizes from its file or --capacity-fraction: leave out other sizes and modes")
         replay_chain(
             traces,
@@ -311,4 +313,5 @@ def _replay_pages(
 
 
 def _capacities(trace: Trace, blocks: list[int], fractions: list[float]) -> list[int]:
-    return list(dict.fromkeys(blocks or [max(1, int(part * trace.num_blocks)) for part in fractions]))
+    shares = (max(1, min(int(part * trace.num_blocks), MOST)) for part in fractions)
+    return list(dict.fromkeys(blocks or shares))

@@ -68,23 +68,25 @@ def size_command(
         float | None, typer.Option(min=0, max=1, help="Share of prompt tokens that all tiers must provide.")
     ] = None,
     hours: Annotated[
-        float | None, typer.Option(min=1e-6, help="Hours that the trace stands for; its own if absent.")
+        float | None,
+        typer.Option(min=1e-6, max=1e6, help="Hours that the trace stands for; its own if absent."),
     ] = None,
     bytes_per_token: BytesPerToken = BYTES_PER_TOKEN,
     prefill_tokens_per_second: PrefillTokensPerSecond = PREFILL_TOKENS_PER_SECOND,
     host_gbps: HostGbps = HOST_GBPS,
     storage_gbps: StorageGbps = STORAGE_GBPS,
     price_device: Annotated[
-        float, typer.Option(min=0, rich_help_panel=_PRICES, help="Device memory, per GB and month.")
+        float, typer.Option(min=0, max=1e9, rich_help_panel=_PRICES, help="Device memory, per GB and month.")
     ] = 18.0,
     price_host: Annotated[
-        float, typer.Option(min=0, rich_help_panel=_PRICES, help="Host memory, per GB and month.")
+        float, typer.Option(min=0, max=1e9, rich_help_panel=_PRICES, help="Host memory, per GB and month.")
     ] = 0.5,
     price_storage: Annotated[
-        float, typer.Option(min=0, rich_help_panel=_PRICES, help="Storage, per GB and month.")
+        float, typer.Option(min=0, max=1e9, rich_help_panel=_PRICES, help="Storage, per GB and month.")
     ] = 0.05,
     price_prefill_hour: Annotated[
-        float, typer.Option(min=0, rich_help_panel=_PRICES, help="An hour of the hardware that prefills.")
+        float,
+        typer.Option(min=0, max=1e9, rich_help_panel=_PRICES, help="An hour of the hardware that prefills."),
     ] = 2.0,
     format_name: FormatName = None,
     json_file: Annotated[

@@ -143,6 +143,9 @@ def test_the_command(files: tuple[Path, Path], tmp_path: Path) -> None:
         (["--capacity-blocks", "3"], "leave out other sizes"),
         (["--policies", "arc"], "use lru or importance"),
         (["--object-level"], "leave out other sizes"),
+        (["--host-blocks", "5"], "leave out other sizes"),
+        (["--policies", "belady"], "use lru or importance"),
+        (["--bytes-per-token", "100000000"], "or sizes by --capacity-fraction"),
     ],
 )
 def test_what_does_not_go_together(files: tuple[Path, Path], arguments: list[str], problem: str) -> None:

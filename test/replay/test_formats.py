@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
+import os
+import time
+from codecs import BOM_UTF8
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,11 +191,46 @@ def test_records_without_one_prompt_are_bad(tmp_path: Path, record: dict[str, An
         read_trace(path)
 
 
-@pytest.mark.parametrize("units_per_second", [1, 1e3, 1e6])
+@pytest.mark.parametrize("units_per_second", [1, 1e3, 1e6, 1e9])
 def test_unix_times_are_told_apart_by_size(tmp_path: Path, units_per_second: float) -> None:
     times = (1_760_000_000, 1_760_000_090)
     records = ({"prompt": "p" * 16, "timestamp": time * units_per_second} for time in times)
     assert read_trace(_write(tmp_path / "chat.jsonl", *records)).seconds.tolist() == [0.0, 90.0]
+
+
+def test_times_without_a_zone_are_the_same_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clocks in Berlin went back between these two; UTC did not."""
+    times = ("2024-10-27T00:30:00", "2024-10-27T01:30:00Z")
+    path = _write(tmp_path / "chat.jsonl", *({"prompt": "p" * 16, "timestamp": each} for each in times))
+    for zone in ("UTC", "Europe/Berlin", "America/New_York"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        assert read_trace(path).seconds.tolist() == [0.0, 3600.0]
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_mark_of_utf_8_in_front_is_no_record(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl", _mooncake([1]), _mooncake([1, 2], ms=1000))
+    path.write_bytes(BOM_UTF8 + path.read_bytes())
+    assert read_trace(path).num_requests == 2
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_packed_trace_is_named(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path = _write(tmp_path / "a.jsonl", _mooncake([1]))
+    path.write_bytes(pack(path.read_bytes()))
+    with pytest.raises(TraceError, match="unpack it first"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("format_name", [None, "kv-cache-tester", "mooncake"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, format_name: str | None) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TraceError, match="write it to a file first"):
+        read_trace(tmp_path / "pipe", format_name=format_name)
 
 
 def test_a_folder_of_sessions_is_merged_by_time(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from sgl_importance.replay.formats import kv_cache_tester
 from sgl_importance.replay.formats.detect import detect_reader, read_trace
-from sgl_importance.replay.formats.kv_cache_tester import Session, SessionRequest, merge_sessions
+from sgl_importance.replay.formats.kv_cache_tester import Session, SessionRequest, in_order, merge_sessions
 from sgl_importance.replay.formats.line_reader import BadRecord, ReadOptions, TraceError, refuse_bad_record
 from sgl_importance.reuse.answer_end import AnswerEnd
 
@@ -159,6 +160,26 @@ def test_sessions_are_merged_whole_and_so_many_at_a_time(
     assert spans == pytest.approx(sorted(session.requests[-1].seconds for session in sessions))
     for moment in {start for start, _ in lives}:
         assert sum(start < moment < end for start, end in lives) <= alive
+
+
+@pytest.mark.parametrize("alive", [2, 10**12, 10**30])
+def test_more_alive_than_there_are_is_all_of_them(alive: int) -> None:
+    requests = [SessionRequest(float(t), [(0, t)], 64, 1, AnswerEnd.ABORT) for t in range(3)]
+    sessions = [Session(Path("x"), number, requests) for number in range(2)]
+    order = in_order(sessions, alive, 0)
+    assert [seconds for seconds, _, _ in order] == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+    assert in_order([], alive, 0) == []
+
+
+def test_a_mark_of_utf_8_in_front_is_no_session(tmp_path: Path) -> None:
+    path = write(tmp_path / "sessions.jsonl", session(request(0.0, [1])))
+    expected = read_trace(path).input_tokens.tolist()
+    path.write_bytes(BOM_UTF8 + path.read_bytes())
+    assert read_trace(path).input_tokens.tolist() == expected
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "one.json").write_bytes(path.read_bytes())
+    assert read_trace(folder).input_tokens.tolist() == expected
 
 
 def test_the_shared_sessions() -> None:

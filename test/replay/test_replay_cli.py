@@ -170,6 +170,8 @@ def test_bad_records_end_the_run_or_are_counted(trace_file: Path) -> None:
         (["--capacity-blocks", "0"], "--capacity-blocks takes numbers above 0, not '0'"),
         (["--capacity-blocks", "4", "--capacity-fraction", "0.1"], "say how large the cache is: one of"),
         ([], "say how large the cache is: one of"),
+        (["--capacity-blocks", "9" * 30], "--capacity-blocks takes numbers up to 2**53"),
+        (["--capacity-fraction", "1e300"], "--capacity-fraction takes numbers up to 2**53"),
         (["--capacity-fraction", "nan"], "--capacity-fraction takes numbers above 0, not 'nan'"),
         (["--capacity-blocks", "4", "--format", "csv"], "unknown format 'csv'; known: "),
         (["--capacity-blocks", "4", "--json", "no/where.json"], "no directory for no/where.json"),

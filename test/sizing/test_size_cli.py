@@ -73,6 +73,8 @@ def test_a_target_is_reached(trace: Path, tmp_path: Path) -> None:
         (("--policy", "belady"), "one policy that a server can run"),
         (("--policy", "nonsense"), "unknown policy"),
         (("--json", "no/such/folder/out.json"), "create it first"),
+        (("--price-host", "inf"), "--price-host"),  # 0 GB of it would cost nan
+        (("--hours", "inf"), "--hours"),
     ],
 )
 def test_errors_are_one_line_with_a_cure(trace: Path, options: tuple[object, ...], message: str) -> None:

@@ -24,6 +24,14 @@ READERS = {
     "oracle-general": "oracle_general",
 }
 """Name on the command line -> module of this package, in the order in which detection asks them."""
+_PACKINGS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\0": "xz",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
+}
+"""First bytes of files that are packed."""
 FORMATS_OF_TEXT = ("openai-chat",)
 FORMATS_OF_SESSIONS = ("kv-cache-tester",)
 
@@ -43,6 +51,7 @@ def detect_reader(path: Path) -> TraceReader:
     Raises:
         TraceError: no format matches.
     """
+    _check_kind(path)
     for name in READERS:
         reader = load_reader(name)
         if reader.matches(path):
@@ -51,6 +60,10 @@ def detect_reader(path: Path) -> TraceReader:
         raise TraceError(
             f"{path}: an Azure LLM trace has arrival times and token counts but no prefix ids, "
             "so nothing says which requests share blocks and it cannot be replayed"
+        )
+    if packing := _packing_of(path):
+        raise TraceError(
+            f"{path}: packed by {packing}, or part of a file that is: unpack it first, or fetch it again"
         )
     if path.is_dir() and not any(path.iterdir()):
         raise TraceError(f"{path}: an empty folder: name a trace, or the folder of a recording")
@@ -66,6 +79,25 @@ def depends_on_seed(path: Path, format_name: str | None) -> bool:
         TraceError: no format matches.
     """
     return (format_name or detect_reader(path).NAME) in FORMATS_OF_SESSIONS
+
+
+def _check_kind(path: Path) -> None:
+    """
+    Raises:
+        TraceError: it is no file and no folder: who reads a pipe twice waits, or misses its beginning.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise TraceError(
+            f"{path}: a pipe or a device, and a trace is read more than once: write it to a file first"
+        )
+
+
+def _packing_of(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        head = file.read(8)
+    return next((name for start, name in _PACKINGS.items() if head.startswith(start)), None)
 
 
 def _is_azure_csv(path: Path) -> bool:
@@ -90,6 +122,7 @@ def read_trace(
     """
     if not path.exists():
         raise TraceError(f"{path}: no such file")
+    _check_kind(path)
     try:
         reader = load_reader(format_name) if format_name else detect_reader(path)
         if options is not None and options.tokenizer is not None and reader.NAME not in FORMATS_OF_TEXT:

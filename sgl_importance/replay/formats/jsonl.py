@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,15 +24,21 @@ Seconds = Annotated[float, Meta(ge=0, le=1e18)]
 BlockId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
+def numbered_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines that hold something, by number from 1; without the mark that some editors begin a file with."""
+    for number, line in enumerate(lines, start=1):
+        text = line.removeprefix(BOM_UTF8) if number == 1 else line
+        if text.strip():
+            yield number, text
+
+
 def iterate_records(
     path: Path, record_type: type[RecordT], on_bad_record: OnBadRecord
 ) -> Iterator[tuple[int, RecordT]]:
     """Line number and record of every line that holds one; blank lines are no records."""
     decoder = msgspec.json.Decoder(record_type)
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
+        for number, line in numbered_lines(lines):
             try:
                 record = decode_json(decoder.decode, line)
             except BadJson as error:
@@ -48,7 +55,7 @@ def holds_records(
         return False
     decoder = msgspec.json.Decoder(record_type)
     with path.open("rb") as lines:
-        for line in islice(lines, DETECTION_LINES):
+        for _, line in islice(numbered_lines(lines), DETECTION_LINES):
             try:
                 record = decode_json(decoder.decode, line)
             except BadJson:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import gzip
 import random
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
@@ -26,7 +27,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sgl_importance.json_text import BadJson, decode_json
-from sgl_importance.replay.formats.jsonl import DETECTION_LINES, BlockId, Count, Seconds
+from sgl_importance.replay.formats.jsonl import DETECTION_LINES, BlockId, Count, Seconds, numbered_lines
 from sgl_importance.replay.formats.line_reader import BadRecord, OnBadRecord, ReadOptions, TraceError
 from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.reuse.answer_end import AnswerEnd
@@ -165,6 +166,9 @@ def read_sessions(
         except ValueError as error:
             on_bad_record(BadRecord(file, line, str(error)))
             continue
+        except RecursionError:
+            on_bad_record(BadRecord(file, line, "sub-agents within sub-agents, too deeply"))
+            continue
         requests.sort(key=lambda request: request.seconds)
         if requests:
             sessions.append(Session(file, line, requests))
@@ -175,7 +179,7 @@ def in_order(sessions: Sequence[Session], alive: int, seed: int) -> list[tuple[f
     """Requests of all sessions by time, ``alive`` sessions at a time: second, session's index, request."""
     order = list(range(len(sessions)))
     random.Random(seed).shuffle(order)
-    free = [0.0] * alive  # when each place is free
+    free = [0.0] * max(1, min(alive, len(sessions)))  # when each place is free
     heapify(free)
     merged = []
     for number in order:
@@ -244,14 +248,13 @@ def _texts(path: Path) -> Iterator[tuple[Path, int, bytes]]:
     """File, line and text of each session; a file in a folder is one session."""
     if path.is_dir():
         for file in sorted(path.glob("*.json")):
-            yield file, 1, file.read_bytes()
+            yield file, 1, file.read_bytes().removeprefix(BOM_UTF8)
         return
     with path.open("rb") as start:
         is_packed = start.read(2) == b"\x1f\x8b"
     with gzip.open(path) if is_packed else path.open("rb") as lines:
         try:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield path, number, line
+            for number, line in numbered_lines(lines):
+                yield path, number, line
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise TraceError(f"{path}: damaged or cut off ({error}): fetch it again") from error

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,10 +110,12 @@ def _output_tokens(record: _Record, encoder: Encoder) -> int:
 def _seconds(timestamp: float | str) -> float:
     if isinstance(timestamp, str):
         try:
-            return datetime.fromisoformat(timestamp).timestamp()
+            moment = datetime.fromisoformat(timestamp)
+            # One without a zone would mean another time on another machine, and jump twice a year.
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError) as error:
             raise PromptError(f"timestamp {timestamp!r} is neither a number nor ISO 8601") from error
-    for unit_per_second in (1e6, 1e3):
+    for unit_per_second in (1e9, 1e6, 1e3):
         if timestamp > 1e8 * unit_per_second:  # 1e8 s is 1973
             return timestamp / unit_per_second
     return timestamp

@@ -21,6 +21,8 @@ from sgl_importance.replay.report.journal import SweepJournal
 from sgl_importance.replay.trace import Trace
 from sgl_importance.terminal import counted, fail, interrupted, plain
 
+MOST = 2**53
+"""Of blocks, shares and seeds; behind it floats are no whole numbers any more."""
 NumberT = TypeVar("NumberT", int, float)
 
 
@@ -47,6 +49,8 @@ def parse_numbers(
         numbers = [kind(number) for number in text.split(",")]
     except ValueError:
         fail(f"{option} takes numbers such as {'1827,3655' if kind is int else '0.01,0.02'}, not {text!r}")
+    if any(number > MOST for number in numbers):
+        fail(f"{option} takes numbers up to 2**53, not {text!r}")
     if not all(0 < number < float("inf") or (may_be_zero and number == 0) for number in numbers):
         fail(f"{option} takes numbers {'from 0 on' if may_be_zero else 'above 0'}, not {text!r}")
     return numbers
