@@ -32,6 +32,7 @@ STOP_SECONDS = 20.0
 SHUT_DOWN_SECONDS = 60.0
 REQUEST_SECONDS = 300.0
 ENDING_SECONDS = 2.0  # of a server that has dropped a connection
+PORT_TAKEN = "EADDRINUSE"
 FAULT_SERIES = ("sglang:kv_importance_faults_total", "sglang:kv_importance_store_thread_faults_total")
 FAULT_LINES = re.compile(r"KV importance: fault in \w+|kv-importance-store: \w+ thread: .*")
 
@@ -88,7 +89,8 @@ class ServerProcess:
         env: variables added to the environment.
         imports_anew: every process is a new interpreter (``warm_start``).
         api_key: key that the server demands, and that our own requests carry.
-        nccl_port: whether the port of its collectives is chosen here; replicas choose one each.
+        nccl_port: whether the port of its collectives is chosen here. Replicas choose one each, of those that
+            Linux gives to connections, long before they bind it: such a server may have to start twice.
 
     Attributes:
         expects_faults: set by a test that makes the server's own work fail; else ``stop`` demands none.
@@ -128,6 +130,7 @@ class ServerProcess:
         ]
         self.expects_faults = False
         self._imports_anew = imports_anew
+        self._may_start_again = not nccl_port
         (self.folder / "tmp").mkdir()
         self._env = {
             **os.environ,
@@ -152,6 +155,13 @@ class ServerProcess:
         self.spawn()
         try:
             self.wait_ready()
+        except ServerFailed:
+            port_was_taken = PORT_TAKEN in self.log()
+            self._end()
+            if not (port_was_taken and self._may_start_again):
+                raise
+            self._may_start_again = False
+            return self.__enter__()
         except BaseException:
             self._end()
             raise
@@ -257,7 +267,11 @@ class ServerProcess:
         return self.log_file.read_text(errors="replace")
 
     def log_tail(self, lines: int = 40) -> str:
-        return "\n".join(self.log().splitlines()[-lines:])
+        """Its last lines; of a server that several processes brought down, the first traceback too."""
+        log = self.log().splitlines()
+        first = next((row for row, line in enumerate(log) if "Traceback (most recent" in line), len(log))
+        cause = log[first : min(first + lines, len(log) - lines)]
+        return "\n".join([*cause, *(["..."] if cause else []), *log[-lines:]])
 
     # ---- requests ----
 
