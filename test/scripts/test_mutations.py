@@ -77,6 +77,15 @@ def test_tests_that_fail_without_a_broken_line_say_nothing(tree: Path) -> None:
         run(tree, [HARMLESS])
 
 
+def test_tests_that_fail_already_cost_no_row_before_them(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "test_wrong.py").write_text("def test_wrong():\n    assert False\n")
+    monkeypatch.setattr(mutations, "BATCH", 1)
+    rows: list[mutations.Row] = []
+    with pytest.raises(BadTable, match="failed already: test_wrong"):
+        run(tree, [ADDED, dataclasses.replace(HARMLESS, tests=("test_wrong.py",))], done=rows.append)
+    assert [row["outcome"] for row in rows] == ["noticed"]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
