@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import queue
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,26 +24,20 @@ import tomllib
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from benchmark.results import RESULTS, write_results  # noqa: E402
+# ruff: noqa: E402
+from benchmark.results import RESULTS, write_results
+from scripts.tree_copy import READ_BY_SGLANG, TreeCopy
 
 TABLE = ROOT / "scripts/mutations.toml"
-PACKAGES = {
-    "sgl_importance": "sgl_importance",
-    "sglang_importance": "python/sglang_importance",
-    "sgl_importance_kernels": "kernels",
-}
-"""Folder of each package that a line may be in."""
 RUN_SECONDS = 600.0
-BATCH = 16
-"""Rows whose tests run with nothing broken before their turn: what fails there costs no earlier row."""
-SELECTED = "not server and not nightly and not gpu"
-_SOME_FAILED = 1  # pytest's exit code; others say that no test, or not every test, could be run
 
 Row = dict[str, Any]
 
@@ -121,97 +112,36 @@ def problems(root: Path, mutations: Sequence[Mutation]) -> list[str]:
     return found
 
 
-class Copy:
-    """A copy of a tree, whose files can be broken without harm to the tree.
+def try_mutation(copy: TreeCopy, mutation: Mutation) -> Row:
+    """Breaks the line, runs its tests and puts the line back; a row of the results.
 
-    Args:
-        root: of the tree; what git ignores is left out.
-        folder: where the copy is made, an empty folder.
+    Raises:
+        BadTable: the test that failed fails as well when nothing is broken.
     """
-
-    def __init__(self, root: Path, folder: Path) -> None:
-        self.root = folder / "tree"
-        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
-        for name in listed.split("\0"):
-            if name and (root / name).is_file():  # else it is deleted, and git has not been told
-                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(root / name, self.root / name)
-        self._cache = folder / "cache"
-        kernels = folder / "names/sgl_importance_kernels"
-        kernels.parent.mkdir()
-        kernels.symlink_to(self.root / PACKAGES[kernels.name])
-        paths = (self.root, self.root / "python", kernels.parent)
-        self._environment = {
-            "OMP_NUM_THREADS": "1",
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, paths)),
-            # Python takes a compiled file for the source's where size and second of writing are the same.
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        self._check_imports()
-
-    def _check_imports(self) -> None:
-        """Raises where a package would come from elsewhere: then no broken line could be noticed."""
-        packages = [name for name, folder in PACKAGES.items() if (self.root / folder).is_dir()]
-        code = "import importlib, sys; [print(importlib.import_module(n).__file__) for n in sys.argv[1:]]"
-        command = [sys.executable, "-c", code, *packages]
-        printed = subprocess.run(
-            command, cwd=self.root, env=self._environment, check=True, capture_output=True, text=True
-        ).stdout
-        for file in printed.split():
-            assert Path(file).resolve().is_relative_to(self.root.resolve()), file
-
-    def first_failure(self, tests: Sequence[str], *, seconds: float) -> tuple[str, str | None]:
-        """Runs tests up to the first that fails.
-
-        Returns:
-            How it ended ("passed", "failed", "hung" or "not run"), and the test that failed.
-        """
-        shutil.rmtree(self._cache, ignore_errors=True)
-        options = ["-x", "-q", "-m", SELECTED, "--hypothesis-seed=0", "-o", f"cache_dir={self._cache}"]
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", *options, *tests],
-                cwd=self.root,
-                env=self._environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=seconds,
-                text=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return "hung", None
-        if done.returncode == _SOME_FAILED:
-            (failed,) = json.loads((self._cache / "v/cache/lastfailed").read_text())
-            return "failed", failed
-        if done.returncode:
-            print(done.stdout[-2000:], file=sys.stderr)
-            return "not run", None
-        return "passed", None
-
-    def run(self, mutation: Mutation) -> Row:
-        """Breaks the line, runs its tests and puts the line back; a row of the results."""
-        file = self.root / mutation.file
-        whole = file.read_text()
-        assert whole.count(mutation.line) == 1
-        began = time.monotonic()
-        file.write_text(whole.replace(mutation.line, mutation.broken))
-        try:
-            ended, test = self.first_failure(mutation.tests, seconds=RUN_SECONDS)
-        finally:
-            file.write_text(whole)
-        outcome = {"failed": "noticed", "passed": "survived"}.get(ended, ended)
-        return {
-            "mutation": mutation.name,
-            "file": mutation.file,
-            "breaks": mutation.breaks,
-            "outcome": outcome,
-            "noticed_by": test,
-            "checksum": checksum(self.root, mutation),
-            "seconds": round(time.monotonic() - began, 1),
-        }
+    file = copy.root / mutation.file
+    whole = file.read_text()
+    assert whole.count(mutation.line) == 1
+    began = time.monotonic()
+    file.write_text(whole.replace(mutation.line, mutation.broken))
+    first_failure = partial(
+        copy.first_failure, seconds=RUN_SECONDS, is_warm=not mutation.file.startswith(READ_BY_SGLANG)
+    )
+    try:
+        ended, test = first_failure(mutation.tests)
+    finally:
+        file.write_text(whole)
+    if test and first_failure([test])[0] != "passed":
+        raise BadTable(f"{mutation.name}: with nothing broken, too, it does not pass: {test}")
+    outcome = {"failed": "noticed", "passed": "survived"}.get(ended, ended)
+    return {
+        "mutation": mutation.name,
+        "file": mutation.file,
+        "breaks": mutation.breaks,
+        "outcome": outcome,
+        "noticed_by": test,
+        "checksum": checksum(copy.root, mutation),
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 def run(
@@ -230,38 +160,31 @@ def run(
         done: called with each row, in their order.
 
     Raises:
-        BadTable: a row does not fit the tree, or its tests fail though nothing is broken.
+        BadTable: a row does not fit the tree, or the test that failed fails as well when nothing is broken.
     """
     if found := problems(root, mutations):
         raise BadTable("\n".join(found))
-    copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+    copies: queue.SimpleQueue[TreeCopy] = queue.SimpleQueue()
 
     def run_one(mutation: Mutation) -> Row:
         copy = copies.get()
         try:
-            row = copy.run(mutation)
+            row = try_mutation(copy, mutation)
         finally:
             copies.put(copy)
         print(f"{row['outcome']}: {mutation.name}: {row['noticed_by']} ({row['seconds']} s)", flush=True)
         return row
 
-    with tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for number in range(jobs):
-            (Path(folder) / str(number)).mkdir()
-            copies.put(Copy(root, Path(folder) / str(number)))
+            (folder / str(number)).mkdir()
+            copies.put(stack.enter_context(closing(TreeCopy(root, folder / str(number)))))
         rows = []
-        with ThreadPoolExecutor(jobs) as pool:
-            for begin in range(0, len(mutations), BATCH):
-                batch = mutations[begin : begin + BATCH]
-                copy = copies.get()
-                tests = sorted({test for mutation in batch for test in mutation.tests})
-                ended, test = copy.first_failure(tests, seconds=4 * RUN_SECONDS)
-                copies.put(copy)
-                if ended != "passed":
-                    raise BadTable(f"with nothing broken the tests have {ended} already: {test}")
-                for row in pool.map(run_one, batch):
-                    rows.append(row)
-                    done(row)
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        for row in pool.map(run_one, mutations):
+            rows.append(row)
+            done(row)
         return rows
 
 
