@@ -23,6 +23,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import Phase, settings
+
+# What fails has been noticed: a smaller example says no more, and takes minutes to find.
+settings.register_profile(
+    "first-failure", deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
+)
 
 
 def import_all_but(folder: Path, modules: Sequence[str]) -> None:
@@ -60,7 +66,7 @@ def _become_pytest(words: Sequence[str], log: Path) -> NoReturn:
         for number, file in ((0, os.devnull), (1, log), (2, log)):
             os.dup2(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), number)
         sys.stdin = os.fdopen(0, closefd=False)
-        code = int(pytest.main([*words]))
+        code = int(pytest.main(["--hypothesis-profile=first-failure", *words]))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

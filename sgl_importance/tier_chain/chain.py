@@ -25,16 +25,16 @@ from sgl_importance.tier_chain.page_mover import PageMover, Point, set_damaged_a
 from sgl_importance.tier_chain.page_numbers import PageNumbers
 from sgl_importance.tier_chain.placement import Placement, Step
 from sgl_importance.tier_chain.ranking import Ranking, ReuseRanking
-from sgl_importance.tier_chain.records import (
+from sgl_importance.tier_chain.tier import Scratch
+from sgl_importance.tier_chain.tier_counters import TierCounters
+from sgl_importance.tier_chain.tier_health import TierHealth
+from sgl_importance.tier_chain.tier_record import (
     NO_PAGE,
     PageName,
     check_record,
     make_record,
     record_bytes,
 )
-from sgl_importance.tier_chain.tier import Scratch
-from sgl_importance.tier_chain.tier_counters import TierCounters
-from sgl_importance.tier_chain.tier_health import TierHealth
 
 PATIENCE_SECONDS = 10.0
 """For whoever changes places at the moment; he may hang in a disk."""

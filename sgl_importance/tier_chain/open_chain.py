@@ -16,10 +16,10 @@ from sgl_importance.tier_chain.mapped_tier import MappedTier
 from sgl_importance.tier_chain.measure import MOST_RECORDS, InjectedTier, measure_reads
 from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.ranking import Ranking
-from sgl_importance.tier_chain.records import record_bytes
 from sgl_importance.tier_chain.tier import DramTier, Tier
 from sgl_importance.tier_chain.tier_counters import TierCounters
 from sgl_importance.tier_chain.tier_file import FOLDER_KINDS, ChainSpec, TierKind, TierSpec
+from sgl_importance.tier_chain.tier_record import record_bytes
 
 MAPPED_FILE = "slots"
 LOCK_FILE = "lock"

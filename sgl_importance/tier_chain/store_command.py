@@ -19,7 +19,6 @@ from sgl_importance.storage.page_record import MissReason, PageDamaged
 from sgl_importance.terminal import add_texts, existing_file, fail, show
 from sgl_importance.tier_chain.mapped_tier import read_slots
 from sgl_importance.tier_chain.open_chain import MAPPED_FILE
-from sgl_importance.tier_chain.records import check_record
 from sgl_importance.tier_chain.tier_file import (
     FOLDER_KINDS,
     TierFileError,
@@ -27,6 +26,7 @@ from sgl_importance.tier_chain.tier_file import (
     TierSpec,
     read_tier_file,
 )
+from sgl_importance.tier_chain.tier_record import check_record
 
 __all__ = ["app"]
 

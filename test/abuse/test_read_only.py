@@ -24,7 +24,7 @@ from sgl_importance.storage.cli import app
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
 from sglang_importance.radix_cache.cache_factory import create_recorder
-from sglang_importance.storage.install import mount
+from sglang_importance.storage.store_launch import mount
 from sglang_importance.upstream.refusal import LaunchRefused
 
 MODEL = bytes(32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -121,3 +122,16 @@ def test_folders_that_a_page_names_exist(page: Path) -> None:
 def python_files() -> list[Path]:
     folders = ("sgl_importance", "kernels", "python", "benchmark", "scripts", "test")
     return [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+
+
+def test_the_name_of_a_file_says_which_file() -> None:
+    """In core and plugin, beside `__init__` and `cli`. The two embedded models have the same parts."""
+    files = [
+        file
+        for package in ("sgl_importance", "python/sglang_importance")
+        for file in (ROOT / package).rglob("*.py")
+        if file.parent.name != "reasoner"
+    ]
+    names = Counter(file.name for file in files)
+    assert names["__init__.py"] > 1
+    assert {name for name, times in names.items() if times > 1} == {"__init__.py", "cli.py"}

@@ -16,8 +16,8 @@ from sgl_importance_kernels.pages.page_slots import PageSlots
 from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.modes.arguments import refusals
 from sglang_importance.pages.install import _tiered_pool
-from sglang_importance.pages.torch_native import EmittingTieredBackend, TieredTorchNativeBackend
-from sglang_importance.storage.install import TIERED_STAGING_RATIO, mount, store_refusals
+from sglang_importance.pages.torch_native_backend import EmittingTieredBackend, TieredTorchNativeBackend
+from sglang_importance.storage.store_launch import TIERED_STAGING_RATIO, mount, store_refusals
 from sglang_importance.upstream.refusal import LaunchRefused
 
 TIERED = ImportanceOptions(policy="importance", residency="tiered")

@@ -15,7 +15,7 @@ from sgl_importance.pages.device_plan import KvShape, plan_device
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
 from sglang_importance.pages.pool import TieredKVPool, forget_freed_pages
-from sglang_importance.pages.torch_native import EmittingTieredBackend
+from sglang_importance.pages.torch_native_backend import EmittingTieredBackend
 
 from support.drivers.attention_driver import (
     HEAD_DIM,

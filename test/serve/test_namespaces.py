@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sglang.srt.lora.lora_registry import LoRARef
 
-from sglang_importance.http.adapters import split_namespace
+from sglang_importance.http.adapter_namespaces import split_namespace
 
 LOADED, GONE = LoRARef.deterministic_id("one", "/a"), LoRARef.deterministic_id("gone", "/b")
 ADAPTERS = {LOADED: "one"}

@@ -17,7 +17,7 @@ import torch
 from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.storage import install
+from sglang_importance.storage import store_launch
 from sglang_importance.storage.guards import _around_reduce_ack
 from sglang_importance.storage.weights import WATCH, Weights, fingerprint, server_fingerprint
 from sglang_importance.upstream.refusal import LaunchRefused
@@ -273,7 +273,7 @@ def test_a_page_that_fails_on_one_rank_is_a_miss_on_all(tmp_path: Path) -> None:
 
 def test_mounting_keeps_the_operators_settings(tmp_path: Path) -> None:
     args = argparse.Namespace(hicache_storage_backend_extra_config='{"prefetch_threshold": 32}')
-    install.mount(args, ImportanceOptions(store=str(tmp_path / "new"), store_bytes=5))
+    store_launch.mount(args, ImportanceOptions(store=str(tmp_path / "new"), store_bytes=5))
     config = json.loads(args.hicache_storage_backend_extra_config)
     assert args.enable_hierarchical_cache
     assert args.hicache_storage_backend == "dynamic"
@@ -297,7 +297,7 @@ def test_mounting_keeps_the_operators_settings(tmp_path: Path) -> None:
 )
 def test_what_cannot_run_is_one_line(tmp_path: Path, arguments: dict[str, Any], cure: str) -> None:
     with pytest.raises(LaunchRefused) as refused:
-        install.mount(argparse.Namespace(**arguments), ImportanceOptions(store=str(tmp_path)))
+        store_launch.mount(argparse.Namespace(**arguments), ImportanceOptions(store=str(tmp_path)))
     (line,) = refused.value.reasons
     assert cure in line
 
@@ -305,8 +305,8 @@ def test_what_cannot_run_is_one_line(tmp_path: Path, arguments: dict[str, Any], 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchRefused, match="cannot be written"):
-        install.mount(argparse.Namespace(), ImportanceOptions(store=str(tmp_path / "file")))
+        store_launch.mount(argparse.Namespace(), ImportanceOptions(store=str(tmp_path / "file")))
     if os.geteuid() != 0:
         tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
         with pytest.raises(LaunchRefused, match="cannot be written"):
-            install.mount(argparse.Namespace(), ImportanceOptions(store=str(tmp_path / "store")))
+            store_launch.mount(argparse.Namespace(), ImportanceOptions(store=str(tmp_path / "store")))

@@ -19,8 +19,8 @@ from sgl_importance.study.thinking.learned_rule import fit_rule
 from sgl_importance.study.thinking.marks import Marks, Stretch, read_marks, write_marks
 from sgl_importance.study.thinking.measured import Kinds, Measured, measure_recordings
 from sgl_importance.study.thinking.page_features import page_features
+from sgl_importance.study.thinking.page_loads import study_residency
 from sgl_importance.study.thinking.request_measures import measure_request, unstable_heads
-from sgl_importance.study.thinking.residency import study_residency
 from sgl_importance.study.thinking.rule_run import run_rule
 from sgl_importance.study.thinking.study_thinking import study_thinking
 from sgl_importance.study.thinking.wants import Bools, Wants, read_wants

@@ -15,9 +15,9 @@ from sgl_importance.tier_chain.mapped_tier import MappedTier
 from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.page_mover import Point
 from sgl_importance.tier_chain.ranking import LruRanking
-from sgl_importance.tier_chain.records import Bytes, PageName, record_bytes
 from sgl_importance.tier_chain.tier import DramTier, Tier
 from sgl_importance.tier_chain.tier_counters import TierCounters
+from sgl_importance.tier_chain.tier_record import Bytes, PageName, record_bytes
 
 PAGE_BYTES = 600
 SIZE = record_bytes(PAGE_BYTES)

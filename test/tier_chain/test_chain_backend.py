@@ -12,10 +12,10 @@ import torch
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.reuse.estimator import ReuseEstimator
-from sgl_importance.tier_chain.records import record_bytes
+from sgl_importance.tier_chain.tier_record import record_bytes
 from sglang_importance.launch.server_findings import server_findings
 from sglang_importance.storage import backend as backend_module
-from sglang_importance.storage import install
+from sglang_importance.storage import store_launch
 from sglang_importance.storage.served_chain import ServedChain
 from sglang_importance.storage.weights import WATCH
 from sglang_importance.upstream.refusal import LaunchRefused
@@ -115,7 +115,7 @@ def test_what_cannot_be_used_is_refused_at_launch(tmp_path: Path, text: str, pro
     file.write_text(text)
     options = ImportanceOptions(store=str(tmp_path / "store"), tiers=str(file))
     with pytest.raises(LaunchRefused, match=problem):
-        install.mount(argparse.Namespace(), options)
+        store_launch.mount(argparse.Namespace(), options)
 
 
 def test_a_tier_without_room_for_two_pages_is_refused(tmp_path: Path, served: ServedChain) -> None:
@@ -127,11 +127,11 @@ def test_a_tier_without_room_for_two_pages_is_refused(tmp_path: Path, served: Se
 
 def test_the_launch_takes_the_file_along(tmp_path: Path, tiers: Path) -> None:
     args = argparse.Namespace()
-    install.mount(args, ImportanceOptions(store=str(tmp_path / "store"), tiers=str(tiers)))
+    store_launch.mount(args, ImportanceOptions(store=str(tmp_path / "store"), tiers=str(tiers)))
     assert json.loads(args.hicache_storage_backend_extra_config)["tiers"] == str(tiers)
     args = argparse.Namespace(hicache_storage_backend="file")
     with pytest.raises(LaunchRefused, match="drop --hicache-storage-backend"):
-        install.mount(args, ImportanceOptions(store=str(tmp_path / "store"), tiers=str(tiers)))
+        store_launch.mount(args, ImportanceOptions(store=str(tmp_path / "store"), tiers=str(tiers)))
     with pytest.raises(ValueError, match="needs kv_importance_store"):
         ImportanceOptions(tiers=str(tiers))
 

@@ -18,8 +18,8 @@ from sgl_importance.storage.regular import open_regular
 from sgl_importance.tier_chain.file_tier import FileTier
 from sgl_importance.tier_chain.mapped_tier import MappedTier
 from sgl_importance.tier_chain.measure import InjectedTier, measure_reads
-from sgl_importance.tier_chain.records import NO_PAGE, PageName, check_record, make_record, record_bytes
 from sgl_importance.tier_chain.tier import DramTier, Tier
+from sgl_importance.tier_chain.tier_record import NO_PAGE, PageName, check_record, make_record, record_bytes
 
 from support.tier_chains import FullTier
 

@@ -19,7 +19,7 @@ from sgl_importance.reuse.answer_markers import AnswerMarkers
 from sgl_importance.reuse.reuse_class import BlockType, answer_end_of
 from sgl_importance.shadow.shadow_cache import ShadowCache
 from sgl_importance.shadow.shadow_ranking import ImportanceRanking
-from sglang_importance.operations.answers import answered
+from sglang_importance.operations.parsed_answers import answered
 from sglang_importance.operations.snapshot import describe_node
 from sglang_importance.placement.answer_ends import MAX_AWAITED, AnswerEnds
 

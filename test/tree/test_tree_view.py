@@ -19,7 +19,7 @@ from sglang_importance.operations.handlers import OPERATIONS
 from sglang_importance.operations.node_view import MAX_CELLS, strip
 from sglang_importance.operations.prefix_search import common_prefix
 from sglang_importance.operations.runner import Desk
-from sglang_importance.operations.tiered_pages import NodePages
+from sglang_importance.operations.tiered_pages_view import NodePages
 from sglang_importance.tree.event_log import EventLog
 
 from support.drivers.tree_driver import PAGE

@@ -61,7 +61,6 @@ def install() -> None:
     if _installed or accelerator_visible():
         return
     _installed = True
-    from sglang_importance.cpu.adapters import UnpinnedAdapters
     from sglang_importance.cpu.allocator import PagedAllocatorKernels
     from sglang_importance.cpu.attention import ExtendComputesCachedRows
     from sglang_importance.cpu.defaults import PoolTakesAllMemory
@@ -78,6 +77,7 @@ def install() -> None:
     from sglang_importance.cpu.shared_expert import SharedExpertGate
     from sglang_importance.cpu.shim import apply_needed
     from sglang_importance.cpu.state_strategy import StatesWithoutBuffer
+    from sglang_importance.cpu.unpinned_adapters import UnpinnedAdapters
     from sglang_importance.cpu.verified_drafts import DraftsInTorch, VerifiedDrafts
     from sglang_importance.cpu.window_attention import WindowPoolAndSinks
 

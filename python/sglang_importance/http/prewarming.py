@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_importance.prewarm.ledger_plan import WarmPath
-from sglang_importance.http.adapters import adapters_by_id, split_namespace
+from sglang_importance.http.adapter_namespaces import adapters_by_id, split_namespace
 from sglang_importance.http.prewarm_metrics import count
 from sglang_importance.http.requests.user_requests import is_of_user
 from sglang_importance.placement.prewarm_request import new_rid

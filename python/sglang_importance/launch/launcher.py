@@ -25,7 +25,7 @@ from sglang_importance.launch.preflight import check_inputs
 from sglang_importance.launch.source_choice import settle_source
 from sglang_importance.launch.state_pages import HOOKS as STATE_PAGES
 from sglang_importance.launch.tokenizer_workers import has_workers, reach_workers
-from sglang_importance.storage.install import mount, store_refusals
+from sglang_importance.storage.store_launch import mount, store_refusals
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, cure, exit_refused
 from sglang_importance.upstream.server_options import attach_options, importance_options, store_options

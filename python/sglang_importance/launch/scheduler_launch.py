@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_importance.launch.installers import install_before_scheduler, install_on_scheduler
 from sglang_importance.launch.launcher import PROOF_KEY, end_controller, leave_proof
 from sglang_importance.launch.liveness import live_hooks
-from sglang_importance.storage import install
+from sglang_importance.storage import store_launch
 from sglang_importance.upstream.hooks import Hook, HookType
 from sglang_importance.upstream.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, cure, report
 from sglang_importance.upstream.server_options import importance_options, store_options
@@ -32,12 +32,12 @@ def _around_construction(
         if options is not None:
             install_before_scheduler(options)
         if store is not None:
-            install.install_before_scheduler()
+            store_launch.install_before_scheduler()
         construct(scheduler, server_args, *args, **kwargs)
         if options is not None:
             install_on_scheduler(scheduler)
         if store is not None:
-            install.install_on_scheduler(scheduler)
+            store_launch.install_on_scheduler(scheduler)
         _prove(scheduler)
     except LaunchRefused as refused:
         report(refused)
@@ -59,7 +59,7 @@ def _live(scheduler: Scheduler) -> dict[str, bool]:
     if importance_options(scheduler.server_args) is not None:
         live.update(live_hooks(scheduler))
     if store_options(scheduler.server_args) is not None:
-        live.update(install.live_store(scheduler))
+        live.update(store_launch.live_store(scheduler))
     return live
 
 

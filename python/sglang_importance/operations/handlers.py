@@ -9,9 +9,9 @@ from sglang.srt.runtime_context import get_serving
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_importance.operations import (
-    answers,
     node_view,
     page_importance,
+    parsed_answers,
     pin_operations,
     prefix_search,
     prewarm_facts,
@@ -41,14 +41,14 @@ OPERATIONS: dict[str, Operation] = {
     "pin": pin_operations.pin,
     "unpin": pin_operations.unpin,
     "pins": pin_operations.pins,
-    "answered": answers.answered,
+    "answered": parsed_answers.answered,
 }
 FOLLOWED: dict[str, Operation] = {
     "pin": pin_operations.pin,
     "unpin": pin_operations.unpin,
     "pins": pin_operations.let_time_pass,
     "events": recent_events.let_time_pass,
-    "answered": answers.answered,
+    "answered": parsed_answers.answered,
 }
 """What the operations change in the tree: all that a tensor-parallel rank does whose answers nobody reads.
 Reading may take more slices on one rank than on another, and does not run there."""

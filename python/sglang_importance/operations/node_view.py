@@ -11,7 +11,7 @@ from sgl_importance.signal.node_importance import FloatArray, NodeImportance, Or
 from sglang_importance.operations.job import Document, Job, Slices
 from sglang_importance.operations.recent_events import describe_event
 from sglang_importance.operations.snapshot import describe_node
-from sglang_importance.operations.tiered_pages import NodePages, node_pages
+from sglang_importance.operations.tiered_pages_view import NodePages, node_pages
 from sglang_importance.operations.tree_view import find_node
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache

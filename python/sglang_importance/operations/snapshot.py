@@ -11,7 +11,7 @@ from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.operations.job import Document, Job, RequestError, Slices
-from sglang_importance.operations.tiered_pages import describe_pages
+from sglang_importance.operations.tiered_pages_view import describe_pages
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.radix_cache.tiered_pool import tiered_pool

@@ -26,7 +26,7 @@ from sglang_importance.attention.score_sources import NONE
 from sglang_importance.pages import confidence
 from sglang_importance.pages.pool import TieredKVPool, forget_freed_pages
 from sglang_importance.pages.selections import Selections
-from sglang_importance.pages.torch_native import EmittingTieredBackend, TieredTorchNativeBackend
+from sglang_importance.pages.torch_native_backend import EmittingTieredBackend, TieredTorchNativeBackend
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import attention_backends, importance_options

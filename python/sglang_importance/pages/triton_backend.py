@@ -12,7 +12,7 @@ from sgl_importance_kernels.pages.page_choice import ChoiceRule, Contexts, choos
 from sgl_importance_kernels.pages.page_chooser import PageChooser
 from sgl_importance_kernels.pages.streamed_attention import PartialAttention
 from sgl_importance_kernels.pages.triton.attention_kernel import attend_places
-from sglang_importance.pages.torch_native import Span, TieredTorchNativeBackend
+from sglang_importance.pages.torch_native_backend import Span, TieredTorchNativeBackend
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention

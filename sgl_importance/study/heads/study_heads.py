@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sgl_importance.study.heads.answers import read_answers
+from sgl_importance.study.heads.head_slots import study_units
 from sgl_importance.study.heads.prefetch import study_prefetch
-from sgl_importance.study.heads.residency import study_units
 from sgl_importance.study.study_report import Finding
 from sgl_importance.study.thinking.marks import Marks
 from sgl_importance.trace.page_steps import PageRecording

@@ -9,8 +9,8 @@ from sgl_importance.study.study_report import Finding
 from sgl_importance.study.thinking.attention_score import study_attention_score
 from sgl_importance.study.thinking.marks import Marks
 from sgl_importance.study.thinking.measured import Kinds, measure_recordings
+from sgl_importance.study.thinking.page_loads import study_residency
 from sgl_importance.study.thinking.recency import study_recency
-from sgl_importance.study.thinking.residency import study_residency
 from sgl_importance.study.thinking.stability import study_stability
 from sgl_importance.trace.page_steps import PageRecording
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.launch.preflight import checkpoint_problems
-from sglang_importance.storage.install import mount
+from sglang_importance.storage.store_launch import mount
 from sglang_importance.upstream.refusal import LaunchRefused
 
 from support.fuzz import check_message, damage, examples, json_lines

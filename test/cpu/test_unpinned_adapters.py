@@ -10,7 +10,7 @@ import torch
 from sglang.srt.lora import layers
 from sglang.srt.lora.backend import torch_backend
 
-from sglang_importance.cpu.adapters import UnpinnedAdapters
+from sglang_importance.cpu.unpinned_adapters import UnpinnedAdapters
 
 
 @pytest.fixture
