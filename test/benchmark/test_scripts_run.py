@@ -47,6 +47,7 @@ ONLY_READ = (
     "pages/load.py",
     "pages/prefetch.py",
     "pages/residency.py",
+    "pages/scores.py",
     "pages/served.py",
     "pages/text.py",
     "published.py",
