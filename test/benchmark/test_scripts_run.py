@@ -43,6 +43,7 @@ ONLY_READ = (
     "pages/adversarial.py",
     "pages/bounds.py",
     "pages/exact_match.py",
+    "pages/figure.py",
     "pages/joint.py",
     "pages/load.py",
     "pages/prefetch.py",
