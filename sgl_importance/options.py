@@ -118,11 +118,6 @@ class ImportanceOptions:
         selector = f"{keyword('sparse_selector')} {self.sparse_selector!r}"
         if not self.is_tiered:
             problems.append(f"{selector} needs {keyword('residency')} to be 'tiered'")
-        if self.source not in ("auto", "none"):
-            problems.append(
-                f"{selector} leaves pages unread, and {keyword('source')} {self.source!r} would read "
-                "them all for their scores: leave it 'auto'"
-            )
         return problems
 
     @property

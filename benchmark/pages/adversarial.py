@@ -22,12 +22,15 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Annotated, Any
 
+import httpx
 import typer
 from rich.progress import track
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
@@ -45,11 +48,14 @@ from sgl_importance.probe.vocabulary import INSTRUCTION, NAMES, QUESTION, held_o
 from support.served import script_server
 from support.servers import ServerProcess
 
-SELECTORS = "rep,quest,infllm,mean,window,token"
+SELECTORS = "rep,quest,infllm,mean,window,token,oracle"
 PAGE = 16
 PREFIX = (BEGIN, SYSTEM, *INSTRUCTION, USER)
 MENTIONS = 16
 LATE_TOKENS = 2000
+AT_A_TIME = 4
+SECONDS = 3600.0
+"""For an answer: late ones are long, and the machine may be shared."""
 MODES = {
     "none": ("--kv-sparse-audit-interval", "1"),
     "audit": ("--kv-sparse-audit-interval", "1", "--kv-sparse-audit-missed-page"),
@@ -70,6 +76,11 @@ class Case:
     pieces: list[str]
     answers: dict[str, str]
     before: tuple[str, ...] = ()
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids of the document."""
+        return [token for piece in (*PREFIX, *self.pieces) for token in piece_ids(piece)]
 
 
 def positions(document: ProbeDocument) -> dict[str, int]:
@@ -147,14 +158,14 @@ class ForcedTokens(CustomLogitProcessor):
 
 def ask(server: ServerProcess, case: Case, name: str, *, exact: bool) -> dict[str, Any]:
     """One question: whether the answer was right, how sure the model was of it, and what was read."""
-    prompt = [token for piece in (*PREFIX, *case.pieces) for token in piece_ids(piece)]
     question = (*case.before, *QUESTION, name_piece(name), ASSISTANT)
     # The model's own first token follows on the document; the forced ones come behind it, as generated ones.
     forced = [token for piece in question for token in piece_ids(piece)]
-    reply = server.post(
-        "/generate",
-        {
-            "input_ids": prompt,
+    answer = httpx.post(
+        f"{server.base_url}/generate",
+        timeout=SECONDS,
+        json={
+            "input_ids": case.prompt,
             "sampling_params": {
                 "temperature": 0,
                 "max_new_tokens": len(forced) + 1,
@@ -166,6 +177,7 @@ def ask(server: ServerProcess, case: Case, name: str, *, exact: bool) -> dict[st
             "kv_hints": {"report": True, **({"selector": "all"} if exact else {})},
         },
     )
+    reply = answer.raise_for_status().json()
     answered = reply["output_ids"][-1]
     assert reply["output_ids"][:-1] == forced
     logprob, token, _ = reply["meta_info"]["output_token_logprobs"][-1]
@@ -224,7 +236,7 @@ def main(
         flags = (
             *("--kv-policy", "importance", "--kv-residency", "tiered", "--kv-device-tokens", "0.6"),
             *("--kv-sparse-selector", "rep" if selector == "all" else selector),
-            *("--kv-sparse-budget", str(budget), "--max-running-requests", "2"),
+            *("--kv-sparse-budget", str(budget), "--max-running-requests", str(AT_A_TIME)),
             *("--max-total-tokens", "40000", "--enable-custom-logit-processor"),
             "--disable-overlap-schedule",  # which lets a request's own list of tokens fall a step behind
             *(*MODES[mode], *bounds[mode]),
@@ -233,10 +245,12 @@ def main(
             for name in missing:
                 count = late_n if name == "late" else n
                 case = CASES[name](length, count, Random(f"{name}/{length}"), seed=1)
-                asked = [
-                    ask(server, case, each, exact=selector == "all")
-                    for each in track(list(case.answers), description=f"{selector} {mode} {name}")
-                ]
+                document = {"input_ids": case.prompt, "sampling_params": {"max_new_tokens": 1}}
+                server.post("/generate", document)  # once for all questions
+                with ThreadPoolExecutor(AT_A_TIME) as pool:
+                    answers = pool.map(partial(ask, server, case, exact=selector == "all"), case.answers)
+                    label = f"{selector} {mode} {name}"
+                    asked = list(track(answers, total=len(case.answers), description=label))
                 rows.append({"selector": selector, "mode": mode, "case": name, **summary(asked)})
                 write_results("pages_adversarial", rows, out=path)
     print_rows("When answers from chosen pages are wrong", rows)

@@ -74,7 +74,7 @@ def record(length: int, documents: int, n: int, directory: Path) -> PageRecordin
 def main(
     lengths: Annotated[
         str, typer.Option(help="Tokens of a document, separated by commas.")
-    ] = "2048,4096,8192",
+    ] = "2048,4096,8192,16384",
     documents: Annotated[int, typer.Option(help="Documents of each length.")] = 4,
     n: Annotated[int, typer.Option(help="Questions about each document; an even number.")] = 12,
     out: Annotated[Path, typer.Option(help="Folder for JSON and figure.")] = ROOT

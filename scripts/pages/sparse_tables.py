@@ -119,6 +119,47 @@ def served_pages_table() -> str:
     )
 
 
+def page_scores_table() -> str:
+    """Host time on page scores beside a selector, and of requests, in milliseconds."""
+    return table(
+        ["what", "context", "answer, tokens", "observed passes", "request, ms", "page scores, ms", "share"],
+        [
+            [
+                row["what"],
+                f"{row['context']:,}",
+                f"{row['answer_tokens']}",
+                f"{row['observed_passes']:.2g}",
+                f"{row['request_ms']:,.0f}",
+                f"{row['scores_ms']:.0f}",
+                f"{100 * row['share']:.1f} %",
+            ]
+            for row in results("pages_scores")["rows"]
+        ],
+    )
+
+
+def most_of_page_scores() -> float:
+    """The largest share of a request's time that its page scores took."""
+    return max(float(row["share"]) for row in results("pages_scores")["rows"])
+
+
+def rebuilding_table() -> str:
+    """What it takes to build again what is kept of the pages of a context, in one layer."""
+    return table(
+        ["selector", "tokens", "built in, ms", "of one token's attention to them", "bytes, of bf16 KV"],
+        [
+            [
+                f"`{row['selector']}`",
+                f"{row['context']:,}",
+                f"{row['build_ms']:.0f}",
+                f"{row['of_attention']:.1f}",
+                f"{100 * row['bytes_of_bf16_kv']:.1f} %",
+            ]
+            for row in results("pages_rebuilding")["rows"]
+        ],
+    )
+
+
 def metadata_gigabytes(purpose: str) -> float:
     """What 32 requests of 128k tokens of a 70B model take on the device, by purpose; ``kv``: in the pool."""
     shape = KvShape(layers=80, kv_heads=8, key_dim=128, value_dim=128, item_bytes=2)

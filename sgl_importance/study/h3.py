@@ -30,6 +30,8 @@ from sgl_importance.trace.page_steps import PageRecording
 # Chosen before the first run: what the prototype's numbers were taken at.
 SELECTED, SLOTS = 0.1, 0.2
 SAVED, COVERED = 0.3, 0.99
+TOKEN_PERCENTILES = (50, 95, 99)
+"""Of the pages that a token waits for, in all layers and heads; at one speed of copies, of its wait."""
 CLAIM = (
     "choosing pages with a preference for those on the device loads at least 30 % fewer than the best "
     "residency behind an independent choice, at 0.99 of its attention mass"
@@ -161,12 +163,14 @@ def _rows(
     recording: PageRecording, by_arm: dict[Arm, list[PageCounts]], at: int, lru: Sequence[PageCounts]
 ) -> list[dict[str, Any]]:
     kinds = np.array([request.kind for request in recording.requests])
+    kinds_of_events = kinds[[event.request for event in recording.events]]
     rows = []
     for kind in sorted({*kinds[lru[at].read > 0].tolist()}):
         of_kind = kinds == kind
         for arm, counts in by_arm.items():
             of_arm = counts[at]
             read, loaded = int(of_arm.read[of_kind].sum()), int(of_arm.loaded[of_kind].sum())
+            by_token = of_arm.loaded_by_event[(kinds_of_events == kind) & (of_arm.loaded_by_event >= 0)]
             rows.append(
                 {
                     "workload": f"{recording.name}: {kind}",
@@ -177,6 +181,7 @@ def _rows(
                     "read": read,
                     "loaded": loaded / max(read, 1),
                     "of lru": loaded / max(int(lru[at].loaded[of_kind].sum()), 1),
+                    **{f"p{at}": float(np.percentile(by_token, at)) for at in TOKEN_PERCENTILES},
                     "mass": float(of_arm.mass[of_kind].sum() / max(int(of_arm.heads[of_kind].sum()), 1)),
                 }
             )

@@ -62,6 +62,22 @@ def test_the_page_of_the_answer_is_among_the_brightest(server: ServerProcess, se
     assert min(node["strip"]["resident"]) == 0, "every page has a slot: nothing is seen of residency"
 
 
+def test_the_tree_is_told_by_those_who_read_everything(server: ServerProcess) -> None:
+    document = make_document(2400, 11)
+    choosing, *_, name = document.records
+    node, _ = ask(server, document, choosing)
+    assert not any(node["strip"]["cross_mass"])
+    exact = {"input_ids": encode(document.messages(name)), "kv_hints": {"selector": "all"}}
+    server.post("/generate", {**exact, "sampling_params": {"temperature": 0, "max_new_tokens": 1}})
+    told = server.get(f"/kv_importance/node/{node['id']}")["strip"]["cross_mass"]
+    assert len(told) == len(node["strip"]["chosen"])
+    assert sum(told) > 0.5
+    start = len(encode(document.messages(name))) - len(encode(document.messages(name)[1:])) + 1
+    record = (start + document.token_span(name).start - node["depth_tokens"]) // PAGE_SIZE
+    around = range(record, record + 2)
+    assert max(told[page] for page in around) > 10 * sum(told) / len(told)
+
+
 def test_what_is_on_the_device_is_exported(server: ServerProcess) -> None:
     ask(server, document := make_document(2400, 9), next(iter(document.records)))
     pages = server.get("/kv_importance?limit=1")["pages"]

@@ -80,11 +80,7 @@ def test_a_prune_that_means_nothing_names_what_does(text: str) -> None:
     assert Prune.parse("topp:0.9") == Prune("topp", 0.9)
 
 
-def test_a_selector_needs_tiered_pages_and_no_scores() -> None:
+def test_a_selector_needs_tiered_pages() -> None:
     with pytest.raises(ValueError, match="'rep' needs kv_residency to be 'tiered'"):
         ImportanceOptions(policy="importance", sparse_selector="rep")
-    with pytest.raises(ValueError, match="'torch_native' would read them all"):
-        ImportanceOptions(
-            policy="importance", residency="tiered", sparse_selector="rep", source="torch_native"
-        )
     assert ImportanceOptions(policy="importance", residency="tiered", sparse_selector="rep").is_sparse

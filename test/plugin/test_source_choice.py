@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,13 @@ def test_each_phase_may_have_a_backend_of_its_own() -> None:
 def test_a_producer_found_is_nothing_to_speak_of(caplog: pytest.LogCaptureFixture) -> None:
     assert settle_source(resolved("cpu", "torch_native"), OBSERVE).source == "torch_native"
     assert caplog.text == ""
+
+
+def test_tokens_that_read_all_pages_are_scored_beside_a_selector(caplog: pytest.LogCaptureFixture) -> None:
+    sparse = ImportanceOptions(policy="importance", residency="tiered", sparse_selector="rep", g="on")
+    assert settle_source(resolved("cpu", "torch_native"), sparse).source == "torch_native"
+    assert caplog.text == ""
+    assert settle_source(resolved("cuda", "triton"), replace(sparse, g="auto")).source == "none"
 
 
 def test_none_is_said_in_one_line_with_what_could_be_tried(caplog: pytest.LogCaptureFixture) -> None:

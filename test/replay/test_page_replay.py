@@ -156,6 +156,10 @@ def test_no_policy_loads_less_than_the_optimum(
         np.testing.assert_allclose(found.mass, optimum.mass)
         assert (found.loaded <= found.read).all()
         assert found.loaded.sum() >= optimum.loaded.sum(), policy
+        for counts in (found, optimum):
+            chose = counts.loaded_by_event >= 0
+            assert chose.sum() == sum(1 for step in recording.steps if step.is_generated)
+            assert counts.loaded_by_event[chose].sum() == counts.loaded.sum()
 
 
 # ---- what is read ----

@@ -47,6 +47,9 @@ def test_a_preference_pays_where_many_pages_are_worth_the_same(tmp_path: Path) -
     assert len(rows) == len(ARMS)
     assert rows["belady", 0]["loaded"] <= min(row["loaded"] for row in finding.rows if not row["bias"])
     assert rows["ema", 1]["loaded"] < rows["ema", 0]["loaded"]
+    # A token reads at most four pages of one head.
+    assert all(0 <= row["p50"] <= row["p95"] <= row["p99"] <= 4 for row in finding.rows)
+    assert rows["ema", 1]["p95"] < rows["ema", 0]["p95"]
     assert any("these lengths only" in note for note in finding.notes)
 
 

@@ -78,12 +78,16 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             )
         self._pass = None
         with EMISSION_TIME.measured():
-            observed = list(self._sampler.observed(forward_batch))
+            observed = self._observed(forward_batch)
             if not observed:
                 return
             rows = np.concatenate([np.arange(each.rows.start, each.rows.stop) for each in observed])
             self._pass = _Pass(observed, torch.from_numpy(rows).to(self.device), set(self.layers))
         EMISSION_TIME.passes += 1
+
+    def _observed(self, forward_batch: ForwardBatch) -> list[ObservedQueries]:
+        """The query tokens of a pass that begins which are observed."""
+        return list(self._sampler.observed(forward_batch))
 
     def forward_extend(
         self,

@@ -30,11 +30,6 @@ def settle_source(args: Any, options: ImportanceOptions) -> ImportanceOptions:
     if options.is_stock or options.source != "auto":
         return options
     backends = attention_backends(args)
-    if options.is_sparse:
-        beside = f"{flag('sparse_selector')} {options.sparse_selector}"
-        _demand_no_scores(options, beside)
-        logger.info("KV importance: no page scores beside %s, which leaves pages unread", beside)
-        return replace(options, source=NONE)
     if unscored := " and ".join(unscored_modes(args)):
         _demand_no_scores(options, unscored, cure="drop it")
         logger.warning(_no_scores(unscored))

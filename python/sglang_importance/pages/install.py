@@ -61,12 +61,12 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
     def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
         if model_runner.is_draft_worker:
             return TorchNativeAttnBackend(model_runner)
+        chooser, selecting = None, []
         if options.is_sparse:
             chooser, _, selecting = _choosing(model_runner, options)
-            return TieredTorchNativeBackend(model_runner, chooser, selecting)
         if options.source == NONE:
-            return TieredTorchNativeBackend(model_runner)
-        return EmittingTieredBackend(model_runner, options)
+            return TieredTorchNativeBackend(model_runner, chooser, selecting)
+        return EmittingTieredBackend(model_runner, options, chooser, selecting)
 
     def create_triton_backend(model_runner: ModelRunner) -> AttentionBackend:
         # A CPU has no Triton, but for its interpreter.

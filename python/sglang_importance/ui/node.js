@@ -52,6 +52,7 @@ function strip(node) {
   const { cross_mass: cross, self_mass: own, peak, chosen, resident, pages_per_cell: pages } = node.strip;
   const isChosen = chosen?.some((times) => times > 0);
   const masses = isChosen ? chosen : node.queries ? cross : own;
+  const isSeen = [...cross, ...own].some((mass) => mass > 0);
   const most = Math.max(1e-9, ...masses);
   const text = el("p", { class: "page-text", "data-key": "page-text" });
   const first = masses.indexOf(Math.max(...masses));
@@ -71,7 +72,8 @@ function strip(node) {
     const name = pages === 1 ? `page ${index + 1} of ${node.pages}`
       : `pages ${index * pages + 1} to ${Math.min(node.pages, (index + 1) * pages)} of ${node.pages}`;
     const attention = `later requests ${share(cross[index])}, its own request ${share(own[index])}, peak ${share(peak[index])}`;
-    const facts = `${name}: ${isChosen ? `chosen ${chosen[index].toFixed(1)} times of late` : attention}` +
+    const facts = `${name}: ${isChosen ? `chosen ${chosen[index].toFixed(1)} times of late` : ""}` +
+      (isChosen && isSeen ? ", " : "") + (isSeen || !isChosen ? attention : "") +
       (resident ? `, on the device in ${share(resident[index])} of the layers` : "");
     slider.setAttribute("aria-valuetext", facts);
     text.replaceChildren(el("span", { class: "page-facts" }, facts),

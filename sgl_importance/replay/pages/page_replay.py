@@ -46,7 +46,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:
-    """What generated tokens read, of each request; all arrays [requests].
+    """What generated tokens read, of each request; arrays are [requests] where nothing else is said.
 
     Attributes:
         read: pages, counted once for each layer and head that reads them.
@@ -54,6 +54,8 @@ class PageCounts:
         streamed: loads of tokens that read all of a context, as those of a prompt do; 0 from the optimum.
         mass: attention mass on them, summed; of all pages it would be ``heads``. 0 where a selector chose.
         heads: tokens x layers x KV heads.
+        loaded_by_event: those of ``loaded`` that an event of the recording, a token, read; -1 where it chose
+            none. [events]
     """
 
     read: Numbers
@@ -61,6 +63,7 @@ class PageCounts:
     streamed: Numbers
     mass: Floats
     heads: Numbers
+    loaded_by_event: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ def run_policy(recording: PageRecording, policy: str, num_slots: int, selection:
     )
     counts = _no_counts(recording)
     last_pass = -1
-    for event in recording.events:
+    for index, event in enumerate(recording.events):
         if isinstance(event, RequestEnd):
             replay.forget(_freed(recording, event.request, selection))
             continue
@@ -155,27 +158,27 @@ def run_policy(recording: PageRecording, policy: str, num_slots: int, selection:
             if access.shares is None:
                 counts.streamed[event.request] += loaded
             else:
-                _count_read(counts, event, access, loaded, selection)
+                _count_read(counts, index, event, access, loaded, selection)
     replay.check_integrity()
     return counts
 
 
 def _run_optimum(recording: PageRecording, num_slots: int, selection: Selection) -> PageCounts:
     reads: list[list[Read]] = [[] for _ in range(num_tables(recording, selection))]
-    of_read: list[list[tuple[PageStep, _Access]]] = [[] for _ in reads]
-    for event in recording.events:
+    of_read: list[list[tuple[int, PageStep, _Access]]] = [[] for _ in reads]
+    for index, event in enumerate(recording.events):
         if isinstance(event, RequestEnd):
             continue
         for access in _accesses(recording, event, selection, None):
             pages = access.pages[access.pages != access.open_page]
             reads[access.table].append((pages, access.shares is not None))
-            of_read[access.table].append((event, access))
+            of_read[access.table].append((index, event, access))
     counts = _no_counts(recording)
     for table, of_table in enumerate(reads):
         loads = fewest_loads(of_table, recording.num_pages, num_slots)
-        for (step, access), loaded in zip(of_read[table], loads, strict=True):
+        for (index, step, access), loaded in zip(of_read[table], loads, strict=True):
             if access.shares is not None:
-                _count_read(counts, step, access, loaded, selection)
+                _count_read(counts, index, step, access, loaded, selection)
     return counts
 
 
@@ -232,13 +235,15 @@ def _freed(recording: PageRecording, request: int, selection: Selection) -> Numb
 def _no_counts(recording: PageRecording) -> PageCounts:
     size = len(recording.requests)
     read, loaded, streamed, heads = (np.zeros(size, np.int64) for _ in range(4))
-    return PageCounts(read, loaded, streamed, np.zeros(size, np.float32), heads)
+    by_event = np.full(len(recording.events), -1, np.int64)
+    return PageCounts(read, loaded, streamed, np.zeros(size, np.float32), heads, by_event)
 
 
 def _count_read(
-    counts: PageCounts, step: PageStep, access: _Access, loaded: int, selection: Selection
+    counts: PageCounts, event: int, step: PageStep, access: _Access, loaded: int, selection: Selection
 ) -> None:
     assert access.shares is not None
+    counts.loaded_by_event[event] = max(counts.loaded_by_event[event], 0) + loaded
     counts.read[step.request] += len(access.pages)
     counts.loaded[step.request] += loaded
     counts.heads[step.request] += 1

@@ -1,0 +1,134 @@
+"""Page scores beside a selector: those of tokens that read all pages, and of no others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+from sgl_importance.pages.device_plan import KvShape, plan_device
+from sgl_importance_kernels.pages.page_choice import ChoiceRule
+from sgl_importance_kernels.pages.page_chooser import PageChooser
+from sgl_importance_kernels.pages.selectors.registry import SELECTORS
+from sglang_importance.attention.rows import Phase
+from sglang_importance.pages.pool import TieredKVPool
+from sglang_importance.pages.selections import Selection, Selections
+from sglang_importance.pages.torch_native import EmittingTieredBackend
+
+from support.drivers.attention_driver import (
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    NUM_LAYERS,
+    POOL_TOKENS,
+    AttentionDriver,
+    Sequence,
+    options,
+)
+
+PAGE, PROMPT = 16, 80
+SHAPE = KvShape(layers=NUM_LAYERS, kv_heads=KV_HEADS, key_dim=HEAD_DIM, value_dim=HEAD_DIM, item_bytes=4)
+RULE = ChoiceRule(sink_tokens=PAGE, window_tokens=PAGE)
+
+
+class ChoosingDriver(AttentionDriver):
+    """Forward passes through a backend that chooses two or three of at most six pages, in every layer."""
+
+    def __init__(self, *, window: int = 4, min_context: int = 0, prompt_tokens: int = 0) -> None:
+        sparse = {"sparse_selector": "rep", "sparse_budget": 2.0 * PAGE, "residency": "tiered"}
+        positions = {"sparse_min_context": min_context, "sparse_prompt_tokens": prompt_tokens}
+        super().__init__(options(window=window, **sparse, **positions), page_size=PAGE)
+        selector, self.selections = SELECTORS["rep"](PAGE), Selections(self.options, PAGE)
+        pool = TieredKVPool(
+            POOL_TOKENS,
+            page_size=PAGE,
+            dtype=torch.float32,
+            head_num=KV_HEADS,
+            head_dim=HEAD_DIM,
+            layer_num=NUM_LAYERS,
+            device="cpu",
+            enable_memory_saver=False,
+        )
+        vectors = selector.vectors_per_page
+        plan = plan_device(
+            SHAPE,
+            page_size=PAGE,
+            pool_tokens=POOL_TOKENS,
+            device_tokens=600,
+            max_requests=2,
+            vectors_per_page=vectors,
+        )
+        pool.attach_slots(plan, "cpu", "ema", selector, self.selections)
+        self.runner.token_to_kv_pool = pool
+        assert pool.slots.representations is not None
+        chooser = PageChooser(
+            pool.slots.representations, PAGE, RULE, pool.slots.traffic, is_resident=pool.slots.is_resident
+        )
+        self.backend = EmittingTieredBackend(self.runner, self.options, chooser, range(NUM_LAYERS))
+        self.rows = self.backend.rows
+        self._requests: list[SimpleNamespace] = []  # which hold the selections
+
+    def begin(self, sequence: Sequence, *, reads_all: bool = False) -> Selection:
+        req = SimpleNamespace(rid=sequence.rid, origin_input_ids=[0] * PROMPT)
+        self._requests.append(req)
+        return self.selections.open(req, reads_all=reads_all, budget=None)  # type: ignore[arg-type]
+
+    def _run_model(self, batch: ForwardBatch) -> SimpleNamespace:
+        self.backend.init_forward_metadata(batch)
+        for layer in self.layers:
+            q, k, v = (
+                torch.randn(len(batch.out_cache_loc), heads * HEAD_DIM, generator=self.random)
+                for heads in (HEADS, KV_HEADS, KV_HEADS)
+            )
+            heads = k.view(-1, KV_HEADS, HEAD_DIM), v.view(-1, KV_HEADS, HEAD_DIM)
+            self.backend.forward(q, *heads, layer, batch)
+            self._remember(self._chunks, layer.layer_id, q.view(-1, HEADS, HEAD_DIM), heads[0])
+        return SimpleNamespace(can_run_graph=False)
+
+
+def test_a_prompt_that_reads_everything_is_observed_and_its_answer_is_not() -> None:
+    driver, sequence = ChoosingDriver(), Sequence("a", slot=1)
+    selection = driver.begin(sequence)
+    driver.extend((sequence, PROMPT))
+    driver.check_row(sequence, Phase.PREFILL, list(range(PROMPT - 4, PROMPT)))
+    for _ in range(3):
+        driver.decode(sequence)
+    assert 0 < selection.selected < selection.candidates
+    assert driver.rows.consume(sequence.slot, Phase.DECODE) is None
+
+
+@pytest.mark.parametrize(("window", "observed"), [(4, []), (32, []), (40, list(range(40, 48)))])
+def test_the_last_tokens_of_a_prompt_that_choose_are_left_out(window: int, observed: list[int]) -> None:
+    # The last 20 choose, from the start of their page: from token 48.
+    driver, sequence = ChoosingDriver(window=window, prompt_tokens=20), Sequence("a", slot=1)
+    driver.begin(sequence)
+    driver.extend((sequence, PROMPT))
+    if observed:
+        driver.check_row(sequence, Phase.PREFILL, observed)
+    else:
+        assert driver.rows.consume(sequence.slot, Phase.PREFILL) is None
+
+
+def test_tokens_of_a_short_context_are_observed_until_they_choose() -> None:
+    driver, sequence = ChoosingDriver(min_context=PROMPT + 3), Sequence("a", slot=1)
+    driver.begin(sequence)
+    driver.extend((sequence, PROMPT))
+    for _ in range(8):
+        driver.decode(sequence)
+    driver.check_row(sequence, Phase.DECODE, [PROMPT, PROMPT + 1, PROMPT + 2])
+
+
+def test_requests_of_one_batch_are_told_apart() -> None:
+    driver = ChoosingDriver()
+    choosing, exact = Sequence("choosing", slot=1), Sequence("exact", slot=2)
+    driver.begin(choosing)
+    driver.begin(exact, reads_all=True)
+    driver.extend((choosing, PROMPT), (exact, PROMPT))
+    for _ in range(2):
+        driver.decode(choosing, exact)
+    for sequence in (choosing, exact):
+        driver.check_row(sequence, Phase.PREFILL, list(range(PROMPT - 4, PROMPT)))
+    driver.check_row(exact, Phase.DECODE, [PROMPT, PROMPT + 1])
+    assert driver.rows.consume(choosing.slot, Phase.DECODE) is None
