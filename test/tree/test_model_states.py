@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.tiers import Tier
 from sglang_importance.tree.annotated_tree import AnnotatedTree
 from sglang_importance.tree.model_states import lacks_state
-from sglang_importance.tree.state_order import StateOrder
+from sglang_importance.tree.state_order import STATES_PER_WALK, StateOrder
 
 from support.drivers.state_driver import StateDriver, state_config
 from support.workloads.conversations import conversations
@@ -155,17 +156,31 @@ def test_upstream_goes_on_where_our_order_fails(monkeypatch: pytest.MonkeyPatch)
     driver.serve(text(5, 50), text(15, 10))
 
 
-def test_a_ranking_serves_several_walks_where_there_are_many_states(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_ranks_no_more_where_there_are_many_states(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = StateDriver("importance", tokens=8192, states=150)
     for number in range(70):
         driver.serve(text(number, 50), text(number + 100, 10))
-    ranked = []
-    rank = StateOrder._rank
-    monkeypatch.setattr(StateOrder, "_rank", lambda order: ranked.append(order) or rank(order))
-    for _ in range(30):
-        assert driver.cache.evict(EvictParams(num_tokens=0, mamba_num=1)).mamba_num_evicted == 1
-    assert len(ranked) == 12 // 3 + 18 // 2, "a walk for each 64, and one"
-    assert driver.cache.evict(EvictParams(num_tokens=0, mamba_num=110)).mamba_num_evicted == 110
+    held = driver.cache.tree_core.mamba_evictable_size()
+    assert held > 2 * STATES_PER_WALK
+    driver.cache.evict(EvictParams(num_tokens=0, mamba_num=1))  # the first walk may rank all
+    ranked: list[int] = []
+    item = StateOrder._item
+    monkeypatch.setattr(StateOrder, "_item", lambda order, node: ranked.append(node.id) or item(order, node))
+    evict = partial(driver.cache.evict, EvictParams(num_tokens=0, mamba_num=1))
+    for _ in range(20):
+        ranked.clear()
+        assert evict().mamba_num_evicted == 1
+        assert len(ranked) <= STATES_PER_WALK + 2, "and what comes up, once or twice"
+    seen: set[int] = set()
+    left = set(driver.cache.tree_core.lru_lists[ComponentType.MAMBA].cache)
+    for _ in range(2 * -(-held // STATES_PER_WALK)):
+        ranked.clear()
+        evict()
+        seen.update(ranked)
+    left &= set(driver.cache.tree_core.lru_lists[ComponentType.MAMBA].cache)
+    assert left <= seen, "each state has its turn"
+    rest = driver.cache.tree_core.mamba_evictable_size()
+    assert driver.cache.evict(EvictParams(num_tokens=0, mamba_num=rest)).mamba_num_evicted == rest
     assert driver.cache.tree_core.mamba_evictable_size() == 0
 
 

@@ -25,6 +25,13 @@ from sgl_importance.study.recording import Query, Recording
 from sgl_importance.trace.records import Fold
 from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
 from sglang_importance.offline.standalone_cache import CacheKind, build_cache
+from sglang_importance.upstream.differences import (
+    insert_finished,
+    insert_unfinished,
+    lock_match,
+    matched_slots,
+    release,
+)
 
 SLOT = 1
 
@@ -57,7 +64,9 @@ class _Request:
     output_ids: array[int] = field(default_factory=lambda: array("q"))
     last_node: int | None = None
     lock_receipt: object = None
+    lock: object = None
     prefix_indices: torch.Tensor | None = None
+    prefix_len: int = 0
     extra_key: str | None = None
     cache_salt: str | None = None
     priority: int = 0
@@ -74,6 +83,14 @@ class _Request:
     @property
     def output_ids_through_stop(self) -> array[int]:
         return self.output_ids
+
+    @property
+    def full_untruncated_fill_ids(self) -> array[int]:
+        return self.origin_input_ids + self.output_ids
+
+    @property
+    def extend_end(self) -> int:
+        return self.filled
 
     def get_fill_ids(self) -> array[int]:
         return (self.origin_input_ids + self.output_ids)[: self.filled]
@@ -145,24 +162,27 @@ class TreeReplay:
 
     def _serve(self, order: int, query: Query) -> int:
         prompt, output = sequence_tokens(query, order, self._page_size, len(self._recording.digests))
-        request = _Request(f"{order}", prompt, SimpleNamespace(req_pool_idx=SLOT, holds_kv=True))
+        request = _Request(
+            f"{order}", prompt, SimpleNamespace(req_pool_idx=SLOT, holds_kv=True, cache_inserted_len=0)
+        )
         # The last token is always computed: its logits are asked for.
         match = self._cache.match_prefix(MatchPrefixParams(key=RadixKey(prompt[:-1], None)))
-        cached = len(match.device_indices)
+        found = matched_slots(self._cache, match)
+        cached = request.prefix_len = len(found)
         request.last_node = match.last_device_node
-        request.lock_receipt = self._cache.inc_lock_ref(match.last_device_node).to_dec_params()
+        lock_match(self._cache, request)
         request.kv.cache_protected_len = cached
         request.cached_tokens_device = request.filled = cached
-        request.prefix_indices = match.device_indices
+        request.prefix_indices = found
         row = self._cache.req_to_token_pool.req_to_token[SLOT]
-        row[:cached] = match.device_indices
+        row[:cached] = found
         folds = list(query.folds)
         held = self._extend(row, cached, len(prompt))
         request.filled = len(prompt)
         # The first fold came with the end of the prefill; a request of one token has no other.
         if folds and folds[0].first:
             self._rows.put(Phase.PREFILL, folds.pop(0))
-        self._cache.cache_unfinished_req(request)
+        insert_unfinished(self._cache, request, up_to=request.filled, is_chunk=False)
         request.output_ids = output
         # Under overlap scheduling a step runs behind the last token, so that its KV is there too.
         request.filled = len(prompt) + len(output)
@@ -170,12 +190,11 @@ class TreeReplay:
         if folds:
             self._rows.put(Phase.DECODE, folds[-1])
         request.is_finished = True
-        self._cache.insert_req(request, up_to=request.filled)
+        insert_finished(self._cache, request, up_to=request.filled)
         tail = row[request.kv.cache_protected_len : held]
         if len(tail):
             self._cache.token_to_kv_pool_allocator.free(tail.to(torch.int64).clone())
-        self._cache.unpin(request)  # type: ignore[arg-type]  # all of a request that the cache reads
-        self._cache.on_release(request, inserted=True)
+        release(self._cache, request, inserted=True)
         return cached
 
     def _extend(self, row: torch.Tensor, held: int, stop: int) -> int:

@@ -22,16 +22,17 @@ _Item = tuple[float, int, int]  # loss, last access, number of the node
 class StateOrder:
     """States of the device, least marginal loss first, in walks like upstream's.
 
-    A ranking of all states serves a walk for each STATES_PER_WALK of them, so that a walk takes no longer
-    where there are many. Meanwhile a loss mostly grows, as states around it go: what comes up is ranked again
-    before it is taken. States that came since wait for the next ranking.
+    Each walk ranks STATES_PER_WALK of them anew, in turn, so that no walk takes longer where there are many.
+    Between its turns a state's loss mostly grows, as states around it go: what comes up is ranked again before
+    it is taken. States that came since the round began wait for the next one.
     """
 
     def __init__(self, state: TreeState) -> None:
         self._state = state
-        self._heap: list[_Item] = []
-        self._walks = 0  # that the ranking still serves
-        self._may_rank = False
+        self._heap: list[_Item] = []  # what the last round ranked, and this one so far
+        self._round: list[_Item] = []
+        self._waiting: list[int] = []  # nodes that this round has not come to
+        self._may_rank_all = False
 
     @property
     def _lru(self) -> UnifiedLRUList:
@@ -39,16 +40,17 @@ class StateOrder:
 
     def begin(self) -> None:
         """A walk begins."""
-        self._may_rank = True
-        if not self._walks:
-            self._rank()
-        self._walks -= 1
+        self._may_rank_all = True
+        self._rank(STATES_PER_WALK)
 
     def next(self) -> UnifiedTreeNode | None:
         """The node whose state goes next; None where there is none."""
-        while self._heap or self._may_rank:
+        while self._heap or self._may_rank_all:
             if not self._heap:
-                self._rank()
+                # Once in a walk at most: what could not be evicted is not taken for ever.
+                self._may_rank_all = False
+                self._waiting, self._round = [], []
+                self._rank(len(self._lru.cache))
                 continue
             item = heappop(self._heap)
             node = self._lru.cache.get(item[2])
@@ -61,12 +63,19 @@ class StateOrder:
             return node
         return None
 
-    def _rank(self) -> None:
-        """Ranks all states, once in a walk at most: what could not be evicted is not taken for ever."""
-        self._may_rank = False
-        self._heap = [self._item(node) for node in self._lru.cache.values() if _is_unlocked(node)]
-        self._walks = 1 + len(self._heap) // STATES_PER_WALK
-        heapify(self._heap)
+    def _rank(self, count: int) -> None:
+        """Ranks as many more; at the end of a round what only earlier rounds knew is forgotten."""
+        if not self._waiting:
+            self._waiting = list(self._lru.cache)
+        for _ in range(min(count, len(self._waiting))):
+            node = self._lru.cache.get(self._waiting.pop())
+            if node is not None and _is_unlocked(node):
+                item = self._item(node)
+                self._round.append(item)
+                heappush(self._heap, item)
+        if not self._waiting:
+            self._heap, self._round = self._round, []
+            heapify(self._heap)
 
     def _item(self, node: UnifiedTreeNode) -> _Item:
         tree = self._state.tree

@@ -24,6 +24,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.probe import checkpoint_path
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.offline.standalone_cache import CacheKind
+from sglang_importance.upstream.differences import lock_match, matched_slots
 
 from support.drivers.tree_driver import PAGE, OutOfMemory, Request, TreeDriver
 
@@ -134,7 +135,7 @@ class HostedDriver(TreeDriver):
         match = self.cache.match_prefix(MatchPrefixParams(key=key))
         request.kv = SimpleNamespace(mamba_pool_idx=None)
         request.last_node = match.last_device_node
-        prefix = match.device_indices
+        prefix = matched_slots(self.cache, match)
         on_device = len(prefix)
         if match.host_hit_length:
             loaded, request.last_node = self.cache.init_load_back(
@@ -144,6 +145,9 @@ class HostedDriver(TreeDriver):
                     req=request,
                 )
             )
+            if not isinstance(loaded, torch.Tensor):  # later releases name how many
+                path = self.cache.path_device_indices(request.last_node)
+                loaded = path[on_device : on_device + loaded]
             prefix = torch.cat((prefix, loaded))
             self.loaded_back += len(loaded) > 0
             self.cache.ready_to_load_host_cache()
@@ -163,11 +167,14 @@ class HostedDriver(TreeDriver):
     def _lock(self, request: Request, prefix: torch.Tensor) -> None:
         cached = len(prefix)
         request.slot = self._free_slots.pop()
-        request.kv = SimpleNamespace(req_pool_idx=request.slot, cache_protected_len=cached, holds_kv=True)
-        request.lock_receipt = self.cache.inc_lock_ref(request.last_node).to_dec_params()
+        request.kv = SimpleNamespace(
+            req_pool_idx=request.slot, cache_protected_len=cached, cache_inserted_len=0, holds_kv=True
+        )
+        lock_match(self.cache, request)
         request.filled = request.slots_allocated = cached
         self._row(request)[:cached] = prefix
         request.prefix_indices = prefix
+        request.prefix_len = cached
 
     def _check_content(self, request: Request, prefix: torch.Tensor) -> None:
         expected = stamps(request.origin_input_ids[: len(prefix)], request.cache_salt)

@@ -19,7 +19,6 @@ import torch
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
 from sglang.srt.managers.schedule_batch import ReqKvInfo
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
-from sglang.srt.mem_cache.common import MAMBA_STATE_PER_REQ_PREFIX_CACHE
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.runtime_context import get_context
@@ -27,11 +26,19 @@ from sglang.srt.runtime_context import get_context
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sglang_importance.offline.standalone_cache import CacheKind, build_cache
+from sglang_importance.upstream.differences import (
+    insert_finished,
+    insert_unfinished,
+    lock_match,
+    matched_slots,
+    release,
+)
 
 CHUNK_TOKENS = 64  # of a prompt, from state to state, with ``extra_buffer``
 TRACK_TOKENS = 256  # of an answer
 LAYERS = [0]
 REQUESTS = 4
+FREE_STATES = 3  # that sglang wants for a request to come
 
 
 @contextmanager
@@ -53,7 +60,9 @@ class StateRequest:
     output_ids: array = field(default_factory=lambda: array("q"))
     last_node: int | None = None
     lock_receipt: object = None
+    lock: object = None
     prefix_indices: torch.Tensor | None = None
+    prefix_len: int = 0
     extra_key: str | None = None
     cache_salt: str | None = None
     priority: int = 0
@@ -78,6 +87,14 @@ class StateRequest:
     @property
     def output_ids_through_stop(self) -> array:
         return self.output_ids
+
+    @property
+    def full_untruncated_fill_ids(self) -> array:
+        return self.origin_input_ids + self.output_ids
+
+    @property
+    def extend_end(self) -> int:
+        return self.filled
 
     def get_fill_ids(self) -> array:
         return (self.origin_input_ids + self.output_ids)[: self.filled]
@@ -153,17 +170,17 @@ class StateDriver:
         request: Any = StateRequest(str(self._serial), array("q", prompt))
         key = RadixKey(request.origin_input_ids[:-1], None)
         match = self.cache.match_prefix(MatchPrefixParams(key=key, cow_mamba=bool(self.states), req=request))
-        cached = len(match.device_indices)
-        request.prefix_indices = match.device_indices
+        request.prefix_indices = found = matched_slots(self.cache, match)
+        cached = request.prefix_len = len(found)
         request.mamba_branching_seqlen = match.mamba_branching_seqlen
         request.last_node = match.last_device_node
-        request.lock_receipt = self.cache.inc_lock_ref(match.last_device_node).to_dec_params()
+        lock_match(self.cache, request)
         if self.states:
             self._make_room_for_states()
         assert self.requests.alloc([request]), "one request at a time"
         request.kv.cache_protected_len = request.cached_tokens_device = cached
         request.filled = request.allocated = cached
-        self._row(request)[:cached] = match.device_indices
+        self._row(request)[:cached] = found
         return request
 
     def prefill(self, request: StateRequest) -> None:
@@ -179,7 +196,7 @@ class StateDriver:
             if branch is not None and prefix < branch < end and (branch - prefix) % CHUNK_TOKENS == 0:
                 end = branch
             request.kv.mamba_last_track_seqlen = end
-        self.cache.cache_unfinished_req(request)
+        insert_unfinished(self.cache, request, up_to=request.filled, is_chunk=False)
 
     def decode(self, request: StateRequest, answer: Sequence[int]) -> None:
         start = request.filled
@@ -193,12 +210,11 @@ class StateDriver:
 
     def finish(self, request: Any) -> None:
         request.is_finished = True
-        self.cache.insert_req(request, up_to=request.filled)
+        insert_finished(self.cache, request, up_to=request.filled)
         tail = self._row(request)[request.kv.cache_protected_len : request.allocated]
         if len(tail):
             self.cache.token_to_kv_pool_allocator.free(tail.to(torch.int64).clone())
-        self.cache.unpin(request)
-        self.cache.on_release(request, inserted=True)
+        release(self.cache, request, inserted=True)
         self.requests.free(request)
 
     def _track(self, request: StateRequest) -> None:
@@ -210,8 +226,8 @@ class StateDriver:
     def _make_room_for_states(self) -> None:
         """As ``alloc_req_slots`` does."""
         free = self.requests.mamba_allocator.schedulable_available_size()
-        if free < MAMBA_STATE_PER_REQ_PREFIX_CACHE:
-            short = MAMBA_STATE_PER_REQ_PREFIX_CACHE - free
+        if free < FREE_STATES:
+            short = FREE_STATES - free
             self.cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=short))
 
     def _row(self, request: StateRequest) -> torch.Tensor:

@@ -27,6 +27,13 @@ from sglang_importance.offline.standalone_cache import CacheKind, build_cache
 from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.tree.occupancy import capacity_tokens
+from sglang_importance.upstream.differences import (
+    insert_finished,
+    insert_unfinished,
+    lock_match,
+    matched_slots,
+    release,
+)
 
 PAGE = 4
 
@@ -65,7 +72,9 @@ class Request:
     output_ids: array = field(default_factory=lambda: array("q"))
     last_node: int | None = None
     lock_receipt: object = None
+    lock: object = None
     prefix_indices: torch.Tensor | None = None
+    prefix_len: int = 0
     extra_key: str | None = None
     cache_salt: str | None = None
     priority: int = 0
@@ -90,6 +99,14 @@ class Request:
     @property
     def output_ids_through_stop(self) -> array:
         return self.output_ids[: self.finished_len]
+
+    @property
+    def full_untruncated_fill_ids(self) -> array:
+        return self.origin_input_ids + self.output_ids
+
+    @property
+    def extend_end(self) -> int:
+        return self.filled
 
     def get_fill_ids(self) -> array:
         return (self.origin_input_ids + self.output_ids)[: self.filled]
@@ -172,15 +189,18 @@ class TreeDriver:
             self.load_back(match.best_match_node)
             match = self.cache.match_prefix(MatchPrefixParams(key=key))
         request.slot = self._free_slots.pop()
-        request.kv = SimpleNamespace(req_pool_idx=request.slot, cache_protected_len=0, holds_kv=True)
-        cached = len(match.device_indices)
+        request.kv = SimpleNamespace(
+            req_pool_idx=request.slot, cache_protected_len=0, cache_inserted_len=0, holds_kv=True
+        )
+        found = matched_slots(self.cache, match)
+        cached = request.prefix_len = len(found)
         request.last_node = match.last_device_node
-        request.lock_receipt = self.cache.inc_lock_ref(match.last_device_node).to_dec_params()
+        lock_match(self.cache, request)
         request.kv.cache_protected_len = cached
         request.cached_tokens_device = cached
         request.filled = request.slots_allocated = cached
-        self._row(request)[:cached] = match.device_indices
-        request.prefix_indices = match.device_indices
+        self._row(request)[:cached] = found
+        request.prefix_indices = found
 
     def prefill(self, request: Request, up_to: int | None = None, body: np.ndarray | None = None) -> None:
         """Computes the prompt up to ``up_to`` (a chunk) or to its end, and caches it."""
@@ -189,7 +209,7 @@ class TreeDriver:
         self._extend(request, stop)
         if body is not None:
             self.rows.put(request.slot, Phase.PREFILL, body)
-        self.cache.cache_unfinished_req(request, chunked=stop < total)
+        insert_unfinished(self.cache, request, up_to=stop, is_chunk=stop < total)
 
     def decode(self, request: Request, tokens: list[int], body: np.ndarray | None = None) -> None:
         request.output_ids.extend(tokens)
@@ -235,13 +255,12 @@ class TreeDriver:
     def _release(self, request: Request, *, insert: bool) -> None:
         owned = request.filled
         if insert:
-            self.cache.insert_req(request, up_to=owned)
+            insert_finished(self.cache, request, up_to=owned)
         protected = request.kv.cache_protected_len
         tail = self._row(request)[protected : request.slots_allocated]
         if len(tail):
             self.cache.token_to_kv_pool_allocator.free(tail.to(torch.int64).clone())
-        self.cache.unpin(request)
-        self.cache.on_release(request, inserted=insert)
+        release(self.cache, request, inserted=insert)
         self.rows.discard(request.slot)
         self._free_slots.append(request.slot)
 
