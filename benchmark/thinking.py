@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 from benchmark.results import RESULTS
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tokenizer import encode_text
-from sgl_importance.reasoner import reasoner_path
+from sgl_importance.reasoner import control_path, reasoner_path
 from sgl_importance.reasoner.milestones import milestones, phases
 from sgl_importance.reasoner.tasks import ReasoningTask, make_task
 from sgl_importance.reasoner.tokenizer import THINK, reasoner_tokenizer, render
@@ -43,6 +43,7 @@ from support.servers import ServerProcess
 LISTED = 0.4
 DECODE_TOKENS = 192
 KINDS = Kinds("thought", "decode")
+CONTROL = "control"
 PAGES = {16: 1.0, 4: 0.5, 1: 0.2}
 """Page sizes, with the share of the instances recorded: lists of small pages are long."""
 
@@ -58,12 +59,21 @@ def recording_server(model: Path, page_size: int, longest: int, directory: Path)
     )
 
 
-def generate(server: ServerProcess, rid: str, ids: Sequence[int], tokens: int, to_end: bool) -> list[int]:
-    """Greedy output ids."""
+def generate(
+    server: ServerProcess, rid: str, ids: Sequence[int], tokens: int, to_end: bool
+) -> tuple[list[int], list[float]]:
+    """Greedy output ids, and by how much the logit of each is above that of the second likeliest token."""
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": not to_end}
-    body = {"rid": rid, "input_ids": list(ids), "sampling_params": sampling}
+    body = {
+        "rid": rid,
+        "input_ids": list(ids),
+        "sampling_params": sampling,
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
     reply: dict[str, Any] = server.post("/generate", body)
-    return [int(token) for token in reply["output_ids"]]
+    likeliest = reply["meta_info"]["output_top_logprobs"]
+    return [int(token) for token in reply["output_ids"]], [one[0] - other[0] for one, other in likeliest]
 
 
 def record_thoughts(
@@ -78,22 +88,38 @@ def record_thoughts(
     with recording_server(model, page_size, longest, directory) as server:
         for rid, task in track(tasks.items(), f"thoughts, pages of {page_size}"):
             limit = len(replies[rid]) * 5 // 4
-            written = generate(server, rid, prompts[rid], limit, to_end=True)
+            written, margins = generate(server, rid, prompts[rid], limit, to_end=True)
             if written[: len(replies[rid])] == replies[rid]:
-                marks[rid] = marks_of(task, len(prompts[rid]))
+                marks[rid] = marks_of(task, len(prompts[rid]), margins)
         server.shut_down()  # what waits to be written is
     return marks
 
 
-def marks_of(task: ReasoningTask, prompt_tokens: int) -> Marks:
-    """Of a right thought behind a prompt of so many tokens."""
+def marks_of(task: ReasoningTask, prompt_tokens: int, margins: Sequence[float]) -> Marks:
+    """Of a right thought behind a prompt of so many tokens.
+
+    ``margins``: of each output token, beside the second likeliest.
+    """
     assert task.reply.startswith(THINK)
     first = prompt_tokens + 1
     thought = task.solution.thought
     return Marks(
         [first + at for at in milestones(thought)],
         [Stretch(phase, first + start, first + end) for phase, start, end in phases(thought)],
+        # The step that reads one output token says how likely the next one is.
+        [round(margin, 4) for margin in margins[1:]],
     )
+
+
+def record_control(tasks: dict[str, ReasoningTask], page_size: int, directory: Path) -> None:
+    """Answers of the model that was trained to answer without thinking."""
+    tokenizer = reasoner_tokenizer()
+    prompts = {rid: tokenizer.encode(render(task.messages)) for rid, task in tasks.items()}
+    longest = max(map(len, prompts.values())) // 64 * 64 + 256
+    with recording_server(control_path(), page_size, longest, directory) as server:
+        for rid, prompt in track(prompts.items(), f"control, pages of {page_size}"):
+            generate(server, rid, prompt, 64, to_end=True)
+        server.shut_down()
 
 
 def record_decode(length: int, count: int, page_size: int, directory: Path) -> None:
@@ -104,16 +130,16 @@ def record_decode(length: int, count: int, page_size: int, directory: Path) -> N
             asked = next(generation(shape, 0, number))
             assert asked.answer is not None
             ids, right = encode_text(asked.prompt), encode_text(asked.answer)
-            written = generate(server, f"{KINDS.normal}/{number}", ids, DECODE_TOKENS, to_end=False)
+            written, _ = generate(server, f"{KINDS.normal}/{number}", ids, DECODE_TOKENS, to_end=False)
             same = sum(one == other for one, other in zip(written, right, strict=False))
             if same < len(right) - 1:  # the space behind the last word
                 typer.echo(f"decode {number}: {same} of {len(right)} tokens are right", err=True)
         server.shut_down()
 
 
-def thoughts_of(names: Sequence[str], length: int, n: int) -> dict[str, ReasoningTask]:
+def tasks_of(kind: str, names: Sequence[str], length: int, n: int) -> dict[str, ReasoningTask]:
     return {
-        f"{KINDS.thought}/{name}-{length}-{number}": make_task(name, length, number)
+        f"{kind}/{name}-{length}-{number}": make_task(name, length, number)
         for name in names
         for number in range(n)
     }
@@ -128,14 +154,20 @@ def recordings_of(
         thoughts, decode = folder / f"thoughts-{page_size}", folder / f"decode-{page_size}"
         marks = folder / f"marks-{page_size}.jsonl"
         if not marks.is_file():
-            tasks = thoughts_of(names, length, count)
+            tasks = tasks_of(KINDS.thought, names, length, count)
             write_marks(marks, record_thoughts(model, tasks, page_size, thoughts))
         done = folder / f"decode-{page_size}.done"
         if not done.is_file():
             record_decode(length, count * len(names), page_size, decode)
             done.touch()
+        control, done = folder / f"control-{page_size}", folder / f"control-{page_size}.done"
+        if not done.is_file():
+            # The other task is answered with one token.
+            record_control(tasks_of(CONTROL, ["search"], length, count * len(names)), page_size, control)
+            done.touch()
         yield load_page_steps(thoughts), marks
         yield load_page_steps(decode), None
+        yield load_page_steps(control), None
 
 
 def main(

@@ -99,14 +99,36 @@ def difference_of_ratios(
     first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]], *, seed: int = 0
 ) -> Estimate:
     """Ratio of sums of the first minus that of the second, over independent units of either."""
+    draws = _drawn_differences(first, second, seed)
+    return _estimate(draws[0], draws[1:])
+
+
+def chance_of_difference(
+    first: Sequence[tuple[float, float]],
+    second: Sequence[tuple[float, float]],
+    holds: Callable[[float], bool],
+    *,
+    seed: int = 0,
+) -> float:
+    """``chance_of`` for the difference that ``difference_of_ratios`` estimates."""
+    draws = _drawn_differences(first, second, seed)[1:]
+    return (1 + sum(map(holds, draws))) / (1 + RESAMPLES)
+
+
+def _drawn_differences(
+    first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]], seed: int
+) -> list[float]:
+    """The difference itself, and those of the resamples."""
     one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
     rng = np.random.default_rng(seed)
-    draws = [
-        ratio_of_sums(one[rng.integers(len(one), size=len(one))])
-        - ratio_of_sums(other[rng.integers(len(other), size=len(other))])
-        for _ in range(RESAMPLES)
+    return [
+        ratio_of_sums(one) - ratio_of_sums(other),
+        *(
+            ratio_of_sums(one[rng.integers(len(one), size=len(one))])
+            - ratio_of_sums(other[rng.integers(len(other), size=len(other))])
+            for _ in range(RESAMPLES)
+        ),
     ]
-    return _estimate(ratio_of_sums(one) - ratio_of_sums(other), draws)
 
 
 def chance_of(

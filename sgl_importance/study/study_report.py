@@ -54,6 +54,8 @@ class Finding:
         verdict: conclusion from the interval.
         notes: remarks without which the value would be misread.
         rows: the numbers behind it, all with the same keys.
+        p_value: one-sided, for the claim's being false; of a claim of several parts, the largest of theirs.
+            None where the interval says all.
     """
 
     study: str
@@ -62,6 +64,7 @@ class Finding:
     verdict: str
     notes: tuple[str, ...]
     rows: tuple[dict[str, Any], ...]
+    p_value: float | None = None
 
     def show(self, console: Console) -> None:
         table = Table(title=plain(f"{self.study}: {self.claim}", "table.title"))
@@ -75,6 +78,8 @@ class Finding:
         if len(self.rows) > MOST_ROWS:
             console.print(f"{len(self.rows) - MOST_ROWS} more rows are in {self.study}.json")
         console.print(f"value: {self.value}\nverdict: {self.verdict}")
+        if self.p_value is not None:
+            console.print(f"p: {self.p_value:.4f}")
         for note in self.notes:
             console.print(plain(f"note: {note}"))
 

@@ -22,11 +22,11 @@ from sgl_importance.study.heads.choices import (
     arms_of,
 )
 from sgl_importance.study.heads.distance_profile import bins_of, fit_profile, own_profile
-from sgl_importance.study.heads.links import BY_COPY, BY_GATHER, FROM_FLASH, LINKS, unit_bytes
 from sgl_importance.study.heads.prefetch import study_prefetch
 from sgl_importance.study.heads.prefetchers import Prefetcher
 from sgl_importance.study.heads.slot_run import SlotRun, run_slots
 from sgl_importance.study.heads.study_heads import study_heads
+from sgl_importance.study.links import BY_COPY, BY_GATHER, FROM_FLASH, LINKS, unit_bytes
 from sgl_importance.study.study_report import Finding, StudyError
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule, lru, oracle
 from sgl_importance.study.thinking.marks import Marks, write_marks

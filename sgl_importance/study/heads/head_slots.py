@@ -22,8 +22,8 @@ from sgl_importance.study.heads.choices import (
     WHOLE_PAGES,
     arms_of,
 )
-from sgl_importance.study.heads.links import BY_COPY, BY_GATHER, FROM_FLASH, LINKS, unit_bytes
 from sgl_importance.study.heads.slot_run import SlotRun, run_slots
+from sgl_importance.study.links import BY_COPY, BY_GATHER, FROM_FLASH, LINKS, unit_bytes
 from sgl_importance.study.statistics import Estimate, ratio_of
 from sgl_importance.study.study_report import SMALL_MODEL, Finding, draw, verdict_of_parts
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES

@@ -17,9 +17,9 @@ from sgl_importance.study.heads.answers import (
     limits_of,
 )
 from sgl_importance.study.heads.distance_profile import fit_profile, own_profile
-from sgl_importance.study.heads.links import BY_COPY, BY_GATHER, LINKS, unit_bytes
 from sgl_importance.study.heads.prefetchers import Prefetcher
 from sgl_importance.study.heads.slot_run import SlotRun, run_slots
+from sgl_importance.study.links import BY_COPY, BY_GATHER, LINKS, unit_bytes
 from sgl_importance.study.statistics import Estimate, ratio_of
 from sgl_importance.study.study_report import SMALL_MODEL, Finding, draw, verdict_of_parts
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from sgl_importance.study.statistics import Estimate, bootstrap, ratio_of, ratio_of_sums
+from sgl_importance.study.statistics import (
+    Estimate,
+    Floats,
+    bootstrap,
+    chance_of,
+    ratio_of,
+    ratio_of_sums,
+)
 from sgl_importance.study.study_report import Finding, draw, verdict_of_parts
 from sgl_importance.study.thinking.measured import Kinds, Measured, notes_of, rule_parts
 from sgl_importance.study.thinking.measures import Parts
@@ -39,10 +46,17 @@ def study_attention_score(
         [*score, *chance]
         for score, chance in zip(*(rule_parts(found, cell, "recall far") for cell in cells), strict=True)
     ]
-    value = bootstrap(pairs, lambda table: ratio_of_sums(table[:, :2]) - ratio_of_sums(table[:, 2:]))
+    value = bootstrap(pairs, _above_random)
     # Large pages nearly all hold one.
     smallest = min(measured, key=lambda each: each.page_size)
     milestones = _milestone_times(smallest.of_kind(kinds.thought))
+    p_score = chance_of(pairs, _above_random, lambda difference: difference > ABOVE_RANDOM)
+    p_values = [p_score]
+    if milestones is not None:
+        p_milestones = chance_of(
+            _milestone_parts(smallest.of_kind(kinds.thought)), _times, lambda often: often <= 1
+        )
+        p_values.append(p_milestones)
     said = (
         value.high <= ABOVE_RANDOM,
         value.low > ABOVE_RANDOM,
@@ -67,6 +81,12 @@ def study_attention_score(
         notes=(
             "value: recall of the attention score minus that of the random control, 10 steps on, pages "
             "behind the prompt",
+            f"p = {p_score:.4f} for more than {ABOVE_RANDOM:.0%} above it"
+            + (
+                f", {p_milestones:.4f} for milestones that are wanted no more"
+                if milestones is not None
+                else ""
+            ),
             f"milestones: tokens that state a value, a push or a pop; pages of {smallest.page_size}, behind "
             "the newest 64 tokens"
             if milestones is not None
@@ -74,21 +94,33 @@ def study_attention_score(
             *notes_of(decisive, kinds),
         ),
         rows=tuple(_milestone_row(each, kind) for each in measured for kind in each.kinds),
+        p_value=max(p_values),
     )
 
 
-def _milestone_times(found: Sequence[RequestMeasures]) -> Estimate | None:
-    """How many times as often a page with a milestone is wanted as one without; None where none is known."""
-    rows = [
+def _above_random(table: Floats) -> float:
+    return ratio_of_sums(table[:, :2]) - ratio_of_sums(table[:, 2:])
+
+
+def _times(table: Floats) -> float:
+    return ratio_of_sums(table[:, :2]) / max(ratio_of_sums(table[:, 2:]), 1e-12)
+
+
+def _milestone_parts(found: Sequence[RequestMeasures]) -> list[list[float]]:
+    """Late wants and steps of pages with a milestone, then of those without, of each request."""
+    return [
         [*summed(each.late_milestones), *summed(each.late_others)]
         for each in found
         if each.late_milestones is not None and each.late_others is not None
     ]
+
+
+def _milestone_times(found: Sequence[RequestMeasures]) -> Estimate | None:
+    """How many times as often a page with a milestone is wanted as one without; None where none is known."""
+    rows = _milestone_parts(found)
     if not rows or not np.sum(rows, axis=0)[[1, 3]].all():
         return None
-    return bootstrap(
-        rows, lambda table: ratio_of_sums(table[:, :2]) / max(ratio_of_sums(table[:, 2:]), 1e-12)
-    )
+    return bootstrap(rows, _times)
 
 
 def _rate(found: Sequence[Parts | None]) -> float | None:
@@ -110,6 +142,7 @@ def _milestone_row(measured: Measured, kind: str) -> dict[str, Any]:
         **{f"{rule}, recall at 10": str(recall) for rule, recall in recalls.items()},
         "late wants, milestones": _rate([each.late_milestones for each in found]),
         "late wants, others": _rate([each.late_others for each in found]),
+        "late wants, random control": _rate([each.late_random for each in found]),
         "times": None if times is None else str(times),
     }
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from sgl_importance.study.study_report import StudyError
-from sgl_importance.study.thinking.wants import Bools, Counts, Wants
+
+Bools = npt.NDArray[np.bool_]
+Counts = npt.NDArray[np.int64]
 
 EXPLORE, VERIFY, CONCLUDE = "explore", "verify", "conclude"
 PHASES = (EXPLORE, VERIFY, CONCLUDE)
@@ -32,15 +35,18 @@ class Marks:
     Attributes:
         milestones: tokens that state what later steps need: a value, a push, a pop.
         phases: in order.
+        margins: by how much the logit of the likeliest next token is above that of the second, of each
+            generated token that was read, in order; none where nobody wrote them down.
     """
 
     milestones: Sequence[int]
     phases: Sequence[Stretch]
+    margins: Sequence[float] = field(default_factory=list)
 
-    def milestone_pages(self, wants: Wants) -> Bools:
-        """Columns that hold a milestone."""
-        columns = np.zeros(wants.wanted.shape[2], np.bool_)
-        pages = np.array(self.milestones, np.int64) // wants.page_size - wants.first_page
+    def milestone_pages(self, page_size: int, first_page: int, num_columns: int) -> Bools:
+        """Which columns hold a milestone; bool [columns]. Column 0 is page ``first_page`` of the sequence."""
+        columns = np.zeros(num_columns, np.bool_)
+        pages = np.array(self.milestones, np.int64) // page_size - first_page
         columns[pages[(pages >= 0) & (pages < len(columns))]] = True
         return columns
 
@@ -72,7 +78,8 @@ def read_marks(path: Path) -> dict[str, Marks]:
             phases = [
                 Stretch(str(each["phase"]), int(each["start"]), int(each["end"])) for each in fields["phases"]
             ]
-            found[str(fields["rid"])] = Marks([int(at) for at in fields["milestones"]], phases)
+            margins = [float(margin) for margin in fields.get("margins", [])]
+            found[str(fields["rid"])] = Marks([int(at) for at in fields["milestones"]], phases, margins)
         except (ValueError, TypeError, KeyError) as error:
             raise StudyError(
                 f"line {number} of {path} says no marks of a request: it needs rid, milestones and phases "

@@ -23,6 +23,8 @@ from sgl_importance.trace.page_steps import PageRecording
 # Chosen before the first run.
 WANTED_SHARE = 0.1
 SHORTEST_ANSWER = 32
+SHORTEST_OTHER = 6
+"""Of kinds that no verdict is read from, such as a model that answers at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,9 @@ def measure_recordings(
             check_lists(recording)
             inputs = {request.rid: request.input_tokens for request in recording.requests}
             requests = by_size.setdefault(recording.page_size, [])
-            for wants in read_wants(recording, WANTED_SHARE, SHORTEST_ANSWER):
-                requests.append(measure_request(wants, marks.get(wants.rid), inputs[wants.rid]))
+            for wants in read_wants(recording, WANTED_SHARE, SHORTEST_OTHER, marks):
+                if wants.kind not in kinds or wants.num_steps >= SHORTEST_ANSWER:
+                    requests.append(measure_request(wants, marks.get(wants.rid), inputs[wants.rid]))
                 advance()
     found = [Measured(page_size, requests) for page_size, requests in sorted(by_size.items())]
     for measured in found:

@@ -27,8 +27,12 @@ PAGE_FEATURES = (
     "never wanted yet",
     "of the prompt",
     "entropy of the head's attention",
+    "position",
+    "a milestone",
+    "logit of the next token above the second",
 )
-"""Counts, steps and attention as logarithms. Behind these, which head it is, one for each."""
+"""Counts, steps, positions and attention as logarithms; 0 where nobody knows milestones or logits. Behind
+these, which head it is, one for each."""
 
 
 def page_features(wants: Wants) -> Iterator[Features]:
@@ -39,6 +43,8 @@ def page_features(wants: Wants) -> Iterator[Features]:
     existed = 0
     head = np.broadcast_to(np.eye(shape[0], dtype=np.float32)[:, None, :], (*shape, shape[0]))
     in_prompt = np.broadcast_to(np.arange(shape[1]) < wants.prompt_pages, shape)
+    position = np.broadcast_to(np.log1p((wants.first_page + np.arange(shape[1])) * wants.page_size), shape)
+    milestone = np.broadcast_to(False if wants.milestones is None else wants.milestones, shape)
     for step, (wanted, mass) in enumerate(zip(wants.wanted, wants.mass, strict=True)):
         num_pages = int(wants.num_pages[step])
         last[:, existed:num_pages] = born[existed:num_pages] = step
@@ -65,6 +71,9 @@ def page_features(wants: Wants) -> Iterator[Features]:
             count == 0,
             in_prompt,
             entropy,
+            position,
+            milestone,
+            np.full(shape, 0.0 if wants.margins is None else wants.margins[step]),
         )
         assert len(found) == len(PAGE_FEATURES)
         yield np.concatenate([np.stack(found, axis=-1).astype(np.float32), head], axis=-1)

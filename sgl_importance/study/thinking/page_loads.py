@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sgl_importance.study.statistics import Estimate, ratio_of
+from sgl_importance.study.links import HEAD_DIM
+from sgl_importance.study.statistics import Estimate, chance_of, ratio_of, ratio_of_sums
 from sgl_importance.study.study_report import SMALL_MODEL, Finding, StudyError, draw, verdict_of_parts
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule
 from sgl_importance.study.thinking.learned_rule import fit_rule
+from sgl_importance.study.thinking.marks import Marks
 from sgl_importance.study.thinking.measured import SHORTEST_ANSWER, WANTED_SHARE, Measured, rule_parts
 from sgl_importance.study.thinking.request_measures import (
     ANSWER,
@@ -21,11 +24,13 @@ from sgl_importance.study.thinking.request_measures import (
     summed,
 )
 from sgl_importance.study.thinking.rule_run import run_rule
+from sgl_importance.study.thinking.tiers import stall
 from sgl_importance.study.thinking.wants import Wants, read_wants
 from sgl_importance.terminal import counted
 from sgl_importance.trace.page_steps import PageRecording
 
 SAVED = 0.15  # chosen before the first run
+MEASURES = ("misses", "stall")
 LEARNED, ORACLE = "learned", "oracle"
 CONTROLS = ("random, prompt kept", ORACLE)
 """Not among the rules that the learned one is compared with."""
@@ -35,12 +40,13 @@ CLAIM = (
 )
 
 Loads = dict[str, list[tuple[float, float]]]
-"""By rule: pages loaded and pages wanted, of each request."""
+"""By rule: pages loaded and pages wanted, of each request; or microseconds waited, and steps."""
 
 
 def study_residency(
     recordings: Sequence[PageRecording],
     measured: Sequence[Measured],
+    marks: Mapping[str, Marks],
     decisive_page: int,
     thought: str,
     figure: Path | None,
@@ -50,6 +56,7 @@ def study_residency(
     Args:
         recordings: whose thoughts the rule learns from.
         measured: the same recordings, with the loads of the rules that learn nothing.
+        marks: by request id, where milestones are known.
         decisive_page: size of the pages that the verdict is read from.
         thought: kind of the requests.
         figure: a PNG file.
@@ -62,7 +69,7 @@ def study_residency(
     weights: Mapping[str, float] = {}
     for of_size in measured:
         page_size = of_size.page_size
-        requests = _thoughts(recordings, page_size, thought)
+        requests = thoughts_of(recordings, marks, page_size, thought)
         if len(requests) < 4:
             if page_size == decisive_page:
                 raise StudyError(
@@ -74,14 +81,19 @@ def study_residency(
         for scope in (CONTEXT, ANSWER):
             seen = [each.of_answer() if scope == ANSWER else each for each in fitted]
             learned = fit_rule(seen)
-            loads = _loads(of_size.of_kind(thought)[1::2], scope)
-            for share, parts in _learned_loads(judged, scope, learned).items():
-                loads[share][LEARNED] = parts
-            rows += _rows(page_size, scope, loads)
+            loads, stalls = (_parts(of_size.of_kind(thought)[1::2], scope, name) for name in MEASURES)
+            for run in _learned_runs(judged, scope, learned):
+                loads[run.share].setdefault(LEARNED, []).append(run.loaded)
+                stalls[run.share].setdefault(LEARNED, []).append(run.stalled)
+            rows += _rows(page_size, scope, loads, stalls)
             if (page_size, scope) == (decisive_page, CONTEXT):
                 decisive, weights = loads[DECISIVE_SHARE], learned.named_weights()
     best = _best(decisive)
     value = saved(decisive[LEARNED], decisive[best])
+    pairs = zip(decisive[LEARNED], decisive[best], strict=True)
+    p_value = chance_of(
+        [(one[0], other[0]) for one, other in pairs], ratio_of_sums, lambda share: 1 - share < SAVED
+    )
     if figure is not None:
         draw(
             figure,
@@ -99,10 +111,14 @@ def study_residency(
             f"value: share of the loads of '{best}', the best of {len(KEEP_RULES) - len(CONTROLS)} rules on "
             f"these {len(decisive[best])} thoughts; pages come when they are wanted, and nothing changes a "
             f"token. Wanted are {WANTED_SHARE:.0%} of the pages; requests are the resampled units",
+            "us per token: what steps wait where HBM holds this share of the pages, HBM and DRAM "
+            f"{max(KEPT_SHARES):.0%}, flash all; heads of {HEAD_DIM} in bfloat16, PCIe 5.0 x16, the data "
+            "sheet of a Micron 9550",
             f"largest weights of the logistic regression, standardised: {said}",
             SMALL_MODEL,
         ),
         rows=tuple(rows),
+        p_value=p_value,
     )
 
 
@@ -112,34 +128,44 @@ def saved(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, fl
     return Estimate(1 - loaded.value, 1 - loaded.high, 1 - loaded.low)
 
 
-def _thoughts(recordings: Sequence[PageRecording], page_size: int, thought: str) -> list[Wants]:
+def thoughts_of(
+    recordings: Sequence[PageRecording], marks: Mapping[str, Marks], page_size: int, thought: str
+) -> list[Wants]:
+    """Those with pages of one size, in the order of ``measure_recordings``."""
     return [
         wants
         for recording in recordings
         if recording.page_size == page_size
-        for wants in read_wants(recording, WANTED_SHARE, SHORTEST_ANSWER)
+        for wants in read_wants(recording, WANTED_SHARE, SHORTEST_ANSWER, marks)
         if wants.kind == thought
     ]
 
 
-def _loads(judged: Sequence[RequestMeasures], scope: str) -> dict[float, Loads]:
+def _parts(judged: Sequence[RequestMeasures], scope: str, measure: str) -> dict[float, Loads]:
     """Of the rules that learn nothing, by share of the pages that fit."""
     return {
-        share: {name: rule_parts(judged, RuleCell(scope, name, share), "misses") for name in KEEP_RULES}
+        share: {name: rule_parts(judged, RuleCell(scope, name, share), measure) for name in KEEP_RULES}
         for share in KEPT_SHARES
     }
 
 
-def _learned_loads(
-    judged: Sequence[Wants], scope: str, rule: KeepRule
-) -> dict[float, list[tuple[float, float]]]:
-    found: dict[float, list[tuple[float, float]]] = {share: [] for share in KEPT_SHARES}
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """One thought with room for a share of its pages: pages loaded and wanted; microseconds and steps."""
+
+    share: float
+    loaded: tuple[float, float]
+    stalled: tuple[float, float]
+
+
+def _learned_runs(judged: Sequence[Wants], scope: str, rule: KeepRule) -> Iterator[_Judged]:
     with counted("judging the learned rule", len(judged)) as advance:
         for wants in judged:
-            for run in run_rule(wants.of_answer() if scope == ANSWER else wants, rule, KEPT_SHARES):
-                found[run.share].append(summed(run.misses))
+            seen = wants.of_answer() if scope == ANSWER else wants
+            runs = run_rule(seen, rule, KEPT_SHARES)
+            for run in runs:
+                yield _Judged(run.share, summed(run.misses), summed(stall(seen, run, runs[-1])))
             advance()
-    return found
 
 
 def _best(loads: Loads) -> str:
@@ -147,12 +173,15 @@ def _best(loads: Loads) -> str:
     return min(others, key=lambda name: sum(loaded for loaded, _ in loads[name]))
 
 
-def _rows(page_size: int, scope: str, by_share: Mapping[float, Loads]) -> list[dict[str, Any]]:
+def _rows(
+    page_size: int, scope: str, by_share: Mapping[float, Loads], stalls: Mapping[float, Loads]
+) -> list[dict[str, Any]]:
     rows = []
     for share, loads in by_share.items():
         best = _best(loads)
         for name, parts in loads.items():
             fewer = saved(parts, loads[best])
+            waits = ratio_of(stalls[share][name])
             rows.append(
                 {
                     "page": page_size,
@@ -165,6 +194,9 @@ def _rows(page_size: int, scope: str, by_share: Mapping[float, Loads]) -> list[d
                     "low": fewer.low,
                     "high": fewer.high,
                     "best": best,
+                    "us per token": waits.value,
+                    "us low": waits.low,
+                    "us high": waits.high,
                 }
             )
     return rows

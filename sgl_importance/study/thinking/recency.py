@@ -36,7 +36,8 @@ def study_recency(
     cell = RuleCell(CONTEXT, "recency", DECISIVE_SHARE)
     in_thought, in_decode = (rule_parts(decisive.of_kind(kind), cell, "recall near") for kind in kinds)
     value, decode = ratio_of(in_thought), ratio_of(in_decode)
-    p_value = chance_of(in_thought, ratio_of_sums, lambda share: share >= MOST_IN_THOUGHT)
+    p_thought = chance_of(in_thought, ratio_of_sums, lambda share: share >= MOST_IN_THOUGHT)
+    p_decode = chance_of(in_decode, ratio_of_sums, lambda share: share <= LEAST_IN_DECODE)
     decisive_first = sorted(measured, key=lambda each: each is not decisive)
     rows = [row for each in decisive_first for kind in each.kinds for row in _rule_rows(each, kind)]
     if figure is not None:
@@ -60,12 +61,14 @@ def study_recency(
             (decode.low > LEAST_IN_DECODE, decode.high <= LEAST_IN_DECODE, f"in normal decode {decode}"),
         ),
         notes=(
-            f"value: of {kinds.thought}; p = {p_value:.4f} for 30 % or more",
+            f"value: of {kinds.thought}; p = {p_thought:.4f} for 30 % or more there, {p_decode:.4f} for 80 % "
+            f"or less in {kinds.normal}",
             f"scope 'context': a rule keeps {DECISIVE_SHARE:.0%} of all pages; 'answer': it keeps the "
             "prompt, and that share of the pages behind it, and only these are counted",
             *notes_of(decisive, kinds),
         ),
         rows=tuple(rows),
+        p_value=max(p_thought, p_decode),
     )
 
 
@@ -87,13 +90,10 @@ def _rule_rows(measured: Measured, kind: str) -> list[dict[str, Any]]:
             "high": near.high,
             "recall at 10": ratio_of_sums(np.array(rule_parts(found, cell, "recall far"))),
         }
-        for name, measure in (
-            ("mass at 5", "mass near"),
-            ("misses", "misses"),
-            ("false evictions", "false evictions"),
-        ):
-            known = cell.phase == ALL_PHASES
-            row[name] = ratio_of_sums(np.array(rule_parts(found, cell, measure))) if known else None
+        for name, measure in (("misses", "misses"), ("false evictions", "false evictions")):
+            row[name] = ratio_of_sums(np.array(rule_parts(found, cell, measure)))
+        known = cell.phase == ALL_PHASES
+        row["mass at 5"] = ratio_of_sums(np.array(rule_parts(found, cell, "mass near"))) if known else None
         rows.append(row)
     return rows
 

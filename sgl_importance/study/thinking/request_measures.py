@@ -12,6 +12,7 @@ from sgl_importance.study.thinking.keep_rules import ACTIVE_MASS, KEEP_RULES
 from sgl_importance.study.thinking.marks import PHASES, Marks
 from sgl_importance.study.thinking.measures import Parts
 from sgl_importance.study.thinking.rule_run import RuleRun, run_rule
+from sgl_importance.study.thinking.tiers import stall
 from sgl_importance.study.thinking.wants import Bools, Counts, Wants
 
 CONTEXT, ANSWER = "context", "answer"
@@ -22,6 +23,7 @@ DECISIVE_SHARE = 0.2
 ALL_PHASES = "all"
 NEAR, FAR = 5, 10
 """Steps ahead."""
+RANDOM = "random, prompt kept"
 LATE_TOKENS = 64
 """What lies less far back is kept by every rule of the field."""
 
@@ -37,26 +39,34 @@ class RuleCell:
 
 
 @dataclass(frozen=True, slots=True)
+class Moves:
+    """How wanted pages move at some of the steps: parts by measure, and wants by distance."""
+
+    parts: Mapping[str, Parts]
+    reuse: Counts
+
+
+@dataclass(frozen=True, slots=True)
 class RequestMeasures:
     """Parts of one request; see ``measures`` for what they are.
 
     Attributes:
         rid, kind, num_steps: of the request.
         rules: by cell, then by measure.
-        moves: how wanted pages move, by measure.
-        reuse: wants by distance.
+        moves: how wanted pages move, by phase.
         late_milestones, late_others: how often pages behind the newest 64 tokens of the answer are wanted,
             with a milestone and without; None where nobody knows which have one.
+        late_random: the same of the pages that the random control keeps.
     """
 
     rid: str
     kind: str
     num_steps: int
     rules: Mapping[RuleCell, Mapping[str, Parts]]
-    moves: Mapping[str, Parts]
-    reuse: Counts
+    moves: Mapping[str, Moves]
     late_milestones: Parts | None
     late_others: Parts | None
+    late_random: Parts
 
 
 def measure_request(
@@ -73,34 +83,55 @@ def measure_request(
     answer = wants.of_answer()
     phases: dict[str, Counts] = {}
     if marks is not None:
-        phases = {phase: marks.steps_of(phase, input_tokens, wants.num_steps) for phase in PHASES}
+        known = {phase: marks.steps_of(phase, input_tokens, wants.num_steps) for phase in PHASES}
+        phases = {phase: steps for phase, steps in known.items() if len(steps)}
     rules: dict[RuleCell, dict[str, Parts]] = {}
+    late_random = np.zeros((wants.num_heads, 2))
     for scope, seen in ((CONTEXT, wants), (ANSWER, answer)):
         for name, rule in KEEP_RULES.items():
-            for run in run_rule(seen, rule, shares):
+            runs = run_rule(seen, rule, shares)
+            for run in runs:
                 cell = RuleCell(scope, name, run.share)
-                rules[cell] = _of_rule(seen, run)
-                if run.share == DECISIVE_SHARE and scope == ANSWER:
-                    rules |= dict(_by_phase(seen, run.kept, cell, phases))
-    has_milestone = None if marks is None else marks.milestone_pages(answer)
+                rules[cell] = {**_of_rule(seen, run), "stall": stall(seen, run, runs[-1])}
+                if run.share == DECISIVE_SHARE:
+                    rules |= dict(_by_phase(seen, run, cell, phases))
+                    if (scope, name) == (ANSWER, RANDOM):
+                        late_random = measures.late_wants(seen, run.kept[-1], LATE_TOKENS)
+    has_milestone = answer.milestones
     return RequestMeasures(
         rid=wants.rid,
         kind=wants.kind,
         num_steps=wants.num_steps,
         rules=rules,
         moves={
-            "jaccard": measures.adjacent_jaccard(wants),
-            "consistency": measures.rank_consistency(wants),
-            "promoted": measures.promoted(wants),
-            "recurrence": measures.recurrence(wants, ACTIVE_MASS),
+            ALL_PHASES: _moves(wants, None),
+            **{phase: _moves(wants, _chosen(steps, wants.num_steps)) for phase, steps in phases.items()},
         },
-        reuse=measures.reuse_distances(wants),
         late_milestones=None
         if has_milestone is None
         else measures.late_wants(answer, has_milestone, LATE_TOKENS),
         late_others=None
         if has_milestone is None
         else measures.late_wants(answer, ~has_milestone, LATE_TOKENS),
+        late_random=late_random,
+    )
+
+
+def _chosen(steps: Counts, num_steps: int) -> Bools:
+    chosen = np.zeros(num_steps, np.bool_)
+    chosen[steps] = True
+    return chosen
+
+
+def _moves(wants: Wants, of: Bools | None) -> Moves:
+    return Moves(
+        {
+            "jaccard": measures.adjacent_jaccard(wants, of),
+            "consistency": measures.rank_consistency(wants, of),
+            "promoted": measures.promoted(wants, of),
+            "recurrence": measures.recurrence(wants, ACTIVE_MASS, of),
+        },
+        measures.reuse_distances(wants, of),
     )
 
 
@@ -115,17 +146,18 @@ def _of_rule(wants: Wants, run: RuleRun) -> dict[str, Parts]:
 
 
 def _by_phase(
-    wants: Wants, kept: Bools, cell: RuleCell, phases: Mapping[str, Counts]
+    wants: Wants, run: RuleRun, cell: RuleCell, phases: Mapping[str, Counts]
 ) -> Iterator[tuple[RuleCell, dict[str, Parts]]]:
     for phase, steps in phases.items():
-        if len(steps):
-            yield (
-                RuleCell(cell.scope, cell.rule, cell.share, phase),
-                {
-                    "recall near": measures.recall(wants, kept, NEAR, steps),
-                    "recall far": measures.recall(wants, kept, FAR, steps),
-                },
-            )
+        yield (
+            RuleCell(cell.scope, cell.rule, cell.share, phase),
+            {
+                "recall near": measures.recall(wants, run.kept, NEAR, steps),
+                "recall far": measures.recall(wants, run.kept, FAR, steps),
+                "misses": np.stack([run.loads[steps].sum(0), wants.wanted[steps].sum((0, 2))], axis=1),
+                "false evictions": measures.false_evictions(wants, run.kept, _chosen(steps, wants.num_steps)),
+            },
+        )
 
 
 def summed(parts: Parts) -> tuple[float, float]:
@@ -136,7 +168,7 @@ def summed(parts: Parts) -> tuple[float, float]:
 
 def unstable_heads(found: Sequence[RequestMeasures]) -> Bools:
     """The quarter of the heads whose wanted pages are least consistent over these requests; [heads]."""
-    total = np.sum([each.moves["consistency"] for each in found], axis=0)
+    total = np.sum([each.moves[ALL_PHASES].parts["consistency"] for each in found], axis=0)
     consistency = total[:, 0] / np.maximum(total[:, 1], 1)
     unstable = np.zeros(len(consistency), np.bool_)
     unstable[np.argsort(consistency, kind="stable")[: max(1, len(consistency) // 4)]] = True

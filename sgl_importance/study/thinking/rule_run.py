@@ -26,11 +26,13 @@ class RuleRun:
         misses: with pages that come to the device only when they are wanted, and leave it by their score:
             those that had to be loaded, and all that were wanted, of each head. The page that is being filled
             is there. [heads, 2].
+        loads: pages that had to be loaded, of each step and head; int64 [steps, heads].
     """
 
     share: float
     kept: Bools
     misses: Parts
+    loads: Counts
 
 
 def run_rule(wants: Wants, rule: KeepRule, shares: Sequence[float]) -> list[RuleRun]:
@@ -39,6 +41,7 @@ def run_rule(wants: Wants, rule: KeepRule, shares: Sequence[float]) -> list[Rule
     kept = np.zeros((len(shares), *wants.wanted.shape), np.bool_)
     resident = np.zeros((len(shares), *wants.wanted.shape[1:]), np.bool_)
     misses = np.zeros((len(shares), wants.num_heads, 2))
+    loads = np.zeros((len(shares), wants.num_steps, wants.num_heads), np.int64)
     ranked = rule(wants)
     for start in range(0, wants.num_steps, STEPS_AT_A_TIME):
         num_pages = wants.num_pages[start : start + STEPS_AT_A_TIME]
@@ -46,9 +49,11 @@ def run_rule(wants: Wants, rule: KeepRule, shares: Sequence[float]) -> list[Rule
         for step, of_step in enumerate(ranks, start):
             kept[:, step] = of_step < budgets[step, :, None, None]
             if wants.num_pages[step]:
-                misses += _read(resident, wants.wanted[step], int(wants.num_pages[step]) - 1)
+                read = _read(resident, wants.wanted[step], int(wants.num_pages[step]) - 1)
+                misses += read
+                loads[:, step] = read[:, :, 0]
                 evict(resident, of_step, budgets[step])
-    return [RuleRun(*each) for each in zip(shares, kept, misses, strict=True)]
+    return [RuleRun(*each) for each in zip(shares, kept, misses, loads, strict=True)]
 
 
 def ranks_of(scores: Scores, num_pages: Counts, pool_heads: int = 1) -> Counts:

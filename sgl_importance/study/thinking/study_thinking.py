@@ -48,4 +48,4 @@ def study_thinking(
         for name, study in studies.items()
     ]
     figure = None if figures is None else figures / "thinking-residency.png"
-    return [*found, study_residency(recordings, measured, decisive.page_size, kinds.thought, figure)]
+    return [*found, study_residency(recordings, measured, marks, decisive.page_size, kinds.thought, figure)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from sgl_importance.study.thinking.marks import Marks
 from sgl_importance.trace.page_steps import PageRecording, PageStep
 
 Bools = npt.NDArray[np.bool_]
@@ -28,6 +29,10 @@ class Wants:
         num_pages: columns that exist at each step; int64 [steps]. The last one is being filled.
         wanted: whether a page is among those of largest attention mass; [steps, heads, columns].
         mass: attention on each page, the same shape. 0 for pages that were not listed.
+        milestones: columns that hold a milestone; bool [columns], None where nobody knows.
+        layer_heads: KV heads of a layer; those of the first layer come first.
+        margins: by how much the logit of the likeliest next token is above that of the second, behind each
+            step; float32 [steps], None where nobody knows.
     """
 
     rid: str
@@ -37,6 +42,9 @@ class Wants:
     num_pages: Counts
     wanted: Bools
     mass: Floats32
+    layer_heads: int = 1
+    milestones: Bools | None = None
+    margins: Floats32 | None = None
 
     @property
     def num_steps(self) -> int:
@@ -67,29 +75,39 @@ class Wants:
             num_pages=np.maximum(self.num_pages - first, 0),
             wanted=self.wanted[:, :, first:],
             mass=self.mass[:, :, first:],
+            milestones=None if self.milestones is None else self.milestones[first:],
         )
 
     def steps(self, chosen: Counts) -> Wants:
         """Some of its steps alone."""
         return replace(
-            self, num_pages=self.num_pages[chosen], wanted=self.wanted[chosen], mass=self.mass[chosen]
+            self,
+            num_pages=self.num_pages[chosen],
+            wanted=self.wanted[chosen],
+            mass=self.mass[chosen],
+            margins=None if self.margins is None else self.margins[chosen],
         )
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the arrays do not belong together."""
         assert self.wanted.shape == self.mass.shape
         assert len(self.num_pages) == len(self.wanted)
+        assert self.milestones is None or self.milestones.shape == self.wanted.shape[2:]
+        assert self.margins is None or len(self.margins) == len(self.wanted)
         assert (np.diff(self.num_pages) >= 0).all(), "a sequence became shorter"
         assert not (self.wanted & ~self.exists()).any(), "a page is wanted that is not there yet"
 
 
-def read_wants(recording: PageRecording, share: float, shortest: int) -> Iterator[Wants]:
+def read_wants(
+    recording: PageRecording, share: float, shortest: int, marks: Mapping[str, Marks] | None = None
+) -> Iterator[Wants]:
     """The requests of a recording with at least ``shortest`` generated tokens.
 
     Args:
         recording: with lists of at least ``share`` of each context.
         share: of the pages of a context at each step that count as wanted, by each head.
         shortest: steps.
+        marks: by request id, where they are known.
     """
     by_request: dict[int, dict[int, PageStep]] = {}
     for step in recording.steps:
@@ -100,7 +118,20 @@ def read_wants(recording: PageRecording, share: float, shortest: int) -> Iterato
         if len(found) >= shortest:
             listed = recording.requests[request]
             steps = [found[seq_len] for seq_len in sorted(found)]
-            yield _dense(listed.rid, -(-listed.input_tokens // recording.page_size), steps, recording, share)
+            prompt_pages = -(-listed.input_tokens // recording.page_size)
+            wants = _dense(listed.rid, prompt_pages, steps, recording, share)
+            of_request = (marks or {}).get(listed.rid)
+            yield wants if of_request is None else _marked(wants, of_request)
+
+
+def _marked(wants: Wants, marks: Marks) -> Wants:
+    margins = None
+    if marks.margins:
+        margins = np.zeros(wants.num_steps, np.float32)
+        known = marks.margins[: wants.num_steps]
+        margins[: len(known)] = known
+    pages = marks.milestone_pages(wants.page_size, wants.first_page, wants.wanted.shape[2])
+    return replace(wants, milestones=pages, margins=margins)
 
 
 def _dense(
@@ -115,6 +146,7 @@ def _dense(
         rows = np.arange(heads)[:, None]
         mass[at, rows, pages] = step.mass.reshape(heads, -1)
         wanted[at, rows, pages[:, : math.ceil(share * num_pages[at])]] = True
-    wants = Wants(rid, recording.page_size, 0, prompt_pages, num_pages, wanted, mass)
+    layer_heads = int(steps[0].wanted.shape[1])
+    wants = Wants(rid, recording.page_size, 0, prompt_pages, num_pages, wanted, mass, layer_heads)
     wants.check_integrity()
     return wants
