@@ -1,6 +1,6 @@
 """What a model that was fitted beforehand gains on recorded coding agents: a reference for the policy.
 
-    pip install --no-deps lightgbm
+    pip install --no-deps lightgbm narwhals scipy
     python benchmark/agents_offline.py claude_code_sessions.jsonl.gz --resume
 
 Gradient-boosted trees (LightGBM) say how soon the session of a turn goes on. They know how its answer ended

@@ -5,8 +5,8 @@
 The embedded reasoning model in transformers, greedy. Each head keeps the tokens with the largest average
 attention whole; what falls behind them is quantised for good, but is still read. Arms, at the same bits:
 ``uniform`` quantises everything there; ``milestones whole`` spares the tokens that state a value, a push or a
-pop; ``random whole`` spares as many others of the thought; ``prompt whole`` spares the prompt. Bytes are those
-of KV at the end of the answer, of bfloat16's. A thought ends with its first wrong token.
+pop; ``random whole`` spares as many others of the thought; ``prompt whole`` spares the prompt. Bytes are
+those of KV at the end of right answers, of bfloat16's. A thought ends with its first wrong token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sgl_importance.study.thinking.wants import Bools
 from sgl_importance.terminal import counted
 
 UNIFORM, MILESTONES, RANDOM, PROMPT = "uniform", "milestones whole", "random whole", "prompt whole"
-ARMS = (UNIFORM, MILESTONES, RANDOM, PROMPT)
+ARMS = (UNIFORM, MILESTONES, RANDOM)
 WHOLE_BITS, SCALE_BITS = 16, 16
 
 

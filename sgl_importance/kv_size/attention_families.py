@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from sgl_importance.kv_size.fields import Fields, SizeError
 from sgl_importance.kv_size.geometry import INDEX_HEAD_DIM, HeadGeometry, LatentGeometry
@@ -23,12 +24,25 @@ def stated_heads(config: Fields) -> HeadGeometry:
 
 def derived_heads(config: Fields) -> HeadGeometry:
     """K and V per head; a width that is left out is the part of the hidden size that falls to a head."""
-    if "head_dim" in config:
-        return stated_heads(config)
+    return _derived(config, config.integer("num_key_value_heads"))
+
+
+def llama_heads(config: Fields) -> HeadGeometry:
+    """As ``derived_heads``, of classes that take all heads for KV heads (MHA) where the config says none."""
+    heads = config.integer("num_attention_heads")
+    return _derived(config, config.integer_or("num_key_value_heads", heads))
+
+
+def _derived(config: Fields, kv_heads: int) -> HeadGeometry:
+    width = config.integer("head_dim") if "head_dim" in config else _part_of_hidden(config)
+    return HeadGeometry(kv_heads, width, width)
+
+
+def _part_of_hidden(config: Fields) -> int:
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     if hidden % heads:
         raise SizeError(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}: add head_dim")
-    return HeadGeometry(config.integer("num_key_value_heads"), hidden // heads, hidden // heads)
+    return hidden // heads
 
 
 def query_heads(config: Fields, geometry: HeadGeometry) -> QueryHeads:
@@ -53,18 +67,6 @@ def equal_layers(heads: _Heads) -> _Reader:
         return layers, [LayerCache(i, geometry) for i in range(layers)], query_heads(config, geometry)
 
     return read
-
-
-def gpt_bigcode(config: Fields) -> _Layers:
-    """GPT-2's names, and one KV head for all (MQA)."""
-    heads, hidden = config.integer("n_head"), config.integer("n_embd")
-    if hidden % heads:
-        raise SizeError(f"n_embd {hidden} is no multiple of n_head {heads}: correct one")
-    kv_heads = 1 if config.flag("multi_query", True) else heads
-    geometry = HeadGeometry(kv_heads, hidden // heads, hidden // heads)
-    layers = config.layers("n_layer")
-    queries = QueryHeads(heads, geometry.head_dim, geometry.v_head_dim)
-    return layers, [LayerCache(i, geometry) for i in range(layers)], queries
 
 
 # ---- windows ----
@@ -113,6 +115,15 @@ def gpt_oss(config: Fields) -> _Layers:
     return layers, caches, query_heads(config, geometry)
 
 
+def hunyuan(config: Fields) -> _Layers:
+    """Where ``use_cla`` says so, layers take K and V from the one that starts their group (CLA)."""
+    layers, caches, queries = equal_layers(llama_heads)(config)
+    if config.flag("use_cla"):
+        group = config.integer_or("cla_share_factor", 1)
+        caches = [replace(cache, shared=cache.layer % group != 0) for cache in caches]
+    return layers, caches, queries
+
+
 def llama_4(config: Fields) -> _Layers:
     """Attention within chunks in three layers of four; their pool frees slots as a window's would."""
     layers, geometry = config.layers(), stated_heads(config)
@@ -137,6 +148,24 @@ def gemma_4(config: Fields) -> _Layers:
     caches = _pooled_windows(_sliding_layers(config, layers), wide, narrow, _window_of(config))
     first = layers - config.integer("num_kv_shared_layers", low=0)
     return layers, list(_share_from(caches, first)), query_heads(config, wide)
+
+
+def step_3(config: Fields) -> _Layers:
+    """Windows have other query heads; behind ``layer_types`` of the model are those of its drafts."""
+    layers = config.layers()
+    types = config.words("layer_types", {SLIDING, FULL})
+    if len(types) < layers:
+        raise SizeError(f"layer_types has {len(types)} words for {layers} layers: correct one")
+    groups, width = config.integer("num_attention_groups"), config.integer("head_dim")
+    if config.inner("attention_other_setting").integer("num_attention_groups") != groups:
+        raise SizeError(
+            "num_attention_groups differs in attention_other_setting, and sglang has one: correct it"
+        )
+    geometry = HeadGeometry(groups, width, width)
+    # Its model says no window, so that sglang takes the config's as tokens behind the present one.
+    window = config.integer("sliding_window")
+    sliding = [each == SLIDING for each in types[:layers]]
+    return layers, _pooled_windows(sliding, geometry, geometry, window), query_heads(config, geometry)
 
 
 def mimo_v2(config: Fields) -> _Layers:
@@ -201,6 +230,14 @@ def latent_layers(config: Fields) -> _Layers:
     layers = config.layers()
     geometry = LatentGeometry(config.integer("kv_lora_rank"), config.integer("qk_rope_head_dim"))
     return layers, [LayerCache(i, geometry) for i in range(layers)], latent_queries(config)
+
+
+def double_latent_layers(config: Fields) -> _Layers:
+    """Two attentions, and so two latents, in every layer (LongCat)."""
+    if "index_topk" in config:
+        raise SizeError("sparse attention of this type is not sized, and not guessed: name another config")
+    layers, latents, queries = latent_layers(config)
+    return layers, [cache for cache in latents for _ in range(2)], queries
 
 
 def sparse_latent_layers(config: Fields) -> _Layers:

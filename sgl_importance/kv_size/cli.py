@@ -153,7 +153,9 @@ def _dtype(name: str, shape: ModelShape) -> CacheDtype:
     if shape.is_sparse:
         raise SizeError("sglang takes another dtype for sparse attention on each GPU: give --dtype")
     if shape.dtype is None:
-        raise SizeError("the config names no dtype, or a quantization that may bring its own: give --dtype")
+        raise SizeError(
+            "the config has a quantization that may bring the cache a dtype of its own: give --dtype"
+        )
     return cache_dtype(shape.dtype)
 
 

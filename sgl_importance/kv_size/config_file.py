@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,10 @@ from sgl_importance.kv_size.model_shape import ModelShape
 
 _BUNDLED = files("sgl_importance.kv_size") / "bundled"
 _MOST_BYTES = 8 << 20
+_OF_WEIGHTS_ALONE = ("fp8", "mxfp4", "gptq", "awq", "compressed-tensors", "bitsandbytes")
+"""Methods that say nothing of the cache in sglang, but for the two keys that are looked for beside them."""
+_QUANTIZED_APART = "hf_quant_config.json"
+"""Where ModelOpt writes how a checkpoint, and perhaps its cache, is quantized; sglang reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,8 @@ def load_shape(model_or_config: str) -> ModelShape:
         config = read_json(path.read_bytes())
     except BadJson as error:
         raise SizeError(f"{path} is no JSON ({error}): name a config.json") from error
-    return read_shape(config)
+    shape = read_shape(config)
+    return replace(shape, dtype=None) if path.with_name(_QUANTIZED_APART).is_file() else shape
 
 
 def read_shape(config: Any) -> ModelShape:
@@ -88,12 +93,12 @@ def read_shape(config: Any) -> ModelShape:
     outer = Fields(config)
     model_type = outer.word("model_type")
     family = family_of(model_type)
-    architectures = outer.words("architectures", family.architectures)
-    if len(architectures) != 1:
-        raise SizeError(f"architectures must name one of {', '.join(family.architectures)}, and nothing else")
+    # A class writes none where nobody has loaded weights with it; the type has one that sglang serves.
+    if "architectures" in outer and len(outer.words("architectures", [family.architecture])) != 1:
+        raise SizeError(f"architectures must name {family.architecture}, and nothing else")
     if outer.flag("is_hybrid_swa"):
         raise SizeError("is_hybrid_swa makes sglang build pools that this type has no size for: remove it")
-    inner = outer.inner(family.nested) if family.nested is not None else outer
+    inner = family.text_part(outer)
     layers, caches, queries = family.read(inner)
     return ModelShape(
         model_type=model_type,
@@ -106,13 +111,20 @@ def read_shape(config: Any) -> ModelShape:
 
 
 def _dtype_of(outer: Fields, inner: Fields) -> str | None:
-    """What the cache takes over; None where the config has a quantization that may bring its own."""
-    if "quantization_config" in outer or "quantization_config" in inner:
-        return None
+    """What the cache takes over (sglang's ``configure_kv_cache_dtype``); None where it does not say."""
+    for fields in (outer, inner):
+        if "quantization_config" in fields and not _leaves_the_cache(fields.inner("quantization_config")):
+            return None
     for fields in (outer, inner):
         for name in ("dtype", "torch_dtype"):
-            if name in fields:
-                word = fields.word(name)
-                # sglang serves float32 checkpoints in 16 bits.
-                return "bfloat16" if word == "float32" else word
-    return None
+            if name in fields and (word := fields.word(name)) != "float32":
+                return word
+    # sglang serves float32 checkpoints, and such as do not say, in 16 bits.
+    return "bfloat16" if outer.word("model_type").startswith("gemma") else "float16"
+
+
+def _leaves_the_cache(quantization: Fields) -> bool:
+    """Whether weights alone are quantized, so that the cache has the dtype of activations."""
+    if "kv_cache_quant_algo" in quantization or "kv_cache_scheme" in quantization:
+        return False
+    return "quant_method" in quantization and quantization.word("quant_method") in _OF_WEIGHTS_ALONE

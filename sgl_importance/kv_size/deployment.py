@@ -57,6 +57,8 @@ class Deployment:
             raise SizeError(
                 f"--pp {self.pp} is more than the {shape.num_layers} layers: choose a smaller one"
             )
+        if self.pp > 1 and len(shape.attention) > shape.num_layers:
+            raise SizeError("models with two attentions in a layer have no stages in sglang: leave out --pp")
         if shape.is_sparse and self.page_size != SPARSE_PAGE:
             raise SizeError(
                 f"sparse attention (DSA) has pages of {SPARSE_PAGE} tokens: give --page-size {SPARSE_PAGE}"

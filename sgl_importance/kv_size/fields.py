@@ -21,8 +21,18 @@ class Fields:
     defaults of its own, which differ from model to model.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "the config") -> None:
-        self._values = values
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str = "the config",
+        *,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            defaults: of values that whoever wrote the config leaves out where they are these.
+        """
+        self._values = {**(defaults or {}), **values}
         self._where = where
 
     def __contains__(self, name: str) -> bool:
@@ -130,6 +140,10 @@ class Fields:
         if not isinstance(value, dict):
             raise SizeError(f"{self._where} has {name} {_shown(value)}: an object is needed")
         return Fields(value, f"{name} of {self._where}")
+
+    def completed(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same, with these values where it names none; null counts as named."""
+        return Fields(self._values, self._where, defaults=defaults)
 
     def _required(self, name: str) -> Any:
         if name not in self:

@@ -143,7 +143,10 @@ class TraceBuilder:
         for name in names:
             block = self._ids.get(name)
             if block is not None and self._parents[block] != parent:
-                raise ValueError(f"block {name!r} follows another block than before; use --object-level")
+                raise ValueError(
+                    f"block {name!r} follows another block than before, so its id stands for no prefix: "
+                    "leave such requests out with --skip-bad, or use --object-level where the format has it"
+                )
             parent = block
 
     def build(self) -> Trace:

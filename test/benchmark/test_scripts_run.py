@@ -37,6 +37,9 @@ ONLY_READ = (
     "agents.py",
     "agents_offline.py",
     "agents_served.py",
+    "eviction/demotion.py",
+    "eviction/destructive.py",
+    "eviction/wrong_evictions.py",
     "fleet.py",
     "heads.py",
     "kernels/run.py",
@@ -63,6 +66,7 @@ ONLY_READ = (
     "soak.py",
     "sweep.py",
     "thinking.py",
+    "thought_predictors.py",
     "tier_chain.py",
 )
 TOO_SMALL = (("soak.py", ("--operations", "4999")), ("storage.py", ("--megabytes", "1")))

@@ -36,7 +36,7 @@ def test_any_json_is_read_or_refused_in_one_line(config: Any) -> None:
 def test_a_config_with_anything_in_it_is_read_or_refused(model_type: str, data: st.DataObject) -> None:
     config = copy.deepcopy(tiny_config(model_type))
     nested = FAMILIES[model_type].nested
-    part = config[nested] if nested and data.draw(st.booleans()) else config
+    part = config[nested] if nested in config and data.draw(st.booleans()) else config
     for name in data.draw(st.lists(st.sampled_from(sorted(part)), min_size=1, max_size=3, unique=True)):
         part[name] = data.draw(json_values | st.integers(0, 300))
     shape = _read_or_refuse(config)
@@ -92,8 +92,8 @@ def _check_line(error: SizeError) -> None:
     [
         ({"model_type": "deepseek_v4"}, "is not guessed"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "known are LlamaForCausalLM"),
-        ({"architectures": []}, "must name one of LlamaForCausalLM"),
-        ({"num_key_value_heads": None}, "has no num_key_value_heads"),
+        ({"architectures": []}, "must name LlamaForCausalLM"),
+        ({"num_attention_heads": None}, "has no num_attention_heads"),
         ({"num_key_value_heads": 3}, "no multiple"),
         ({"num_key_value_heads": "4"}, "a whole number from 1"),
         ({"num_key_value_heads": True}, "a whole number from 1"),
@@ -127,6 +127,52 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], said: str) -> None:
 def test_what_is_wrong_with_a_family_is_named(model_type: str, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(SizeError, match=said):
         read_shape(tiny_config(model_type, **changes))
+
+
+def test_a_class_that_names_no_architecture_has_that_of_its_type() -> None:
+    config = tiny_config("llama")
+    for absent in ({}, {"architectures": None}):
+        assert read_shape({k: v for k, v in config.items() if k != "architectures"} | absent) == read_shape(
+            config
+        )
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "bfloat16"),  # DeepSeek-V3
+        ({"quant_method": "mxfp4"}, "bfloat16"),  # gpt-oss
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, None),
+        ({"quant_method": "fp8", "kv_cache_quant_algo": "FP8"}, None),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}, None),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, "bfloat16"),
+        ({}, None),
+    ],
+)
+def test_only_a_quantization_of_weights_alone_leaves_the_dtype(
+    quantization: dict[str, Any], dtype: str | None
+) -> None:
+    assert read_shape(tiny_config("deepseek_v3", quantization_config=quantization)).dtype == dtype
+
+
+def test_what_says_no_dtype_or_float32_is_served_in_16_bits(tmp_path: Path) -> None:
+    """As sglang's ``_get_and_verify_dtype`` has it; ModelOpt's file beside a config may say otherwise."""
+    from support.drivers.upstream_pools import dtype_of
+
+    for model_type in ("llama", "gemma2"):
+        for dtype in (None, "float32", "float16", "bfloat16"):
+            config = tiny_config(model_type, torch_dtype=dtype)
+            assert f"torch.{read_shape(config).dtype}" == str(dtype_of(config, tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("llama")))
+    assert load_shape(str(tmp_path)).dtype == "bfloat16"
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    assert load_shape(str(tmp_path)).dtype is None
+
+
+def test_a_text_model_of_another_type_is_not_guessed() -> None:
+    config = tiny_config("llava") | {"text_config": {"model_type": "gemma2"}}
+    with pytest.raises(SizeError, match="has model_type 'gemma2', which is not checked there"):
+        read_shape(config)
 
 
 def test_a_folder_a_file_and_a_name(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from sgl_importance.kv_size.config_file import read_shape
 from sgl_importance.kv_size.deployment import Deployment, stages
 from sgl_importance.kv_size.families import FAMILIES
 from sgl_importance.kv_size.fields import SizeError
+from sgl_importance.kv_size.geometry import HeadGeometry
 from sgl_importance.kv_size.request import window_slots
 
-from support.drivers.upstream_pools import UpstreamPools, served_with
+from support.drivers.upstream_pools import CLASSES_BESIDE_WEIGHTS, UpstreamPools, served_with
 from support.workloads.kv_configs import WINDOW, page_size_of, tiny_config
 
 FULL, WINDOWED, STATES = 256, 128, 5
@@ -133,15 +134,22 @@ def test_padding_grows_with_the_page(tmp_path: Path) -> None:
         _compare_pools(tiny_config("gpt_oss"), tmp_path, _deployment("gpt_oss", page_size=page_size))
 
 
+_NO_SUCH_READING = {
+    ("mamba2", "hidden_size"),  # transformers refuses to read that
+    # Its class, which comes with the weights, would fill them in; no size depends on them.
+    *((name, value) for name in CLASSES_BESIDE_WEIGHTS for value in ("hidden_size", "vocab_size")),
+}
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_value_left_out_is_asked_for_or_read_as_sglang_reads_it(model_type: str, tmp_path: Path) -> None:
-    nested = FAMILIES[model_type].nested
     config = tiny_config(model_type)
+    nested = FAMILIES[model_type].nested if FAMILIES[model_type].nested in config else None
     deployment = _deployment(model_type)
-    asked = 0
+    asked = compared = 0
     for name in config[nested] if nested else config:
-        if model_type == "mimo_v2_flash" and name in ("hidden_size", "vocab_size"):
-            continue  # Its class, which comes with the weights, would fill them in; no size depends on them.
+        if name in ("architectures", "vocab_size", "torch_dtype"):
+            continue  # Without the first sglang serves nothing; no pool depends on the others.
         part = {key: value for key, value in (config[nested] if nested else config).items() if key != name}
         without = config | {nested: part} if nested else part
         try:
@@ -149,9 +157,50 @@ def test_a_value_left_out_is_asked_for_or_read_as_sglang_reads_it(model_type: st
         except SizeError:
             asked += 1
             continue
-        if (model_type, name) != ("mamba2", "hidden_size"):  # transformers refuses to read that
+        if (model_type, name) not in _NO_SUCH_READING:
             _compare_pools(without, tmp_path, deployment)
-    assert asked > 2
+            compared += 1
+    assert compared > 2 if nested else asked > 2
+
+
+PUBLISHED = {
+    # google/gemma-3-4b-it and llava-hf/llava-1.5-7b-hf, as published; what the class has is left out.
+    "gemma3": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "llava": {"max_position_embeddings": 4096, "model_type": "llama", "vocab_size": 32064},
+    "mistral3": {"model_type": "ministral3", "num_hidden_layers": 26, "hidden_size": 3072},
+}
+
+
+@pytest.mark.parametrize("model_type", PUBLISHED)
+def test_nested_configs_leave_out_what_their_class_has(model_type: str, tmp_path: Path) -> None:
+    config = tiny_config(model_type) | {"text_config": PUBLISHED[model_type]}
+    _compare_pools(config, tmp_path, _deployment(model_type, tp=2))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
+def test_the_text_model_may_lie_outside_or_in_a_part_of_its_own(model_type: str, tmp_path: Path) -> None:
+    flat = tiny_config(model_type)
+    names = ("model_type", "architectures")
+    apart = {name: flat[name] for name in names}
+    text = {name: value for name, value in flat.items() if name not in names}
+    for config in (flat, apart | {"text_config": text}, apart | {"text_config": text | {"head_dim": 48}}):
+        _compare_pools(config, tmp_path, _deployment(model_type))
+    with pytest.raises(SizeError, match="remove it"):  # sglang would not read it
+        read_shape(flat | {"head_dim": 48})
+
+
+@pytest.mark.parametrize("model_type", ["llama", "arcee", "cohere2", "hunyuan_v1_dense"])
+def test_without_kv_heads_every_head_has_its_own(model_type: str, tmp_path: Path) -> None:
+    config = tiny_config(model_type, num_key_value_heads=None)
+    assert read_shape(config).caches[0].geometry == HeadGeometry(8, 64, 64)
+    _compare_pools(config, tmp_path, _deployment(model_type))
 
 
 # ---- what else is read from a config ----
@@ -181,6 +230,16 @@ def test_a_context_is_as_long_as_sglang_says(
     with served_with():
         upstream = _upstream(config, tmp_path, _deployment(model_type)).model_config.context_len
     assert read_shape(config).context == upstream == tokens
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_has_the_context_that_sglang_reads(model_type: str, tmp_path: Path) -> None:
+    config = tiny_config(model_type)
+    said = read_shape(config).context
+    with served_with():
+        upstream = _upstream(config, tmp_path, _deployment(model_type)).model_config.context_len
+    assert said in (upstream, None)
+    assert said is not None or not {"max_position_embeddings", "n_positions"} & set(config)
 
 
 @pytest.mark.parametrize(

@@ -101,9 +101,47 @@ def test_a_sub_agent_ran_before_its_entry(tmp_path: Path) -> None:
     trace = read_trace(path, ONE_BY_ONE)
     assert trace.seconds.tolist() == [0.0, 8.0, 12.0, 21.0]
     assert trace.output_tokens.tolist() == [9] * 4
-    sub_agent["duration_ms"] = None
-    write(path, session(request(0.0, [1]), sub_agent))
-    assert read_trace(path, ONE_BY_ONE).seconds.tolist() == [0.0, 16.0, 20.0]
+
+
+def test_a_sub_agent_that_nobody_waited_for_begins_at_its_entry(tmp_path: Path) -> None:
+    nested = [request(0.0, [50]), request(4.0, [50, 51], "end_turn")]
+    launched = {"t": 20.0, "type": "subagent", "duration_ms": None, "status": "async_launched"}
+    path = tmp_path / "a.jsonl"
+    for entry in (launched, {"t": 20.0, "type": "subagent"}):
+        write(path, session(request(0.0, [1]), {**entry, "requests": nested}, request(21.0, [1, 2])))
+        assert read_trace(path, ONE_BY_ONE).seconds.tolist() == [0.0, 20.0, 21.0, 24.0]
+
+
+def test_what_a_session_need_not_say_may_be_missing_or_null(tmp_path: Path) -> None:
+    """A sub-agent that was not recorded, an answer that was not watched, fields that nothing depends on."""
+    bare = {"t": 3.0, "in": 69, "hash_ids": [1], "out": None, "stop": None}
+    agents = [{"t": 4.0, "type": "subagent", **more} for more in ({}, {"requests": None}, {"requests": []})]
+    record = {"block_size": 64, "hash_id_scope": None, "requests": [request(0.0, [1]), bare, *agents]}
+    trace = read_trace(write(tmp_path / "a.jsonl", record))
+    assert trace.seconds.tolist() == [0.0, 3.0]
+    assert trace.output_tokens.tolist() == [9, 0]
+    assert trace.answer_ends.tolist() == [AnswerEnd.TOOL_CALL, AnswerEnd.UNKNOWN]
+
+
+def test_what_is_no_session_says_where_sessions_have_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "above" / "a.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(session(request(0.0, [1])), indent=1))
+    with pytest.raises(
+        TraceError, match=r"a.json:1: a session has to be on one line, or alone in a file of a folder"
+    ):
+        read_trace(path, format_name="kv-cache-tester")
+    assert read_trace(path.parent).num_requests == 1
+    with pytest.raises(TraceError, match=r"no \.json file in this folder: name the one that holds the sess"):
+        read_trace(tmp_path, format_name="kv-cache-tester")
+    assert not kv_cache_tester.matches(tmp_path)
+
+
+def test_ids_that_stand_for_no_prefix_name_a_cure_that_this_format_has(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", session(request(0.0, [1, 2]), request(1.0, [3, 2])))
+    with pytest.raises(TraceError, match=r"follows another .*leave such requests out with --skip"):
+        read_trace(path)
+    assert read_trace(path, on_bad_record=[].append).num_requests == 1
 
 
 @pytest.mark.parametrize(

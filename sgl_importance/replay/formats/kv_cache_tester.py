@@ -6,8 +6,9 @@ start, count, ...) may stand in place of ``hash_ids``. An id stands for its bloc
 session has ids of its own unless ``hash_id_scope`` is "global".
 
 Sessions are replayed ``alive`` at a time: the first ones begin together, and whenever one is over the next
-begins, in an order that the seed decides. Within a session all gaps are as recorded. A sub-agent's entry is
-written when it ends, so it began its duration earlier.
+begins, in an order that the seed decides. Within a session all gaps are as recorded. The entry of a sub-agent
+that was waited for is written when it ends, so it began its duration earlier; one without a duration was
+launched beside its parent (``status`` "async_launched"), and begins at its entry.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ ANSWER_ENDS = {
     "max_tokens": AnswerEnd.LENGTH,
 }
 """What ``stop`` means; it is empty where a streamed answer was not watched to its end."""
+_SUB_AGENT = "subagent"
 _MOST_BLOCKS = 2**20  # of one prompt: a run is expanded, so its count must not be believed blindly
 
 
@@ -49,9 +51,9 @@ class _Entry(Struct, rename={"input_tokens": "in", "output_tokens": "out", "nest
     """A request, or a sub-agent with its requests."""
 
     t: Seconds
-    type: str
+    type: str = ""
     input_tokens: Count | None = None
-    output_tokens: Count = 0
+    output_tokens: Count | None = None
     stop: str | None = None
     hash_ids: list[BlockId] | None = None
     hash_runs: list[BlockId] | None = None
@@ -75,10 +77,9 @@ class _Entry(Struct, rename={"input_tokens": "in", "output_tokens": "out", "nest
 
 
 class _Record(Struct):
-    id: str
     block_size: Annotated[int, Meta(ge=1, le=2**20)]
     requests: list[_Entry]
-    hash_id_scope: str = "local"
+    hash_id_scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,9 @@ def read_sessions(
         try:
             record = decode_json(decoder.decode, text)
         except BadJson as error:
-            on_bad_record(BadRecord(file, line, str(error)))
+            is_spread = line == 1 and text.strip() in (b"{", b"[")
+            cause = "a session has to be on one line, or alone in a file of a folder" if is_spread else error
+            on_bad_record(BadRecord(file, line, str(cause)))
             continue
         block_tokens = block_tokens or record.block_size
         if block_tokens % record.block_size:
@@ -227,7 +230,7 @@ def _requests(record: _Record, joined: int, scope: tuple[int, ...]) -> Iterator[
             start,
             [(*scope, block) for block in ids[joined - 1 :: joined]],
             entry.input_tokens,
-            entry.output_tokens,
+            entry.output_tokens or 0,
             ANSWER_ENDS.get(entry.stop or "", AnswerEnd.UNKNOWN),
         )
 
@@ -235,19 +238,28 @@ def _requests(record: _Record, joined: int, scope: tuple[int, ...]) -> Iterator[
 def _timed(entries: Iterable[_Entry], start: float = 0.0) -> Iterator[tuple[float, _Entry]]:
     """Requests with their second in the session; those of a sub-agent count from its start."""
     for entry in entries:
-        if entry.nested is None:
+        is_unrecorded_agent = entry.type == _SUB_AGENT and entry.input_tokens is None
+        if entry.nested is None and not is_unrecorded_agent:
             yield start + entry.t, entry
             continue
-        lasted = max((nested.t for nested in entry.nested), default=0.0)
-        if entry.duration_ms is not None:
-            lasted = entry.duration_ms / 1000
-        yield from _timed(entry.nested, max(start + entry.t - lasted, 0.0))
+        lasted = (entry.duration_ms or 0.0) / 1000
+        yield from _timed(entry.nested or (), max(start + entry.t - lasted, 0.0))
 
 
 def _texts(path: Path) -> Iterator[tuple[Path, int, bytes]]:
-    """File, line and text of each session; a file in a folder is one session."""
+    """File, line and text of each session; a file in a folder is one session.
+
+    Raises:
+        TraceError: a folder without such a file, or a packed file that is damaged.
+    """
     if path.is_dir():
-        for file in sorted(path.glob("*.json")):
+        files = sorted(path.glob("*.json"))
+        if not files:
+            raise TraceError(
+                f"{path}: no .json file in this folder: name the one that holds the sessions themselves, "
+                "or a file with a session on each line"
+            )
+        for file in files:
             yield file, 1, file.read_bytes().removeprefix(BOM_UTF8)
         return
     with path.open("rb") as start:

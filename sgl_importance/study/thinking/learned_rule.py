@@ -62,8 +62,8 @@ def fit_rule(requests: Sequence[Wants]) -> LearnedRule:
     from torch.nn import functional as F
 
     assert requests
-    rows, wanted = zip(*(_examples(wants) for wants in requests), strict=True)
-    table, target = np.concatenate(rows), np.concatenate(wanted)
+    rows, wanted = zip(*(examples(wants) for wants in requests), strict=True)
+    table, target = expanded(np.concatenate(rows)), np.concatenate(wanted)
     mean, deviation = table.mean(0), np.maximum(table.std(0), 1e-3)
     inputs = torch.from_numpy((table - mean) / deviation)
     targets = torch.from_numpy(target.astype(np.float32))
@@ -82,7 +82,7 @@ def fit_rule(requests: Sequence[Wants]) -> LearnedRule:
     return LearnedRule(weights.detach().numpy(), float(bias.detach()), mean, deviation)
 
 
-def _examples(wants: Wants) -> tuple[Features, Features]:
+def examples(wants: Wants) -> tuple[Features, Features]:
     """Features of pages at sampled steps, [examples, features], and whether each is wanted soon."""
     rows, targets = [], []
     for step, features in enumerate(page_features(wants)):
@@ -90,7 +90,6 @@ def _examples(wants: Wants) -> tuple[Features, Features]:
             continue
         num_pages = int(wants.num_pages[step])
         soon = wants.wanted[step + 1 : step + 1 + HORIZON, :, :num_pages].any(0)
-        table = expanded(features[:, :num_pages])
-        rows.append(table.reshape(-1, table.shape[-1]))
+        rows.append(features[:, :num_pages].reshape(-1, features.shape[-1]))
         targets.append(soon.ravel().astype(np.float32))
     return np.concatenate(rows), np.concatenate(targets)

@@ -88,6 +88,8 @@ def measure_request(
     rules: dict[RuleCell, dict[str, Parts]] = {}
     late_random = np.zeros((wants.num_heads, 2))
     for scope, seen in ((CONTEXT, wants), (ANSWER, answer)):
+        if not seen.wanted.shape[2]:
+            continue  # an answer that does not leave the last page of its prompt
         for name, rule in KEEP_RULES.items():
             runs = run_rule(seen, rule, shares)
             for run in runs:

@@ -32,14 +32,17 @@ from sglang.srt.runtime_context import get_context, get_parallel, get_schedule  
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 from transformers import AutoConfig, PretrainedConfig  # noqa: E402
 
-
-class _MiMoV2FlashConfig(PretrainedConfig):  # type: ignore[misc]
-    """The model's own class comes with its weights; its values are those of the file."""
-
-    model_type = "mimo_v2_flash"
+CLASSES_BESIDE_WEIGHTS = ("baichuan", "deepseek", "internlm2", "mimo", "mimo_v2_flash")
+"""Types whose class comes with the weights."""
 
 
-AutoConfig.register("mimo_v2_flash", _MiMoV2FlashConfig)
+def _register(name: str) -> None:
+    """A class that has the values of the file and none of its own."""
+    AutoConfig.register(name, type(name, (PretrainedConfig,), {"model_type": name}))
+
+
+for _name in CLASSES_BESIDE_WEIGHTS:
+    _register(_name)
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -78,6 +81,8 @@ class UpstreamPools:
         (folder / "config.json").write_text(json.dumps(config))
         self.model_config = ModelConfig(model_path=str(folder), dtype="bfloat16", trust_remote_code=False)
         start, end = get_pp_indices(self.model_config.num_hidden_layers, stage, pp)
+        # Models that know no stages do not say where theirs begins and ends.
+        layers = {"start_layer": start, "end_layer": end} if pp > 1 else {}
         self.configurator = KVCacheConfigurator(
             device="cpu",
             gpu_id=0,
@@ -99,7 +104,7 @@ class UpstreamPools:
             is_hybrid_swa_compress=self.model_config.is_hybrid_swa_compress,
             use_mla_backend=self.model_config.attention_arch == AttentionArch.MLA,
             layer_info=resolve_layer_indices(
-                model=SimpleNamespace(start_layer=start, end_layer=end),
+                model=SimpleNamespace(**layers),
                 model_config=self.model_config,
                 is_draft_worker=False,
             ),
@@ -167,6 +172,13 @@ class UpstreamPools:
             mamba_layer_ids=layers,
             device="cpu",
         )
+
+
+def dtype_of(config: Mapping[str, Any], folder: Path) -> torch.dtype:
+    """That sglang serves a config in where nobody asks for one."""
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    (folder / "config.json").write_text(json.dumps(config))
+    return ModelConfig(model_path=str(folder), trust_remote_code=False).dtype
 
 
 _TENSORS = {

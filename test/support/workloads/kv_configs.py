@@ -20,6 +20,7 @@ _HEADS: Config = {
 }
 _DERIVED: Config = {name: value for name, value in _HEADS.items() if name != "head_dim"}
 """As configs that leave the width of a head to the hidden size."""
+_GPT_2: Config = {"n_head": 8, "n_embd": 256, "n_layer": 3, "n_positions": 512}
 _WINDOWS = ["sliding_attention", "full_attention"] * 2
 _MASKED: Config = {"layer_types": _WINDOWS, "sliding_window": 64}
 _LATENT: Config = _HEADS | {
@@ -62,6 +63,14 @@ _GEMMA_3N: Config = _HEADS | {
     "intermediate_size": [128] * 8,
     "activation_sparsity_pattern": [0.0] * 8,
 }
+_GEMMA_4: Config = _HEADS | {
+    "num_hidden_layers": 8,
+    "layer_types": _WINDOWS * 2,
+    "sliding_window": 64,
+    "global_head_dim": 128,
+    "num_global_key_value_heads": 2,
+    "num_kv_shared_layers": 2,
+}
 
 
 def _inside(model_type: str, config: Config) -> Config:
@@ -72,28 +81,60 @@ _ALL: dict[str, Config] = {
     **dict.fromkeys(
         ("llama", "mistral", "qwen3", "qwen3_moe", "gemma", "glm4", "glm4_moe", "minimax_m2"), _HEADS
     ),
-    **dict.fromkeys(("mixtral", "qwen2", "qwen2_moe", "phi3", "olmo2", "granite"), _DERIVED),
-    **dict.fromkeys(("starcoder2", "cohere", "apertus"), _DERIVED),
-    "gpt_bigcode": {"n_head": 8, "n_embd": 256, "n_layer": 3, "n_positions": 512, "multi_query": True},
+    **dict.fromkeys(("ministral3", "ernie4_5", "hy_v3", "arcee", "mimo"), _HEADS),
+    **dict.fromkeys(("mixtral", "qwen2", "qwen2_moe", "phi3", "olmo", "olmo2", "olmoe", "granite"), _DERIVED),
+    **dict.fromkeys(
+        ("starcoder2", "cohere", "apertus", "granitemoe", "granitemoeshared", "exaone"), _DERIVED
+    ),
+    **dict.fromkeys(("phi", "persimmon", "opt", "baichuan", "internlm2", "deepseek", "stablelm"), _DERIVED),
+    **dict.fromkeys(("phimoe", "ernie4_5_moe"), _DERIVED),
+    **dict.fromkeys(("gpt2", "gptj"), _GPT_2),
+    "chatglm": {
+        "num_layers": 4,
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "multi_query_attention": True,
+        "multi_query_group_num": 4,
+        "seq_length": 512,
+    },
+    "dbrx": {
+        "n_layers": 4,
+        "d_model": 256,
+        "n_heads": 8,
+        "max_seq_len": 512,
+        "attn_config": {"kv_n_heads": 4},
+        "torch_dtype": "bfloat16",
+    },
+    "llava": _inside("llama", _DERIVED),
+    "mistral3": _inside("mistral", _HEADS),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _DERIVED),
+    "qwen3_vl": _inside("qwen3_vl_text", _HEADS),
+    "qwen3_vl_moe": _inside("qwen3_vl_moe_text", _HEADS),
+    "glm4v": _inside("glm4v_text", _DERIVED),
+    "glm4v_moe": _inside("glm4v_moe_text", _DERIVED),
+    "gpt_bigcode": _GPT_2 | {"multi_query": True},
     **dict.fromkeys(("gemma2", "gemma3_text", "cohere2"), _HEADS | _MASKED),
-    **dict.fromkeys(("olmo3", "exaone4"), _DERIVED | _MASKED),
+    **dict.fromkeys(("olmo3", "exaone4", "exaone_moe"), _DERIVED | _MASKED),
+    "afmoe": _HEADS | _MASKED,
+    "cohere2_vision": _inside("cohere2", _HEADS | _MASKED),
+    **dict.fromkeys(
+        ("hunyuan_v1_dense", "hunyuan_v1_moe"), _HEADS | {"use_cla": True, "cla_share_factor": 2}
+    ),
     "gemma3": _inside("gemma3_text", _HEADS | _MASKED),
     "gemma3n_text": _GEMMA_3N,
     "gemma3n": _inside("gemma3n_text", _GEMMA_3N),
-    "gpt_oss": _HEADS | _MASKED,
+    **dict.fromkeys(("gpt_oss", "mellum"), _HEADS | _MASKED),
+    "step3p5": {name: value for name, value in _HEADS.items() if name != "num_key_value_heads"}
+    | {
+        "max_seq_len": 512,
+        "layer_types": [*_WINDOWS, "sliding_attention"],  # the last is a draft's
+        "sliding_window": 63,
+        "num_attention_groups": 4,
+        "attention_other_setting": {"num_attention_heads": 16, "num_attention_groups": 4, "head_dim": 64},
+    },
     "llama4": _inside("llama4_text", _HEADS | {"num_hidden_layers": 8, "attention_chunk_size": 64}),
-    "gemma4": _inside(
-        "gemma4_text",
-        _HEADS
-        | {
-            "num_hidden_layers": 8,
-            "layer_types": _WINDOWS * 2,
-            "sliding_window": 64,
-            "global_head_dim": 128,
-            "num_global_key_value_heads": 2,
-            "num_kv_shared_layers": 2,
-        },
-    ),
+    "gemma4": _inside("gemma4_text", _GEMMA_4),
+    "gemma4_unified": _inside("gemma4_unified_text", _GEMMA_4),
     "mimo_v2_flash": _HEADS
     | {
         "head_dim": 192,
@@ -106,10 +147,13 @@ _ALL: dict[str, Config] = {
         "sliding_window_size": 63,
     },
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _LATENT),
+    "kimi_k25": _inside("deepseek_v3", _LATENT),
+    "longcat_flash": _LATENT,
     "deepseek_v32": _SPARSE,
     "glm_moe_dsa": _SPARSE | {"indexer_types": ["full", "shared", "full", "shared"]},
     "qwen3_next": _GATED_DELTA,
     "qwen3_5": _inside("qwen3_5_text", _GATED_DELTA),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), _GATED_DELTA),
     "qwen3_5_moe": _inside("qwen3_5_moe_text", _GATED_DELTA),
     "kimi_linear": _LATENT
     | {
@@ -133,7 +177,10 @@ _ALL: dict[str, Config] = {
         "conv_kernel": 4,
         "mamba_ssm_dtype": "bfloat16",
     },
-    "lfm2": _DERIVED | {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3},
+    **dict.fromkeys(
+        ("lfm2", "lfm2_moe"),
+        _DERIVED | {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3},
+    ),
     "mamba2": {
         "num_hidden_layers": 3,
         "hidden_size": 64,
@@ -157,10 +204,10 @@ def tiny_config(model_type: str, **changes: Any) -> Config:
     """One of them with some values changed, in the text model's part where it has one."""
     config = _ALL[model_type] | {
         "model_type": model_type,
-        "architectures": [FAMILIES[model_type].architectures[0]],
+        "architectures": [FAMILIES[model_type].architecture],
     }
     nested = FAMILIES[model_type].nested
-    return config | ({nested: config[nested] | changes} if nested and changes else changes)
+    return config | ({nested: config[nested] | changes} if nested in config and changes else changes)
 
 
 def page_size_of(model_type: str) -> int:
