@@ -1,6 +1,6 @@
 """Breaks lines that matter, one at a time, in a copy of the tree, and names the test that noticed.
 
-    python scripts/mutations.py --jobs 2                       # every row of the table, over half an hour
+    python scripts/mutations.py --jobs 2                       # every row of the table: half an hour
     python scripts/mutations.py --jobs 2 --resume              # those of which something changed since
     python scripts/mutations.py --only fold-halving,own-mass   # some of them; writes no results
 

@@ -122,20 +122,21 @@ if [[ $target == cuda ]]; then
       "fetches itself from NVIDIA's package index; behind a mirror, name one that has it in PIP_EXTRA_INDEX_URL" >&2
     exit 1
   fi
-  constraints=()
+  options=()
 else
   install_cpu_torch
   step "Installing what sglang imports (about 400 MB)"
   pip_install --requirement <(grep -v '^sglang==' "$pins")
   step "Installing $(pin sglang)"
   pip_install --no-deps "$(pin sglang)"
-  constraints=(--constraint "$pins")
+  # pip would end with an ERROR that lists what sglang asks for on GPUs.
+  options=(--no-warn-conflicts --constraint "$pins")
 fi
 
 step "Installing sgl-importance"
 package=$root
 [[ $extras == test ]] && package+='[test]'
-pip_install "${constraints[@]}" --editable "$package"
+pip_install "${options[@]}" --editable "$package"
 
 if [[ $extras == test && $target == cpu ]] && command -v nvcc >/dev/null; then
   step "Fetching FlashInfer's headers, for the tests that compile against them (18 MB)"

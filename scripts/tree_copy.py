@@ -76,14 +76,16 @@ class TreeCopy:
             assert Path(file).resolve().is_relative_to(self.root.resolve()), file
 
     def _start(self, modules: Sequence[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(WARM_PYTEST), str(self.root.parent), *modules],
-            cwd=self.root,
-            env=self._environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        with self._log.open("a") as log:  # sglang warns, and at its end libraries name what they leak
+            return subprocess.Popen(
+                [sys.executable, str(WARM_PYTEST), str(self.root.parent), *modules],
+                cwd=self.root,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
     def _end(self, worker: subprocess.Popen[str]) -> None:
         worker.communicate()
@@ -103,7 +105,6 @@ class TreeCopy:
             How it ended ("passed", "failed", "hung" or "not run"), and the test that failed.
         """
         shutil.rmtree(self._cache, ignore_errors=True)
-        self._log.write_text("")
         options = ["-x", "-q", "-m", SELECTED, "--hypothesis-seed=0", "-o", f"cache_dir={self._cache}"]
         run = {"words": [*options, *tests], "log": str(self._log), "seconds": seconds}
         worker = self._warm if is_warm else self._start(())
@@ -111,7 +112,7 @@ class TreeCopy:
         assert worker.stdout is not None
         print(json.dumps(run), file=worker.stdin, flush=True)
         answer = worker.stdout.readline()
-        assert answer, f"{WARM_PYTEST.name} has ended"  # and has said why
+        assert answer, f"{WARM_PYTEST.name} has ended: {self._log.read_text()[-2000:]}"
         code = json.loads(answer)
         if not is_warm:
             self._end(worker)
