@@ -206,6 +206,43 @@ def h3_table() -> str:
     )
 
 
+def h3_waits_table() -> str:
+    """Pages that a token waits for, P50 / P95 / P99, of the best independent choice and of joint ones."""
+    # The server's own first request is a workload of one.
+    rows = [row for row in results("findings/h3-16k/h3")["rows"] if row["requests"] > 1]
+    lines = []
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        of_it = [row for row in rows if row["workload"] == workload]
+        served = [row for row in of_it if row["policy"] not in ("random", "belady")]
+        best = min((row for row in served if not row["bias"]), key=lambda row: row["loaded"])
+        for row in (best, *(row for row in served if row["policy"] == "ema" and row["bias"])):
+            ratios = " / ".join(f"{row[name] / best[name]:.2f}" for name in ("p50", "p95", "p99"))
+            lines.append(
+                [
+                    f"{workload.partition(': ')[2]}, {row['context']:,}",
+                    f"`{row['policy']}`, bias {row['bias']:g}" if row["bias"] else f"`{row['policy']}`",
+                    " / ".join(f"{row[name]:.0f}" for name in ("p50", "p95", "p99")),
+                    ratios,
+                    f"{row['mass'] / best['mass']:.3f}",
+                ]
+            )
+    return table(
+        [
+            "what",
+            "slots",
+            "pages waited for, P50 / P95 / P99",
+            "of the best independent",
+            "attention, of its",
+        ],
+        lines,
+    )
+
+
+def h3_verdict_at_16k() -> str:
+    """The verdict of the longer recordings as the study words it."""
+    return str(results("findings/h3-16k/h3")["verdict"])
+
+
 def _range(cells: Mapping[Any, Mapping[str, Any]], policy: str, bias: float) -> tuple[float, float]:
     masses = [cell["mass"] for (name, x, _), cell in cells.items() if (name, x) == (policy, bias)]
     return min(masses), max(masses)
@@ -337,9 +374,78 @@ def load_table() -> str:
     )
 
 
+BLIND_SPOTS = {
+    "rep": "keys of a page that has more outlying ones than vectors are kept",
+    "quest": "which page of many whose keys differ much: their boxes all promise much",
+    "mean": "one key among the others of its page",
+    "infllm": "one key among the others of its page, which has one vector: a block is read for it",
+    "window": "all that is neither first nor last",
+    "token": "what rounding to int8 hides",
+    "oracle": "that a layer needs more pages than the budget: it knows their true attention",
+}
+"""What each selector cannot see."""
+
+
+def _adversarial() -> dict[tuple[str, str, str], Mapping[str, Any]]:
+    return {(row["selector"], row["mode"], row["case"]): row for row in results("pages_adversarial")["rows"]}
+
+
+def _wrong(row: Mapping[str, Any]) -> int:
+    return round((1 - row["right"]) * row["n"])
+
+
+def overlooked(selector: str) -> str:
+    """Wrong answers of all, without audits, over the cases that exact attention has right."""
+    rows = [
+        row
+        for (name, mode, case), row in _adversarial().items()
+        if (name, mode) == (selector, "none") and case != "decoys"
+    ]
+    return f"{sum(map(_wrong, rows))} of {sum(row['n'] for row in rows)}"
+
+
+def exact_confidence() -> str:
+    """Mean probability of right answers from exact attention, over the cases that it has right."""
+    sure = [
+        row["confidence_right"]
+        for (name, _, case), row in _adversarial().items()
+        if name == "all" and case != "decoys"
+    ]
+    return f"{min(sure):.3f} or more"
+
+
+def blind_spots_table() -> str:
+    """What each selector overlooks, how often it did where exact attention was right, and how surely."""
+    rows = _adversarial()
+    cases = [case for (selector, _, case) in rows if selector == "all" and case != "decoys"]
+
+    def line(selector: str) -> list[str]:
+        own = [rows[selector, "none", case] for case in cases if (selector, "none", case) in rows]
+        count, asked = sum(map(_wrong, own)), sum(row["n"] for row in own)
+        sure = sum(_wrong(row) * (row["confidence_wrong"] or 0.0) for row in own)
+        pairs = [
+            (row, rows[selector, "audit", row["case"]])
+            for row in own
+            if (selector, "audit", row["case"]) in rows
+        ]
+        saved = sum(_wrong(row) - _wrong(audited) for row, audited in pairs)
+        return [
+            f"`{selector}`",
+            BLIND_SPOTS[selector],
+            f"{count} of {asked}",
+            f"{sure / count:.2f}" if count else "",
+            f"{saved} of {sum(_wrong(row) for row, _ in pairs)}" if pairs else "",
+        ]
+
+    return table(
+        ["selector", "cannot see", "wrong answers", "how sure of them", "of these, saved by audits"],
+        [line(selector) for selector in BLIND_SPOTS if (selector, "none", "plain") in rows],
+    )
+
+
 def adversarial_table() -> str:
     """Right answers by selector and case, how sure the model was, what audits found and triggers saved."""
-    rows = {(row["selector"], row["mode"], row["case"]): row for row in results("pages_adversarial")["rows"]}
+    rows = _adversarial()
 
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:.2f}"

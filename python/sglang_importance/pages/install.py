@@ -61,7 +61,8 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
     def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
         if model_runner.is_draft_worker:
             return TorchNativeAttnBackend(model_runner)
-        chooser, selecting = None, []
+        chooser: PageChooser | None = None
+        selecting: list[int] = []
         if options.is_sparse:
             chooser, _, selecting = _choosing(model_runner, options)
         if options.source == NONE:
