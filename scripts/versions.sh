@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests beside other releases of sglang, each in an environment of its own in .cache/versions.
 #   bash scripts/versions.sh [RELEASE...] [-- pytest arguments]
-# Without a release: those that the self-check knows. Without arguments: the self-check, launches, attention, storage and equality.
+# Without a release: those that the self-check knows. Without arguments: the self-check, launches, attention, the tree, storage and equality.
 # An environment holds the release and what it pins of transformers and its kind (about 400 MB); everything else, torch
 # first of all, comes from .venv (scripts/setup.sh --with-tests), or from the environment of the interpreter in PYTHON.
 set -euo pipefail
@@ -17,7 +17,7 @@ releases=()
 while (($#)) && [[ $1 != -- ]]; do releases+=("$1"); shift; done
 (($# == 0)) || shift
 tests=("$@")
-((${#tests[@]})) || tests=(test/plugin test/attention test/storage test/equality)
+((${#tests[@]})) || tests=(test/plugin test/attention test/tree test/storage test/equality)
 ((${#releases[@]})) || releases=(0.5.21 0.5.22 0.5.23)
 
 install() {

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sglang.srt.configs.lfm2 import Lfm2Config
 from sglang.srt.configs.model_config import AttentionArch
+from sglang.srt.configs.qwen3_5 import Qwen3_5Config, Qwen3_5MoeConfig
 from sglang.srt.configs.qwen3_next import Qwen3NextConfig
 from sglang.srt.layers.radix_attention import RadixAttention
 
@@ -113,6 +114,14 @@ def test_tiered_attention_to_changed_logits_is_refused(changes: dict[str, Any]) 
         "use --kv-residency full"
     )
     assert model_refusals(_context(), tiered) == []
+
+
+@pytest.mark.parametrize("config", [Qwen3_5Config, Qwen3_5MoeConfig])
+def test_qwen3_5_is_a_gated_delta_net_and_its_pictures_are_refused(config: type) -> None:
+    text = {"is_hybrid_ssm": True, "hf_config": config()}
+    assert model_refusals(_context(**text), IMPORTANCE) == []
+    (line,) = model_refusals(_context(**text, is_multimodal=True), IMPORTANCE)
+    assert line.startswith("--kv-policy importance does not support multimodal models: serve a text model")
 
 
 def test_states_are_not_handed_from_server_to_server() -> None:

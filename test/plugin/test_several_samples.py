@@ -27,6 +27,9 @@ class Manager:
         self.encoder_dispatch_ready: dict[str, Any] = {}
         self.rid_to_state: dict[str, Any] = {"another": SimpleNamespace(dispatched=False)}
 
+    def _release_lora_once(self, state: object) -> None:
+        """Of later releases; no adapter is held."""
+
     async def generate(self, _: object, obj: Any, request: object) -> AsyncGenerator[dict[str, Any], None]:
         obj.rid = ["prompt", "never used"]
         for rid in obj.rid:

@@ -22,9 +22,9 @@ _Item = tuple[float, int, int]  # loss, last access, number of the node
 class StateOrder:
     """States of the device, least marginal loss first, in walks like upstream's.
 
-    Each walk ranks STATES_PER_WALK of them anew, in turn, so that no walk takes longer where there are many.
-    Between its turns a state's loss mostly grows, as states around it go: what comes up is ranked again before
-    it is taken. States that came since the round began wait for the next one.
+    Each walk ranks STATES_PER_WALK of them anew, in turn: none takes longer where there are many. Between its
+    turns a state's loss mostly grows, as states around it go: what comes up is ranked again before it is
+    taken. States that came since the round began wait for the next one.
     """
 
     def __init__(self, state: TreeState) -> None:
