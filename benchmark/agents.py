@@ -9,7 +9,9 @@ which sessions begin (Student's t). Arms beside ``importance``:
 - ``ends in classes``: the same without turns, the ends are facts of the classes of nodes;
 - ``without the end``, ``without rhythm``, ``without length``: turns, one fact of their classes left out;
 - ``one class``: turns without any of the three;
-- ``ages in requests``: the clock of turns counts admitted requests.
+- ``ages in requests``: the clock of turns counts admitted requests;
+- ``told what is over``: turns, and each turn that nothing will ever go on from is given up at once. No policy
+  can know that: it says how much of the gap is a matter of who returns.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ from results import print_rows, write_results
 from rich.progress import track
 
 from sgl_importance.replay.fast_importance import replay_importance
-from sgl_importance.replay.fast_turns import replay_turns
+from sgl_importance.replay.fast_turns import replay_estimated, replay_turns
 from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
 from sgl_importance.replay.formats.line_reader import refuse_bad_record
 from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM
 from sgl_importance.replay.replay_runner import ReplayMode, choose_replay, run_jobs
-from sgl_importance.replay.sessions import block_facts
-from sgl_importance.replay.trace import Trace
+from sgl_importance.replay.sessions import BlockFacts, block_facts
+from sgl_importance.replay.trace import NO_PARENT, Trace
+from sgl_importance.replay.trace_turns import GONE_ON, TraceTurns
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.turns import NO_RHYTHM, Classify, turn_class
 
@@ -50,6 +53,7 @@ ARMS: dict[str, Classify] = {
     "one class": lambda end, rhythm, tokens: turn_class(AnswerEnd.UNKNOWN, NO_RHYTHM, 0),
 }
 NOT_TOLD, IN_CLASSES, IN_REQUESTS = "ends not told", "ends in classes", "ages in requests"
+TOLD_OVER = "told what is over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,21 @@ def hit_rates(
     return rates
 
 
+class ToldWhatIsOver(TraceTurns):
+    """Gives up at once what nothing will go on from."""
+
+    def __init__(self, trace: Trace, facts: BlockFacts) -> None:
+        super().__init__(trace, facts)
+        self._is_over = np.ones(trace.num_requests, dtype=np.bool_)
+        self._is_over[self._before[self._before != NO_PARENT]] = False
+
+    def begin_request(self, request: int) -> None:
+        super().begin_request(request)
+        for turn in (request, int(self._departed[request])):
+            if turn != NO_PARENT and self._is_over[turn]:
+                self.classes[turn] = GONE_ON
+
+
 def hits(traces: Sequence[Trace], job: Job) -> int:
     """Blocks that one arm hits."""
     trace, capacity = traces[job.trace], job.capacity
@@ -92,6 +111,9 @@ def hits(traces: Sequence[Trace], job: Job) -> int:
     if job.policy == IN_REQUESTS:
         requests = np.arange(trace.num_requests, dtype=np.float64)
         return replay_turns(replace(trace, seconds=requests), capacity).hit_blocks
+    if job.policy == TOLD_OVER:
+        facts = block_facts(trace)
+        return replay_estimated(trace, capacity, facts, ToldWhatIsOver(trace, facts)).hit_blocks
     if job.policy in ARMS:
         return replay_turns(trace, capacity, block_facts(trace), ARMS[job.policy]).hit_blocks
     return choose_replay(job.policy, ReplayMode.TREE)(trace, capacity).hit_blocks
@@ -116,7 +138,7 @@ def main(
     for alive in map(int, alive_at_a_time.split(",")):
         for seed in range(seeds):
             trace = merge_sessions(f"{alive} alive", BLOCK_TOKENS, sessions, alive, seed, refuse_bad_record)
-            arms = [*PUBLISHED, OPTIMUM, IMPORTANCE, NOT_TOLD]
+            arms = [*PUBLISHED, OPTIMUM, IMPORTANCE, NOT_TOLD, TOLD_OVER]
             arms += [IN_CLASSES, *ARMS, IN_REQUESTS] if alive == ABLATED_ALIVE else [WITHOUT_RHYTHM]
             for fraction in FRACTIONS:
                 for arm in arms:

@@ -200,3 +200,10 @@ def agents_in_time(name: str) -> str:
         return "Not measured yet."
     made = {"stock": _agents_report.stock, "ratios": _agents_report.ratios, "goals": _agents_report.goals}
     return made[name](results("serving_agents")["rows"])
+
+
+def agents_in_time_stock_hits() -> tuple[float, float]:
+    """Least and greatest share of the prompt tokens that stock hits in an alternation of ``closed``."""
+    rows = results("serving_agents")["rows"]
+    rates = [each["hit_rate"] for each in rows if each["pass"] == "closed" and each["arm"] == "stock LRU"]
+    return min(rates), max(rates)

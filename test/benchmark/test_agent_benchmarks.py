@@ -112,6 +112,21 @@ def test_seconds_per_request_are_the_estimators(modules: SimpleNamespace) -> Non
     assert offline.seconds_per_request == pytest.approx(7.0, rel=0.05)
 
 
+def test_who_is_told_what_is_over_gives_it_up_at_once_and_nothing_else(modules: SimpleNamespace) -> None:
+    trace = branching_sessions(400)
+    facts = block_facts(trace)
+    goes_on = set(modules.agents_offline.session_requests(trace).before.tolist())
+    told, policy = modules.agents.ToldWhatIsOver(trace, facts), TraceTurns(trace, facts)
+    for request in range(trace.num_requests):
+        told.begin_request(request)
+        policy.begin_request(request)
+        over = np.array([turn not in goes_on for turn in range(request + 1)])
+        classes = told.classes[: request + 1]
+        assert (classes[over] == modules.agents.GONE_ON).all()
+        assert (classes[~over] == policy.classes[: request + 1][~over]).all()
+    assert 0 < over.sum() < len(over) / 2
+
+
 @pytest.mark.parametrize(("arm", "said"), [("WHEN", np.log2(1 + 9)), ("RATE", 60.0)])
 def test_what_a_model_says_becomes_returns_per_second(
     modules: SimpleNamespace, arm: str, said: float
