@@ -52,6 +52,7 @@ ONLY_READ = (
     "pages/residency.py",
     "pages/served.py",
     "pages/text.py",
+    "pages/thoughts.py",
     "published.py",
     "reasoning_served.py",
     "reasoning_windows.py",
