@@ -10,6 +10,7 @@ from sgl_importance.study.thinking.page_features import PAGE_FEATURES
 
 KEPT = 0.2
 KINDS = ("thought", "decode")
+CONTROL = "control"
 
 
 def _finding(name: str) -> dict[str, Any]:
@@ -22,8 +23,15 @@ def thinking_verdict(name: str) -> str:
     return str(_finding(name)["verdict"])
 
 
-def thinking_note(name: str, number: int = 0) -> str:
-    return str(_finding(name)["notes"][number])
+def thinking_note(name: str, begin: str) -> str:
+    """The note of a finding that begins so."""
+    (found,) = (str(note) for note in _finding(name)["notes"] if note.startswith(begin))
+    return found
+
+
+def thinking_p(name: str) -> str:
+    """One-sided p-value: of a claim of two parts, the larger one."""
+    return f"{_finding(name)['p_value']:.4f}"
 
 
 def _rules(page: int, scope: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -66,7 +74,11 @@ def thinking_recall_table(scope: str, page: int = 16) -> str:
 def thinking_shares_table(scope: str = "context") -> str:
     """Recall of some rules 5 steps on by page size and share kept."""
     rules = ("recency", "attention score", "LRU", "EMA", "random, prompt kept")
-    rows = [row for row in _finding("recency")["rows"] if row["scope"] == scope and row["phase"] == "all"]
+    rows = [
+        row
+        for row in _finding("recency")["rows"]
+        if row["scope"] == scope and row["phase"] == "all" and row["kind"] in KINDS
+    ]
     found = {(row["page"], row["kind"], row["kept"], row["rule"]): row["recall at 5"] for row in rows}
     cells = sorted({key[:3] for key in found}, key=lambda key: (KINDS.index(key[1]), key[0], key[2]))
     return table(
@@ -79,7 +91,7 @@ def thinking_shares_table(scope: str = "context") -> str:
 
 
 def thinking_phase_table(page: int = 16) -> str:
-    """Recall 5 steps on by phase of the thought, beside a prompt that is kept."""
+    """Recall 5 steps on and loads by phase of the thought, beside a prompt that is kept."""
     rows = [
         row
         for row in _finding("recency")["rows"]
@@ -87,18 +99,25 @@ def thinking_phase_table(page: int = 16) -> str:
         and row["phase"] != "all"
     ]
     phases = list(dict.fromkeys(row["phase"] for row in rows))
-    found = {(row["rule"], row["phase"]): row["recall at 5"] for row in rows}
+    found = {(row["rule"], row["phase"]): row for row in rows}
     return table(
-        ["rule", *phases],
+        ["rule", *(f"recall, {phase}" for phase in phases), *(f"loaded, {phase}" for phase in phases)],
         [
-            [rule, *(f"{found[rule, phase]:.2f}" for phase in phases)]
+            [
+                rule,
+                *(
+                    f"{found[rule, phase][name]:.2f}"
+                    for name in ("recall at 5", "misses")
+                    for phase in phases
+                ),
+            ]
             for rule in dict.fromkeys(row["rule"] for row in rows)
         ],
     )
 
 
-def thinking_moves_table() -> str:
-    """How wanted pages move from step to step."""
+def thinking_moves_table(by_phase: bool = False) -> str:
+    """How wanted pages move from step to step; by phase of the thought, with pages of 16."""
     columns = {
         "adjacent Jaccard": "Jaccard of neighbouring steps",
         "consistency": "consistency (RCO)",
@@ -106,21 +125,24 @@ def thinking_moves_table() -> str:
         "promoted": "promoted per ranking",
         "wrong, unstable": "wrong evictions, unstable heads",
         "wrong, stable": "stable heads",
+        "wrong, random control": "random, prompt kept",
         "wanted within 1": "wanted the step before",
         "wanted within 16": "within 16",
         "wanted within 256": "within 256",
         "recurrence": "recurrence",
     }
     return table(
-        ["", "pages of", "answers", *columns.values()],
+        ["phase" if by_phase else "", "pages of", "answers", *columns.values()],
         [
             [
-                row["kind"],
+                row["phase"] if by_phase else row["kind"],
                 str(row["page"]),
                 str(row["requests"]),
                 *(f"{row[name]:.2f}" for name in columns),
             ]
             for row in _finding("stability")["rows"]
+            if row["kind"] in (*KINDS, CONTROL)
+            and (row["phase"] != "all" and row["page"] == 16 if by_phase else row["phase"] == "all")
         ],
     )
 
@@ -129,12 +151,13 @@ def thinking_milestone_table() -> str:
     """How often old pages of a thought are wanted, with a milestone and without."""
     rows = [row for row in _finding("attention")["rows"] if row["kind"] == "thought"]
     return table(
-        ["pages of", "with a milestone", "without", "times as often"],
+        ["pages of", "with a milestone", "without", "kept by the random control", "times as often"],
         [
             [
                 str(row["page"]),
                 f"{row['late wants, milestones']:.3f}",
                 "all have one" if row["late wants, others"] is None else f"{row['late wants, others']:.3f}",
+                f"{row['late wants, random control']:.3f}",
                 row["times"] or "",
             ]
             for row in rows
@@ -148,7 +171,12 @@ def thinking_loads_table(page: int = 16, scope: str = "context") -> str:
     shares = sorted({row["kept"] for row in rows})
     found = {(row["rule"], row["kept"]): row for row in rows}
     return table(
-        ["rule", *(f"room for {share:.0%}" for share in shares), f"fewer than the best at {KEPT:.0%}"],
+        [
+            "rule",
+            *(f"room for {share:.0%}" for share in shares),
+            f"fewer than the best at {KEPT:.0%}",
+            *(f"us a token, HBM {share:.0%}" for share in shares[:2]),
+        ],
         [
             [
                 rule,
@@ -156,6 +184,7 @@ def thinking_loads_table(page: int = 16, scope: str = "context") -> str:
                 "{:.2f} ({:.2f} to {:.2f})".format(
                     *(found[rule, KEPT][name] for name in ("fewer than best", "low", "high"))
                 ),
+                *(f"{found[rule, share]['us per token']:.0f}" for share in shares[:2]),
             ]
             for rule in dict.fromkeys(row["rule"] for row in rows)
         ],

@@ -56,6 +56,7 @@ ONLY_READ = (
     "pages/scores.py",
     "pages/served.py",
     "pages/text.py",
+    "pages/thoughts.py",
     "published.py",
     "reasoning_served.py",
     "reasoning_windows.py",

@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sgl_importance.study.cli import app
+from sgl_importance.study.links import BY_GATHER, FROM_FLASH, LINKS, unit_bytes
 from sgl_importance.study.study_report import Finding, StudyError, verdict_of_parts
 from sgl_importance.study.thinking import measures
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule, oracle, recency, stability
 from sgl_importance.study.thinking.learned_rule import fit_rule
 from sgl_importance.study.thinking.marks import Marks, Stretch, read_marks, write_marks
 from sgl_importance.study.thinking.measured import Kinds, Measured, measure_recordings
-from sgl_importance.study.thinking.page_features import page_features
+from sgl_importance.study.thinking.page_features import PAGE_FEATURES, page_features
 from sgl_importance.study.thinking.page_loads import study_residency
 from sgl_importance.study.thinking.request_measures import measure_request, unstable_heads
 from sgl_importance.study.thinking.rule_run import run_rule
 from sgl_importance.study.thinking.study_thinking import study_thinking
+from sgl_importance.study.thinking.tiers import stall
 from sgl_importance.study.thinking.wants import Bools, Wants, read_wants
 from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 
@@ -102,6 +104,38 @@ def test_the_least_consistent_quarter_of_the_heads_is_unstable() -> None:
     assert unstable_heads([measure_request(wants, None, 0, (0.2,))]).tolist() == [False, False, True, False]
 
 
+@given(random_wants(), st.data())
+def test_phases_share_out_what_is_counted(wants: Wants, data: st.DataObject) -> None:
+    bits = data.draw(st.lists(st.booleans(), min_size=wants.num_steps, max_size=wants.num_steps))
+    one = np.array(bits)
+    kept = keep(wants, KEEP_RULES["EMA"], 0.3)
+    for measure in (
+        measures.adjacent_jaccard,
+        measures.rank_consistency,
+        measures.promoted,
+        measures.reuse_distances,
+        lambda seen, of=None: measures.false_evictions(seen, kept, of),
+    ):
+        np.testing.assert_allclose(measure(wants, one) + measure(wants, ~one), measure(wants), atol=1e-9)
+    everywhere = measures.recurrence(wants, 1e-4)
+    assert (measures.recurrence(wants, 1e-4, one) <= everywhere).all()
+
+
+def test_waits_are_those_of_the_tier_that_has_the_page() -> None:
+    """Two layers of two heads. HBM has room for one page beside the one that is filled, DRAM for all."""
+    wanted = np.zeros((3, 4, 5), np.bool_)
+    wanted[0, 0, [0, 1]] = True  # from flash, at once
+    wanted[1, 3, 2] = True  # of the other layer, from flash
+    wanted[2, 0, 0] = True  # pushed out of HBM by the newer page
+    wants = Wants("thought/0", 16, 0, 0, np.full(3, 5), wanted, wanted / np.float32(1), layer_heads=2)
+    in_hbm, in_dram = run_rule(wants, KEEP_RULES["recency"], [0.4, 1.0])
+    assert in_hbm.loads.tolist() == [[2, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
+    assert in_dram.loads.tolist() == [[2, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
+    unit = unit_bytes(16, 1)
+    seconds = LINKS[FROM_FLASH].seconds(3, 2, unit) + LINKS[BY_GATHER].seconds(1, 1, unit)
+    assert stall(wants, in_hbm, in_dram).tolist() == [[pytest.approx(1e6 * seconds), 3]]
+
+
 # ---- rules ----
 
 
@@ -177,7 +211,8 @@ def test_marks_are_pages_and_steps() -> None:
 
 
 def test_marks_survive_their_file(tmp_path: Path) -> None:
-    marks = {"thought/1": Marks([3, 9], [Stretch("verify", 1, 4)]), "thought/2": Marks([], [])}
+    one = Marks([3, 9], [Stretch("verify", 1, 4)], [0.25, 3.0])
+    marks = {"thought/1": one, "thought/2": Marks([], [])}
     write_marks(tmp_path / "marks.jsonl", marks)
     assert read_marks(tmp_path / "marks.jsonl") == marks
 
@@ -279,6 +314,21 @@ def test_kinds_that_are_missing_are_named(tmp_path: Path) -> None:
         study_thinking([recording], {}, KINDS)
 
 
+def test_short_answers_of_a_control_are_measured_beside_the_others(tmp_path: Path) -> None:
+    recordings = far_and_near(tmp_path)
+    at_once = [looks_back("control", number, 1, steps=8) for number in range(2)]
+    cut_off = looks_back("thought", 9, 2, steps=8)
+    found = finding(
+        study_thinking([*recordings, recorded(tmp_path / "control", [*at_once, cut_off])], {}, KINDS),
+        "thinking-stability",
+    )
+    rows = {row["kind"]: row for row in found.rows}
+    assert (rows["control"]["requests"], rows["control"]["tokens"]) == (2, 8)
+    assert rows["thought"]["requests"] == 4
+    assert found.p_value is not None
+    assert 0 < found.p_value <= 1
+
+
 def test_short_lists_are_refused(tmp_path: Path) -> None:
     write_asked(tmp_path, [looks_back("thought", 0, 2)], share=0.1)
     with pytest.raises(StudyError, match=r"record with --kv-importance-trace-pages 0\.4 or more"):
@@ -328,6 +378,20 @@ def test_features_see_nothing_of_the_future(wants: Wants, data: st.DataObject) -
     before = list(page_features(wants.steps(np.arange(known))))
     for one, other in zip(before, page_features(wants), strict=False):
         np.testing.assert_array_equal(one[:, : wants.num_pages[0]], other[:, : wants.num_pages[0]])
+
+
+def test_features_know_milestones_and_how_sure_the_model_was(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, [looks_back("thought", 0, 2)])
+    rid = recording.requests[0].rid
+    marks = {rid: Marks([2 * PAGE_SIZE], [], margins=[0.5, 7.0])}
+    (wants,) = read_wants(recording, 0.1, 32, marks)
+    table = list(page_features(wants))
+    milestone = PAGE_FEATURES.index("a milestone")
+    assert np.flatnonzero(table[0][0, :, milestone]).tolist() == [2]
+    margin = PAGE_FEATURES.index("logit of the next token above the second")
+    assert [float(each[0, 0, margin]) for each in table[:3]] == [0.5, 7.0, 0.0]
+    (unmarked,) = read_wants(recording, 0.1, 32)
+    assert not list(page_features(unmarked))[1][..., [milestone, margin]].any()
 
 
 def measured_thoughts(recording: PageRecording) -> list[Measured]:
