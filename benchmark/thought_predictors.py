@@ -32,8 +32,8 @@ from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule, Score
 from sgl_importance.study.thinking.learned_rule import examples, fit_rule
 from sgl_importance.study.thinking.marks import read_marks
 from sgl_importance.study.thinking.page_features import page_features
+from sgl_importance.study.thinking.page_loads import saved, thoughts_of
 from sgl_importance.study.thinking.request_measures import DECISIVE_SHARE, summed
-from sgl_importance.study.thinking.residency import saved, thoughts_of
 from sgl_importance.study.thinking.rule_run import run_rule
 from sgl_importance.study.thinking.wants import Wants
 from sgl_importance.terminal import counted

@@ -142,6 +142,7 @@ def store_node(
     master_port: int = MASTER_PORT,
     port: int = NODE_PORT,
     http_port: int = NODE_HTTP_PORT,
+    protocol: str = "tcp",
 ) -> Process:
     """Lends memory to the store; on another machine, the address by which the others reach it is ``host``."""
     command = [
@@ -149,7 +150,7 @@ def store_node(
         *(
             "--metadata_server=P2PHANDSHAKE",
             f"--master_server_address={master_host}:{master_port}",
-            "--protocol=tcp",
+            f"--protocol={protocol}",
         ),
         *(f"--global_segment_size={megabytes}MB", "--enable_http_server=true"),
         f"--http_port={http_port + number}",

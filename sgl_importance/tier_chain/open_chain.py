@@ -15,6 +15,7 @@ from sgl_importance.tier_chain.file_tier import FileTier
 from sgl_importance.tier_chain.mapped_tier import MappedTier
 from sgl_importance.tier_chain.measure import MOST_RECORDS, InjectedTier, measure_reads
 from sgl_importance.tier_chain.member import Member
+from sgl_importance.tier_chain.mooncake_tier import MooncakeTier, connect
 from sgl_importance.tier_chain.ranking import Ranking
 from sgl_importance.tier_chain.tier import DramTier, Tier
 from sgl_importance.tier_chain.tier_counters import TierCounters
@@ -52,6 +53,8 @@ def chain_problems(spec: ChainSpec) -> list[str]:
                 lines.append(
                     f"tier {tier.name}: {folder} cannot be written: name a folder the server may write"
                 )
+        if tier.kind is TierKind.RDMA and not tier.master:
+            lines.append(f'tier {tier.name}: it has no master: give master = "host:port" of a Mooncake store')
     return lines
 
 
@@ -146,6 +149,15 @@ def open_tier(spec: TierSpec, owner: str, size: int, pages: int) -> Tier:
             tier = MappedTier(rank_folder(spec, owner) / MAPPED_FILE, size, pages)
         case TierKind.NVME | TierKind.FS:
             tier = FileTier(rank_folder(spec, owner), size, direct=spec.kind is TierKind.NVME)
+        case TierKind.RDMA:
+            client = connect(
+                master=spec.master,
+                protocol=spec.protocol,
+                devices=spec.devices,
+                host=spec.host,
+                record_bytes=size,
+            )
+            tier = MooncakeTier(rank_folder(spec, owner), size, client)
         case TierKind.HBM:
             raise ChainError(f"tier {spec.name}: hbm is sglang's own; take it out, it is for replays")
     if spec.is_injected:

@@ -18,6 +18,7 @@ from sgl_importance.storage.inspect import NoStore, files_of, verify
 from sgl_importance.storage.page_record import MissReason, PageDamaged
 from sgl_importance.terminal import add_texts, existing_file, fail, show
 from sgl_importance.tier_chain.mapped_tier import read_slots
+from sgl_importance.tier_chain.mooncake_tier import INDEX, entry_bytes, read_entry
 from sgl_importance.tier_chain.open_chain import MAPPED_FILE
 from sgl_importance.tier_chain.tier_file import (
     FOLDER_KINDS,
@@ -74,7 +75,7 @@ def tiers_command(
                 decimal(row.capacity),
                 row.rank,
                 *held,
-                *[damaged or "none"] * check,
+                *[damaged or ("not read" if row.kind == TierKind.RDMA else "none")] * check,
             )
         show(table)
     if any(row.damaged for row in found):
@@ -90,7 +91,12 @@ def _ranks(tier: TierSpec, *, check: bool) -> Iterator[RankPages]:
     for rank in sorted(folder.iterdir()) if folder.is_dir() else ():
         if rank.is_dir():
             row = RankPages(tier.name, tier.kind.value, tier.capacity, rank.name)
-            _count_slots(row, rank, check) if tier.kind is TierKind.CXL else _count_files(row, rank, check)
+            if tier.kind is TierKind.RDMA:
+                _count_entries(row, rank)
+            elif tier.kind is TierKind.CXL:
+                _count_slots(row, rank, check)
+            else:
+                _count_files(row, rank, check)
             yield row
 
 
@@ -99,6 +105,14 @@ def _count_files(row: RankPages, folder: Path, check: bool) -> None:
     row.pages, row.bytes = len(files), sum(file.size for file in files)
     if check:
         row.damaged = verify(folder, quarantine=False, files=files, advance=lambda size: None).damaged
+
+
+def _count_entries(row: RankPages, folder: Path) -> None:
+    """Records that lie elsewhere, as the folder has them; they are not read."""
+    for path in (folder / INDEX).glob("*/*"):
+        if read_entry(path) is not None:
+            row.pages += 1
+            row.bytes += entry_bytes(path.read_bytes())
 
 
 def _count_slots(row: RankPages, folder: Path, check: bool) -> None:

@@ -31,9 +31,12 @@ class TierKind(StrEnum):
     """Files read and written past the page cache (O_DIRECT), where their file system takes that."""
     FS = "fs"
     """Files in a directory, such as that of a parallel file system."""
+    RDMA = "rdma"
+    """Memory of other machines, in a Mooncake store; its folder knows what is there."""
 
 
-FOLDER_KINDS = frozenset({TierKind.CXL, TierKind.NVME, TierKind.FS})
+FOLDER_KINDS = frozenset({TierKind.CXL, TierKind.NVME, TierKind.FS, TierKind.RDMA})
+PROTOCOLS = ("rdma", "tcp")
 
 
 class TierFileError(ValueError):
@@ -55,6 +58,10 @@ class TierSpec:
         injected_seconds: added to each access of a server, to stand for what the machine lacks.
         injected_bytes_per_second: most that a server gets from the tier, for the same end; inf for no limit.
         source: where published numbers are from, in words.
+        master: ``host:port`` of a Mooncake store, for the kind that has one.
+        protocol: over which it is reached, one of ``PROTOCOLS``.
+        devices: RDMA devices, separated by commas; empty for Mooncake's choice.
+        host: by which store nodes reach this machine; empty for its name.
     """
 
     name: str
@@ -67,6 +74,10 @@ class TierSpec:
     injected_seconds: float = 0.0
     injected_bytes_per_second: float = inf
     source: str = ""
+    master: str = ""
+    protocol: str = PROTOCOLS[0]
+    devices: str = ""
+    host: str = ""
 
     @property
     def path(self) -> Path:
@@ -160,6 +171,14 @@ def _tier(number: int, entry: Mapping[str, Any]) -> TierSpec:
         raise TierFileError(f"tier {name} has the folder {folder!r}, of no user here: write the whole path")
     if folder and kind not in FOLDER_KINDS:
         raise TierFileError(f"tier {name} is of kind {kind}, which lies in no folder: leave out folder")
+    remote = {}
+    if kind is TierKind.RDMA:
+        remote = {key: fields.word(key, "") for key in ("master", "devices", "host")}
+        remote["protocol"] = fields.word("protocol", PROTOCOLS[0])
+        if remote["protocol"] not in PROTOCOLS:
+            raise TierFileError(
+                f"tier {name} has the protocol {remote['protocol']!r}: use one of {', '.join(PROTOCOLS)}"
+            )
     capacity = fields.size("capacity", None)
     spec = TierSpec(
         name=name,
@@ -172,6 +191,7 @@ def _tier(number: int, entry: Mapping[str, Any]) -> TierSpec:
         injected_seconds=fields.number("inject_latency_us", 0.0) / 1e6,
         injected_bytes_per_second=fields.size("inject_bytes_per_second", inf),
         source=fields.word("source", ""),
+        **remote,
     )
     fields.refuse_rest()
     return spec

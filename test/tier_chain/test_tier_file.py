@@ -51,7 +51,7 @@ BAD = {
     "": "no tier",
     "tier = 3": "no tier",
     "[[tier]]": "no kind",
-    '[[tier]]\nkind = "tape"': "use one of hbm, dram, cxl, nvme, fs",
+    '[[tier]]\nkind = "tape"': "use one of hbm, dram, cxl, nvme, fs, rdma",
     DRAM: 'no capacity: give it, such as "64GB"',
     DRAM + "capacity = 0": "give bytes",
     DRAM + "capacity = true": "give bytes",

@@ -18,15 +18,17 @@ from sgl_importance.storage.regular import open_regular
 from sgl_importance.tier_chain.file_tier import FileTier
 from sgl_importance.tier_chain.mapped_tier import MappedTier
 from sgl_importance.tier_chain.measure import InjectedTier, measure_reads
+from sgl_importance.tier_chain.mooncake_tier import MooncakeTier
 from sgl_importance.tier_chain.tier import DramTier, Tier
 from sgl_importance.tier_chain.tier_record import NO_PAGE, PageName, check_record, make_record, record_bytes
 
+from support.mooncake_store import StandInStore
 from support.tier_chains import FullTier
 
 PAGE_BYTES = 5000  # no multiple of anything
 SIZE = record_bytes(PAGE_BYTES)
 SLOTS = 6
-KINDS = ["dram", "cxl", "nvme", "fs"]
+KINDS = ["dram", "cxl", "nvme", "fs", "rdma"]
 
 
 def open_tier(kind: str, folder: Path) -> Tier:
@@ -35,6 +37,8 @@ def open_tier(kind: str, folder: Path) -> Tier:
             return DramTier()
         case "cxl":
             return MappedTier(folder / "slots", SIZE, SLOTS)
+        case "rdma":
+            return MooncakeTier(folder, SIZE, StandInStore.at(folder))
         case _:
             return FileTier(folder, SIZE, direct=kind == "nvme")
 
@@ -79,7 +83,7 @@ def test_reads_what_was_put(tmp_path: Path, kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["cxl", "nvme", "fs"])
+@pytest.mark.parametrize("kind", ["cxl", "nvme", "fs", "rdma"])
 def test_what_lies_on_a_medium_is_there_again(tmp_path: Path, kind: str) -> None:
     tier = open_tier(kind, tmp_path)
     for number in range(4):
