@@ -24,7 +24,7 @@ from sgl_importance.study.thinking.page_loads import study_residency
 from sgl_importance.study.thinking.request_measures import measure_request, unstable_heads
 from sgl_importance.study.thinking.rule_run import run_rule
 from sgl_importance.study.thinking.study_thinking import study_thinking
-from sgl_importance.study.thinking.tiers import stall
+from sgl_importance.study.thinking.tier_stalls import stall
 from sgl_importance.study.thinking.wants import Bools, Wants, read_wants
 from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 

@@ -24,7 +24,7 @@ from sgl_importance.study.thinking.request_measures import (
     summed,
 )
 from sgl_importance.study.thinking.rule_run import run_rule
-from sgl_importance.study.thinking.tiers import stall
+from sgl_importance.study.thinking.tier_stalls import stall
 from sgl_importance.study.thinking.wants import Wants, read_wants
 from sgl_importance.terminal import counted
 from sgl_importance.trace.page_steps import PageRecording

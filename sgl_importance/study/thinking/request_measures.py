@@ -12,7 +12,7 @@ from sgl_importance.study.thinking.keep_rules import ACTIVE_MASS, KEEP_RULES
 from sgl_importance.study.thinking.marks import PHASES, Marks
 from sgl_importance.study.thinking.measures import Parts
 from sgl_importance.study.thinking.rule_run import RuleRun, run_rule
-from sgl_importance.study.thinking.tiers import stall
+from sgl_importance.study.thinking.tier_stalls import stall
 from sgl_importance.study.thinking.wants import Bools, Counts, Wants
 
 CONTEXT, ANSWER = "context", "answer"
