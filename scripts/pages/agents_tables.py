@@ -199,6 +199,19 @@ def agents_offline_moved() -> float:
     )
 
 
+def agents_over_moved() -> float:
+    """The same with ten alive, of the means over the orders."""
+    before, after = (
+        {
+            each["capacity"]: each["gap"]
+            for each in results(name)["rows"]
+            if (each["alive"], each["policy"]) == (10, "importance")
+        }
+        for name in ("agents_alive", "agents_over")
+    )
+    return max(abs(before[size] - after[size]) for size in after)
+
+
 def agents_over_table() -> str:
     """What the policy closes of the gap, and what it would if it were told what is over."""
     rows = results("agents_over")["rows"]
