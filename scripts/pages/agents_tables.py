@@ -172,6 +172,55 @@ def agents_offline(kind: str = "") -> str:
     return _table(["part of the gap", *(f"{each['capacity']:.0%}" for each in _offline("lru"))], lines)
 
 
+def agents_offline_alive_table() -> str:
+    """Part of the gap that the policy and the better model close with other numbers of sessions alive."""
+    rows = results("agents_offline_alive")["rows"]
+    lines = []
+    for alive in sorted({each["alive"] for each in rows} - {20}):  # which has a table of more orders
+        for policy in ("importance", "offline, when"):
+            found = [each for each in rows if (each["alive"], each["policy"]) == (alive, policy)]
+            lines.append([str(alive), _OFFLINE[policy], *(_interval(each, "gap") for each in found)])
+    return _table(["alive", "", *_capacities()], lines)
+
+
+def agents_offline_moved() -> float:
+    """By how much of the gap the policy moved in any order and size when sub-agents that nobody waited for
+    began where they do: twenty alive, in the orders that both files have."""
+    before, after = (
+        {
+            each["capacity"]: each["gaps"]
+            for each in results(name)["rows"]
+            if (each["alive"], each["policy"]) == (20, "importance")
+        }
+        for name in ("agents_offline", "agents_offline_alive")
+    )
+    return max(
+        abs(one - other) for size in after for one, other in zip(before[size], after[size], strict=False)
+    )
+
+
+def agents_over_moved() -> float:
+    """The same with ten alive, of the means over the orders."""
+    before, after = (
+        {
+            each["capacity"]: each["gap"]
+            for each in results(name)["rows"]
+            if (each["alive"], each["policy"]) == (10, "importance")
+        }
+        for name in ("agents_alive", "agents_over")
+    )
+    return max(abs(before[size] - after[size]) for size in after)
+
+
+def agents_over_table() -> str:
+    """What the policy closes of the gap, and what it would if it were told what is over."""
+    rows = results("agents_over")["rows"]
+    lines = []
+    for policy, shown in {"importance": "**`importance`**", "told what is over": "told what is over"}.items():
+        lines.append([shown, *(_interval(each, "gap") for each in rows if each["policy"] == policy)])
+    return _table(["part of the gap", *_capacities()], lines)
+
+
 def agents_offline_more(policy: str, capacity: float) -> str:
     """How much more of the gap an arm closes than the policy in the same orders, with its interval."""
     (found,) = [each for each in _offline(policy) if each["capacity"] == capacity]
