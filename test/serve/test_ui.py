@@ -49,6 +49,32 @@ def test_tiers_and_moves_are_those_of_the_api(open_page, asked: ServerProcess):
     assert page.locator("#timeline circle").count() > 0
 
 
+def test_storage_tiers_of_a_chain_have_cards_of_their_own(open_page, asked: ServerProcess):
+    """Their names are texts of a file, and stay texts; a tier that is left out says so."""
+    facts = {"kind": "fs", "pages": 30, "capacity_pages": 120, "state": "in use", "note": ""}
+    chain = [
+        facts | {"name": "fs"},
+        facts | {"name": "far", "kind": "rdma", "state": "left out", "note": "<b>x</b>"},
+    ]
+
+    def with_chain(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(
+            response=answer, json=answer.json() | {"store_tiers": {"ranking": "lru", "tiers": chain}}
+        )
+
+    page = open_page()
+    page.wait_for_selector("[data-tier=device]")
+    assert page.locator("[data-tier]").count() == 3
+    page.route("**/kv_importance/tree?*", with_chain)
+    page.reload()
+    near, far = page.locator('[data-tier="store:fs"]'), page.locator('[data-tier="store:far"]')
+    assert "30 of 120 pages" in near.inner_text()
+    assert "25 %" in near.inner_text()
+    assert "rdma, left out, <b>x</b>" in far.inner_text()
+    assert "off" in far.get_attribute("class").split()
+
+
 def test_a_click_shows_the_node(open_page, asked: ServerProcess):
     leaf = reused_leaf(asked)
     page = open_page()

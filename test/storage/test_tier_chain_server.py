@@ -74,6 +74,7 @@ def test_a_chain_of_tiers(models: list[Path], references: list[list[list[int]]],
         assert chain["ranking"] == "predicted reuse"
         assert [tier["state"] for tier in chain["tiers"]] == ["in use"] * 3
         assert all(tier["pages"] for tier in chain["tiers"])
+        assert server.get("/kv_importance/tree", limit=1)["store_tiers"] == chain, "for the live page"
         os.killpg(server.pid, signal.SIGKILL)
     wait_for_memory()
     with ServerProcess(*flags, "--kv-importance-prewarm", "off", model=models[0]) as server:

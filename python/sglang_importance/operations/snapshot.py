@@ -126,6 +126,12 @@ def snapshot(
     }
 
 
+def describe_chain() -> Document | None:
+    """The storage tiers of this server and what ranks their pages; None where it has no chain."""
+    chain = SERVED.chain
+    return None if chain is None else {"ranking": SERVED.ranking, "tiers": chain.snapshot()}
+
+
 def describe_tree(cache: ImportanceRadixCache, arguments: Document) -> Job:
     """The operation behind ``GET /kv_importance``; its arguments are those of ``snapshot``."""
     document = yield from snapshot(cache, **arguments)
@@ -136,8 +142,8 @@ def describe_tree(cache: ImportanceRadixCache, arguments: Document) -> Job:
         document["ledger"] = ledger.describe()
     if (pool := tiered_pool(cache)) is not None:
         document["pages"] = describe_pages(pool)
-    if (chain := SERVED.chain) is not None:
-        document["store_tiers"] = {"ranking": SERVED.ranking, "tiers": chain.snapshot()}
+    if (chain := describe_chain()) is not None:
+        document["store_tiers"] = chain
     if counts := WATCH.counters.values():
         document["store"] = {".".join(filter(None, key)): count for key, count in counts.items()}
     return document

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from sglang_importance.operations.job import Document, Job, NotFound, Slices
-from sglang_importance.operations.snapshot import describe_cache, describe_node
+from sglang_importance.operations.snapshot import describe_cache, describe_chain, describe_node
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.upstream.nodes import tokens_of
@@ -26,7 +26,10 @@ LABEL_TOKENS = 24
 
 def tree(cache: ImportanceRadixCache, arguments: Document) -> Job:
     """The operation behind ``GET /kv_importance/tree``; its arguments are those of ``tree_view``."""
-    return tree_view(cache, **arguments)
+    document = yield from tree_view(cache, **arguments)
+    if (chain := describe_chain()) is not None:
+        document["store_tiers"] = chain
+    return document
 
 
 def find_node(component: ImportanceComponent, node_id: int) -> UnifiedTreeNode:

@@ -10,16 +10,24 @@ const NAMES = {
 };
 
 export function showTiers(element, document) {
-  refill(element, Object.entries(NAMES).map(([tier, [name, role]]) => {
+  const pools = Object.entries(NAMES).map(([tier, [name, role]]) => {
     const { used_tokens: used, total_tokens: total } = document.tiers[tier];
-    const isOff = total === 0;
-    const amount = isOff ? "not used" : total === null ? `${count(used)} tokens`
-      : `${count(used)} of ${count(total)} tokens`;
-    const bar = total ? el("meter", { min: 0, max: total, value: used, "aria-label": `${name}: ${amount}` }) : null;
-    return el("li", { class: `card tier ${isOff ? "off" : ""}`, "data-tier": tier },
-      el("div", {}, el("strong", {}, name), el("span", { class: "role" }, role)),
-      el("div", { class: "amount" }, amount, total ? el("span", {}, share(used / total)) : null), bar);
+    return card(tier, name, role, { used, total, unit: "tokens", isOff: total === 0 });
+  });
+  const chain = document.store_tiers?.tiers ?? [];
+  refill(element, pools, chain.map(({ name, kind, state, pages, capacity_pages: total, note }) => {
+    const role = [name === kind ? null : kind, state === "in use" ? null : state, note].filter(Boolean).join(", ");
+    return card(`store:${name}`, `Storage: ${name}`, role, { used: pages, total, unit: "pages", isOff: state !== "in use" });
   }));
+}
+
+function card(tier, name, role, { used, total, unit, isOff }) {
+  const amount = total === 0 ? "not used" : total === null ? `${count(used)} ${unit}`
+    : `${count(used)} of ${count(total)} ${unit}`;
+  const bar = total ? el("meter", { min: 0, max: total, value: used, "aria-label": `${name}: ${amount}` }) : null;
+  return el("li", { class: `card tier ${isOff ? "off" : ""}`, "data-tier": tier },
+    el("div", {}, el("strong", {}, name), el("span", { class: "role" }, role)),
+    el("div", { class: "amount" }, amount, total ? el("span", {}, share(used / total)) : null), bar);
 }
 
 export function showLegend(element, document) {
