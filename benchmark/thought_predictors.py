@@ -8,11 +8,13 @@ On the recordings of ``benchmark/thinking.py``, pages of 16: fitted to every sec
 others, which load pages when they are wanted. ``logistic`` is the rule of ``study thinking``; ``trees`` are
 gradient-boosted ones of LightGBM on the same facts; without ``milestones and logits`` both know nothing of
 these. Processor time is that of one thread for each step of a thought, scores of all pages of all heads, in
-numpy; other work on the machine lengthens it, so read it beside EMA's.
+numpy; other work on the machine lengthens it, so read it beside EMA's. Rules that the JSON has already are
+not run again.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +29,7 @@ import typer
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from benchmark.results import print_rows, write_results
+from benchmark.results import RESULTS, print_rows, write_results
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule, Scores
 from sgl_importance.study.thinking.learned_rule import examples, fit_rule
 from sgl_importance.study.thinking.marks import read_marks
@@ -93,7 +95,8 @@ def unmarked(requests: Sequence[Wants]) -> list[Wants]:
 
 def main(
     recordings: Annotated[Path, typer.Option(help="Of benchmark/thinking.py.")] = ROOT / "build/thinking",
-    out: Annotated[Path | None, typer.Option(help="Write the JSON there.")] = None,
+    out: Annotated[Path, typer.Option(help="The JSON, with the rules so far.")] = RESULTS
+    / "thought_predictors.json",
 ) -> None:
     torch.set_num_threads(1)
     marks = read_marks(recordings / f"marks-{PAGE}.jsonl")
@@ -108,14 +111,19 @@ def main(
         "trees": (lambda: fit_trees(fitted), True),
     }
     loads: dict[str, list[tuple[float, float]]] = {}
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.is_file() else []
+    known = {row["rule"] for row in rows}
     for name, (fit, is_marked) in fits.items():
+        if name in known and name != BASE:
+            continue  # every rule is compared with the first, request by request
         timed = Timed(fit())
         with counted(name, len(judged)) as advance:
             for wants in judged if is_marked else unmarked(judged):
                 (run,) = run_rule(wants, timed, [DECISIVE_SHARE])
                 loads.setdefault(name, []).append(summed(run.misses))
                 advance()
+        if name in known:
+            continue
         fewer = saved(loads[name], loads[BASE])
         rows.append(
             {

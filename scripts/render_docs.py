@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "test")]
 from scripts.pages import (  # noqa: E402
     agents_tables,
+    eviction_tables,
     figures,
     fleet_tables,
     heads_tables,
@@ -60,6 +61,7 @@ def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 
 NAMES = functions_of(
     agents_tables,
+    eviction_tables,
     figures,
     fleet_tables,
     heads_tables,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark.eviction.answers import THOUGHT, Asked, Kind, Watching
+from benchmark.eviction.answers import THOUGHT, Asked, Kind
 from benchmark.eviction.decoder import Reaction, RowKeys
 from benchmark.eviction.demotion import MILESTONES, RANDOM, UNIFORM, share_of_bytes, spared
 from benchmark.eviction.retention import (
@@ -106,17 +106,13 @@ def test_r_kv_keeps_a_budget(kind: Kind, asked: list[Asked]) -> None:
         assert seen[:, -8:].all()
 
 
-def test_the_oracle_spares_what_will_be_attended_to(kind: Kind, asked: list[Asked]) -> None:
-    watching = Watching(live(kind, asked[0], 1))
-    kind.answers(asked[:1], [watching])
-    wants = watching.wants(len(asked[0].right))
-    budget = 3 * (len(asked[0].prompt) + len(asked[0].right)) // 4
-    by_plan, by_age = (
-        Evicting(ranking, live(kind, asked[0], 1), budget)
-        for ranking in (ByPlan(most_to_come(wants)), ByRule(KEEP_RULES["recency"]))
-    )
-    (planned,), (aged,) = kind.answers(asked[:1], [by_plan]), kind.answers(asked[:1], [by_age])
-    assert len(planned) > len(aged)
+def test_a_plan_goes_on_with_its_last_scores() -> None:
+    plan = ByPlan(iter([np.array([[1.0, 2.0]])]))
+    noted = live_wants("thought/0", 3, 2, 1, 1)
+    nothing = torch.zeros(1, 1, 3)
+    row = RowKeys(nothing, nothing, nothing, nothing, nothing)
+    for step in range(2):
+        assert plan.scores(step, row, noted).tolist() == [[1.0, 2.0, -np.inf, -np.inf]]
 
 
 def test_most_to_come_by_hand() -> None:

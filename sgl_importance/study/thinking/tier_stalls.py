@@ -33,4 +33,5 @@ def stall(wants: Wants, in_hbm: RuleRun, in_dram: RuleRun) -> Parts:
 
 def _by_layer(run: RuleRun, wants: Wants) -> Parts:
     """Loads of each step and layer."""
-    return run.loads.reshape(wants.num_steps, -1, wants.layer_heads).sum(2).astype(np.float64)
+    loads: Parts = run.loads.reshape(wants.num_steps, -1, wants.layer_heads).sum(2).astype(np.float64)
+    return loads
