@@ -244,12 +244,12 @@ def main() -> None:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
         sys.exit(130)
-    unnoticed = [name for name, row in rows.items() if row["outcome"] != "noticed"]
+    unnoticed = [f"{name} ({row['outcome']})" for name, row in rows.items() if row["outcome"] != "noticed"]
     print(f"{len(rows) - len(unnoticed)} of {len(rows)} broken lines were noticed")
     if not arguments.only:
         print(path)
     if unnoticed:
-        sys.exit(f"error: no test noticed {', '.join(unnoticed)}: write one")
+        sys.exit(f"error: no test noticed {', '.join(unnoticed)}")
 
 
 if __name__ == "__main__":

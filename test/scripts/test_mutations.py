@@ -77,7 +77,15 @@ def test_tests_that_fail_without_a_broken_line_say_nothing(tree: Path) -> None:
         run(tree, [HARMLESS])
 
 
-def test_tests_that_fail_already_cost_no_row_before_them(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_hangs_is_ended_and_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutations, "RUN_SECONDS", 5)
+    endless = dataclasses.replace(ADDED, name="endless", broken="while True: pass")
+    (row,) = run(tree, [endless])
+    assert (row["outcome"], row["noticed_by"]) == ("hung", None)
+    assert (tree / "prices.py").read_text() == PRICES
+
+
+def test_a_test_that_fails_already_costs_no_row_before_it(tree: Path) -> None:
     (tree / "test_wrong.py").write_text("def test_wrong():\n    assert False\n")
     rows: list[mutations.Row] = []
     with pytest.raises(BadTable, match="it does not pass: test_wrong"):
@@ -130,7 +138,7 @@ def test_a_line_that_nobody_missed_ends_the_run_with_its_name(
     monkeypatch.setattr(sys, "argv", ["mutations.py", "--out", str(out), *words])
     with pytest.raises(SystemExit) as ended:
         mutations.main()
-    assert ended.value.code == "error: no test noticed empty: write one"
+    assert ended.value.code == "error: no test noticed empty (survived)"
     assert out.exists() == is_written
     if is_written:
         assert json.loads(out.read_text())["rows"] == [survived]
