@@ -5,7 +5,10 @@
 Recorded answers about documents of several lengths, as if they were decoded together, token by token;
 every one reads a tenth of its context. All ways have the same device memory:
 
-- ``shared``: one table, as the server has it: the page that is worth least leaves, whoever's it is;
+- ``shared``: one table, as the server has it: the page that is worth least leaves, whoever's it is. On a CPU
+  requests read one after the other;
+- ``shared, together``: the same where the requests of a step read at once, as in Triton, so that none takes
+  the slot of a page that another is about to read;
 - ``equal``: as many slots for each request;
 - ``by use``: slots in proportion to the pages that a request reads, as SPIN sizes budgets;
 - ``best split``: in hindsight, part by part to the request whose loads fall most, so that no fixed budgets
@@ -108,6 +111,27 @@ def loads(requests: Sequence[Request], num_pages: int, slots: Sequence[int]) -> 
     return loaded
 
 
+def loads_together(requests: Sequence[Request], num_pages: int, slots: int) -> list[int]:
+    """As ``loads`` with slots that all share, where all requests read before any page leaves."""
+    tables = 1 + max(read.table for read in requests[0][0])
+    replay = ResidencyReplay(
+        POLICY, num_layers=tables, num_pages=num_pages, num_slots=slots, staging_pages=num_pages
+    )
+    loaded = [0] * len(requests)
+    for at in range(len(requests[0])):
+        replay.begin_pass()
+        for table in range(tables):
+            pages, shares = [], []
+            for number, request in enumerate(requests):
+                (read,) = (each for each in request[at] if each.table == table)
+                is_complete = read.pages != read.open_page
+                pages.append(read.pages[is_complete])
+                shares.append(read.shares[is_complete])
+                loaded[number] += int((~replay.is_resident(table, pages[-1])).sum())
+            replay.read(table, np.concatenate(pages), np.concatenate(shares))
+    return loaded
+
+
 def best_split(requests: Sequence[Request], num_pages: int, total: int) -> list[int]:
     """Slots of each request, ``total`` in all, given in parts where they save most loads."""
     part = max(1, total // STEPS_OF_A_SPLIT)
@@ -147,13 +171,19 @@ def main(
         total = int(share * contexts)
         ways = {
             "shared": [total],
+            "shared, together": [total],
             "equal": [total // len(requests)] * len(requests),
             "by use": [max(1, total * each // sum(read)) for each in read],
             "best split": best_split(requests, num_pages, total),
         }
         shared = loads(requests, num_pages, ways["shared"])
         for way, slots in ways.items():
-            loaded = shared if way == "shared" else loads(requests, num_pages, slots)
+            if way == "shared":
+                loaded = shared
+            elif way == "shared, together":
+                loaded = loads_together(requests, num_pages, total)
+            else:
+                loaded = loads(requests, num_pages, slots)
             pairs = np.array([loaded, shared], dtype=np.float64).T
             saved = bootstrap(pairs, saved_loads)
             rows.append(

@@ -143,6 +143,26 @@ def most_of_page_scores() -> float:
     return max(float(row["share"]) for row in results("pages_scores")["rows"])
 
 
+def budgets_table() -> str:
+    """Share of the pages read that was loaded, by how slots are divided; in brackets, of shared slots'."""
+    rows = results("pages_budgets")["rows"]
+    cells = {(row["way"], row["slots"]): row for row in rows}
+    shares = list(dict.fromkeys(row["slots"] for row in rows))
+    return table(
+        ["slots", *(f"room for {share:.0%}" for share in shares)],
+        [
+            [
+                way,
+                *(
+                    f"{cell['loaded']:.3f} ({cell['of shared']:.2f}, {cell['low']:.2f} to {cell['high']:.2f})"
+                    for cell in (cells[way, share] for share in shares)
+                ),
+            ]
+            for way in dict.fromkeys(row["way"] for row in rows)
+        ],
+    )
+
+
 def rebuilding_table() -> str:
     """What it takes to build again what is kept of the pages of a context, in one layer."""
     return table(
