@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sgl_importance.metrics_table import PREFIX
 
 from support.families import FAMILIES, VOCABULARY, write_random_model
 from support.python_path import CHECKS, python_path
-from support.servers import ServerProcess
+from support.servers import REQUEST_SECONDS, ServerProcess
 from support.victims import VICTIM_LOG, cores_of_ranks, log_victims_to, victims
 from support.workloads.shared_prefixes import shared_prefixes
 
@@ -140,3 +141,47 @@ def test_each_replica_keeps_a_tree_and_all_answer(
     assert first
     assert second
     assert len(list(tmp_path.rglob("ledger.sqlite"))) == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.tested(
+    kind="mode",
+    name="`--dp-size 2 --tokenizer-worker-num 2`: tokens over evictions, reports, routes and pins",
+    mode="page scores from attention",
+    backend="torch_native",
+)
+def test_replicas_behind_several_tokenizer_workers(
+    model: Path, prompts: list[list[int]], answers: list[list[int]]
+) -> None:
+    server = ServerProcess(
+        *("--kv-policy", "importance", *APART, "--tokenizer-worker-num", "2", *COMMON),
+        *("--max-total-tokens", str(POOL_TOKENS)),
+        model=model,
+        env={**python_path(CHECKS / "tree_check"), **cores_of_ranks(2)},
+        nccl_port=False,
+    )
+
+    def ask(number: int) -> dict[str, Any]:
+        body = {
+            "input_ids": prompts[number % len(prompts)],
+            "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True},
+            "routed_dp_rank": number // len(prompts),
+            "kv_hints": {"report": True},
+        }
+        # A connection each: any worker takes it.
+        reply = httpx.post(f"{server.base_url}/generate", json=body, timeout=REQUEST_SECONDS, trust_env=False)
+        return dict(reply.raise_for_status().json())
+
+    with server:
+        with ThreadPoolExecutor(4) as pool:
+            replies = list(pool.map(ask, range(2 * len(prompts))))
+        assert [reply["output_ids"] for reply in replies] == answers * 2
+        assert all(reply["meta_info"]["kv_importance"] for reply in replies)
+        for _ in range(3):  # by whichever worker answers
+            ranks = server.get("/kv_importance", limit=1000)["dp_ranks"]
+            assert [rank["clock"] >= len(prompts) for rank in ranks] == [True, True]
+            pin = server.post("/kv_importance/pin", {"input_ids": prompts[0][:PREFIX_TOKENS]})
+            held = [server.get("/kv_importance/pins", dp_rank=rank)["pins"] for rank in (0, 1)]
+            assert [[each["pin_id"] for each in pins] for pins in held] == [[pin["pin_id"]]] * 2
+            server.post("/kv_importance/unpin", {"pin_id": pin["pin_id"]})
+        assert server.metric(f"{PREFIX}evicted_tokens_total", tier="device", reason="least_loss") > 0
