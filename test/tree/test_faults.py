@@ -76,8 +76,8 @@ def check_victims(patch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     choose = ImportanceComponent._evict_device_next_node
 
-    def checked(component: ImportanceComponent, *args: Any) -> int | None:
-        node_id = choose(component, *args)
+    def checked(component: ImportanceComponent, *args: Any, **named: Any) -> int | None:
+        node_id = choose(component, *args, **named)
         if node_id is not None and not component.state.faults.is_learning:
             core = component.tree_core
             rank = core.eviction_strategy.get_priority
