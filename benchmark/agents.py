@@ -28,8 +28,8 @@ from intervals import interval
 from results import print_rows, write_results
 from rich.progress import track
 
-from sgl_importance.replay.fast_importance import replay_importance
-from sgl_importance.replay.fast_turns import replay_estimated, replay_turns
+from sgl_importance.replay.compiled.fast_importance import replay_importance
+from sgl_importance.replay.compiled.fast_turns import replay_estimated, replay_turns
 from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
 from sgl_importance.replay.formats.line_reader import refuse_bad_record
 from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM

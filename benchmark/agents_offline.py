@@ -39,8 +39,8 @@ from intervals import interval
 from results import RESULTS, print_rows, write_results
 
 from sgl_importance.policy.session_requests import NO_REQUEST
-from sgl_importance.replay.fast_lru import replay_lru
-from sgl_importance.replay.fast_turns import replay_estimated, replay_turns
+from sgl_importance.replay.compiled.fast_lru import replay_lru
+from sgl_importance.replay.compiled.fast_turns import replay_estimated, replay_turns
 from sgl_importance.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
 from sgl_importance.replay.formats.line_reader import refuse_bad_record
 from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM

@@ -27,9 +27,9 @@ from rich.progress import track
 
 from sgl_importance.ranking.write_gate import GateSettings
 from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.gated_tiers import GatedReplay, GateKind, Gating, StorageOffer
+from sgl_importance.replay.lower_tiers.gated_tiers import GatedReplay, GateKind, Gating, StorageOffer
+from sgl_importance.replay.lower_tiers.tiered_replay import TieredCounts, TieredSetup, TierSize, WritePolicy
 from sgl_importance.replay.replay_runner import run_jobs
-from sgl_importance.replay.tiered_replay import TieredCounts, TieredSetup, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
 from sgl_importance.tiers import Tier
 

@@ -28,7 +28,7 @@ from halves import starts
 from results import print_rows, write_results
 from rich.progress import track
 
-from sgl_importance.replay.fast_importance import replay_importance
+from sgl_importance.replay.compiled.fast_importance import replay_importance
 from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sgl_importance.replay.chain_ranking import CHAIN_POLICIES
-from sgl_importance.replay.chain_replay import (
+from sgl_importance.replay.formats.line_reader import ReadOptions
+from sgl_importance.replay.lower_tiers.chain_ranking import CHAIN_POLICIES
+from sgl_importance.replay.lower_tiers.chain_replay import (
     FEWEST_BLOCKS,
     ChainHardware,
     ChainRow,
     chain_jobs,
     run_chain_job,
 )
-from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.policy_registry import OPTIMUM
 from sgl_importance.replay.ray_cluster import RayCluster
 from sgl_importance.replay.replay_arguments import check_results

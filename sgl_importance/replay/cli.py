@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from sgl_importance.replay.chain_command import replay_chain
-from sgl_importance.replay.chain_replay import ChainHardware
 from sgl_importance.replay.formats.line_reader import ReadOptions
-from sgl_importance.replay.gated_tiers import Gating, StorageOffer
+from sgl_importance.replay.lower_tiers.chain_replay import ChainHardware
+from sgl_importance.replay.lower_tiers.gated_tiers import Gating, StorageOffer
+from sgl_importance.replay.lower_tiers.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.pages.page_command import parse_page_policies, replay_pages
 from sgl_importance.replay.pages.page_replay import PAGE_POLICIES, Selection
 from sgl_importance.replay.policy_registry import OPTIMUM
@@ -47,7 +48,6 @@ from sgl_importance.replay.report.console import (
 from sgl_importance.replay.report.plot import plot_rows
 from sgl_importance.replay.report.replay_report import results_table
 from sgl_importance.replay.report.tier_report import TieredJob, TieredRow, run_tiered_job, tiered_table
-from sgl_importance.replay.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.trace import Trace
 from sgl_importance.terminal import existing_file, fail, show, some_path
 from sgl_importance.tiers import Tier

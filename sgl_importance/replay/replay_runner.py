@@ -89,7 +89,7 @@ def choose_replay(policy: str, mode: ReplayMode, seed: int = 0) -> Replay:
         UnknownPolicyError: there is no such policy.
     """
     if policy == "lru" and mode is not ReplayMode.NODES:
-        from sgl_importance.replay.fast_lru import replay_lru  # imports numba
+        from sgl_importance.replay.compiled.fast_lru import replay_lru  # imports numba
 
         return partial(replay_lru, object_level=mode is ReplayMode.OBJECTS)
     if policy == IMPORTANCE and mode is ReplayMode.TREE:
@@ -102,8 +102,8 @@ def choose_replay(policy: str, mode: ReplayMode, seed: int = 0) -> Replay:
 
 
 def _replay_importance(trace: Trace, capacity: int) -> ReplayCounts:
-    from sgl_importance.replay.fast_importance import replay_importance  # these import numba
-    from sgl_importance.replay.fast_turns import replay_turns
+    from sgl_importance.replay.compiled.fast_importance import replay_importance  # these import numba
+    from sgl_importance.replay.compiled.fast_turns import replay_turns
     from sgl_importance.replay.trace_turns import has_answer_ends
 
     return (replay_turns if has_answer_ends(trace) else replay_importance)(trace, capacity)

@@ -19,22 +19,22 @@ from sgl_importance.storage.page_record import MissReason, PageDamaged, PageMiss
 from sgl_importance.storage.pages import RUN_BYTES, RUN_PAGES, Lanes, Page
 from sgl_importance.tier_chain.costs import fetch_seconds
 from sgl_importance.tier_chain.found_pages import FoundPage, by_sequence
-from sgl_importance.tier_chain.member import Member
-from sgl_importance.tier_chain.move_budget import MoveBudget
-from sgl_importance.tier_chain.page_mover import PageMover, Point, set_damaged_aside
-from sgl_importance.tier_chain.page_numbers import PageNumbers
-from sgl_importance.tier_chain.placement import Placement, Step
-from sgl_importance.tier_chain.ranking import Ranking, ReuseRanking
-from sgl_importance.tier_chain.tier import Scratch
-from sgl_importance.tier_chain.tier_counters import TierCounters
-from sgl_importance.tier_chain.tier_health import TierHealth
-from sgl_importance.tier_chain.tier_record import (
+from sgl_importance.tier_chain.kinds.tier import Scratch
+from sgl_importance.tier_chain.kinds.tier_record import (
     NO_PAGE,
     PageName,
     check_record,
     make_record,
     record_bytes,
 )
+from sgl_importance.tier_chain.member import Member
+from sgl_importance.tier_chain.move_budget import MoveBudget
+from sgl_importance.tier_chain.page_mover import PageMover, Point, set_damaged_aside
+from sgl_importance.tier_chain.page_numbers import PageNumbers
+from sgl_importance.tier_chain.placement import Placement, Step
+from sgl_importance.tier_chain.ranking import Ranking, ReuseRanking
+from sgl_importance.tier_chain.tier_counters import TierCounters
+from sgl_importance.tier_chain.tier_health import TierHealth
 
 PATIENCE_SECONDS = 10.0
 """For whoever changes places at the moment; he may hang in a disk."""

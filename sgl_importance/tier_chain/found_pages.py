@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sgl_importance.tier_chain.tier_record import NO_PAGE, Listed, PageName
+from sgl_importance.tier_chain.kinds.tier_record import NO_PAGE, Listed, PageName
 
 
 class FoundPage(NamedTuple):

@@ -11,8 +11,8 @@ import numpy as np
 
 from sgl_importance.storage.page_record import MissReason
 from sgl_importance.tier_chain.costs import FetchCost
-from sgl_importance.tier_chain.tier import NO_ROOM, Tier
-from sgl_importance.tier_chain.tier_record import NO_PAGE, Bytes, Listed, PageName, make_record
+from sgl_importance.tier_chain.kinds.tier import NO_ROOM, Tier
+from sgl_importance.tier_chain.kinds.tier_record import NO_PAGE, Bytes, Listed, PageName, make_record
 
 MEASURED_BYTES = 32 << 20
 MOST_RECORDS = 64

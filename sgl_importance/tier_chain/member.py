@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from sgl_importance.tier_chain.costs import FetchCost
-from sgl_importance.tier_chain.tier import Tier
+from sgl_importance.tier_chain.kinds.tier import Tier
 
 
 @dataclass(slots=True)

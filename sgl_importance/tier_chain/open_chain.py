@@ -11,16 +11,16 @@ from pathlib import Path
 
 from sgl_importance.tier_chain.chain import TierChain, Visit
 from sgl_importance.tier_chain.costs import FetchCost
-from sgl_importance.tier_chain.file_tier import FileTier
-from sgl_importance.tier_chain.mapped_tier import MappedTier
+from sgl_importance.tier_chain.kinds.file_tier import FileTier
+from sgl_importance.tier_chain.kinds.mapped_tier import MappedTier
+from sgl_importance.tier_chain.kinds.mooncake_tier import MooncakeTier, connect
+from sgl_importance.tier_chain.kinds.tier import DramTier, Tier
+from sgl_importance.tier_chain.kinds.tier_record import record_bytes
 from sgl_importance.tier_chain.measure import MOST_RECORDS, InjectedTier, measure_reads
 from sgl_importance.tier_chain.member import Member
-from sgl_importance.tier_chain.mooncake_tier import MooncakeTier, connect
 from sgl_importance.tier_chain.ranking import Ranking
-from sgl_importance.tier_chain.tier import DramTier, Tier
 from sgl_importance.tier_chain.tier_counters import TierCounters
 from sgl_importance.tier_chain.tier_file import FOLDER_KINDS, ChainSpec, TierKind, TierSpec
-from sgl_importance.tier_chain.tier_record import record_bytes
 
 MAPPED_FILE = "slots"
 LOCK_FILE = "lock"

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from sgl_importance.storage.page_record import PageDamaged
+from sgl_importance.tier_chain.kinds.tier import NO_ROOM, Scratch
+from sgl_importance.tier_chain.kinds.tier_record import Bytes, PageName, check_record, record_bytes
 from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.page_numbers import PageNumbers
 from sgl_importance.tier_chain.placement import Placement, Step
-from sgl_importance.tier_chain.tier import NO_ROOM, Scratch
 from sgl_importance.tier_chain.tier_counters import TierCounters
 from sgl_importance.tier_chain.tier_health import TierHealth
-from sgl_importance.tier_chain.tier_record import Bytes, PageName, check_record, record_bytes
 
 
 class Point(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from sgl_importance.tier_chain.tier_record import PageName
+from sgl_importance.tier_chain.kinds.tier_record import PageName
 
 
 class PageNumbers:

@@ -17,8 +17,9 @@ from sgl_importance.storage.cli import DAMAGED_EXIT_CODE, AsJson, app
 from sgl_importance.storage.inspect import NoStore, files_of, verify
 from sgl_importance.storage.page_record import MissReason, PageDamaged
 from sgl_importance.terminal import add_texts, existing_file, fail, show
-from sgl_importance.tier_chain.mapped_tier import read_slots
-from sgl_importance.tier_chain.mooncake_tier import INDEX, entry_bytes, read_entry
+from sgl_importance.tier_chain.kinds.mapped_tier import read_slots
+from sgl_importance.tier_chain.kinds.mooncake_tier import INDEX, entry_bytes, read_entry
+from sgl_importance.tier_chain.kinds.tier_record import check_record
 from sgl_importance.tier_chain.open_chain import MAPPED_FILE
 from sgl_importance.tier_chain.tier_file import (
     FOLDER_KINDS,
@@ -27,7 +28,6 @@ from sgl_importance.tier_chain.tier_file import (
     TierSpec,
     read_tier_file,
 )
-from sgl_importance.tier_chain.tier_record import check_record
 
 __all__ = ["app"]
 

@@ -8,11 +8,11 @@ from math import inf
 import numpy as np
 
 from sgl_importance.storage.page_record import PageDamaged
+from sgl_importance.tier_chain.kinds.tier_record import NO_PAGE, check_record, make_record
 from sgl_importance.tier_chain.measure import probe_name
 from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.placement import Placement
 from sgl_importance.tier_chain.tier_counters import TierCounters
-from sgl_importance.tier_chain.tier_record import NO_PAGE, check_record, make_record
 
 FAILURES_IN_A_ROW = 3
 """After which a tier is left out."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sgl_importance.replay.fast_turns import replay_estimated
+from sgl_importance.replay.compiled.fast_turns import replay_estimated
 from sgl_importance.replay.sessions import block_facts
 from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.replay.trace_turns import TraceTurns

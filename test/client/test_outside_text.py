@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import sgl_importance
 import sglang_importance
 from sgl_importance.client import fleet_command, pin_commands
-from sgl_importance.replay.chain_replay import ChainRow
+from sgl_importance.replay.lower_tiers.chain_replay import ChainRow
 from sgl_importance.replay.report.chain_report import chain_table
 from sgl_importance.storage import cli as storage_cli
 from sgl_importance.study.reuse_study import ReuseFinding

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.replay.chain_ranking import CHAIN_POLICIES
-from sgl_importance.replay.chain_replay import ChainHardware, capacities, replay_chain
 from sgl_importance.replay.cli import app
-from sgl_importance.replay.fast_lru import replay_lru
+from sgl_importance.replay.compiled.fast_lru import replay_lru
+from sgl_importance.replay.lower_tiers.chain_ranking import CHAIN_POLICIES
+from sgl_importance.replay.lower_tiers.chain_replay import ChainHardware, capacities, replay_chain
 from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.tier_chain.tier_file import parse_tiers

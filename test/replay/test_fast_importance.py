@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.policy.lru import LruPolicy
-from sgl_importance.replay import fast_importance, fast_turns
 from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.fast_importance import evictions, replay_importance
+from sgl_importance.replay.compiled import fast_importance, fast_turns
+from sgl_importance.replay.compiled.fast_importance import evictions, replay_importance
 from sgl_importance.replay.importance_replay import ImportanceReplayPolicy
 from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL, ReuseEstimator

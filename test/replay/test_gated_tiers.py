@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.ranking.write_gate import GateSettings
-from sgl_importance.replay.gated_tiers import GatedReplay, GateKind, Gating, StorageOffer
-from sgl_importance.replay.tiered_replay import TieredSetup, TierSize, WritePolicy, replay_tiers
+from sgl_importance.replay.lower_tiers.gated_tiers import GatedReplay, GateKind, Gating, StorageOffer
+from sgl_importance.replay.lower_tiers.tiered_replay import TieredSetup, TierSize, WritePolicy, replay_tiers
 from sgl_importance.replay.trace import NO_PARENT, Trace
 from sgl_importance.tiers import Tier
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sgl_importance.policy.lru import LruPolicy
 from sgl_importance.replay.cache import replay_objects, replay_tree
+from sgl_importance.replay.compiled.fast_lru import replay_lru
 from sgl_importance.replay.equivalent import lru_curve
-from sgl_importance.replay.fast_lru import replay_lru
 from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.trace import Trace
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from sgl_importance.policy.lru import LruPolicy
 from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.fast_lru import replay_lru
-from sgl_importance.replay.policy_registry import POLICY_NAMES, TRACE_FOLLOWERS, create_policy
-from sgl_importance.replay.tiered_replay import (
+from sgl_importance.replay.compiled.fast_lru import replay_lru
+from sgl_importance.replay.lower_tiers.tiered_replay import (
     TieredCounts,
     TieredSetup,
     TierError,
@@ -19,6 +18,7 @@ from sgl_importance.replay.tiered_replay import (
     WritePolicy,
     replay_tiers,
 )
+from sgl_importance.replay.policy_registry import POLICY_NAMES, TRACE_FOLLOWERS, create_policy
 from sgl_importance.replay.trace import Trace
 from sgl_importance.tiers import Tier
 

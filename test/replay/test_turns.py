@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.fast_importance import replay_importance
-from sgl_importance.replay.fast_lru import replay_lru
-from sgl_importance.replay.fast_turns import replay_turns
+from sgl_importance.replay.compiled.fast_importance import replay_importance
+from sgl_importance.replay.compiled.fast_lru import replay_lru
+from sgl_importance.replay.compiled.fast_turns import replay_turns
 from sgl_importance.replay.policy_registry import IMPORTANCE, create_policy
 from sgl_importance.replay.replay_runner import ReplayMode, choose_replay
 from sgl_importance.replay.sessions import block_facts

@@ -12,9 +12,9 @@ from sgl_importance.storage.page_record import MissReason, PageDamaged, PageMiss
 from sgl_importance.storage.page_transfer import PageTransfer
 from sgl_importance.storage.store_counters import StoreCounters
 from sgl_importance.tier_chain.chain import TierChain
+from sgl_importance.tier_chain.kinds.tier import DramTier
+from sgl_importance.tier_chain.kinds.tier_record import Bytes, PageName, check_record
 from sgl_importance.tier_chain.page_mover import Point
-from sgl_importance.tier_chain.tier import DramTier
-from sgl_importance.tier_chain.tier_record import Bytes, PageName, check_record
 
 from support.tier_chains import (
     CAPACITIES,

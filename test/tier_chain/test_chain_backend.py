@@ -12,7 +12,7 @@ import torch
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.reuse.estimator import ReuseEstimator
-from sgl_importance.tier_chain.tier_record import record_bytes
+from sgl_importance.tier_chain.kinds.tier_record import record_bytes
 from sglang_importance.launch.server_findings import server_findings
 from sglang_importance.storage import backend as backend_module
 from sglang_importance.storage import store_launch

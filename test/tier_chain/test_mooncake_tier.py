@@ -14,12 +14,18 @@ import numpy as np
 import pytest
 
 from sgl_importance.storage.page_record import PageDamaged, PageMiss
-from sgl_importance.tier_chain.mooncake_tier import MooncakeTier, connect
+from sgl_importance.tier_chain.kinds.mooncake_tier import MooncakeTier, connect
+from sgl_importance.tier_chain.kinds.tier_record import (
+    NO_PAGE,
+    PageName,
+    check_record,
+    make_record,
+    record_bytes,
+)
 from sgl_importance.tier_chain.open_chain import OpenChain
 from sgl_importance.tier_chain.ranking import LruRanking
 from sgl_importance.tier_chain.tier_counters import TierCounters
 from sgl_importance.tier_chain.tier_file import parse_tiers
-from sgl_importance.tier_chain.tier_record import NO_PAGE, PageName, check_record, make_record, record_bytes
 
 from support import tier_chains
 from support.mooncake_store import StandInStore

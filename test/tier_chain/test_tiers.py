@@ -15,12 +15,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sgl_importance.storage.inspect import files_of, verify
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason, PageDamaged
 from sgl_importance.storage.regular import open_regular
-from sgl_importance.tier_chain.file_tier import FileTier
-from sgl_importance.tier_chain.mapped_tier import MappedTier
+from sgl_importance.tier_chain.kinds.file_tier import FileTier
+from sgl_importance.tier_chain.kinds.mapped_tier import MappedTier
+from sgl_importance.tier_chain.kinds.mooncake_tier import MooncakeTier
+from sgl_importance.tier_chain.kinds.tier import DramTier, Tier
+from sgl_importance.tier_chain.kinds.tier_record import (
+    NO_PAGE,
+    PageName,
+    check_record,
+    make_record,
+    record_bytes,
+)
 from sgl_importance.tier_chain.measure import InjectedTier, measure_reads
-from sgl_importance.tier_chain.mooncake_tier import MooncakeTier
-from sgl_importance.tier_chain.tier import DramTier, Tier
-from sgl_importance.tier_chain.tier_record import NO_PAGE, PageName, check_record, make_record, record_bytes
 
 from support.mooncake_store import StandInStore
 from support.tier_chains import FullTier
@@ -217,7 +223,7 @@ def test_files_that_cannot_be_read_now_are_kept(tmp_path: Path, monkeypatch: pyt
             raise OSError(errno.EMFILE, "too many open files")
         return open_regular(path)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("sgl_importance.tier_chain.file_tier.open_regular", refuse_first)
+    monkeypatch.setattr("sgl_importance.tier_chain.kinds.file_tier.open_regular", refuse_first)
     assert len(list(tier.records())) == 1
     assert len(list(tier.records())) == 2
 

@@ -10,13 +10,13 @@ import pytest
 
 from sgl_importance.storage.page_record import page_digest
 from sgl_importance.tier_chain.chain import TierChain
-from sgl_importance.tier_chain.file_tier import FileTier
+from sgl_importance.tier_chain.kinds.file_tier import FileTier
+from sgl_importance.tier_chain.kinds.tier import DramTier
+from sgl_importance.tier_chain.kinds.tier_record import Bytes, PageName
 from sgl_importance.tier_chain.open_chain import OpenChain
 from sgl_importance.tier_chain.ranking import LruRanking
-from sgl_importance.tier_chain.tier import DramTier
 from sgl_importance.tier_chain.tier_counters import TierCounters
 from sgl_importance.tier_chain.tier_file import parse_tiers
-from sgl_importance.tier_chain.tier_record import Bytes, PageName
 
 from support.tier_chains import (
     MODEL,

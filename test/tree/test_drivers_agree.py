@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.fast_importance import evictions
+from sgl_importance.replay.compiled.fast_importance import evictions
 from sgl_importance.replay.radix_nodes import replay_nodes
 from sgl_importance.replay.sessions import block_facts
 from sgl_importance.replay.trace import TraceBuilder

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sgl_importance.replay.chain_replay import ChainRow
+from sgl_importance.replay.lower_tiers.chain_replay import ChainRow
 from sgl_importance.terminal import add_texts, plain
 
 

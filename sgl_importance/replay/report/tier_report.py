@@ -10,8 +10,8 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from sgl_importance.replay.gated_tiers import Gating, replay_gated
-from sgl_importance.replay.tiered_replay import TierCounts, TieredSetup, replay_tiers
+from sgl_importance.replay.lower_tiers.gated_tiers import Gating, replay_gated
+from sgl_importance.replay.lower_tiers.tiered_replay import TierCounts, TieredSetup, replay_tiers
 from sgl_importance.replay.trace import Trace
 from sgl_importance.terminal import add_texts, plain
 

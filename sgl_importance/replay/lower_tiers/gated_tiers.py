@@ -17,10 +17,10 @@ from typing import Protocol
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.write_gate import GateSettings, WriteGate
+from sgl_importance.replay.lower_tiers.tiered_replay import TierCache, TieredCounts, TieredReplay, TieredSetup
 from sgl_importance.replay.policy_registry import IMPORTANCE
 from sgl_importance.replay.sessions import BlockFacts
 from sgl_importance.replay.tier_order import TierOrder
-from sgl_importance.replay.tiered_replay import TierCache, TieredCounts, TieredReplay, TieredSetup
 from sgl_importance.replay.trace import NO_PARENT, Trace
 from sgl_importance.replay.trace_nodes import TraceNodes
 from sgl_importance.tiers import Tier

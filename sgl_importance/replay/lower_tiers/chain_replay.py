@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance.replay.chain_ranking import LRU, trace_ranking
+from sgl_importance.replay.lower_tiers.chain_ranking import LRU, trace_ranking
 from sgl_importance.replay.trace import Trace
 from sgl_importance.tier_chain.costs import FetchCost, fetch_seconds
 from sgl_importance.tier_chain.move_budget import MoveBudget

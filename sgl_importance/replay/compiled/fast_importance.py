@@ -19,7 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.replay.cache import ReplayCounts
-from sgl_importance.replay.open_intervals import AGES, Ages, IntervalArray, count_reached, no_intervals
+from sgl_importance.replay.compiled.open_intervals import (
+    AGES,
+    Ages,
+    IntervalArray,
+    count_reached,
+    no_intervals,
+)
 from sgl_importance.replay.sessions import BlockFacts, access_classes
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason
-from sgl_importance.tier_chain.tier_record import LINK_BYTES, Bytes, Listed, PageName, list_record
+from sgl_importance.tier_chain.kinds.tier_record import LINK_BYTES, Bytes, Listed, PageName, list_record
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a medium that is full, or whose owner may have no more of it."""

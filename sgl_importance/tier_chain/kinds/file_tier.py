@@ -20,8 +20,8 @@ from sgl_importance.storage.budget import PAGE_SUFFIX, UNFINISHED_SUFFIX, scan
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason
 from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store import describe_identity, set_aside
-from sgl_importance.tier_chain.tier import Tier
-from sgl_importance.tier_chain.tier_record import LINK_BYTES, Bytes, Listed, PageName, list_record
+from sgl_importance.tier_chain.kinds.tier import Tier
+from sgl_importance.tier_chain.kinds.tier_record import LINK_BYTES, Bytes, Listed, PageName, list_record
 
 BLOCK = 4096
 """What O_DIRECT wants addresses and lengths to be multiples of, on every disk we know."""

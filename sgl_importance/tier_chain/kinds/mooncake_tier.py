@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from sgl_importance.storage.page_record import HEADER_BYTES, decode_header
-from sgl_importance.tier_chain.tier import Tier
-from sgl_importance.tier_chain.tier_record import LINK_BYTES, Bytes, Listed, PageName, list_record
+from sgl_importance.tier_chain.kinds.tier import Tier
+from sgl_importance.tier_chain.kinds.tier_record import LINK_BYTES, Bytes, Listed, PageName, list_record
 
 INDEX = "index"
 _ID_FILE = "id"

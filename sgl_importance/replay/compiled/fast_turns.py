@@ -15,7 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.replay.cache import ReplayCounts
-from sgl_importance.replay.open_intervals import AGES, Ages, IntervalArray, count_reached, no_intervals
+from sgl_importance.replay.compiled.open_intervals import (
+    AGES,
+    Ages,
+    IntervalArray,
+    count_reached,
+    no_intervals,
+)
 from sgl_importance.replay.sessions import BlockFacts, block_facts
 from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
 from sgl_importance.replay.trace_turns import GONE_ON, TraceTurns

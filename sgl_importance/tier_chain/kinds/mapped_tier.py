@@ -17,8 +17,8 @@ import numpy as np
 
 from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.storage.page_record import HEADER_BYTES
-from sgl_importance.tier_chain.tier import Tier
-from sgl_importance.tier_chain.tier_record import LINK_BYTES, Bytes, Listed, PageName, list_record
+from sgl_importance.tier_chain.kinds.tier import Tier
+from sgl_importance.tier_chain.kinds.tier_record import LINK_BYTES, Bytes, Listed, PageName, list_record
 
 _PREAMBLE_BYTES = 4096
 _SLOT_ALIGNMENT = 64
