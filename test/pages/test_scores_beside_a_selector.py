@@ -15,7 +15,7 @@ from sgl_importance_kernels.pages.selectors.registry import SELECTORS
 from sglang_importance.attention.rows import Phase
 from sglang_importance.pages.pool import TieredKVPool
 from sglang_importance.pages.selections import Selection, Selections
-from sglang_importance.pages.torch_native import EmittingTieredBackend
+from sglang_importance.pages.torch_native_backend import EmittingTieredBackend
 
 from support.drivers.attention_driver import (
     HEAD_DIM,
