@@ -103,7 +103,7 @@ def test_what_is_evicted_is_demoted_where_the_host_has_it_and_is_loaded_back(mak
 
 
 def test_copies_that_are_made_and_copies_that_are_refused():
-    gate = ScriptedGate(False, False)
+    gate = ScriptedGate(otherwise=False)
     driver, tiers = gated("write_through", gate, storage=False)
 
     def act() -> None:
@@ -112,6 +112,7 @@ def test_copies_that_are_made_and_copies_that_are_refused():
 
     offered = {"offered_tokens_total", "used_tokens"}
     assert moved(driver, act) == REQUEST | offered | {"refused_tokens_total"}
+    gate.otherwise = True
     assert moved(driver, act) == HIT | offered | {"written_tokens_total"}
 
 
