@@ -34,6 +34,8 @@ install() {
   # shellcheck disable=SC2046  # one word per package
   pip_install $(grep -hE '^Requires-Dist: (transformers|tokenizers|compressed-tensors|xgrammar)==' \
     "$packages/sglang-$release.dist-info/METADATA" | cut -d' ' -f2 | tr -d '\r')
+  sed "1s|.*|#!$folder/bin/python|" "$(dirname "$python")/sgl-importance" >"$folder/bin/sgl-importance"
+  chmod +x "$folder/bin/sgl-importance"
   touch "$folder/complete"
 }
 

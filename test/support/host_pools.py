@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from sglang_importance.storage.backend import VerifiedStorage
 from sglang_importance.storage.weights import Weights
+from sglang_importance.upstream.differences import host_pool
 
 base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0  # for pools of a few kB, 10 GiB need not be free
 
@@ -35,7 +36,7 @@ def make_pool(layout: str, seed: int = 0, *, dtype: torch.dtype = torch.bfloat16
         enable_memory_saver=False,
         enable_alt_stream=False,
     )
-    pool = MHATokenToKVPoolHost(device, 2.0 * PAGES, 0, PAGE_TOKENS, layout, pin_memory=False, device="cpu")
+    pool = host_pool(device, 2.0 * PAGES, PAGE_TOKENS, layout, pin_memory=False)
     generator = torch.Generator().manual_seed(seed)
     content = torch.rand(pool.kv_buffer.shape, generator=generator).to(dtype)
     pool.kv_buffer.copy_(content.view(pool.dtype))  # bytes, where the format is quantized
