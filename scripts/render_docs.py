@@ -26,6 +26,7 @@ from jinja2 import Environment, StrictUndefined
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "test")]
 from scripts.pages import (  # noqa: E402
+    adversarial_tables,
     agents_tables,
     eviction_tables,
     figures,
@@ -34,6 +35,7 @@ from scripts.pages import (  # noqa: E402
     published_tables,
     reasoning_tables,
     reference,
+    residency_tables,
     routes,
     sparse_tables,
     state_tables,
@@ -60,6 +62,7 @@ def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 NAMES = functions_of(
+    adversarial_tables,
     agents_tables,
     eviction_tables,
     figures,
@@ -68,6 +71,7 @@ NAMES = functions_of(
     published_tables,
     reasoning_tables,
     reference,
+    residency_tables,
     routes,
     sparse_tables,
     state_tables,

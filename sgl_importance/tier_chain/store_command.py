@@ -18,7 +18,7 @@ from sgl_importance.storage.inspect import NoStore, files_of, verify
 from sgl_importance.storage.page_record import MissReason, PageDamaged
 from sgl_importance.terminal import add_texts, existing_file, fail, show
 from sgl_importance.tier_chain.kinds.mapped_tier import read_slots
-from sgl_importance.tier_chain.kinds.mooncake_tier import INDEX, entry_bytes, read_entry
+from sgl_importance.tier_chain.kinds.mooncake_tier import INDEX, read_entry
 from sgl_importance.tier_chain.kinds.tier_record import check_record
 from sgl_importance.tier_chain.open_chain import MAPPED_FILE
 from sgl_importance.tier_chain.tier_file import (
@@ -110,9 +110,9 @@ def _count_files(row: RankPages, folder: Path, check: bool) -> None:
 def _count_entries(row: RankPages, folder: Path) -> None:
     """Records that lie elsewhere, as the folder has them; they are not read."""
     for path in (folder / INDEX).glob("*/*"):
-        if read_entry(path) is not None:
+        if (entry := read_entry(path)) is not None:
             row.pages += 1
-            row.bytes += entry_bytes(path.read_bytes())
+            row.bytes += entry[1]
 
 
 def _count_slots(row: RankPages, folder: Path, check: bool) -> None:

@@ -8,12 +8,11 @@ import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-from sgl_importance.pages.device_plan import KvShape, plan_device
+from sgl_importance.pages.device_plan import plan_device
 from sgl_importance_kernels.pages.page_choice import ChoiceRule
 from sgl_importance_kernels.pages.page_chooser import PageChooser
 from sgl_importance_kernels.pages.selectors.registry import SELECTORS
 from sglang_importance.attention.rows import Phase
-from sglang_importance.pages.pool import TieredKVPool
 from sglang_importance.pages.selections import Selection, Selections
 from sglang_importance.pages.torch_native_backend import EmittingTieredBackend
 
@@ -21,15 +20,16 @@ from support.drivers.attention_driver import (
     HEAD_DIM,
     HEADS,
     KV_HEADS,
+    KV_SHAPE,
     NUM_LAYERS,
     POOL_TOKENS,
     AttentionDriver,
     Sequence,
     options,
+    tiered_pool,
 )
 
 PAGE, PROMPT = 16, 80
-SHAPE = KvShape(layers=NUM_LAYERS, kv_heads=KV_HEADS, key_dim=HEAD_DIM, value_dim=HEAD_DIM, item_bytes=4)
 RULE = ChoiceRule(sink_tokens=PAGE, window_tokens=PAGE)
 
 
@@ -41,19 +41,10 @@ class ChoosingDriver(AttentionDriver):
         positions = {"sparse_min_context": min_context, "sparse_prompt_tokens": prompt_tokens}
         super().__init__(options(window=window, **sparse, **positions), page_size=PAGE)
         selector, self.selections = SELECTORS["rep"](PAGE), Selections(self.options, PAGE)
-        pool = TieredKVPool(
-            POOL_TOKENS,
-            page_size=PAGE,
-            dtype=torch.float32,
-            head_num=KV_HEADS,
-            head_dim=HEAD_DIM,
-            layer_num=NUM_LAYERS,
-            device="cpu",
-            enable_memory_saver=False,
-        )
+        pool = tiered_pool(PAGE)
         vectors = selector.vectors_per_page
         plan = plan_device(
-            SHAPE,
+            KV_SHAPE,
             page_size=PAGE,
             pool_tokens=POOL_TOKENS,
             device_tokens=600,

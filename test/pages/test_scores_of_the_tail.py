@@ -11,39 +11,30 @@ import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-from sgl_importance.pages.device_plan import KvShape, plan_device
+from sgl_importance.pages.device_plan import plan_device
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
-from sglang_importance.pages.pool import TieredKVPool, forget_freed_pages
+from sglang_importance.pages.pool import forget_freed_pages
 from sglang_importance.pages.torch_native_backend import EmittingTieredBackend
 
 from support.drivers.attention_driver import (
     HEAD_DIM,
     HEADS,
     KV_HEADS,
-    NUM_LAYERS,
+    KV_SHAPE,
     POOL_TOKENS,
     model_runner,
     options,
+    tiered_pool,
 )
 
 PAGE, SLOT, COMPLETE = 16, 1, 4
-SHAPE = KvShape(layers=NUM_LAYERS, kv_heads=KV_HEADS, key_dim=HEAD_DIM, value_dim=HEAD_DIM, item_bytes=4)
 
 
 def tier_pages(runner: SimpleNamespace) -> None:
     """Puts a tiered pool in the place of the runner's own."""
-    runner.token_to_kv_pool = TieredKVPool(
-        POOL_TOKENS,
-        page_size=PAGE,
-        dtype=torch.float32,
-        head_num=KV_HEADS,
-        head_dim=HEAD_DIM,
-        layer_num=NUM_LAYERS,
-        device="cpu",
-        enable_memory_saver=False,
-    )
-    plan = plan_device(SHAPE, page_size=PAGE, pool_tokens=POOL_TOKENS, device_tokens=400, max_requests=2)
+    runner.token_to_kv_pool = tiered_pool(PAGE)
+    plan = plan_device(KV_SHAPE, page_size=PAGE, pool_tokens=POOL_TOKENS, device_tokens=400, max_requests=2)
     runner.token_to_kv_pool.attach_slots(plan, "cpu")
 
 

@@ -13,16 +13,10 @@ from sgl_importance.study.cli import app
 from sgl_importance.study.h3 import ARMS, SELECTED, SLOTS, study_h3, verdict
 from sgl_importance.study.statistics import Estimate
 from sgl_importance.study.study_report import StudyError
-from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 
-from support.workloads.page_recordings import Asked, random_asked, write_asked
+from support.workloads.page_recordings import Asked, random_asked, recorded, write_asked
 
 pytest.importorskip("torch")
-
-
-def recorded(directory: Path, asked: list[Asked], share: float = 0.5) -> PageRecording:
-    write_asked(directory, asked, share=share)
-    return load_page_steps(directory)
 
 
 def nearly_alike(difference: float) -> list[Asked]:
@@ -39,7 +33,7 @@ def nearly_alike(difference: float) -> list[Asked]:
 
 
 def test_a_preference_pays_where_many_pages_are_worth_the_same(tmp_path: Path) -> None:
-    recording = recorded(tmp_path, nearly_alike(0.0003))
+    recording = recorded(tmp_path, nearly_alike(0.0003), share=0.5)
     finding = study_h3([recording], processes=1)
     assert finding.verdict.startswith("supported for these lengths")
     assert finding.value.low > 0.3
@@ -54,7 +48,7 @@ def test_a_preference_pays_where_many_pages_are_worth_the_same(tmp_path: Path) -
 
 
 def test_a_preference_that_reads_the_wrong_pages_is_not_supported(tmp_path: Path) -> None:
-    finding = study_h3([recorded(tmp_path, nearly_alike(0.055))], processes=1)
+    finding = study_h3([recorded(tmp_path, nearly_alike(0.055), share=0.5)], processes=1)
     assert finding.verdict.startswith("not supported for these lengths")
 
 

@@ -32,9 +32,8 @@ from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule, lru, 
 from sgl_importance.study.thinking.marks import Marks, write_marks
 from sgl_importance.study.thinking.rule_run import run_rule
 from sgl_importance.study.thinking.wants import Wants
-from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 
-from support.workloads.page_recordings import Asked, looks_back, write_asked
+from support.workloads.page_recordings import Asked, looks_back, recorded, write_asked
 from support.workloads.recordings import PAGE_SIZE
 from support.workloads.wants import random_wants, wants_of
 
@@ -284,11 +283,6 @@ def apart(number: int, kind: str, *, together: bool) -> Asked:
             first = 3 * turn if together or not head else 3 * (turn + 2) % 15
             mass[at, :, head, first : first + 3] = 0.3
     return Asked(number, prompt_pages, mass, kind=kind)
-
-
-def recorded(directory: Path, asked: list[Asked], **header: float) -> PageRecording:
-    write_asked(directory, asked, **header)
-    return load_page_steps(directory)
 
 
 def finding(found: list[Finding], study: str) -> Finding:

@@ -303,9 +303,12 @@ def test_any_answers_leave_a_tree_without_orphans(
 
 
 @pytest.mark.parametrize("write_policy", WRITE_POLICIES)
-def test_the_real_gate_decides_alike_on_every_rank(write_policy: str):
+@pytest.mark.parametrize("disk", ["roomy", "full at times"])
+def test_the_real_gate_decides_alike_on_every_rank(write_policy: str, disk: str):
     rng = random.Random(3)
     history = [(rng.choice(("serve", "serve", "settle", "evict")), rng.randrange(2**16)) for _ in range(400)]
+    if disk == "roomy":
+        history = [(op, 3 * value + 1 if op == "settle" else value) for op, value in history]
     runs = []
     for _ in range(2):
         driver, tiers = gated(write_policy)
@@ -323,6 +326,6 @@ def test_the_real_gate_decides_alike_on_every_rank(write_policy: str):
     assert refused_by_host < offered[Tier.HOST]
     if write_policy != "write_through_selective":  # there everything on offer has come back before
         assert refused_by_host > 0
-    assert written[Tier.HOST] > 0
-    # Not at most those of the host: what is behind a write that a full disk refused is written again.
     assert 0 < written[Tier.STORAGE] == sum(map(len, stored))
+    if disk == "roomy":  # else what is behind a write that was refused is written again
+        assert written[Tier.STORAGE] <= written[Tier.HOST]

@@ -112,6 +112,7 @@ def test_copies_that_are_made_and_copies_that_are_refused():
 
     offered = {"offered_tokens_total", "used_tokens"}
     assert moved(driver, act) == REQUEST | offered | {"refused_tokens_total"}
+    assert 1 <= len(gate.asked) <= 2  # at the end of the prefill, and at the request's
     gate.otherwise = True
     assert moved(driver, act) == HIT | offered | {"written_tokens_total"}
 

@@ -136,15 +136,17 @@ class MooncakeTier(Tier):
         for folder in sorted(self._root.iterdir()):
             for path in sorted(folder.glob(f"*{_UNFINISHED}")):
                 path.unlink(missing_ok=True)
-            entries = [(path, read_entry(path, self._size)) for path in sorted(folder.iterdir())]
+            entries = [(path, read_entry(path)) for path in sorted(folder.iterdir())]
             keys = [f"{self._prefix}/{folder.name}/{path.name}" for path, _ in entries]
             codes = self._client.batch_is_exist(keys) if keys else []
-            for (path, listed), key, code in zip(entries, keys, codes, strict=True):
+            for (path, entry), key, code in zip(entries, keys, codes, strict=True):
                 if code < 0:
                     raise OSError(errno.EIO, f"Mooncake does not answer (code {code})")
-                if listed is not None and code == 1 and path == self._path(listed.name):
-                    yield listed
-                    continue
+                if entry is not None and code == 1:
+                    listed, size = entry
+                    if size == self._size and path == self._path(listed.name):
+                        yield listed
+                        continue
                 self._client.remove(key, True)
                 path.unlink(missing_ok=True)
 
@@ -158,18 +160,14 @@ class MooncakeTier(Tier):
         return self._root / name.identity.hex() / name.page.hex()
 
 
-def read_entry(path: Path, size: int | None = None) -> Listed | None:
-    """What a file of the index says of its record; None if that is no record, or not one of this size."""
+def read_entry(path: Path) -> tuple[Listed, int] | None:
+    """What a file of the index says of its record, and the record's size in bytes; None if it is no entry."""
     data = path.read_bytes()
     if len(data) != HEADER_BYTES + LINK_BYTES:
         return None
-    listed = list_record(data[:HEADER_BYTES], data[HEADER_BYTES:])
-    return listed if listed is None or size in (None, entry_bytes(data)) else None
-
-
-def entry_bytes(entry: bytes) -> int:
-    """Size of the record that an intact entry describes."""
-    return HEADER_BYTES + decode_header(entry[:HEADER_BYTES]).length
+    header = data[:HEADER_BYTES]
+    listed = list_record(header, data[HEADER_BYTES:])
+    return None if listed is None else (listed, HEADER_BYTES + decode_header(header).length)
 
 
 def _own_id(path: Path) -> str:

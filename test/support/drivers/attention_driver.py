@@ -16,14 +16,17 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.pages.device_plan import KvShape
 from sgl_importance_kernels.reference import combine_layers, layer_page_scores
 from sglang_importance.attention.rows import Phase, RowScores
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
+from sglang_importance.pages.pool import TieredKVPool
 
 # Tensor cores multiply no narrower heads than 16, FlashInfer has none narrower than 64.
 HEADS, KV_HEADS, HEAD_DIM, NUM_LAYERS = 4, 2, 64 if torch.cuda.is_available() else 8, 3
 SCALE = HEAD_DIM**-0.5
 SLOTS, MAX_CONTEXT, POOL_TOKENS = 4, 96, 512
+KV_SHAPE = KvShape(layers=NUM_LAYERS, kv_heads=KV_HEADS, key_dim=HEAD_DIM, value_dim=HEAD_DIM, item_bytes=4)
 
 
 class Layers(torch.nn.Module):
@@ -67,6 +70,20 @@ def model_runner(
             enable_memory_saver=False,
             enable_alt_stream=False,
         ),
+    )
+
+
+def tiered_pool(page_size: int) -> TieredKVPool:
+    """A pool of ``KV_SHAPE`` to put in the place of a runner's own; it has no slots yet."""
+    return TieredKVPool(
+        POOL_TOKENS,
+        page_size=page_size,
+        dtype=torch.float32,
+        head_num=KV_HEADS,
+        head_dim=HEAD_DIM,
+        layer_num=NUM_LAYERS,
+        device="cpu",
+        enable_memory_saver=False,
     )
 
 

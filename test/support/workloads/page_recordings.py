@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance.trace.records import PageLists, RequestAdmitted, RequestFinished
 from sgl_importance.trace.token_sequence import TokenSequence
 from sgl_importance.trace.writer import NO_PAGES, TraceWriter
@@ -60,6 +61,12 @@ def write_asked(directory: Path, asked: Sequence[Asked], *, share: float = 1.0, 
         end = TokenSequence((None, None), [*tokens, *range(10**6, 10**6 + len(request.wants) + 1)])
         writer.put(RequestFinished(number, number + 1, 0, "length", len(request.wants) + 1, NO_PAGES), end)
     writer.close()
+
+
+def recorded(directory: Path, asked: Sequence[Asked], **header: Any) -> PageRecording:
+    """Requests written, as ``write_asked`` does, and read back."""
+    write_asked(directory, asked, **header)
+    return load_page_steps(directory)
 
 
 def lists_of(
