@@ -203,8 +203,8 @@ class _WithPrior(PageHistory):
     """Values a page by what steps chose it for, and by a prior that does not fade while nobody asks."""
 
     def __init__(self, policy: Residency, num_layers: int, num_pages: int) -> None:
-        super().__init__(policy, num_layers, num_pages, "cpu")
-        self.prior = torch.zeros(num_pages)
+        super().__init__(policy, num_layers, num_pages + 1, "cpu")
+        self.prior = torch.zeros(num_pages + 1)  # page 0 is padding's
 
     def worth(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
         return super().worth(layer, pages, now) + self.prior[pages]
@@ -223,13 +223,14 @@ class PrefetchReplay(ResidencyReplay):
 
     def know(self, pages: Numbers, importance: Floats) -> None:
         """Takes the tree's importance of pages as their prior."""
-        self._history.prior[torch.from_numpy(pages)] = torch.from_numpy(importance).float()
+        self._history.prior[torch.from_numpy(pages) + 1] = torch.from_numpy(importance).float()
 
     def prefetch(self, layer: int, pages: Numbers) -> int:
         """Brings pages, as many as find a slot; those that had to be loaded."""
-        wanted = torch.from_numpy(pages)
-        slots = self._table.read(layer, wanted, None, most_missing=len(wanted))
-        return len(self._table.give(layer, wanted[slots < 0], is_chosen=True))
+        wanted, table = torch.from_numpy(pages) + 1, self._table
+        table.history.read(layer, wanted, table.now, None)
+        brought, _ = table.give(layer, wanted[~table.is_resident(layer, wanted)], is_chosen=True)
+        return int((brought >= 0).sum())
 
 
 def run(

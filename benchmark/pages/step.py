@@ -124,7 +124,7 @@ class Step:
         return choose_pages(self.logits, self.contexts, RULE)
 
     def place(self) -> torch.Tensor:
-        return self.slots.place_step(0, self.chosen, self.shares)
+        return self.slots.place(0, self.chosen, self.shares)
 
     def attend(self) -> torch.Tensor:
         slots = (self.slots.keys[0], self.slots.values[0])

@@ -1,4 +1,4 @@
-"""Attention of single queries to pages where they lie, in slots or staged; compiled for CPUs."""
+"""Attention of single queries to pages where they lie, in slots or on the host; compiled for CPUs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from sgl_importance_kernels.jit import njit
 
@@ -26,7 +27,19 @@ def _add_page(
     sums: Floats,
     outputs: Floats,
 ) -> None:
-    """Adds one page; arguments as in ``attend_pages``, keys and values [page size, KV heads, dimension]."""
+    """Adds one page to the attention of one token.
+
+    Args:
+        queries: [KV heads, queries of each, dimension].
+        keys: of the page, [page size, KV heads, dimension].
+        values: likewise.
+        num_tokens: of the page that count.
+        scale: factor on the logits.
+        logits: room for those of a page, [page size].
+        largest: largest logit so far, -inf at first; [KV heads, queries of each].
+        sums: of the weights so far, relative to it; likewise.
+        outputs: weighted values so far; [KV heads, queries of each, value dimension].
+    """
     num_heads, group, dim = queries.shape
     value_dim = values.shape[2]
     for head in range(num_heads):
@@ -52,45 +65,84 @@ def _add_page(
 
 
 @njit(
-    "void(float32[:,:,::1], float32[:,:,:,::1], float32[:,:,:,::1], float32[:,:,:,::1], float32[:,:,:,::1], "
-    "int64[::1], int64, float32, float32[:,::1], float32[:,::1], float32[:,:,::1])",
+    "void(float32[:,:,:,::1], float32[:,:,:,::1], float32[:,:,:,::1], float32[:,:,:,::1], "
+    "float32[:,:,:,::1], int64[:,::1], int64[::1], float32, float32[:,:,:,::1], float32[:,:,::1])",
     **_OPTIONS,
 )
-def attend_pages(
+def _attend_rows(
     queries: Floats,
     slot_keys: Floats,
     slot_values: Floats,
-    staged_keys: Floats,
-    staged_values: Floats,
+    host_keys: Floats,
+    host_values: Floats,
     places: npt.NDArray[np.int64],
-    num_tokens: int,
+    last_tokens: npt.NDArray[np.int64],
     scale: float,
-    largest: Floats,
-    sums: Floats,
     outputs: Floats,
+    log_sums: Floats,
 ) -> None:
-    """Adds pages to the attention of one token, page by page (Milakov and Gimelshein, 2018).
+    """Row by row and page by page (Milakov and Gimelshein, 2018); arguments as in ``attend_places``.
 
     Args:
-        queries: float32 [KV heads, queries of each, dimension].
-        slot_keys: of a layer, float32 [slots, page size, KV heads, dimension].
-        slot_values: likewise.
-        staged_keys: the staging buffer's, float32 [staged pages, page size, KV heads, dimension].
-        staged_values: likewise.
-        places: of the pages in order: a slot, or behind the slots, a staged page; int64 [pages].
-        num_tokens: of the pages; only the last one may be partial.
-        scale: factor on the logits.
-        largest: largest logit so far, -inf at first; float32 [KV heads, queries of each].
-        sums: of the weights so far, relative to it; likewise.
-        outputs: weighted values so far; float32 [KV heads, queries of each, value dimension].
+        queries: float32 [rows, KV heads, queries of each, dimension].
+        outputs: results, float32 [rows, KV heads, queries of each, value dimension].
+        log_sums: results, float32 [rows, KV heads, queries of each].
     """
     num_slots, page_size = slot_keys.shape[0], slot_keys.shape[1]
     logits = np.empty(page_size, np.float32)
-    for at in range(len(places)):
-        place = places[at]
-        tokens = min(page_size, num_tokens - at * page_size)
-        if place < num_slots:
-            keys, values = slot_keys[place], slot_values[place]
-        else:
-            keys, values = staged_keys[place - num_slots], staged_values[place - num_slots]
-        _add_page(queries, keys, values, tokens, scale, logits, largest, sums, outputs)
+    for row in range(len(queries)):
+        largest = np.full(log_sums.shape[1:], -np.inf, np.float32)
+        sums = np.zeros(log_sums.shape[1:], np.float32)
+        of_row = outputs[row]
+        of_row[:] = 0
+        for column in range(places.shape[1]):
+            place = places[row, column]
+            if place < 0:
+                continue
+            tokens = last_tokens[row] if column == 0 else page_size
+            if place < num_slots:
+                keys, values = slot_keys[place], slot_values[place]
+            else:
+                keys, values = host_keys[place - num_slots], host_values[place - num_slots]
+            _add_page(queries[row], keys, values, tokens, scale, logits, largest, sums, of_row)
+        for head in range(sums.shape[0]):
+            for query in range(sums.shape[1]):
+                log_sums[row, head, query] = largest[head, query] + np.log(sums[head, query])
+                of_row[head, query] /= sums[head, query]
+
+
+def attend_places(
+    queries: torch.Tensor,
+    slots: tuple[torch.Tensor, torch.Tensor],
+    host: tuple[torch.Tensor, torch.Tensor],
+    places: torch.Tensor,
+    last_tokens: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one query token a row to the row's pages. A row's result depends on its own pages only.
+
+    Args:
+        queries: [rows, heads, head dimension].
+        slots: keys and values of a layer in slots, float32 [slots, page size, KV heads, dimension] each.
+        host: of all pages, likewise.
+        places: of the pages, int64 [rows, most pages]: a slot, or behind the slots, a page of the host; -1
+            for none. The first of a row is read up to ``last_tokens``, the others whole.
+        last_tokens: tokens of the first page that count, int64 [rows], at least one.
+        scale: factor on the logits.
+
+    Returns:
+        Outputs [rows, heads, value dimension] and logs of the sums of exponentials [rows, heads], float32.
+    """
+    num_rows, heads, _ = queries.shape
+    kv_heads, value_dim = slots[1].shape[-2:]
+    by_kv_head = queries.float().view(num_rows, kv_heads, heads // kv_heads, -1).contiguous()
+    outputs = torch.empty(num_rows, kv_heads, heads // kv_heads, value_dim)
+    log_sums = torch.empty(num_rows, kv_heads, heads // kv_heads)
+    _attend_rows(
+        by_kv_head.numpy(),
+        *(tensor.numpy() for tensor in (*slots, *host, places, last_tokens)),
+        scale,
+        outputs.numpy(),
+        log_sums.numpy(),
+    )
+    return outputs.flatten(1, 2), log_sums.flatten(1, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.functional import pad
@@ -58,18 +58,49 @@ class PageChooser:
         if max_pages >= len(pages):
             self._traffic.selected += len(pages)
             return pages, None
-        rule, num_complete = self._rule, num_tokens // self._page_size
+        num_complete = num_tokens // self._page_size
         complete, partial = pages[:num_complete], pages[num_complete:]
         logits = self._representations.selector.logits(
             queries.float().contiguous(), self._representations.of(layer, complete)
         )
-        bonus = rule.bonus(self._is_resident(layer, complete))[None] if rule.resident_bias else None
-        contexts = Contexts.of([pages], [num_tokens], [max_pages], rule, self._page_size)
-        (chosen,), (shares,) = choose_pages(
-            logits[None], contexts, rule, unit_pages=self._unit_pages, bonus=bonus
-        )
+        contexts = self.contexts([pages], [num_tokens], [max_pages])
+        (chosen,), (shares,) = self._choose(layer, logits[None], complete[None], contexts)
         is_page = chosen >= 0
         # The partial page is being filled, in a frame: nothing is known of it, nor asked.
         read = torch.cat([chosen[is_page], partial])
         self._traffic.selected += len(read)
         return read, pad(shares[is_page], (0, len(partial)))
+
+    def contexts(
+        self, pages: Sequence[torch.Tensor], num_tokens: Sequence[int], max_pages: Sequence[int]
+    ) -> Contexts:
+        """Contexts out of each row's pages, int64 [pages], its tokens and its budget of fewer pages."""
+        return Contexts.of(pages, num_tokens, max_pages, self._rule, self._page_size)
+
+    def choose_step(
+        self, layer: int, queries: torch.Tensor, contexts: Contexts
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The complete pages that each of many requests reads with one token; counts nothing.
+
+        What is kept of their pages must be built (``Representations.ensure``). Under Triton nothing waits for
+        the device.
+
+        Args:
+            layer: index among the pool's layers.
+            queries: scaled as attention scales them, [rows, heads, head dimension].
+            contexts: of the rows.
+
+        Returns:
+            Pages and shares as ``choose_pages`` returns them, [rows, most chosen] each.
+        """
+        logits = self._representations.step_logits(
+            layer, queries.float().contiguous(), contexts.pages, contexts.num_complete
+        )
+        return self._choose(layer, logits, contexts.pages, contexts)
+
+    def _choose(
+        self, layer: int, logits: torch.Tensor, pages: torch.Tensor, contexts: Contexts
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rule = self._rule
+        bonus = rule.bonus(self._is_resident(layer, pages)) if rule.resident_bias else None
+        return choose_pages(logits, contexts, rule, unit_pages=self._unit_pages, bonus=bonus)

@@ -42,37 +42,21 @@ class PageHistory:
         return self._choices.nbytes + self._last.nbytes
 
     def read(self, layer: int, pages: torch.Tensor, now: int, shares: torch.Tensor | None) -> None:
-        """Pages were read.
+        """Pages were read. No shape depends on what a tensor holds.
 
         Args:
             layer: index among the pool's layers.
-            pages: int64 [pages].
+            pages: int64 [pages]; -1 for none, and one that several requests read, several times.
             now: the pass.
             shares: of attention that they were chosen for, float32 [pages]; None where nobody chose them,
                 which says nothing of what they are worth.
         """
-        choices = self._choices[layer, pages] * self._fading(layer, pages, now)
+        known = pages.clamp(min=0)
+        self._choices[layer, known] = self._choices[layer, known] * self._fading(layer, known, now)
         if shares is not None:
-            choices += shares if self._policy == "importance" else 1.0
-        self._choices[layer, pages] = choices
-        self._last[layer, pages] = now
-
-    def read_step(
-        self, layer: int, pages: torch.Tensor, now: int, shares: torch.Tensor, is_page: torch.Tensor
-    ) -> None:
-        """As ``read`` of chosen pages for many requests at once; no shape depends on what a tensor holds.
-
-        Args:
-            layer: index among the pool's layers.
-            pages: int64 [pages]; some may stand there more than once, and page 0 where there is none.
-            now: the pass.
-            shares: of attention that they were chosen for, float32 [pages].
-            is_page: whether there is a page, bool [pages].
-        """
-        self._choices[layer, pages] = self._choices[layer, pages] * self._fading(layer, pages, now)
-        chosen = is_page * (shares if self._policy == "importance" else 1.0)
-        self._choices[layer].index_add_(0, pages, chosen.float())
-        self._last[layer, pages] = now
+            chosen = (pages >= 0) * (shares if self._policy == "importance" else 1.0)
+            self._choices[layer].index_add_(0, known, chosen.float())
+        self._last[layer, known] = now
 
     def last_read(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Passes that pages were last read in, int32 [pages]."""

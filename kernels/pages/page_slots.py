@@ -127,101 +127,73 @@ class PageSlots:
             self.representations.build(layer, plan.completed, self.keys[layer, plan.completed_frames])
         self.traffic.written += len(plan.whole) + len(plan.completed)
 
+    def place(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None = None) -> torch.Tensor:
+        """Makes pages readable: those without a slot are brought from the host, as far as slots may be given.
+
+        The others are read where they lie, on the host. Who makes room is said in ``SlotTable.read``. Under
+        Triton nothing waits for the device.
+
+        Args:
+            layer: index among the pool's layers.
+            pages: of one request or of many, int64 of any shape; -1 for none.
+            shares: of attention that a selector chose them for, float32 likewise; None where they are all of
+                their contexts, or a part of all.
+
+        Returns:
+            Places, int64 likewise: a slot, or behind all slots, a page of the host; -1 for none. They hold
+            until the next call.
+        """
+        flat = pages.flatten()
+        is_page = flat >= 0
+        frames = torch.where(is_page, self.open_pages.frame_of[flat.clamp(min=0)], -1)
+        of_flat = None if shares is None else shares.flatten()
+        slots, brought, slots_given = self.table.read(layer, flat, of_flat, frames)
+        is_staying = is_page & (slots < 0)
+        self._count(is_page, is_staying, brought)
+        with self.traffic.waiting():
+            for host, kept in zip(self.host[layer], (self.keys[layer], self.values[layer]), strict=True):
+                self._copy(host, brought, kept, slots_given)
+        return torch.where(is_staying, flat + self.num_slots, slots).view_as(pages)
+
+    def _count(self, is_page: torch.Tensor, is_staying: torch.Tensor, brought: torch.Tensor) -> None:
+        self._step_counts[0] += is_page.sum()
+        self._step_counts[1] += (brought >= 0).sum() + is_staying.sum()
+        if not self.keys.is_cuda:
+            self.settle()
+
+    def settle(self) -> None:
+        """Adds what was read since the last call to the traffic; waits for the device."""
+        read, loaded = self._step_counts.tolist()
+        self._step_counts.zero_()
+        self.traffic.read += read
+        self.traffic.add_loads(loaded, self.page_bytes)
+
     def read(
         self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Brings pages into the staging buffer, those without a slot from the host.
-
-        A page that comes from the host takes a slot that is free, or that of the page that is worth least.
-        Where all of a context is read, only pages that the last two passes did not read make room: were the
-        least recently read to go, a context longer than the slots would push each page out before it comes
-        round again.
+        """Brings pages into the staging buffer, from their slots or from the host; ``place`` says the rest.
 
         Args:
             layer: index among the pool's layers.
             pages: int64 [pages], at most as many as the staging buffer holds.
-            shares: of attention that a selector chose them for, float32 [pages]; None where they are all of a
-                context, or a part of all.
+            shares: float32 [pages], or None.
 
         Returns:
             Keys and values, [pages * page_size, KV heads, head dimension] each, in the order of ``pages``;
             they are overwritten by the next call.
         """
-        slots = self._found(layer, pages, shares)
-        there, missing = (slots >= 0).nonzero().flatten(), (slots < 0).nonzero().flatten()
+        places = self.place(layer, pages, shares)
+        is_kept, staged = places < self.num_slots, torch.arange(len(pages), device=places.device)
+        kept, on_host = torch.where(is_kept, places, -1), torch.where(is_kept, -1, places - self.num_slots)
         keys, values = (buffer[: len(pages)] for buffer in (self.staging.keys, self.staging.values))
-        kept_keys, kept_values = self.keys[layer], self.values[layer]
-        if len(there):
-            keys[there], values[there] = kept_keys[slots[there]], kept_values[slots[there]]
-        if len(missing):
-            host_keys, host_values = self.host[layer]
-            with self.traffic.loading(len(missing), self.page_bytes):
-                self._copy(host_keys, pages[missing], keys, missing)
-                self._copy(host_values, pages[missing], values, missing)
-        own = self.table.give(layer, pages[missing], is_chosen=shares is not None)
-        kept_keys[own], kept_values[own] = keys[missing[: len(own)]], values[missing[: len(own)]]
+        for buffer, slots, host in (
+            (keys, self.keys[layer], self.host[layer][0]),
+            (values, self.values[layer], self.host[layer][1]),
+        ):
+            self._copy(slots, kept, buffer, staged)
+            with self.traffic.waiting():
+                self._copy(host, on_host, buffer, staged)
         return keys.flatten(0, 1), values.flatten(0, 1)
-
-    def place(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None = None) -> torch.Tensor:
-        """Makes pages readable where they lie: brings those without a slot from the host, as ``read`` does.
-
-        Args:
-            layer: index among the pool's layers.
-            pages: int64 [pages].
-            shares: as in ``read``.
-
-        Returns:
-            Places of the first of them, int64: a slot, or behind all slots, a page of the staging buffer.
-            They hold until the next call, and are fewer than ``pages`` where the buffer cannot take the rest.
-        """
-        places = self._found(layer, pages, shares)
-        missing = (places < 0).nonzero().flatten()
-        if not len(missing):
-            return places
-        absent = pages[missing]
-        own = self.table.give(layer, absent, is_chosen=shares is not None)
-        kept, staged = absent[: len(own)], absent[len(own) :]
-        with self.traffic.loading(len(absent), self.page_bytes):
-            for slots, buffer, host in (
-                (self.keys[layer], self.staging.keys, self.host[layer][0]),
-                (self.values[layer], self.staging.values, self.host[layer][1]),
-            ):
-                self._copy(host, kept, slots, own)
-                self._copy(host, staged, buffer, _all_of(staged))
-        places[missing[: len(own)]] = own
-        places[missing[len(own) :]] = torch.arange(len(staged), device=places.device) + self.num_slots
-        return places
-
-    def place_step(self, layer: int, pages: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        """Makes the chosen pages of many requests readable; nothing waits for the device. Needs Triton.
-
-        A page that gets no slot, as the pages of all were read in this pass, is read on the host.
-
-        Args:
-            layer: index among the pool's layers.
-            pages: of each request, int64 [rows, pages]; -1 for none.
-            shares: of attention that they were chosen for, float32 [rows, pages].
-
-        Returns:
-            Places, int64 [rows, pages]: a slot, or behind all slots, a page of the host; -1 for none.
-        """
-        flat = pages.flatten()
-        frames = torch.where(flat >= 0, self.open_pages.frame_of[flat.clamp(min=0)], -1)
-        slots, brought, slots_given = self.table.give_step(layer, flat, shares.flatten(), frames)
-        for host, kept in zip(self.host[layer], (self.keys[layer], self.values[layer]), strict=True):
-            self._copy(host, brought, kept, slots_given)
-        is_staying = (flat >= 0) & (slots < 0)
-        self._step_counts[0] += (flat >= 0).sum()
-        self._step_counts[1] += (brought >= 0).sum() + is_staying.sum()
-        return torch.where(is_staying, flat + self.num_slots, slots).view_as(pages)
-
-    def settle(self) -> None:
-        """Adds what steps have read since the last call to the traffic; waits for the device."""
-        read, loaded = self._step_counts.tolist()
-        self._step_counts.zero_()
-        self.traffic.read += read
-        self.traffic.loaded += loaded
-        self.traffic.loaded_bytes += loaded * self.page_bytes
 
     def _copy(
         self,
@@ -230,20 +202,14 @@ class PageSlots:
         target: torch.Tensor,
         target_pages: torch.Tensor,
     ) -> None:
-        """Copies pages within or between the tiers; under Triton, -1 on either side leaves a copy out."""
+        """Copies pages within or between the tiers; -1 on either side leaves a copy out."""
         if self.uses_triton:
             from sgl_importance_kernels.pages.triton.copy_kernel import copy_pages  # a CPU needs no Triton
 
             copy_pages(source, source_pages, target, target_pages)
         elif len(source_pages):
-            target[target_pages] = source[source_pages]
-
-    def _found(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None) -> torch.Tensor:
-        """Slots of pages that are read now, -1 of those without one: no more of these than are staged."""
-        frames = self.open_pages.frame_of[pages]
-        slots = self.table.read(layer, pages, shares, most_missing=self.staging.num_pages, elsewhere=frames)
-        self.traffic.read += len(slots)
-        return slots
+            is_copied = (source_pages >= 0) & (target_pages >= 0)
+            target[target_pages[is_copied]] = source[source_pages[is_copied]]
 
     def is_resident(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Whether pages can be read without the host, bool [pages]."""

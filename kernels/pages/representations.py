@@ -73,6 +73,9 @@ class Representations:
         """Complete pages of a layer, int64 [pages], with what is kept of them."""
         if self.selector.vectors_per_page:
             self._build_missing(layer, pages[~self._is_built[layer, pages]])
+        return self._as_built(layer, pages)
+
+    def _as_built(self, layer: int, pages: torch.Tensor) -> LayerPages:
         scales = self._scales[layer] if self.selector.vectors_per_page else self._scales
         return LayerPages(
             pages, self._vectors[layer], scales, self._host_keys[layer], uses_triton=self._uses_triton
@@ -105,10 +108,16 @@ class Representations:
         Returns:
             float32 [rows, heads, most pages], -inf behind the pages of a row.
         """
-        from sgl_importance_kernels.pages.triton.scan_kernel import scan  # a CPU needs no Triton
+        if self._uses_triton and self.selector.product is not None:
+            from sgl_importance_kernels.pages.triton.scan_kernel import scan  # a CPU needs no Triton
 
-        is_box = self.selector.product == "box"
-        return scan(queries, self._vectors[layer], self._scales[layer], pages, num_pages, is_box=is_box)
+            is_box = self.selector.product == "box"
+            return scan(queries, self._vectors[layer], self._scales[layer], pages, num_pages, is_box=is_box)
+        logits = torch.full((*queries.shape[:2], pages.shape[1]), -torch.inf, device=queries.device)
+        for row, count in enumerate(num_pages.tolist()):
+            own = self._as_built(layer, pages[row, :count])
+            logits[row, :, :count] = self.selector.logits(queries[row : row + 1], own)
+        return logits
 
     def forget(self, pages: torch.Tensor) -> None:
         """The pages were freed, or written on the host by somebody else."""

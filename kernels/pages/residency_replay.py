@@ -33,7 +33,7 @@ class ResidencyReplay:
         num_layers: layers, each with slots of its own.
         num_pages: different pages that are read.
         num_slots: pages that a layer keeps.
-        staging_pages: pages that can be read at a time without a slot.
+        staging_pages: pages of a context that are read at a time by several tokens.
         seed: of ``random``.
     """
 
@@ -48,11 +48,12 @@ class ResidencyReplay:
         seed: int = 0,
     ) -> None:
         history: Any = (
-            _RandomHistory(num_layers, num_pages, seed)
+            _RandomHistory(num_layers, num_pages + 1, seed)
             if policy == "random"
-            else PageHistory(policy, num_layers, num_pages, "cpu")  # type: ignore[arg-type]
+            else PageHistory(policy, num_layers, num_pages + 1, "cpu")  # type: ignore[arg-type]
         )
-        self._table = SlotTable(history, num_layers, num_pages, num_slots, 0, "cpu")
+        # Page 0 of a table is padding's.
+        self._table = SlotTable(history, num_layers, num_pages + 1, num_slots, 0, "cpu")
         self._staging_pages = staging_pages
 
     def begin_pass(self) -> None:
@@ -61,13 +62,13 @@ class ResidencyReplay:
 
     def is_resident(self, layer: int, pages: Numbers) -> npt.NDArray[np.bool_]:
         """Whether pages have a slot, bool [pages]."""
-        found: npt.NDArray[np.bool_] = self._table.is_resident(layer, torch.from_numpy(pages)).numpy()
+        found: npt.NDArray[np.bool_] = self._table.is_resident(layer, torch.from_numpy(pages) + 1).numpy()
         return found
 
     def read(
         self, layer: int, pages: Numbers, shares: npt.NDArray[np.float32] | None, *, open_page: int = -1
     ) -> int:
-        """Reads pages as one token does; how many of them had to be loaded.
+        """Reads pages as one token does; how many of them came from the host.
 
         Args:
             layer: index among the layers.
@@ -76,23 +77,13 @@ class ResidencyReplay:
                 read.
             open_page: the page that the request fills: it is on the device without a slot.
         """
-        rest = torch.from_numpy(pages)
+        numbers = torch.from_numpy(pages) + 1
         chosen_for = None if shares is None else torch.from_numpy(shares)
-        loaded = 0
-        while len(rest):
-            slots = self._table.read(
-                layer,
-                rest,
-                chosen_for,
-                most_missing=self._staging_pages,
-                elsewhere=torch.where(rest == open_page, 0, -1),
-            )
-            missing = rest[: len(slots)][slots < 0]
-            self._table.give(layer, missing, is_chosen=chosen_for is not None)
-            loaded += len(missing)
-            rest = rest[len(slots) :]
-            chosen_for = None if chosen_for is None else chosen_for[len(slots) :]
-        return loaded
+        in_frame = (
+            torch.where(numbers == open_page + 1, 0, -1) if open_page >= 0 else torch.full_like(numbers, -1)
+        )
+        slots, brought, _ = self._table.read(layer, numbers, chosen_for, in_frame)
+        return int((slots < 0).sum() + (brought >= 0).sum())
 
     def stream(self, layer: int, pages: Numbers) -> int:
         """Reads all pages of a context for several tokens, as much at a time as can be staged; the loads."""
@@ -101,7 +92,7 @@ class ResidencyReplay:
 
     def forget(self, pages: Numbers) -> None:
         """The pages were freed."""
-        self._table.forget(torch.from_numpy(pages))
+        self._table.forget(torch.from_numpy(pages) + 1)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless the tables agree and nobody has more than its slots."""

@@ -20,6 +20,9 @@ class SlotTable:
         num_slots: slots of a layer, the first ones included.
         first_slot: the first that a page may get.
         device: where the tables are.
+
+    Attributes:
+        now: number of the pass.
     """
 
     def __init__(
@@ -35,7 +38,7 @@ class SlotTable:
         self.first_slot = first_slot
         self.slot_of = torch.full((num_layers, num_pages), -1, dtype=torch.int32, device=device)
         self.page_in = torch.full((num_layers, num_slots), -1, dtype=torch.int32, device=device)
-        self._pass = 0
+        self.now = 0
 
     @property
     def num_bytes(self) -> int:
@@ -44,60 +47,71 @@ class SlotTable:
 
     def begin_pass(self) -> None:
         """A forward pass begins: what it reads keeps its slot until it ends."""
-        self._pass += 1
+        self.now += 1
 
     def read(
-        self,
-        layer: int,
-        pages: torch.Tensor,
-        shares: torch.Tensor | None,
-        *,
-        most_missing: int,
-        elsewhere: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Pages are read now.
+        self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None, elsewhere: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Pages are read now, and those without a slot get one, as far as there are any for them.
+
+        No shape depends on what a tensor holds: nothing waits for the device.
 
         Args:
             layer: index among the layers.
-            pages: int64 [pages].
+            pages: of one request or of many, int64 [pages]; -1 for none, and one that several read, several
+                times.
             shares: of attention that a selector chose them for, float32 [pages]; None where nobody chose.
-            most_missing: pages without a slot that can be read at a time.
             elsewhere: where pages are that have no slot and need none, -1 of the others; int64 [pages].
 
         Returns:
-            Slots of the first of them, -1 of those without one; int64. They are fewer than ``pages`` where
-            more than ``most_missing`` have none.
+            Slots of the pages, -1 of those without one, int64 [pages]; then what ``give`` returns for those
+            that had none.
         """
-        slots = self.slot_of[layer, pages].long()
-        if elsewhere is not None:
-            slots = torch.where(elsewhere >= 0, elsewhere, slots)
-        missing = (slots < 0).nonzero().flatten()
-        if len(missing) > most_missing:
-            slots = slots[: missing[most_missing]]
-        read = slice(len(slots))
-        self.history.read(layer, pages[read], self._pass, None if shares is None else shares[read])
-        return slots
+        self.history.read(layer, pages, self.now, shares)
+        known = pages.clamp(min=0)
+        slots = torch.where(elsewhere >= 0, elsewhere, self.slot_of[layer, known].long())
+        is_missing = slots < 0
+        absent = torch.where(is_missing, pages, -1)
+        brought, slots_given = self.give(layer, absent, is_chosen=shares is not None)
+        slots = torch.where(is_missing, self.slot_of[layer, known].long(), slots)
+        return torch.where(pages > 0, slots, -1), brought, slots_given
 
-    def give(self, layer: int, pages: torch.Tensor, *, is_chosen: bool) -> torch.Tensor:
-        """Gives the first of some pages slots, as many as there are for them; those slots, int64.
+    def give(self, layer: int, pages: torch.Tensor, *, is_chosen: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gives pages that have no slot one, in the order of their numbers, as far as there are any.
 
         A page that was chosen takes the slot of the page that is worth least, of those that this pass did not
         read. Where all of a context is read, only pages that the last two passes did not read make room, the
-        least recently read first.
+        least recently read first: were others to go, a context longer than the slots would push each page out
+        before it comes round again. Page 0, which is padding's, gets none: it takes what goes nowhere.
 
         Args:
             layer: index among the layers.
-            pages: without a slot, just read; int64 [pages].
+            pages: int64 [pages]; some may stand there several times, and -1 for none.
             is_chosen: whether a selector chose them.
+
+        Returns:
+            Pages to be brought and the slots that they go to, int64 [at most pages] each, -1 for none.
         """
-        slots, may_be_given = self._in_order(layer, is_chosen=is_chosen)
-        slots = slots[may_be_given][: len(pages)]
-        pages = pages[: len(slots)]
-        left = self.page_in[layer, slots]
-        self.slot_of[layer, left[left >= 0].long()] = -1
-        self.slot_of[layer, pages] = slots.int()
-        self.page_in[layer, slots] = pages.int()
-        return slots
+        none = self.slot_of.shape[1]
+        absent = torch.where(pages > 0, pages, none).sort().values
+        is_first = absent < none
+        is_first[1:] &= absent[1:] != absent[:-1]
+        num_given = min(len(pages), self.page_in.shape[1] - self.first_slot)
+        order = is_first.cumsum(0) - 1
+        brought = torch.full((num_given + 1,), -1, dtype=torch.int64, device=pages.device)
+        brought[torch.where(is_first & (order < num_given), order, num_given)] = absent
+        brought = brought[:num_given]
+
+        in_order = self._in_order(layer, is_chosen=is_chosen)
+        slots_given, may_be_given = (part[:num_given] for part in in_order)
+        is_given = (brought >= 0) & may_be_given
+        brought = torch.where(is_given, brought, -1)
+
+        left = self.page_in[layer, slots_given].long()
+        self.slot_of[layer, torch.where(is_given, left, 0).clamp(min=0)] = -1
+        self.slot_of[layer, brought.clamp(min=0)] = torch.where(is_given, slots_given, -1).int()
+        self.page_in[layer, slots_given] = torch.where(is_given, brought, left).int()
+        return brought, torch.where(is_given, slots_given, -1)
 
     def _in_order(self, layer: int, *, is_chosen: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's slots as they are given, the free ones first; int64. And whether each may be, bool; those
@@ -106,56 +120,11 @@ class SlotTable:
         is_free = held < 0
         held = held.clamp(min=0)
         last_read = self.history.last_read(layer, held)
-        worth = self.history.worth(layer, held, self._pass) if is_chosen else last_read
-        stays = last_read >= (self._pass if is_chosen else self._pass - 1)
+        worth = self.history.worth(layer, held, self.now) if is_chosen else last_read
+        stays = last_read >= (self.now if is_chosen else self.now - 1)
         worth = worth.double().masked_fill_(stays, torch.inf).masked_fill_(is_free, -torch.inf)
         by_worth = worth.sort(stable=True)
         return by_worth.indices + self.first_slot, by_worth.values < torch.inf
-
-    def give_step(
-        self, layer: int, pages: torch.Tensor, shares: torch.Tensor, elsewhere: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Reads the chosen pages of many requests, and gives those without a slot one, where there is any.
-
-        What ``read`` and ``give`` do for one request after the other, without a shape that depends on what a
-        tensor holds: nothing waits for the device. Page 0, which is never read, takes what goes nowhere.
-
-        Args:
-            layer: index among the layers.
-            pages: of all requests, int64 [pages]; -1 for none, and one that several read, several times.
-            shares: of attention that they were chosen for, float32 [pages].
-            elsewhere: where pages are that have no slot and need none, -1 of the others; int64 [pages].
-
-        Returns:
-            Slots of the pages, -1 of those without one, int64 [pages]; then pages to be brought and the slots
-            that they go to, int64 [at most pages] each, -1 for none.
-        """
-        is_page = pages >= 0
-        known = pages.clamp(min=0)
-        self.history.read_step(layer, known, self._pass, shares, is_page)
-        slots = torch.where(elsewhere >= 0, elsewhere, self.slot_of[layer, known].long())
-        is_missing = is_page & (slots < 0)
-
-        # One copy of each, in the order of page numbers.
-        absent = torch.where(is_missing, pages, self.slot_of.shape[1]).sort().values
-        is_first = absent < self.slot_of.shape[1]
-        is_first[1:] &= absent[1:] != absent[:-1]
-        num_given = min(len(pages), self.page_in.shape[1] - self.first_slot)
-        order = is_first.cumsum(0) - 1
-        brought = torch.full((num_given + 1,), -1, dtype=torch.int64, device=pages.device)
-        brought[torch.where(is_first & (order < num_given), order, num_given)] = absent
-        brought = brought[:num_given]
-
-        slots_given, may_be_given = (part[:num_given] for part in self._in_order(layer, is_chosen=True))
-        is_given = (brought >= 0) & may_be_given
-        brought = torch.where(is_given, brought, -1)
-
-        left = self.page_in[layer, slots_given].long()
-        self.slot_of[layer, torch.where(is_given, left, 0).clamp(min=0)] = -1
-        self.slot_of[layer, brought.clamp(min=0)] = torch.where(is_given, slots_given, -1).int()
-        self.page_in[layer, slots_given] = torch.where(is_given, brought, left).int()
-        slots = torch.where(is_missing, self.slot_of[layer, known].long(), slots)
-        return slots, brought, torch.where(is_given, slots_given, -1)
 
     def is_resident(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Whether pages have a slot, bool [pages]."""
@@ -163,7 +132,7 @@ class SlotTable:
 
     def choices(self, pages: torch.Tensor) -> torch.Tensor:
         """How often pages were chosen of late in each layer, by the policy; float32 [layers, pages]."""
-        return self.history.choices(pages, self._pass)
+        return self.history.choices(pages, self.now)
 
     def free(self, pages: torch.Tensor) -> None:
         """Takes pages out of their slots, in every layer."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 
 from sgl_importance_kernels.pages.page_slots import PageSlots
-from sgl_importance_kernels.pages.running_attention import RunningAttention
 
 
 class PartialAttention:
@@ -146,38 +145,9 @@ def stream_attention(
     """
     if not len(pages):
         return
-    if len(queries) == 1 and slots.keys.dtype == torch.float32 and not slots.uses_triton:
-        sums.add(*_attend_in_place(queries, slots, layer, pages, num_tokens, scale, shares))
-        return
     first = 0
     for part, valid in tiles(pages, num_tokens, slots):
         of_part = None if shares is None else shares[first : first + len(part)]
         keys, values = slots.read(layer, part, of_part)
         first += len(part)
         sums.add(*attend(queries, keys[:valid], values[:valid], scale))
-
-
-def _attend_in_place(
-    queries: torch.Tensor,
-    slots: PageSlots,
-    layer: int,
-    pages: torch.Tensor,
-    num_tokens: int,
-    scale: float,
-    shares: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one token without a copy of what is in slots; as a part for ``PartialAttention``."""
-    kv_heads, value_dim = slots.values.shape[-2:]
-    running = RunningAttention(queries, kv_heads, value_dim, scale)
-    first = 0
-    while first < len(pages):
-        places = slots.place(layer, pages[first:], None if shares is None else shares[first:])
-        running.add(
-            slots.keys[layer],
-            slots.values[layer],
-            slots.staging,
-            places,
-            num_tokens - first * slots.page_size,
-        )
-        first += len(places)
-    return running.part()

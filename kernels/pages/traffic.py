@@ -19,7 +19,7 @@ class PageTraffic:
         candidates: pages that a selector chose from.
         selected: those that it chose.
         loaded_bytes: of the pages that came from the host.
-        load_seconds: that attention waited for them.
+        load_seconds: that attention waited for copies of them.
     """
 
     read: int = 0
@@ -30,11 +30,14 @@ class PageTraffic:
     loaded_bytes: int = 0
     load_seconds: float = 0.0
 
-    @contextmanager
-    def loading(self, num_pages: int, page_bytes: int) -> Iterator[None]:
-        """Counts the copies from the host that are made inside."""
+    def add_loads(self, num_pages: int, page_bytes: int) -> None:
+        """Pages came from the host, in copies or as attention read them there."""
         self.loaded += num_pages
         self.loaded_bytes += num_pages * page_bytes
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Takes the time of the copies from the host that are made inside."""
         start = time.perf_counter()
         yield
         self.load_seconds += time.perf_counter() - start

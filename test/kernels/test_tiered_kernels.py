@@ -175,7 +175,7 @@ def test_pages_that_get_no_slot_are_read_on_the_host(device: str) -> None:
     )
     slots.begin_pass(torch.zeros(0, dtype=torch.int64, device=device))
     pages = torch.tensor([[3, 5, 7], [7, 9, -1]], device=device)
-    places = slots.place_step(0, pages, torch.ones(2, 3, device=device))
+    places = slots.place(0, pages, torch.ones(2, 3, device=device))
     slots.check_integrity()
     assert sorted(int(place) for place in places.flatten() if 0 <= place < 3) == [1, 2]
     buffers = zip((slots.keys[0], slots.values[0]), slots.host[0], strict=True)

@@ -15,8 +15,9 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance_kernels.pages.page_slots import PageSlots
 from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.modes.arguments import refusals
+from sglang_importance.pages.emitting_backend import EmittingTieredBackend
 from sglang_importance.pages.install import _tiered_pool
-from sglang_importance.pages.torch_native_backend import EmittingTieredBackend, TieredTorchNativeBackend
+from sglang_importance.pages.tiered_backend import TieredAttentionBackend
 from sglang_importance.storage.store_launch import TIERED_STAGING_RATIO, mount, store_refusals
 from sglang_importance.upstream.refusal import LaunchRefused
 
@@ -92,7 +93,7 @@ def test_slots_hold_no_quantized_keys(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("step", ["extend", "decode"])
-@pytest.mark.parametrize("kind", [TieredTorchNativeBackend, EmittingTieredBackend])
+@pytest.mark.parametrize("kind", [TieredAttentionBackend, EmittingTieredBackend])
 def test_learnt_sinks_are_not_left_out_of_a_softmax(kind: type[Any], step: str) -> None:
     forward = getattr(kind.__new__(kind), f"forward_{step}")
     nothing = torch.zeros(1, 8)

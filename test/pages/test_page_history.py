@@ -73,7 +73,7 @@ def test_who_leaves(policy: str, leaves: int) -> None:
     attention = {1: 0.1, 2: 0.05, 3: 0.2, 4: 0.1}
     for page in (1, 1, 1, 2, 2, 3, 4):
         slots.begin_pass(torch.tensor([], dtype=torch.int64))
-        assert len(slots.place(0, torch.tensor([page]), torch.tensor([attention[page]]))) == 1
+        assert 0 < int(slots.place(0, torch.tensor([page]), torch.tensor([attention[page]]))) <= 3
         slots.check_integrity()
     found = slots.is_resident(0, torch.arange(20)).nonzero().flatten().tolist()
     assert set(found) == {1, 2, 3, 4} - {leaves}

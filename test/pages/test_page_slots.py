@@ -91,16 +91,23 @@ class TieredPool(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def read_in_place(self, data: st.DataObject) -> None:
-        pages, length = data.draw(st.sampled_from(self.requests))
-        chosen = torch.tensor(data.draw(st.permutations(pages)))
+        """All requests at once, each any pages of its own."""
         layer = data.draw(st.integers(0, LAYERS - 1))
-        staging = self.slots.staging
-        while len(chosen):
-            places = self.slots.place(layer, chosen, self.shares(chosen, data))
-            keys = torch.cat([self.slots.keys[layer], staging.keys])[places].flatten(0, 1)
-            values = torch.cat([self.slots.values[layer], staging.values])[places].flatten(0, 1)
-            self.check(pages, length, chosen[: len(places)], layer, keys, values)
-            chosen = chosen[len(places) :]
+        chosen = [data.draw(st.permutations(pages)) for pages, _ in self.requests]
+        flat = torch.tensor([page for pages in chosen for page in [*pages, -1]])
+        before = self.slots.traffic.read
+        places = self.slots.place(layer, flat, self.shares(flat, data))
+        assert self.slots.traffic.read == before + int((flat >= 0).sum())
+        everywhere = [
+            torch.cat([kept[layer], host])
+            for kept, host in zip((self.slots.keys, self.slots.values), self.slots.host[layer], strict=True)
+        ]
+        for (pages, length), own, of_row in zip(
+            self.requests, chosen, places.split([len(own) + 1 for own in chosen]), strict=True
+        ):
+            assert int(of_row[-1]) == -1
+            found = [buffer[of_row[:-1]].flatten(0, 1) for buffer in everywhere]
+            self.check(pages, length, torch.tensor(own), layer, *found)
 
     def check(
         self, pages: list[int], length: int, chosen: torch.Tensor, layer: int, *found: torch.Tensor

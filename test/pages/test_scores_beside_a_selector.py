@@ -13,8 +13,8 @@ from sgl_importance_kernels.pages.page_choice import ChoiceRule
 from sgl_importance_kernels.pages.page_chooser import PageChooser
 from sgl_importance_kernels.pages.selectors.registry import SELECTORS
 from sglang_importance.attention.rows import Phase
+from sglang_importance.pages.emitting_backend import EmittingTieredBackend
 from sglang_importance.pages.selections import Selection, Selections
-from sglang_importance.pages.torch_native_backend import EmittingTieredBackend
 
 from support.drivers.attention_driver import (
     HEAD_DIM,

@@ -14,8 +14,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from sgl_importance.pages.device_plan import plan_device
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
+from sglang_importance.pages.emitting_backend import EmittingTieredBackend
 from sglang_importance.pages.pool import forget_freed_pages
-from sglang_importance.pages.torch_native_backend import EmittingTieredBackend
 
 from support.drivers.attention_driver import (
     HEAD_DIM,

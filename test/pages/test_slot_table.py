@@ -1,4 +1,4 @@
-"""Slots that are given to the pages of a whole step at once, beside those given request by request."""
+"""Slots that are given to the pages of a whole step at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def given_step(table: SlotTable, requests: list[list[int]]) -> tuple[torch.Tenso
     longest = max(map(len, requests))
     pages = torch.tensor([[*each, *[-1] * (longest - len(each))] for each in requests]).flatten()
     shares = torch.full((len(pages),), 0.25)
-    return pages, *table.give_step(0, pages, shares, torch.full_like(pages, -1))
+    return pages, *table.read(0, pages, shares, torch.full_like(pages, -1))
 
 
 @given(policies, steps)
@@ -54,29 +54,56 @@ def test_a_step_keeps_its_promises(policy: Residency, all_steps: list[list[list[
             assert set(resident) <= wanted
 
 
-@given(policies, st.lists(request, min_size=1, max_size=10))
-def test_one_request_gets_the_slots_that_it_would_get_alone(
-    policy: Residency, reads: list[list[int]]
+@given(policies, st.lists(request, min_size=1, max_size=10), st.data())
+def test_whoever_stands_first_in_the_batch_changes_nothing(
+    policy: Residency, reads: list[list[int]], data: st.DataObject
 ) -> None:
-    together, alone = empty(policy), empty(policy)
+    in_order, shuffled = empty(policy), empty(policy)
     for each in reads:
-        for table in (together, alone):
+        for table in (in_order, shuffled):
             table.begin_pass()
-        given_step(together, [each])
-        pages = torch.tensor(each)
-        slots = alone.read(0, pages, torch.full((len(each),), 0.25), most_missing=PAGES)
-        alone.give(0, pages[slots < 0].sort().values, is_chosen=True)
-        assert torch.equal(together.slot_of, alone.slot_of)
-        assert torch.equal(together.page_in, alone.page_in)
-        everything = torch.arange(1, PAGES)
-        torch.testing.assert_close(together.choices(everything), alone.choices(everything))
+        given_step(in_order, [each])
+        given_step(shuffled, [[page] for page in data.draw(st.permutations(each))])
+        assert torch.equal(shuffled.slot_of, in_order.slot_of)
+        assert torch.equal(shuffled.page_in, in_order.page_in)
+
+
+@given(st.lists(request, min_size=1, max_size=8))
+def test_pages_of_whole_contexts_push_out_no_page_of_the_last_two_passes(contexts: list[list[int]]) -> None:
+    table = empty("ema")
+    last_read: dict[int, int] = {}
+    for now, pages in enumerate(contexts):
+        table.begin_pass()
+        before = {int(page) for page in table.page_in[0] if page >= 0}
+        numbers = torch.tensor(pages)
+        slots, brought, _ = table.read(0, numbers, None, torch.full_like(numbers, -1))
+        last_read |= dict.fromkeys(pages, now)
+        left = before - {int(page) for page in table.page_in[0]}
+        assert all(last_read[page] < now - 1 for page in left)
+        came = {int(page) for page in brought if page >= 0}
+        assert came == {page for page, slot in zip(pages, slots, strict=True) if slot >= 0} - before
+        if bool((slots < 0).any()):  # some page got none: nobody could make room for it
+            held = {int(page) for page in table.page_in[0] if page >= 0}
+            assert len(held) == SLOTS - FRAMES
+            assert all(last_read[page] >= now - 1 for page in held)
+        table.check_integrity()
 
 
 def test_pages_in_frames_need_no_slot() -> None:
     table = empty("ema")
     table.begin_pass()
     pages = torch.tensor([3, 4, -1])
-    slots, brought, _ = table.give_step(0, pages, torch.zeros(3), torch.tensor([1, -1, -1]))
+    slots, brought, _ = table.read(0, pages, torch.zeros(3), torch.tensor([1, -1, -1]))
     assert slots.tolist() == [1, int(table.slot_of[0, 4]), -1]
     assert [page for page in brought.tolist() if page >= 0] == [4]
     assert int(table.slot_of[0, 3]) == -1
+
+
+def test_padding_gets_no_slot() -> None:
+    table = empty("lru")
+    table.begin_pass()
+    pages = torch.tensor([0, 5, 0])
+    slots, brought, _ = table.read(0, pages, None, torch.full_like(pages, -1))
+    table.check_integrity()
+    assert slots.tolist() == [-1, int(table.slot_of[0, 5]), -1]
+    assert [page for page in brought.tolist() if page >= 0] == [5]

@@ -44,24 +44,6 @@ def test_a_streamed_extend_is_dense_attention(
     torch.testing.assert_close(sums.output, expected.float(), rtol=tolerance, atol=tolerance)
 
 
-@given(tokens=st.integers(1, 90), seed=st.integers(0, 99))
-@settings(max_examples=30)
-def test_slots_do_not_change_a_bit(tokens: int, seed: int) -> None:
-    torch.manual_seed(seed)
-    query = torch.randn(1, 2 * KV_HEADS, DIM)
-    outputs = []
-    for num_slots in (1, 2, 40):
-        torch.manual_seed(seed)
-        slots = filled_slots(num_slots, tokens, torch.float32)
-        for _ in range(2):  # the second time from slots, as far as there are any
-            sums = PartialAttention()
-            pages = torch.arange(1, -(-tokens // PAGE) + 1)
-            stream_attention(sums, query, slots, 0, pages, tokens, SCALE)
-            outputs.append(sums.output)
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
-    torch.testing.assert_close(outputs[0], dense(query, slots, tokens))
-
-
 @given(
     tokens=st.integers(1, 90),
     budget=st.integers(1, 25),
@@ -108,7 +90,7 @@ def test_one_page_in_a_slot_is_not_loaded_again() -> None:
     pages = torch.arange(1, 11)
     for _ in range(2):
         sums = PartialAttention()
-        stream_attention(sums, torch.randn(1, KV_HEADS, DIM), slots, 0, pages, 10 * PAGE, SCALE)
+        stream_attention(sums, torch.randn(2, KV_HEADS, DIM), slots, 0, pages, 10 * PAGE, SCALE)
     assert slots.traffic.read == 20
     assert slots.traffic.loaded == 10 + 7  # three of four slots are no frames
 

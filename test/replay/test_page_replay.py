@@ -44,9 +44,9 @@ reads = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(reads, st.sampled_from(RESIDENCY_POLICIES), st.integers(1, 6), st.integers(1, 4), st.integers(0, 99))
+@given(reads, st.sampled_from(RESIDENCY_POLICIES), st.integers(1, 6), st.integers(0, 99))
 def test_the_replay_loads_what_the_servers_slots_load(
-    events: list[tuple[bool, int, list[int], bool]], policy: str, slots: int, staging: int, seed: int
+    events: list[tuple[bool, int, list[int], bool]], policy: str, slots: int, seed: int
 ) -> None:
     """``PageSlots`` with real keys and values, beside the replay without any."""
     host = [[torch.zeros(PAGES * PAGE, 1, 1) for _ in range(2)] for _ in range(2)]
@@ -55,13 +55,11 @@ def test_the_replay_loads_what_the_servers_slots_load(
         num_frames=1,
         num_slots=slots + 1,
         page_size=PAGE,
-        staging_pages=staging,
+        staging_pages=1,
         device="cpu",
         residency=policy,  # type: ignore[arg-type]
     )
-    replay = ResidencyReplay(
-        policy, num_layers=2, num_pages=PAGES, num_slots=slots, staging_pages=staging, seed=0
-    )
+    replay = ResidencyReplay(policy, num_layers=2, num_pages=PAGES, num_slots=slots, staging_pages=1, seed=0)
     draws = np.random.default_rng(seed)
     for begins, layer, pages, is_chosen in events:
         if begins:
@@ -70,10 +68,7 @@ def test_the_replay_loads_what_the_servers_slots_load(
         numbers = np.array(pages)
         shares = draws.random(len(pages), dtype=np.float32) if is_chosen else None
         before = real.traffic.loaded
-        rest, of_rest = torch.from_numpy(numbers), None if shares is None else torch.from_numpy(shares)
-        while len(rest):
-            placed = len(real.place(layer, rest, of_rest))
-            rest, of_rest = rest[placed:], None if of_rest is None else of_rest[placed:]
+        real.place(layer, torch.from_numpy(numbers), None if shares is None else torch.from_numpy(shares))
         assert replay.read(layer, numbers, shares) == real.traffic.loaded - before
         everything = np.arange(PAGES)
         found = replay.is_resident(layer, everything)

@@ -18,10 +18,10 @@ def _rate() -> float:
     return float(os.environ[BYTES_PER_SECOND])
 
 
-def read_slowly(read: Any, slots: Any, *args: Any, **kwargs: Any) -> Any:
+def place_slowly(place: Any, slots: Any, *args: Any, **kwargs: Any) -> Any:
     traffic = slots.traffic
     before = traffic.loaded_bytes
-    result = read(slots, *args, **kwargs)
+    result = place(slots, *args, **kwargs)
     if waits := (traffic.loaded_bytes - before) / _rate():
         time.sleep(waits)
         traffic.load_seconds += waits
@@ -43,6 +43,5 @@ def register() -> None:
 
     pages = "sgl_importance_kernels.pages.page_slots.PageSlots"
     hicache = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost.load_to_device_per_layer"
-    HookRegistry.register(f"{pages}.place", read_slowly, HookType.AROUND)
-    HookRegistry.register(f"{pages}.read", read_slowly, HookType.AROUND)
+    HookRegistry.register(f"{pages}.place", place_slowly, HookType.AROUND)
     HookRegistry.register(hicache, load_layer_slowly, HookType.AROUND)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -24,9 +25,10 @@ from sgl_importance_kernels.pages.selectors.selector import Selector
 from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.score_sources import NONE
 from sglang_importance.pages import confidence
+from sglang_importance.pages.emitting_backend import EmittingTieredBackend
 from sglang_importance.pages.pool import TieredKVPool, forget_freed_pages
 from sglang_importance.pages.selections import Selections
-from sglang_importance.pages.torch_native_backend import EmittingTieredBackend, TieredTorchNativeBackend
+from sglang_importance.pages.tiered_backend import TieredAttentionBackend
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import attention_backends, importance_options
@@ -58,27 +60,16 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
     if options.sparse_audit_confidence:
         install_hooks(confidence.HOOKS)
 
-    def create_torch_native_backend(model_runner: ModelRunner) -> AttentionBackend:
+    def create_backend(model_runner: ModelRunner, *, emits: bool) -> AttentionBackend:
         if model_runner.is_draft_worker:
             return TorchNativeAttnBackend(model_runner)
-        chooser: PageChooser | None = None
-        selecting: list[int] = []
-        if options.is_sparse:
-            chooser, _, selecting = _choosing(model_runner, options)
-        if options.source == NONE:
-            return TieredTorchNativeBackend(model_runner, chooser, selecting)
+        chooser, selecting = _choosing(model_runner, options) if options.is_sparse else (None, [])
+        if not emits:
+            return TieredAttentionBackend(model_runner, chooser, selecting)
         return EmittingTieredBackend(model_runner, options, chooser, selecting)
 
-    def create_triton_backend(model_runner: ModelRunner) -> AttentionBackend:
-        # A CPU has no Triton, but for its interpreter.
-        from sglang_importance.pages.triton_backend import TieredTritonBackend
-
-        if options.is_sparse:
-            return TieredTritonBackend(model_runner, *_choosing(model_runner, options))
-        return TieredTritonBackend(model_runner)
-
-    register_attention_backend("torch_native")(create_torch_native_backend)
-    register_attention_backend("triton")(create_triton_backend)
+    register_attention_backend("torch_native")(partial(create_backend, emits=options.source != NONE))
+    register_attention_backend("triton")(partial(create_backend, emits=False))
 
 
 def _host_bytes(profile: Callable[..., int], configurator: KVCacheConfigurator, *args: Any) -> int:
@@ -151,10 +142,8 @@ def _selector(options: ImportanceOptions, page_size: int) -> Selector | None:
     return SELECTORS[options.sparse_selector](page_size) if options.is_sparse else None
 
 
-def _choosing(
-    model_runner: ModelRunner, options: ImportanceOptions
-) -> tuple[PageChooser, ChoiceRule, list[int]]:
-    """What makes steps read chosen pages, its rule, and the layers whose steps do.
+def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[PageChooser, list[int]]:
+    """What makes steps read chosen pages, and the layers whose steps do.
 
     Raises:
         ValueError: a layer is named that the model does not have; the message names those that it has.
@@ -185,7 +174,7 @@ def _choosing(
     assert representations is not None, "a selector without representations"
     chooser = PageChooser(representations, pool.page_size, rule, slots.traffic, is_resident=slots.is_resident)
     selecting = [layer for layer in layers if layer not in options.sparse_dense_layers]
-    return chooser, rule, selecting
+    return chooser, selecting
 
 
 def _forgetting_allocator(

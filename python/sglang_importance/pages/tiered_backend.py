@@ -1,30 +1,30 @@
-"""sglang's torch-native attention over pages in tiers."""
+"""Attention over pages in tiers: by kernels compiled for CPUs, or by Triton's, as the pool says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from torch.nn.functional import pad
 
-from sgl_importance.options import ImportanceOptions
 from sgl_importance.pages.selection_rule import read_all
 from sgl_importance_kernels.pages.audit import audit
 from sgl_importance_kernels.pages.page_chooser import PageChooser
+from sgl_importance_kernels.pages.step_attention import attend_step, can_attend_in_place
 from sgl_importance_kernels.pages.streamed_attention import (
     PartialAttention,
     attend_causally,
     stream_attention,
 )
-from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import request_table
-from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
+from sglang_importance.pages.decode_step import DecodeStep
 from sglang_importance.pages.pool import TieredKVPool
 from sglang_importance.pages.selections import Selection
+from sglang_importance.pages.span import Choice, Span
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -35,44 +35,11 @@ ChoiceListener = Callable[[slice, "RadixAttention", torch.Tensor, torch.Tensor, 
 """Takes rows of the batch, layer, pages of the context, those of them that were chosen, and their shares."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """How tokens of a request choose among the pages of their context.
-
-    Attributes:
-        selection: of the request.
-        position: of the first of them.
-        max_pages: how many pages may be read.
-        audited_layer: whose choice is compared with exact attention; None for none.
-    """
-
-    selection: Selection
-    position: int
-    max_pages: int
-    audited_layer: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens of a request in a forward pass that read the same pages.
-
-    Attributes:
-        rows: their rows in the batch's tensors.
-        context: tokens in the pool that they attend to through pages.
-        pages: those tokens' pages, in order; int64 [pages].
-        is_causal: whether they attend to each other beside, as they are; else the context has them.
-        choice: which of the pages they read; None for all.
-    """
-
-    rows: slice
-    context: int
-    pages: torch.Tensor
-    is_causal: bool
-    choice: Choice | None
-
-
-class TieredTorchNativeBackend(TorchNativeAttnBackend):
+class TieredAttentionBackend(TorchNativeAttnBackend):
     """Attention that holds no more of a context on the device than slots and staging buffer.
+
+    Tokens of answers are computed together, whatever pass they are in. Those of prompts read their pages
+    through the staging buffer, request by request.
 
     Args:
         chooser: makes steps read the pages that it chooses; None where they read all.
@@ -94,6 +61,8 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         self._read_all = read_all(self.token_to_kv_pool.page_size)
         self.on_choice: ChoiceListener | None = None
         self._spans: list[Span] = []
+        self._alone: list[Span] = []
+        self._steps: list[DecodeStep] = []
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
@@ -130,6 +99,32 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
                     )
                 )
             row += stop - start
+        self._divide()
+
+    def _divide(self) -> None:
+        """Tells the spans that are computed together from those that are computed alone."""
+        pool = self.token_to_kv_pool
+        choosing: list[Span] = []
+        reading: list[Span] = []
+        self._alone = []
+        for span in self._spans:
+            if span.is_causal or span.rows.stop - span.rows.start > 1 or not can_attend_in_place(pool.slots):
+                self._alone.append(span)
+            elif span.choice is not None and span.choice.max_pages < len(span.pages):
+                choosing.append(span)
+            else:
+                reading.append(span)
+        if choosing:
+            assert pool.slots.representations is not None
+            # Those of a page that this pass completes are built when its last token is written.
+            pool.slots.representations.ensure(
+                torch.cat([span.pages[: (span.context - 1) // pool.page_size] for span in choosing])
+            )
+        self._steps = [
+            DecodeStep.of(spans, pool.page_size, chooser)
+            for spans, chooser in ((choosing, self._chooser), (reading, None))
+            if spans
+        ]
 
     def _selection(self, rid: str | None) -> Selection | None:
         selections = self.token_to_kv_pool.selections
@@ -174,22 +169,65 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
         queries = q.reshape(-1, heads, layer.qk_head_dim)
         output = q.new_empty(q.shape[0], heads * layer.v_head_dim)
         results = output.view(-1, heads, layer.v_head_dim)
-        for span in self._attend_together(queries, layer, results):
+        for step in self._steps:
+            self._attend_step(step, queries, layer, results)
+        for span in self._alone:
             rows = span.rows
             sums = self._read_pages(queries[rows], span, layer)
             if span.is_causal:
                 sums.add(*attend_causally(queries[rows], k[rows], v[rows], layer.scaling))
             results[rows] = sums.output.to(output.dtype)
+        if layer.layer_id - self.token_to_kv_pool.start_layer == self.token_to_kv_pool.layer_num - 1:
+            self._count()
         return output
 
     # What sets a decode step apart is in its spans, which are made before the first layer.
     forward_decode = forward_extend
 
-    def _attend_together(
-        self, queries: torch.Tensor, layer: RadixAttention, results: torch.Tensor
-    ) -> Sequence[Span]:
-        """Computes what can be computed for many requests at once; the spans that are left, one by one."""
-        return self._spans
+    def _attend_step(
+        self, step: DecodeStep, queries: torch.Tensor, layer: RadixAttention, results: torch.Tensor
+    ) -> None:
+        """Computes a step's rows. From the scan to the output nothing waits for the device."""
+        slots, index = self.token_to_kv_pool.slots, layer.layer_id - self.token_to_kv_pool.start_layer
+        of_rows = queries[step.rows]
+        pages, shares = step.everything, None
+        selects = layer.layer_id in self._selecting_layers
+        if selects and step.contexts is not None:
+            assert self._chooser is not None
+            chosen, of_chosen = self._chooser.choose_step(index, of_rows * layer.scaling, step.contexts)
+            # The page that is being filled is in a frame: nothing is known of it, nor asked.
+            pages = torch.cat([step.contexts.partial_page[:, None], chosen], dim=1)
+            shares = pad(of_chosen, (1, 0))
+            step.chosen.add_((pages >= 0).sum(dim=1))
+        places = slots.place(index, pages, shares)
+        outputs, log_sums = attend_step(slots, index, of_rows, places, step.last_tokens, layer.scaling)
+        for row, span in enumerate(step.spans if selects else ()):
+            if shares is not None and self.on_choice is not None:
+                is_read = pages[row].roll(-1) >= 0
+                read, of_read = pages[row].roll(-1)[is_read], shares[row].roll(-1)[is_read]
+                self.on_choice(span.rows, layer, span.pages, read, of_read)
+            if span.choice is not None and span.choice.audited_layer == layer.layer_id:
+                sums = PartialAttention()
+                sums.add(outputs[row : row + 1], log_sums[row : row + 1])
+                read = pages[row][pages[row] >= 0]
+                outputs[row] = self._audited(sums, read, of_rows[row : row + 1], span, layer).output
+        results[step.rows] = outputs.to(results.dtype)
+
+    def _count(self) -> None:
+        """Counts the steps of a pass behind its last layer, where the device has nothing left to wait for."""
+        slots, layers = self.token_to_kv_pool.slots, len(self._selecting_layers)
+        slots.settle()
+        for step in self._steps:
+            counts = step.chosen.tolist() if step.contexts is not None else [None] * len(step.spans)
+            for span, chosen in zip(step.spans, counts, strict=True):
+                if span.choice is None:
+                    continue
+                candidates = layers * len(span.pages)
+                selected = candidates if chosen is None else chosen
+                span.choice.selection.candidates += candidates
+                span.choice.selection.selected += selected
+                slots.traffic.candidates += candidates
+                slots.traffic.selected += selected
 
     def _read_pages(self, queries: torch.Tensor, span: Span, layer: RadixAttention) -> PartialAttention:
         pool = self.token_to_kv_pool
@@ -235,46 +273,3 @@ class TieredTorchNativeBackend(TorchNativeAttnBackend):
             output_error=found.output_error,
         )
         return found.exact if is_replaced else sums
-
-
-class EmittingTieredBackend(EmittingTorchNativeBackend, TieredTorchNativeBackend):
-    """The same with page scores, which are computed from the keys on the host.
-
-    Only tokens that read all pages are observed: those that choose say nothing of the pages that they leave
-    out, and queries above a layer that chose are not those of the model.
-
-    Args:
-        options: as ``EmittingTorchNativeBackend`` takes them.
-        chooser: as ``TieredTorchNativeBackend`` takes it.
-        selecting_layers: likewise.
-    """
-
-    def __init__(
-        self,
-        model_runner: ModelRunner,
-        options: ImportanceOptions,
-        chooser: PageChooser | None = None,
-        selecting_layers: Collection[int] = (),
-    ) -> None:
-        super().__init__(model_runner, options)
-        self._chooser, self._selecting_layers = chooser, tuple(selecting_layers)
-
-    def _observed(self, forward_batch: ForwardBatch) -> list[ObservedQueries]:
-        choosing = [span.rows for span in self._spans if span.choice is not None]
-        observed = super()._observed(forward_batch)
-        return [cut for each in observed if (cut := _before(each, choosing)) is not None]
-
-
-def _before(observed: ObservedQueries, choosing: Sequence[slice]) -> ObservedQueries | None:
-    """The observed tokens of a request before the first that chooses; None where there are none.
-
-    Args:
-        choosing: rows that choose. Those of a request stand behind its others.
-    """
-    rows = observed.rows
-    starts = [each.start for each in choosing if each.start < rows.stop and rows.start < each.stop]
-    left_out = rows.stop - max(min(starts, default=rows.stop), rows.start)
-    if left_out == observed.num_q:
-        return None
-    kept = slice(rows.start, rows.stop - left_out)
-    return replace(observed, rows=kept, seq_len=observed.seq_len - left_out)
