@@ -128,7 +128,7 @@ _SCHEDULER = (
     Metric("pages_candidates_total", "Pages that a selector chose from, in each layer"),
     Metric("pages_selected_total", "Of these, those that it chose for a step to read"),
     Metric("pages_loaded_bytes_total", "Bytes of tiered KV that came from the host"),
-    Metric("pages_load_seconds_total", "Time that attention waited for pages from the host, in seconds"),
+    Metric("pages_load_seconds_total", "Time that attention waited for copies from the host, in seconds"),
     # ---- audits of chosen pages ----
     Metric("page_audits_total", "Choices of pages that were compared with exact attention"),
     Metric("page_audits_failed_total", "Of these, those that missed too much: the exact output was used"),

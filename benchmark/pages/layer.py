@@ -33,7 +33,8 @@ from sgl_importance_kernels.pages.page_choice import ChoiceRule
 from sgl_importance_kernels.pages.page_chooser import PageChooser
 from sgl_importance_kernels.pages.page_slots import PageSlots
 from sgl_importance_kernels.pages.selectors.registry import SELECTORS
-from sgl_importance_kernels.pages.streamed_attention import PartialAttention, attend, stream_attention
+from sgl_importance_kernels.pages.step_attention import attend_step
+from sgl_importance_kernels.pages.streamed_attention import attend
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 SCALE = DIM**-0.5
@@ -72,6 +73,8 @@ class Layer:
         self.chooser = PageChooser(
             self.slots.representations, PAGE, rule, self.slots.traffic, is_resident=self.slots.is_resident
         )
+        self.contexts = self.chooser.contexts([self.pages], [context], [self.max_pages])
+        self.slots.representations.ensure(self.pages)
         self.locations = (self.pages[:, None] * PAGE + torch.arange(PAGE)).flatten()
         self.table = self.locations.int()[None]
         # As stock would lay out one request alone: the best case of attention without a copy.
@@ -96,15 +99,13 @@ class Layer:
     def dense(self, query: torch.Tensor) -> torch.Tensor:
         return attend(query, *self.in_order, SCALE)[0]
 
-    def scan(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self.chooser.choose(0, query * SCALE, self.pages, self.context, self.max_pages)
+    def scan(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.chooser.choose_step(0, query * SCALE, self.contexts)
 
     def sparse(self, query: torch.Tensor) -> torch.Tensor:
         self.slots.begin_pass(torch.zeros(1, dtype=torch.int64))
-        chosen, shares = self.scan(query)
-        sums = PartialAttention()
-        stream_attention(sums, query, self.slots, 0, chosen, len(chosen) * PAGE, SCALE, shares)
-        return sums.output
+        places = self.slots.place(0, *self.scan(query))
+        return attend_step(self.slots, 0, query, places, torch.tensor([PAGE]), SCALE)[0]
 
 
 def measured(layer: Layer, steps: int, label: str) -> dict[str, Any]:

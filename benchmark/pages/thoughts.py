@@ -6,8 +6,9 @@ The embedded reasoning model, served. All servers have the same device memory an
 eight at a time, one server after the other; ratios are within a round: other work on the machine widens
 their range. Stock runs as many thoughts as fit and lets the others wait, or retracts them. ``tiered`` servers
 keep a page wherever it fits; with a selector a step reads the chosen part of its context, from
-``--min-context`` tokens on. Right answers, tokens and the seconds of all thoughts are reported, as a thought
-that loses its way may be shorter or longer. Rounds that the JSON has already are not run again.
+``--min-context`` tokens on. ``stock, resident`` has four times the device memory: what a larger device would
+do. Right answers, tokens and the seconds of all thoughts are reported, as a thought that loses its way may be
+shorter or longer. Rounds that the JSON has already are not run again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PAGE, AT_A_TIME, OF_DEVICE, SPARE_TOKENS = 16, 8, 4, 64
 HICACHE = "stock, HiCache"
 
 
-def arms(tokens: int, budget: float, selector: str, min_context: int) -> dict[str, tuple[str, ...]]:
+def arms(tokens: int, budget: float, selectors: list[str], min_context: int) -> dict[str, tuple[str, ...]]:
     """Flags of each server. ``tokens``: that all thoughts need together."""
     device = tokens // OF_DEVICE // PAGE * PAGE
     everything = tokens + AT_A_TIME * 2 * PAGE
@@ -50,18 +51,22 @@ def arms(tokens: int, budget: float, selector: str, min_context: int) -> dict[st
         *("--max-running-requests", str(AT_A_TIME)),
         *("--kv-device-tokens", str(device), "--max-total-tokens", str(everything)),
     )
-    sparse = (
-        *("--kv-sparse-selector", selector, "--kv-sparse-budget", str(budget)),
-        *("--kv-sparse-min-context", str(min_context)),
-    )
+    sparse = ("--kv-sparse-budget", str(budget), "--kv-sparse-min-context", str(min_context))
     return {
         HICACHE: (
             *("--kv-policy", "default", "--max-total-tokens", str(device)),
             *("--hicache-ratio", f"{everything / device + 1:.1f}"),
         ),
+        "stock, resident": ("--kv-policy", "default", "--max-total-tokens", str(everything)),
         "tiered all, lru": (*tiered, "--kv-residency-policy", "lru"),
-        f"tiered {selector}, lru": (*tiered, *sparse, "--kv-residency-policy", "lru"),
-        f"tiered {selector}, ema": (*tiered, *sparse, "--kv-residency-policy", "ema"),
+        **{
+            f"tiered {name}, {policy}": (
+                *(*tiered, *sparse, "--kv-sparse-selector", name),
+                *("--kv-residency-policy", policy),
+            )
+            for name in selectors
+            for policy in ("lru", "ema")
+        },
     }
 
 
@@ -104,7 +109,7 @@ def main(
     length: Annotated[int, typer.Option(help="Tokens of a right thought.")] = 512,
     rounds: Annotated[int, typer.Option(help="Rounds in the end.")] = 3,
     budget: Annotated[float, typer.Option(help="Share of its context that a step reads.")] = 0.4,
-    selector: Annotated[str, typer.Option(help="What chooses it.")] = "rep",
+    selectors: Annotated[str, typer.Option(help="What chooses it, separated by commas.")] = "rep,token",
     min_context: Annotated[int, typer.Option(help="Tokens from which on a step chooses.")] = 128,
     out: Annotated[Path, typer.Option(help="The JSON, with the rounds so far.")] = RESULTS
     / "pages_thoughts.json",
@@ -123,7 +128,7 @@ def main(
     with ExitStack() as stack:
         servers = {
             arm: stack.enter_context(script_server(*flags, "--page-size", str(PAGE), model=reasoner_path()))
-            for arm, flags in arms(needed, budget, selector, min_context).items()
+            for arm, flags in arms(needed, budget, selectors.split(","), min_context).items()
         }
         for number in track(range(done, rounds), description="rounds"):
             for arm, server in servers.items():

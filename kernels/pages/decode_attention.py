@@ -91,8 +91,8 @@ def _attend_rows(
     num_slots, page_size = slot_keys.shape[0], slot_keys.shape[1]
     logits = np.empty(page_size, np.float32)
     for row in range(len(queries)):
-        largest = np.full(log_sums.shape[1:], -np.inf, np.float32)
-        sums = np.zeros(log_sums.shape[1:], np.float32)
+        largest: Floats = np.full(log_sums.shape[1:], -np.inf, np.float32)
+        sums: Floats = np.zeros(log_sums.shape[1:], np.float32)
         of_row = outputs[row]
         of_row[:] = 0
         for column in range(places.shape[1]):
@@ -140,7 +140,12 @@ def attend_places(
     log_sums = torch.empty(num_rows, kv_heads, heads // kv_heads)
     _attend_rows(
         by_kv_head.numpy(),
-        *(tensor.numpy() for tensor in (*slots, *host, places, last_tokens)),
+        slots[0].numpy(),
+        slots[1].numpy(),
+        host[0].numpy(),
+        host[1].numpy(),
+        places.numpy(),
+        last_tokens.numpy(),
         scale,
         outputs.numpy(),
         log_sums.numpy(),

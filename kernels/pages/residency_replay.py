@@ -79,9 +79,7 @@ class ResidencyReplay:
         """
         numbers = torch.from_numpy(pages) + 1
         chosen_for = None if shares is None else torch.from_numpy(shares)
-        in_frame = (
-            torch.where(numbers == open_page + 1, 0, -1) if open_page >= 0 else torch.full_like(numbers, -1)
-        )
+        in_frame = torch.where(numbers == open_page + 1, 0, -1)
         slots, brought, _ = self._table.read(layer, numbers, chosen_for, in_frame)
         return int((slots < 0).sum() + (brought >= 0).sum())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from benchmark.serving.measured import table
@@ -204,3 +205,31 @@ def fewer_loads_than(rule: str, kept: float = KEPT, page: int = 16) -> float:
 def num_page_features() -> int:
     """Facts of a page that the learned rule knows."""
     return len(PAGE_FEATURES)
+
+
+def served_thoughts_table() -> str:
+    """Thoughts that need four times the device's memory, by server; ratios are within a round."""
+    rows = results("pages_thoughts")["rows"]
+    found = []
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        own = [row for row in rows if row["arm"] == arm]
+        ratios = sorted(row["of stock"] for row in own)
+        thoughts = sum(row["thoughts"] for row in own)
+        found.append(
+            [
+                arm,
+                f"{sum(row['right'] for row in own)} of {thoughts}",
+                f"{sum(row['tokens'] for row in own) / thoughts:.0f}",
+                f"{median(row['seconds'] for row in own):.0f}",
+                f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+            ]
+        )
+    return table(["server", "right", "tokens of a thought", "seconds of eight", "throughput, of HiCache"], found)
+
+
+def served_thoughts(name: str) -> str:
+    """Device tokens, tokens needed, or rounds of the thoughts that were served."""
+    rows = results("pages_thoughts")["rows"]
+    if name == "rounds":
+        return str(len({row["round"] for row in rows}))
+    return f"{rows[0][name]:,}"

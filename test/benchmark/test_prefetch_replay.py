@@ -180,8 +180,10 @@ def test_slow_copies_take_what_their_bytes_take(monkeypatch: pytest.MonkeyPatch)
     seconds = 0.001
     monkeypatch.setenv(slow_copies.BYTES_PER_SECOND, str(slots.page_bytes / seconds))
     slots.begin_pass(torch.tensor([], dtype=torch.int64))
-    slow_copies.read_slowly(PageSlots.place, slots, 0, torch.tensor([1, 2]))
-    once = slots.traffic.load_seconds
-    assert once >= 2 * seconds
-    slow_copies.read_slowly(PageSlots.place, slots, 0, torch.tensor([1, 2]))
-    assert slots.traffic.load_seconds == once  # both are there
+    waits: list[float] = []
+    monkeypatch.setattr(slow_copies.time, "sleep", waits.append)
+    slow_copies.place_slowly(PageSlots.place, slots, 0, torch.tensor([1, 2]))
+    assert waits == [pytest.approx(2 * seconds)]
+    assert slots.traffic.load_seconds >= 2 * seconds
+    slow_copies.place_slowly(PageSlots.place, slots, 0, torch.tensor([1, 2]))
+    assert len(waits) == 1  # both are there
