@@ -224,7 +224,8 @@ def served_thoughts_table() -> str:
                 f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
             ]
         )
-    return table(["server", "right", "tokens of a thought", "seconds of eight", "throughput, of HiCache"], found)
+    head = ["server", "right", "tokens of a thought", "seconds of eight", "throughput, of HiCache"]
+    return table(head, found)
 
 
 def served_thoughts(name: str) -> str:
