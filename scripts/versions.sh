@@ -34,15 +34,22 @@ install() {
   # shellcheck disable=SC2046  # one word per package
   pip_install $(grep -hE '^Requires-Dist: (transformers|tokenizers|compressed-tensors|xgrammar)==' \
     "$packages/sglang-$release.dist-info/METADATA" | cut -d' ' -f2 | tr -d '\r')
-  sed "1s|.*|#!$folder/bin/python|" "$(dirname "$python")/sgl-importance" >"$folder/bin/sgl-importance"
-  chmod +x "$folder/bin/sgl-importance"
   touch "$folder/complete"
+}
+
+commands() {
+  local folder=$1 name
+  for name in sgl-importance sglang; do
+    sed "1s|.*|#!$folder/bin/python|" "$(dirname "$python")/$name" >"$folder/bin/$name"
+    chmod +x "$folder/bin/$name"
+  done
 }
 
 failed=()
 for release in "${releases[@]}"; do
   folder=$root/.cache/versions/$release
   [[ -e $folder/complete ]] || { echo "==> sglang $release: installing"; install "$release" "$folder"; }
+  commands "$folder"
   "$folder/bin/python" -W ignore - <<'PYTHON'
 from importlib.metadata import version
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sgl_importance.metrics_table import PREFIX
+from sgl_importance.trace.reader import open_trace
+from sgl_importance.trace.records import Step
 
 from support.families import FAMILIES, VOCABULARY, Family, write_random_model
 from support.python_path import CHECKS, python_path
+from support.reference_attention import Planted, planted
 from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
@@ -32,6 +37,9 @@ EXACT_STATES = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
 EAGER = {**python_path(CHECKS / "eager_torch"), **EXACT_STATES}
 PLUGINS = {**python_path(CHECKS / "tree_check", CHECKS / "eager_torch"), **EXACT_STATES}
 PREFIX_TOKENS, ANSWER_TOKENS = 96, 4
+WINDOW = 8
+PLANTED_TOKENS = 151  # as many as no other request has
+STRETCH = slice(2 * PAGE_TOKENS, 3 * PAGE_TOKENS)
 
 Stock = Callable[[Family], tuple[Path, list[list[int]], list[list[int]]]]
 
@@ -121,15 +129,19 @@ def asked(server: ServerProcess, prompt: list[int]) -> dict:
 
 @pytest.mark.parametrize("family", families())
 @pytest.mark.parametrize("way", ways())
-def test_a_family_is_served(family: Family, way: tuple[str, ...], stock: Stock) -> None:
+def test_a_family_is_served(family: Family, way: tuple[str, ...], stock: Stock, tmp_path: Path) -> None:
     model, prompts, answers = stock(family)
     assert len({tuple(answer) for answer in answers}) > len(answers) / 2, "the model ignores its prompt"
+    has_scores = "none" not in way
+    recording = ("--kv-importance-trace", str(tmp_path), "--kv-importance-trace-detail", "steps")
     server = ServerProcess(
         *("--kv-policy", "importance", *way, *FLAGS, *family.flags),
-        *("--max-total-tokens", str(POOL_TOKENS)),
+        *("--max-total-tokens", str(POOL_TOKENS), "--kv-importance-window", str(WINDOW)),
+        *(recording if has_scores else ()),
         model=model,
         env=PLUGINS,
     )
+    prompts_planted: tuple[Planted, ...] = ()
     with server:
         middle = len(prompts) // 2
         replies = [asked(server, prompt) for prompt in prompts[:middle]]
@@ -142,9 +154,13 @@ def test_a_family_is_served(family: Family, way: tuple[str, ...], stock: Stock) 
             has_host="--hicache-ratio" in way,
             upstream_makes_room=family.second_pool and not family.states,
         )
-        check_scores(server, wanted="none" not in way)
+        check_scores(server, wanted=has_scores)
+        if has_scores:
+            prompts_planted = ask_planted(server, model)
         server.flush_cache()
         assert re.search(r"tree_check: sound with [1-9]\d* tokens", server.log())
+    if has_scores:
+        check_planted(prompts_planted, tmp_path, page_tokens=1 if family.states else PAGE_TOKENS)
 
 
 def check_tiers(
@@ -164,3 +180,34 @@ def check_scores(server: ServerProcess, *, wanted: bool) -> None:
     nodes = server.get("/kv_importance", limit=1000)["nodes"]
     assert (server.metric(f"{PREFIX}folds_total") > 0) == wanted
     assert any(node["queries"] > 0 for node in nodes) == wanted
+
+
+def ask_planted(server: ServerProcess, model: Path) -> tuple[Planted, ...]:
+    """Asks what attends little and much to one page, as transformers has it of the observed layers."""
+    layers = re.search(r"Page scores from layers (\[[\d, ]+\])", server.log())
+    assert layers is not None
+    pair = planted(
+        model,
+        json.loads(layers[1]),
+        tokens=PLANTED_TOKENS,
+        stretch=STRETCH,
+        window=WINDOW,
+        seed=0,
+    )
+    for each in pair:
+        asked(server, each.prompt)
+    return pair
+
+
+def check_planted(prompts: tuple[Planted, ...], trace: Path, *, page_tokens: int) -> None:
+    """Each page has the share of attention that transformers gives it: it moves with what was planted."""
+    records = [record for record in open_trace(trace) if isinstance(record, Step)]
+    steps = [step for step in records if (step.phase, step.seq_len) == ("prefill", PLANTED_TOKENS)]
+    assert len(steps) == len(prompts)
+    pages = range(0, PLANTED_TOKENS, page_tokens)
+    for step, each in zip(steps, prompts, strict=True):
+        assert step.query_tokens == WINDOW
+        np.testing.assert_allclose(step.mass.astype(float), np.add.reduceat(each.rows, pages), atol=2e-3)
+    of_stretch = slice(STRETCH.start // page_tokens, STRETCH.stop // page_tokens)
+    little, much = (float(step.mass[of_stretch].astype(float).sum()) for step in steps)
+    assert much > 2 * little

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from sgl_importance.metrics_table import PREFIX
 from sgl_importance.trace.reader import open_trace
@@ -22,6 +21,7 @@ from sgl_importance.trace.records import PageLists, Step
 
 from support.families import FAMILIES, VOCABULARY, write_random_model
 from support.python_path import CHECKS, python_path
+from support.reference_attention import attention
 from support.servers import ServerProcess
 from support.workloads.shared_prefixes import shared_prefixes
 
@@ -71,18 +71,6 @@ def conversations(server: ServerProcess, turns: int = 4) -> Iterator[tuple[list[
             texts[speaker] += reply["output_ids"] + rng.choices(range(10, VOCABULARY), k=20)
 
 
-def attention(model: Path, tokens: Sequence[int]) -> np.ndarray:
-    """Mean over heads and full-attention layers as transformers computes it, [tokens, tokens]."""
-    from transformers import AutoModelForCausalLM
-
-    loaded = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
-    with torch.no_grad():
-        layers = loaded(torch.tensor([list(tokens)]), output_attentions=True).attentions
-    attending = [layer[0].mean(0) for layer in layers if layer is not None]
-    assert len(attending) == len(FULL_ATTENTION)
-    return torch.stack(attending).mean(0).numpy()
-
-
 def test_page_scores_are_those_of_the_layers_that_attend(model: Path, tmp_path: Path) -> None:
     """Behind a state from the cache too, so that what transformers computes at once comes out of it."""
     first = some_tokens(70, 1)
@@ -101,7 +89,7 @@ def test_page_scores_are_those_of_the_layers_that_attend(model: Path, tmp_path: 
         assert reply["meta_info"]["cached_tokens"] == len(first) + ANSWER_TOKENS - 1
         assert f"Page scores from layers {list(FULL_ATTENTION)}" in server.log()
         server.flush_cache()
-    expected = attention(model, [*second, *reply["output_ids"]])
+    (expected,) = attention(model, [[*second, *reply["output_ids"]]], FULL_ATTENTION)
     records = list(open_trace(tmp_path))
     assert any(isinstance(record, PageLists) for record in records)
     steps = [record for record in records if isinstance(record, Step)]

@@ -135,6 +135,19 @@ def test_selective_waits_for_a_second_request():
     check(driver)
 
 
+def test_selective_offers_what_comes_back_after_its_eviction():
+    gate = ScriptedGate()
+    driver, tiers = gated("write_through_selective", gate, storage=False)
+    serve(driver, prompt(0, 4))
+    driver.evict(POOL)
+    assert not list(driver.all_nodes())
+    serve(driver, prompt(0, 4))
+    tiers.settle(driver.cache)
+    assert [tier for tier, _, _ in gate.asked] == [Tier.HOST]
+    assert host_tokens(driver) == 4 * PAGE
+    check(driver)
+
+
 def test_write_back_drops_what_the_gate_refuses_unless_the_host_holds_what_follows():
     gate = ScriptedGate(otherwise=False)
     driver, _ = gated("write_back", gate, storage=False)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_cache.components import ComponentType, EvictLayer, MambaComponent
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.tiers import Tier
@@ -182,6 +186,58 @@ def test_a_walk_ranks_no_more_where_there_are_many_states(monkeypatch: pytest.Mo
     rest = driver.cache.tree_core.mamba_evictable_size()
     assert driver.cache.evict(EvictParams(num_tokens=0, mamba_num=rest)).mamba_num_evicted == rest
     assert driver.cache.tree_core.mamba_evictable_size() == 0
+
+
+def test_a_walk_ranks_no_more_where_all_losses_have_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = StateDriver("importance", tokens=8192, states=150)
+    for number in range(70):
+        driver.serve(text(number, 50), text(number + 100, 10))
+    evict = partial(driver.cache.evict, EvictParams(num_tokens=0, mamba_num=1))
+    for _ in range(3):
+        evict()
+    held = driver.cache.tree_core.mamba_evictable_size()
+    assert held > 2 * STATES_PER_WALK
+    ranked: list[int] = []
+    item = StateOrder._item
+
+    def grown(order: StateOrder, node: UnifiedTreeNode) -> tuple[float, int, int]:
+        ranked.append(node.id)
+        loss, last_access, number = item(order, node)
+        return loss + 1, last_access, number
+
+    monkeypatch.setattr(StateOrder, "_item", grown)
+    assert evict().mamba_num_evicted == 1
+    assert len(ranked) == 2 * STATES_PER_WALK
+    assert driver.cache.evict(EvictParams(num_tokens=0, mamba_num=held)).mamba_num_evicted == held - 1
+
+
+def test_kv_is_ranked_again_when_the_state_below_it_on_the_host_goes() -> None:
+    """No host tier: the node that it would hold is put into the tree by hand."""
+    driver = StateDriver("importance", tokens=512, states=16)
+    prefix = text(1, 40)
+    for question in (2, 3):
+        driver.serve(prefix + text(question, 30), text(question + 10, 5))
+    shared = node_at(driver, 40)
+    while shared.children:
+        driver.cache.evict(EvictParams(num_tokens=1))
+    below = UnifiedTreeNode(shared.component_types)
+    below.parent, shared.children["host"] = shared, below
+    below.component_data[ComponentType.MAMBA].host_value = torch.tensor([0])
+    leaves = driver.cache.components[ComponentType.FULL].leaves
+    leaves.host_state_changed(below)
+    metadata = tree_of(driver).metadata(shared)
+    assert not metadata.lacks_state
+    driver.serve(text(4, 60), text(14, 5))
+
+    states = driver.cache.components[ComponentType.MAMBA]
+    lists = {"device_frees": defaultdict(list), "host_frees": defaultdict(list), "cache_actions": []}
+    taken = inspect.signature(MambaComponent.evict_component).parameters
+    wanted = {name: value for name, value in lists.items() if name in taken}
+    assert states.evict_component(below, target=EvictLayer.HOST, **wanted) == (0, 1)
+    assert metadata.lacks_state
+    del shared.children["host"]
+    driver.cache.evict(EvictParams(num_tokens=1))
+    assert shared not in tree_of(driver)
 
 
 def test_a_walk_that_wants_more_than_there_is_ends() -> None:

@@ -3,8 +3,9 @@
 Upstream's write policy says when a copy is offered:
 
 - ``write_through``: when a request's insert walks over a node that has no host copy;
-- ``write_through_selective``: the same, from the second admitted request on that found the node (upstream's
-  own count reaches two at the end of the first);
+- ``write_through_selective``: the same, from upstream's second count of the node on: at the end of the request
+  that brought it up to 0.5.21, with the second request that finds it from 0.5.22 on. With a gate: from the
+  second admitted request on, whether it finds the node or has to bring it again;
 - ``write_back``: when the device evicts the node; a refused node is dropped.
 
 Under ``importance`` no copy is made of expendable nodes. Where a gate (``ranking.write_gate``) is open it
@@ -107,11 +108,25 @@ class BackupFilter:
     def _offer_backup(
         self, node: UnifiedTreeNode, *chunked: bool
     ) -> bool:  # which later releases do not pass
-        if not self._counts_hit(node, *chunked):
-            return False
+        faults = self._state.faults
+        is_offered = self._counts_hit(node, *chunked)
         if self._core.enable_external_cache_linker:
-            return True  # copies to another cache, not to a tier of ours
-        return self._state.faults.learn(FaultPlace.RANKING, self._copies_to_host, node) is not False
+            return is_offered  # copies to another cache, not to a tier of ours
+        if not is_offered and (any(chunked) or not faults.learn(FaultPlace.RANKING, self._came_back, node)):
+            return False
+        return faults.learn(FaultPlace.RANKING, self._copies_to_host, node) is not False
+
+    def _came_back(self, node: UnifiedTreeNode) -> bool:
+        """Whether the node is on offer under the selective policy, though upstream has counted it once only:
+        its count begins anew with each eviction."""
+        if self.gate is None or not self._is_selective or node.evicted or node.backuped:
+            return False
+        known = self._state.tree.known(node)
+        return known is not None and known.accesses > 0
+
+    @property
+    def _is_selective(self) -> bool:
+        return not self._core.is_write_back and self._core.write_through_threshold > 1
 
     def _copies_to_host(self, node: UnifiedTreeNode) -> bool:
         # The gate counts what it admits as written.
@@ -120,8 +135,7 @@ class BackupFilter:
     def _passes_gate(self, node: UnifiedTreeNode) -> bool:
         if self.gate is None:
             return True
-        is_selective = not self._core.is_write_back and self._core.write_through_threshold > 1
-        if is_selective and not self._state.tree.metadata(node).accesses:
+        if self._is_selective and not self._state.tree.metadata(node).accesses:
             return False
         return self._admits(Tier.HOST, _chain(node, lambda ancestor: bool(ancestor.backuped)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.mem_cache.unified_cache.components import ComponentType, MambaComponent
+from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, ComponentType, MambaComponent
 
 from sgl_importance.metrics_table import FaultPlace
 from sglang_importance.radix_cache.component import ImportanceComponent
@@ -47,6 +47,19 @@ class StateComponent(MambaComponent):
     def commit_insert_component_data(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super().commit_insert_component_data(node, *args, **kwargs)
         self._faults.learn(FaultPlace.TREE_EVENT, self._tokens.leaves.got_state, node)
+
+    def commit_hicache_transfer(
+        self, node: UnifiedTreeNode, phase: CacheTransferPhase, *args: Any, **kwargs: Any
+    ) -> None:
+        super().commit_hicache_transfer(node, phase, *args, **kwargs)
+        if phase is CacheTransferPhase.PREFETCH:
+            self._faults.learn(FaultPlace.TREE_EVENT, self._tokens.leaves.host_state_changed, node)
+
+    def evict_component(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        device_states, host_states = super().evict_component(node, *args, **kwargs)
+        if host_states:
+            self._faults.learn(FaultPlace.TREE_EVENT, self._tokens.leaves.host_state_changed, node)
+        return device_states, host_states
 
     def _evict_device_start(self, request_cnt: int) -> None:
         super()._evict_device_start(request_cnt)

@@ -115,6 +115,13 @@ class RankedLeaves:
             metadata.lacks_state = False
             self.refresh(node)
 
+    def host_state_changed(self, node: UnifiedTreeNode) -> None:
+        """A state in host memory went or came, at the node's end or below it: the leaf of the device that it
+        follows is ranked again."""
+        while node.evicted and node.parent is not None:
+            node = node.parent
+        self.refresh(node)
+
     def left_tree(self, node: UnifiedTreeNode) -> None:
         self._leave_device(node)
         self._leave_host(node)

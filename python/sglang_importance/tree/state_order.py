@@ -23,8 +23,9 @@ class StateOrder:
     """States of the device, least marginal loss first, in walks like upstream's.
 
     Each walk ranks STATES_PER_WALK of them anew, in turn: none takes longer where there are many. Between its
-    turns a state's loss mostly grows, as states around it go: what comes up is ranked again before it is
-    taken. States that came since the round began wait for the next one.
+    turns a state's loss mostly grows, as states around it go and as time passes: what comes up is ranked
+    again before it is taken. Where the losses of all have grown meanwhile, the least of STATES_PER_WALK that
+    came up is taken. States that came since the round began wait for the next one.
     """
 
     def __init__(self, state: TreeState) -> None:
@@ -45,23 +46,29 @@ class StateOrder:
 
     def next(self) -> UnifiedTreeNode | None:
         """The node whose state goes next; None where there is none."""
-        while self._heap or self._may_rank_all:
-            if not self._heap:
+        came_up: list[_Item] = []  # ranked again by this call
+        while not self._is_settled(came_up):
+            if self._heap:
+                node = self._lru.cache.get(heappop(self._heap)[2])
+                if node is not None and _is_unlocked(node):  # it did not go with a leaf, and is not in use
+                    heappush(came_up, self._item(node))
+            elif self._may_rank_all:
                 # Once in a walk at most: what could not be evicted is not taken for ever.
                 self._may_rank_all = False
                 self._waiting, self._round = [], []
                 self._rank(len(self._lru.cache))
-                continue
-            item = heappop(self._heap)
-            node = self._lru.cache.get(item[2])
-            if node is None or not _is_unlocked(node):  # it went with a leaf, or is in use
-                continue
-            now = self._item(node)
-            if now > item:
-                heappush(self._heap, now)
-                continue
-            return node
-        return None
+            else:
+                return None
+        taken = heappop(came_up)
+        for item in came_up:
+            heappush(self._heap, item)
+        return self._lru.cache[taken[2]]
+
+    def _is_settled(self, came_up: list[_Item]) -> bool:
+        """Whether the first of these, a heap, is to be taken."""
+        if not came_up:
+            return False
+        return not self._heap or came_up[0] <= self._heap[0] or len(came_up) >= STATES_PER_WALK
 
     def _rank(self, count: int) -> None:
         """Ranks as many more; at the end of a round what only earlier rounds knew is forgotten."""

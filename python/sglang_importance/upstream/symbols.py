@@ -178,6 +178,13 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     ),
     f"{_MAMBA}._evict_device_end": "self",
     f"{_MAMBA}.commit_insert_component_data": "self, node, is_new_leaf, params, result, cache_actions",
+    f"{_MAMBA}.commit_hicache_transfer": (
+        "self, node, phase, transfers, *, cache_actions, insert_result, pool_storage_result"
+    ),
+    f"{_MAMBA}.evict_component": (
+        "self, node, device_frees, host_frees, target",
+        "self, node, device_frees, host_frees, cache_actions, target",
+    ),
     # the tree core
     f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeNode.backuped": None,
     f"{_TREE_CORE}.reset": "self",

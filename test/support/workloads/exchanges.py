@@ -52,7 +52,9 @@ class Replay:
 
 
 def ask(server: ServerProcess, prompt: Sequence[int], answer_tokens: int) -> dict:
-    return server.generate(prompt, max_new_tokens=answer_tokens, ignore_eos=True)
+    # The models have no end token. ``ignore_eos`` would keep them from being retracted: from 0.5.22 on sglang
+    # reserves the whole answer of a request that sets it.
+    return server.generate(prompt, max_new_tokens=answer_tokens)
 
 
 def record_exchanges(server: ServerProcess, seed: int = 0) -> list[Exchange]:
