@@ -109,8 +109,11 @@ class PageMover:
         try:
             self._members[target].tier.get(name, copy)
             check_record(copy, name)
-        except (OSError, PageDamaged):
-            self._counters.add("damaged_pages", self._members[target].name)
+        except PageDamaged as damaged:
+            set_damaged_aside(self._members[target], name, damaged, self._counters)
+            self._health.failed(target)
+            raise
+        except OSError:
             self._health.failed(target)
             self._members[target].tier.delete(name)
             raise

@@ -8,8 +8,8 @@ from math import inf
 import numpy as np
 
 from sgl_importance.storage.page_record import PageDamaged
-from sgl_importance.tier_chain.kinds.tier_record import NO_PAGE, check_record, make_record
-from sgl_importance.tier_chain.measure import probe_name
+from sgl_importance.tier_chain.kinds.tier_record import check_record
+from sgl_importance.tier_chain.measure import probe_record
 from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.placement import Placement
 from sgl_importance.tier_chain.tier_counters import TierCounters
@@ -82,9 +82,8 @@ class TierHealth:
                 self._try_again(level)
 
     def _try_again(self, level: int) -> None:
-        member, name = self._members[level], probe_name()
-        body = np.zeros(self._page_bytes, np.uint8)
-        record = make_record(name, body, parent=NO_PAGE, depth=0, moment=0)
+        member = self._members[level]
+        name, record = probe_record(0, self._page_bytes)
         back = np.empty_like(record)
         try:
             member.tier.put(name, record)
