@@ -58,7 +58,7 @@ def kv_size_command(
         bool, typer.Option(help="HiCache is on: all layers of sparse attention keep an index.")
     ] = False,
     raw_latents: Annotated[
-        bool, typer.Option(help="Sparse attention in fp8 without scales (trtllm backends).")
+        bool, typer.Option(help="Sparse attention in fp8 as trtllm backends keep it, without scales.")
     ] = False,
     gpu_memory: Annotated[
         float | None, typer.Option(min=0.001, max=1e6, help="GB of each GPU.", rich_help_panel=_FIT)
