@@ -12,6 +12,8 @@ from sgl_importance.kv_size.model_shape import LayerCache, LayerKind, ModelShape
 
 SPARSE_PAGE = 64
 """Tokens of a page in pools of sparse attention (DSA): sglang has no other."""
+BLOCK_PAGE = 128
+"""Tokens of a page where sparse attention chooses blocks: what sglang takes on Hopper and later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,13 @@ class Stage:
     def fixed_bytes(self, deployment: Deployment) -> int:
         """What is there before the first token: the padding of each pool."""
         return self.pool_bytes(deployment, 0).total()
+
+
+def usual_page(shape: ModelShape) -> int:
+    """Tokens of a page where nobody says them."""
+    if shape.is_sparse:
+        return SPARSE_PAGE
+    return BLOCK_PAGE if shape.chooses_blocks else 1
 
 
 def stages(shape: ModelShape, deployment: Deployment) -> list[Stage]:

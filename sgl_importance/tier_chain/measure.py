@@ -95,6 +95,7 @@ class InjectedTier(Tier):
         self._tier = tier
         self._cost = FetchCost(bytes_per_second, seconds)
         self._sleep = sleep
+        self.makes_room = tier.makes_room
         added = f"+{self._cost.describe()} injected"
         self.note = f"{tier.note}; {added}" if tier.note else added
 

@@ -210,6 +210,29 @@ def test_a_backend_that_dies_is_left_out_and_comes_back(
     chain.check_integrity()
 
 
+def test_a_backend_that_is_full_keeps_what_it_has(tmp_path: Path, backend: FolderBackend) -> None:
+    """To give pages up makes no room in it: they would all go, one for each that is refused."""
+    now = [0.0]
+    chain = chain_over(tmp_path, backend, now)
+    for moment, session in enumerate("abcde"):
+        write(chain, keys_of(session, 1), moment=moment)
+    held = chain.snapshot()[1]["pages"]
+    assert held == 2
+    backend.most = len(backend.records())
+    for moment, session in enumerate("fghijklm", start=10):
+        assert write(chain, keys_of(session, 1), moment=moment) == [True], "the tier above takes it"
+        chain.check_integrity()
+    assert chain.snapshot()[1]["pages"] == held
+    for session in "ab":
+        assert chain.count_present(MODEL, keys_of(session, 1)) == 1
+        assert wrong_pages(chain, keys_of(session, 1)) == []
+    backend.most = None
+    now[0] = 60.0
+    for moment, session in enumerate("nopq", start=30):
+        write(chain, keys_of(session, 1), moment=moment)
+    assert chain.snapshot()[1]["pages"] > held, "there was room again"
+
+
 def test_a_backend_that_evicts_first_costs_misses_only(tmp_path: Path, backend: FolderBackend) -> None:
     chain = chain_over(tmp_path, backend, [0.0])
     keys = keys_of("a", 8)

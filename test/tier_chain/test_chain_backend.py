@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +177,11 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "upstream"
 
 
-def hicache_tiers(tmp_path: Path, kind: str) -> Path:
+def hicache_tiers(tmp_path: Path, kind: str, settings: dict[str, Any] | None = None) -> Path:
     """A mapped file of 3 pages, and a backend of HiCache for the rest."""
     size = record_bytes(make_pool("page_first").get_dummy_flat_data_page().nbytes)
-    settings = {**DYNAMIC.get(kind, {}), "folder": str(tmp_path / "values")}
+    if settings is None:
+        settings = {**DYNAMIC.get(kind, {}), "folder": str(tmp_path / "values")}
     config = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
     file = tmp_path / "tiers.toml"
     file.write_text(
@@ -188,6 +190,9 @@ def hicache_tiers(tmp_path: Path, kind: str) -> Path:
         f'capacity = {20 * size}\nfolder = "{tmp_path / "index"}"\nconfig = {{{config}}}\n'
     )
     return file
+
+
+REAL, REAL_SETTINGS = "SGL_IMPORTANCE_STORE_BACKEND", "SGL_IMPORTANCE_STORE_BACKEND_CONFIG"
 
 
 def raw_backend(backend: VerifiedStorage) -> Any:
@@ -201,7 +206,18 @@ def raw_backend(backend: VerifiedStorage) -> Any:
 def test_pages_come_back_from_a_backend_of_hicache(
     tmp_path: Path, upstream: Path, served: ServedChain, kind: str
 ) -> None:
-    tiers = str(hicache_tiers(tmp_path, kind))
+    store_and_start_again(tmp_path, served, hicache_tiers(tmp_path, kind))
+
+
+@pytest.mark.skipif(REAL not in os.environ, reason=f"{REAL} names no storage backend that runs here")
+def test_a_real_backend_as_a_tier(tmp_path: Path, served: ServedChain) -> None:
+    """As ``test_wrapped.test_a_real_backend``."""
+    settings = json.loads(os.environ.get(REAL_SETTINGS, "{}"))
+    store_and_start_again(tmp_path, served, hicache_tiers(tmp_path, os.environ[REAL], settings))
+
+
+def store_and_start_again(tmp_path: Path, served: ServedChain, file: Path) -> None:
+    tiers = str(file)
     pool = make_pool("page_first")
     for attempt in range(2):  # the second is a restart
         backend = make_backend(pool, tmp_path / "store", tiers=tiers)

@@ -62,6 +62,8 @@ class BackendTier(Tier):
         OSError: the backend stores nothing.
     """
 
+    makes_room = False
+
     def __init__(self, name: str, index: RecordIndex, size: int, backend: RecordBackend) -> None:
         self.note = f"in HiCache's backend {name}, which deletes nothing when asked to"
         self._name = name
