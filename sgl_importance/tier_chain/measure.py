@@ -66,7 +66,10 @@ def measure_reads(
                 raise
         for name in stored or present[:count]:
             begin = clock()
-            tier.get(name, into)
+            try:
+                tier.get(name, into)
+            except FileNotFoundError:
+                raise OSError("what it was given is gone: it keeps less than its capacity") from None
             took.append(clock() - begin)
         if stored and not (into == probe_record(len(stored) - 1, page_bytes)[1]).all():
             raise OSError("what is read is not what was written")

@@ -173,6 +173,21 @@ def test_measuring_leaves_no_more_each_time(tmp_path: Path, backend: FolderBacke
         assert len(backend.records()) == MOST_RECORDS + 1
 
 
+def test_a_backend_that_keeps_less_than_its_capacity_is_seen_at_start(
+    tmp_path: Path, backend: FolderBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier(tmp_path, backend)
+
+    def put(key: str, record: Bytes) -> bool:
+        for path in backend.records():
+            path.unlink()
+        return FolderBackend.put(backend, key, record)
+
+    monkeypatch.setattr(backend, "put", put)
+    with pytest.raises(OSError, match="keeps less than its capacity"):
+        measure_reads(tier, PAGE_BYTES, room=3)
+
+
 # ---- in a chain ----
 
 
