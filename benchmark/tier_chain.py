@@ -9,6 +9,7 @@ and of ``--prefill-tokens-per-second``: they compare, and forecast nothing. Hits
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,13 +22,31 @@ from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
 from sgl_importance.replay.formats.line_reader import ReadOptions, refuse_bad_record
 from sgl_importance.replay.lower_tiers.chain_ranking import CHAIN_POLICIES
-from sgl_importance.replay.lower_tiers.chain_replay import ChainHardware, chain_jobs, run_chain_job
+from sgl_importance.replay.lower_tiers.chain_replay import (
+    ChainHardware,
+    ChainJob,
+    ChainRow,
+    capacities,
+    chain_jobs,
+    chain_row,
+    common_fetch,
+    replay_chain,
+)
 from sgl_importance.replay.replay_arguments import BYTES_PER_TOKEN, PREFILL_TOKENS_PER_SECOND
 from sgl_importance.replay.replay_runner import run_jobs
 from sgl_importance.replay.trace import Trace
 from sgl_importance.tier_chain.tier_file import ChainSpec, read_tier_file
 
 TIERS = Path(__file__).with_suffix(".toml")
+
+
+def replay_job(traces: Sequence[Trace], job: ChainJob) -> tuple[ChainRow, tuple[bytes, ...]]:
+    """The figures of a job, and the tier of each block that was found, by request."""
+    trace, spec = traces[job.trace], job.spec
+    blocks = capacities(spec, trace, job.hardware.bytes_per_token, job.fraction)
+    speed = spec.move_bytes_per_second
+    counts = replay_chain(trace, spec.tiers, blocks, job.policy, job.hardware, move_bytes_per_second=speed)
+    return chain_row(trace, job, spec.tiers, blocks, counts, 0.0), counts.found
 
 
 def one_tier_row(
@@ -89,11 +108,12 @@ def main(
     jobs_of_both = chain_jobs(traces, spec, CHAIN_POLICIES, sizes, hardware)
     # The smallest first, of every trace: a run that is cut short has rows of each.
     work = sorted((job for job in jobs_of_both if not job.one_tier), key=lambda job: job.fraction or 0.0)
-    done = track(run_jobs(run_chain_job, traces, work, jobs), total=len(work), description="replaying")
+    done = track(run_jobs(replay_job, traces, work, jobs), total=len(work), description="replaying")
     rows: list[dict[str, Any]] = [{} for _ in work]
     one_tier = []
+    beside: dict[tuple[int, float | None], tuple[int, tuple[bytes, ...]]] = {}
     try:
-        for index, row in done:
+        for index, (row, found) in done:
             trace = traces[work[index].trace]
             alone = row.prompt_tokens / row.requests / hardware.prefill_tokens_per_second
             rows[index] = {
@@ -113,6 +133,17 @@ def main(
                 "hit_shares": {tier.name: tier.hit_tokens / row.prompt_tokens for tier in row.tiers},
                 "moved_in_blocks": {tier.name: tier.moved_in_blocks for tier in row.tiers},
             }
+            place = work[index].trace, work[index].fraction
+            if place in beside:  # the other policy's
+                other, others = beside.pop(place)
+                share, times = common_fetch(trace, spec.tiers, [others, found], BYTES_PER_TOKEN)
+                for each, seconds in zip((other, index), times, strict=True):
+                    rows[each] |= {
+                        "common_share": share,
+                        "common_fetch_microseconds_per_token": 1e6 * seconds,
+                    }
+            else:
+                beside[place] = index, found
             if row.policy == "lru":
                 one_tier.append(one_tier_row(trace, rows[index], spec, hardware, alone))
     except KeyboardInterrupt:

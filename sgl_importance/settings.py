@@ -205,8 +205,8 @@ SETTINGS: dict[str, Setting] = {
         cost="so much disk, and a sixteenth more for each further server on the directory",
     ),
     "store_backends": Setting(
-        "which --hicache-storage-backend a store may verify: 'tested' is file, 'any' takes those too that no "
-        "test has run for real (docs/reliability.md)",
+        "which --hicache-storage-backend, or backend of a tier, may hold the store's pages: 'tested' is "
+        "file, 'any' takes those too that no test has run for real (docs/reliability.md)",
         choices=STORE_BACKENDS,
         process="launcher",
         cost="'any' trusts code that nobody has run here; wrong pages are still refused",

@@ -53,6 +53,16 @@ def tier_chain_changes(what: str, *, least: bool) -> str:
     return f"{(min(found) if least else max(found)) * 100:+.1f}%"
 
 
+def tier_chain_common(trace: str, fraction: float) -> str:
+    """Microseconds a token that both find takes: under LRU and under ours."""
+    rows = _rows()
+    lru, ours = (
+        rows[trace, fraction, policy]["common_fetch_microseconds_per_token"]
+        for policy in ("lru", "importance")
+    )
+    return f"{ours:.1f} instead of {lru:.1f} us ({_change(ours, lru)})"
+
+
 def tier_chain_met(what: str, by: float) -> int:
     """Traces on which ours is lower than LRU by at least the share ``by`` at one of the sizes."""
     rows = _rows()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from sgl_importance.kv_size.fields import Fields, SizeError
+from sgl_importance.kv_size.fields import LARGEST, Fields, SizeError
 from sgl_importance.kv_size.geometry import INDEX_HEAD_DIM, HeadGeometry, LatentGeometry
 from sgl_importance.kv_size.model_shape import LayerCache, QueryHeads
 
@@ -67,6 +67,50 @@ def equal_layers(heads: _Heads) -> _Reader:
         return layers, [LayerCache(i, geometry) for i in range(layers)], query_heads(config, geometry)
 
     return read
+
+
+def internvl(config: Fields) -> _Layers:
+    """The text model's architecture says whose config it is, to sglang."""
+    model_type = config.word("model_type")
+    architecture, heads = _INTERNVL[model_type]
+    if config.words("architectures", [architecture]) != [architecture]:
+        raise SizeError(f"architectures of llm_config must name {architecture}, and nothing else")
+    return equal_layers(heads)(config)
+
+
+_INTERNVL: dict[str, tuple[str, _Heads]] = {
+    "internlm2": ("InternLM2ForCausalLM", llama_heads),
+    "llama": ("LlamaForCausalLM", llama_heads),
+    "qwen2": ("Qwen2ForCausalLM", derived_heads),
+    "qwen3": ("Qwen3ForCausalLM", stated_heads),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", derived_heads),
+}
+
+
+# ---- sparse attention ----
+
+
+def minimax_m3(config: Fields) -> _Layers:
+    """Some layers read chosen blocks only, and keep one further head to choose them by."""
+    layers, heads = config.layers(), stated_heads(config)
+    sparse = config.inner("sparse_attention_config")
+    chooses = _of_layers(sparse, "sparse_attention_freq", layers)
+    without_value = [False] * layers
+    if "sparse_disable_index_value" in sparse:
+        without_value = _of_layers(sparse, "sparse_disable_index_value", layers)
+    width = sparse.integer("sparse_index_dim")
+    caches = [
+        LayerCache(i, replace(heads, index_dim=width, index_values=not bare) if choosing else heads)
+        for i, (choosing, bare) in enumerate(zip(chooses, without_value, strict=True))
+    ]
+    return layers, caches, query_heads(config, heads)
+
+
+def _of_layers(fields: Fields, name: str, layers: int) -> list[bool]:
+    numbers = fields.integers(name, low=0, high=LARGEST)
+    if len(numbers) != layers:
+        raise SizeError(f"{name} has {len(numbers)} numbers for {layers} layers: correct one")
+    return [number != 0 for number in numbers]
 
 
 # ---- windows ----

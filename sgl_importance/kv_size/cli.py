@@ -12,7 +12,7 @@ from rich.table import Table
 from sgl_importance.kv_size.cache_dtype import AUTO, BFLOAT16, CacheDtype, cache_dtype
 from sgl_importance.kv_size.capacity import Division
 from sgl_importance.kv_size.config_file import bundled_shapes, load_shape
-from sgl_importance.kv_size.deployment import SPARSE_PAGE, Deployment
+from sgl_importance.kv_size.deployment import Deployment, usual_page
 from sgl_importance.kv_size.fields import SizeError
 from sgl_importance.kv_size.model_shape import ModelShape
 from sgl_importance.kv_size.sizes import Sizes, size
@@ -43,7 +43,9 @@ def kv_size_command(
     ] = AUTO,
     page_size: Annotated[
         int | None,
-        typer.Option(min=1, max=1 << 16, help="Tokens of a page; 1 if absent, 64 for sparse attention."),
+        typer.Option(
+            min=1, max=1 << 16, help="Tokens of a page; if absent 1, or 64 or 128 for sparse attention."
+        ),
     ] = None,
     context: Annotated[
         int | None,
@@ -58,7 +60,7 @@ def kv_size_command(
         bool, typer.Option(help="HiCache is on: all layers of sparse attention keep an index.")
     ] = False,
     raw_latents: Annotated[
-        bool, typer.Option(help="Sparse attention in fp8 without scales (trtllm backends).")
+        bool, typer.Option(help="Sparse attention in fp8 as trtllm backends keep it, without scales.")
     ] = False,
     gpu_memory: Annotated[
         float | None, typer.Option(min=0.001, max=1e6, help="GB of each GPU.", rich_help_panel=_FIT)
@@ -111,7 +113,7 @@ def kv_size_command(
         shape = load_shape(model)
         deployment = Deployment(
             dtype=_dtype(dtype, shape),
-            page_size=page_size or (SPARSE_PAGE if shape.is_sparse else 1),
+            page_size=page_size or usual_page(shape),
             tp=tp,
             pp=pp,
             dp_attention=dp_attention,

@@ -12,6 +12,8 @@ from sgl_importance.kv_size.model_shape import LayerCache, LayerKind, ModelShape
 
 SPARSE_PAGE = 64
 """Tokens of a page in pools of sparse attention (DSA): sglang has no other."""
+BLOCK_PAGE = 128
+"""Tokens of a page where sparse attention chooses blocks: what sglang takes on Hopper and later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class Deployment:
         draft_layers: of a draft model with the target's own geometry (EAGLE, MTP).
         index_everywhere: every layer of sparse attention keeps keys of an indexer, as sglang has it under
             HiCache and PD disaggregation.
-        raw_latents: fp8 latents without scales, as sglang's trtllm backends read them.
+        raw_latents: sparse attention in fp8 as sglang's trtllm backends read it: latents without scales, or
+            an index beside K and V that is in fp8 too.
     """
 
     dtype: CacheDtype
@@ -70,9 +73,15 @@ class Deployment:
             raise SizeError(
                 f"sglang has no pool in {self.dtype.name} for this mixture of layers: take fp8_e4m3"
             )
-        if self.raw_latents and not (shape.is_sparse and self.dtype.name == "fp8_e4m3"):
-            raise SizeError("--raw-latents is for sparse attention (DSA) with --dtype fp8_e4m3: leave it out")
+        is_sparse = shape.is_sparse or shape.chooses_blocks
+        if self.raw_latents and not (is_sparse and self.dtype.name == "fp8_e4m3"):
+            raise SizeError("--raw-latents is for sparse attention with --dtype fp8_e4m3: leave it out")
         if self.draft_layers:
+            if shape.chooses_blocks:
+                raise SizeError(
+                    "sglang takes the mean of dense and sparse layers for a draft, which has no "
+                    "whole number of bytes: leave out --draft-layers"
+                )
             if shape.states:
                 raise SizeError("drafts of models with states are not sized: leave out --draft-layers")
             if self.pp > 1:
@@ -158,6 +167,13 @@ class Stage:
         return self.pool_bytes(deployment, 0).total()
 
 
+def usual_page(shape: ModelShape) -> int:
+    """Tokens of a page where nobody says them."""
+    if shape.is_sparse:
+        return SPARSE_PAGE
+    return BLOCK_PAGE if shape.chooses_blocks else 1
+
+
 def stages(shape: ModelShape, deployment: Deployment) -> list[Stage]:
     """
     Raises:
@@ -184,6 +200,9 @@ def layer_bytes(cache: LayerCache, deployment: Deployment) -> LayerBytes:
             indexed = latent.index_keys or deployment.index_everywhere
             latent = replace(latent, index_keys=indexed, raw_fp8=deployment.raw_latents)
             return LayerBytes(cache, latent.token_bytes(deployment.dtype, tp), latent.copies(tp))
+        case HeadGeometry(index_dim=width) as heads if width:
+            heads = replace(heads, index_fp8=deployment.raw_latents)
+            return LayerBytes(cache, heads.token_bytes(deployment.dtype, tp), heads.copies(tp))
         case HeadGeometry() | LatentGeometry() as rows:
             return LayerBytes(cache, rows.token_bytes(deployment.dtype, tp), rows.copies(tp))
 

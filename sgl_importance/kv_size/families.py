@@ -17,11 +17,13 @@ from sgl_importance.kv_size.attention_families import (
     gemma_4,
     gpt_oss,
     hunyuan,
+    internvl,
     latent_layers,
     llama_4,
     llama_heads,
     masked_windows,
     mimo_v2,
+    minimax_m3,
     shared_layers,
     sparse_latent_layers,
     stated_heads,
@@ -56,6 +58,8 @@ class Family:
         nested: the name of the object with the text model, in configs that have more than text.
         texts: model types that this object may have; the first where it says none.
         flat: older configs have the text model's values outside, and no such object.
+        within: the object in which ``nested`` lies, in configs of models that speak as well.
+        text_class: whose defaults the object has in sglang, whatever type it says.
     """
 
     architecture: str
@@ -63,6 +67,8 @@ class Family:
     nested: str | None = None
     texts: tuple[str, ...] = ()
     flat: bool = False
+    within: str | None = None
+    text_class: str | None = None
 
     def text_part(self, outer: Fields) -> Fields:
         """The values of the text model, with those that its class has where a nested config leaves them out.
@@ -76,14 +82,14 @@ class Family:
             if "head_dim" in outer:
                 raise SizeError(f"sglang reads no head_dim outside {self.nested}: remove it")
             return outer
-        inner = outer.inner(self.nested)
+        inner = (outer if self.within is None else outer.inner(self.within)).inner(self.nested)
         model_type = inner.word("model_type") if "model_type" in inner else self.texts[0]
         if model_type not in self.texts:
             raise SizeError(
                 f"{self.nested} has model_type {model_type!a}, which is not checked there, and is not "
                 f"guessed: {', '.join(self.texts)}"
             )
-        return inner.completed(class_defaults(model_type))
+        return inner.completed({"model_type": model_type} | class_defaults(self.text_class or model_type))
 
 
 _PATTERN = "sliding_window_pattern"
@@ -175,6 +181,16 @@ FAMILIES: dict[str, Family] = {
     "qwen3_vl_moe": Family(
         "Qwen3VLMoeForConditionalGeneration", equal_layers(derived_heads), _TEXT, ("qwen3_vl_moe_text",)
     ),
+    "qwen3_omni_moe": Family(
+        "Qwen3OmniMoeForConditionalGeneration",
+        equal_layers(derived_heads),
+        _TEXT,
+        ("qwen3_omni_moe_text",),
+        within="thinker_config",
+    ),
+    "internvl_chat": Family(
+        "InternVLChatModel", internvl, "llm_config", ("internlm2", "llama", "qwen2", "qwen3", "qwen3_moe")
+    ),
     "glm4v": Family("Glm4vForConditionalGeneration", equal_layers(derived_heads), _TEXT, ("glm4v_text",)),
     "glm4v_moe": Family(
         "Glm4vMoeForConditionalGeneration", equal_layers(derived_heads), _TEXT, ("glm4v_moe_text",)
@@ -204,11 +220,26 @@ FAMILIES: dict[str, Family] = {
         "Gemma4UnifiedForConditionalGeneration", gemma_4, _TEXT, ("gemma4_unified_text",)
     ),
     "mimo_v2_flash": Family("MiMoV2FlashForCausalLM", mimo_v2),
+    # ---- sparse attention over K and V per head ----
+    "minimax_m3_vl": Family(
+        "MiniMaxM3SparseForConditionalGeneration",
+        minimax_m3,
+        _TEXT,
+        ("minimax_m2",),
+        text_class="sglang's MiniMaxM3VLConfig",
+    ),
     # ---- latents ----
     "deepseek_v2": Family("DeepseekV2ForCausalLM", latent_layers),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", latent_layers),
     "kimi_k2": Family("DeepseekV3ForCausalLM", latent_layers),
     "kimi_k25": Family("KimiK25ForConditionalGeneration", latent_layers, _TEXT, ("deepseek_v3", "kimi_k2")),
+    "kimi_vl": Family(
+        "KimiVLForConditionalGeneration",
+        latent_layers,
+        _TEXT,
+        ("deepseek_v3", "deepseek_v2"),
+        text_class="sglang's DeepseekV2Config",
+    ),
     "glm4_moe_lite": Family("Glm4MoeLiteForCausalLM", latent_layers),
     "longcat_flash": Family("LongcatFlashForCausalLM", double_latent_layers),
     "deepseek_v32": Family("DeepseekV32ForCausalLM", sparse_latent_layers),
@@ -231,11 +262,26 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+_ENCODER = "tokens of its encoder take slots of the same pool, as many as the {} has, which no config says"
+REFUSED = {
+    "deepseek_v4": "its rings and compressed caches depend on the attention backend, on the environment and "
+    "on the most running requests, which no config says",
+    "whisper": _ENCODER.format("sound"),
+    "mllama": _ENCODER.format("image"),
+}
+"""Well-known types that sglang serves and no size is said of, and why."""
+
+
 def family_of(model_type: str) -> Family:
     """
     Raises:
         SizeError: nobody has checked this type.
     """
+    if reason := REFUSED.get(model_type):
+        raise SizeError(
+            f"model_type {model_type} is not sized, and is not guessed: {reason}; sglang's log has the size "
+            "of its pools"
+        )
     if model_type not in FAMILIES:
         raise SizeError(
             f"model_type {model_type!a} is not among those whose sizes are checked, and is not guessed: "

@@ -20,6 +20,8 @@ _INDEX_BYTES = INDEX_HEAD_DIM + 4
 """An indexer's key: fp8 elements, and one float32 scale for each 128 of them."""
 _LATENT_BLOCK = 128
 _ROPE_BYTES = 2
+_MODEL_BYTES = 2
+"""Of an element that has the model's own dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,18 @@ class HeadGeometry:
         kv_heads: over all GPUs.
         head_dim: elements of a key.
         v_head_dim: elements of a value.
+        index_dim: elements of a further key, by which sparse attention chooses blocks and which every GPU
+            keeps whole; 0 for none.
+        index_values: it has a value of as many elements beside it.
+        index_fp8: kernels that keep it in fp8 where K and V are (sglang's trtllm_mha on sm_100).
     """
 
     kv_heads: int
     head_dim: int
     v_head_dim: int
+    index_dim: int = 0
+    index_values: bool = False
+    index_fp8: bool = False
 
     def local_heads(self, tp: int) -> int:
         """KV heads on each of ``tp`` GPUs; one, held by several, where there are fewer heads than GPUs.
@@ -63,8 +72,11 @@ class HeadGeometry:
         dtype.check_width(self.v_head_dim, "v_head_dim")
         if dtype.scales is Scales.FP4 and self.head_dim != self.v_head_dim:
             raise SizeError(f"--dtype {dtype.name} has pools for K and V of one width only: take fp8_e4m3")
+        if self.index_dim and dtype.scales is not Scales.NONE:
+            raise SizeError(f"--dtype {dtype.name} has no pool for this sparse attention: take fp8_e4m3")
         heads = self.local_heads(tp)
         return Parts(
+            index=self.index_dim * (1 + self.index_values) * (1 if self.index_fp8 else _MODEL_BYTES),
             k=heads * dtype.row_bytes(self.head_dim),
             v=heads * dtype.row_bytes(self.v_head_dim),
             k_scale=heads * dtype.scale_bytes(self.head_dim),

@@ -14,6 +14,7 @@ class LayerKind(StrEnum):
     FULL = "full attention"
     WINDOW = "window attention"
     LATENT = "latent (MLA)"
+    SPARSE = "sparse attention (MSA)"
     SPARSE_LATENT = "sparse latent (DSA)"
     STATE = "recurrent state"
 
@@ -40,6 +41,8 @@ class LayerCache:
     @property
     def kind(self) -> LayerKind:
         match self.geometry:
+            case HeadGeometry(index_dim=width) if width:
+                return LayerKind.SPARSE
             case HeadGeometry():
                 return LayerKind.FULL if self.window is None else LayerKind.WINDOW
             case LatentGeometry(indexer=indexer):
@@ -100,5 +103,11 @@ class ModelShape:
         return any(cache.window is not None for cache in self.caches)
 
     @property
+    def chooses_blocks(self) -> bool:
+        """Whether layers with K and V per head keep an index."""
+        return any(cache.kind is LayerKind.SPARSE for cache in self.caches)
+
+    @property
     def is_sparse(self) -> bool:
+        """Whether latents are read sparsely."""
         return any(cache.kind is LayerKind.SPARSE_LATENT for cache in self.caches)

@@ -89,6 +89,7 @@ class TierChain:
         self._numbers = PageNumbers()
         self._held: frozenset[int] = frozenset()
         self._lock = threading.Lock()
+        self._changing_since: float | None = None
         self._scratch = Scratch(record_bytes(page_bytes))
         self._faults: queue.SimpleQueue[tuple[int, PageName | None]] = queue.SimpleQueue()
         self._placement = Placement(
@@ -126,8 +127,11 @@ class TierChain:
         return max(1, min(RUN_PAGES, RUN_BYTES // page_bytes))
 
     def count_present(self, identity: bytes, keys: Sequence[str]) -> int:
+        now = self._clock()
+        hung = {level for level, member in enumerate(self.members) if member.hangs(now)}
         for present, key in enumerate(keys):
-            if self._level_of(PageName(identity, page_digest(key))) is None:
+            level = self._level_of(PageName(identity, page_digest(key)))
+            if level is None or level in hung:
                 return present
         return len(keys)
 
@@ -144,8 +148,12 @@ class TierChain:
             if level is None:
                 break
             member = self.members[level]
+            now = self._clock()
+            if member.hangs(now):
+                raise PageMiss(MissReason.TIMEOUT)
             try:
-                member.tier.get(name, record)
+                with member.reading(now):
+                    member.tier.get(name, record)
             except FileNotFoundError:
                 if self._level_of(name) == level:
                     self._faults.put((level, name))
@@ -208,6 +216,7 @@ class TierChain:
                 break
             target = steps[-1].target
             assert target is not None
+            takers = self._placement.takers()
             try:
                 for step in steps[:-1]:
                     self._mover.move(step)
@@ -215,10 +224,10 @@ class TierChain:
             except (PageDamaged, FileNotFoundError):
                 continue  # a page that was to make room is gone: there is room in its place
             except OSError as error:
-                if not self._hand_down():
+                if not self._hand_down() and self._placement.takers() == takers:
                     raise
                 refusal = error
-                continue  # a tier has less room than it was given: now it is planned with what it has
+                continue  # a tier has less room than it was given, or takes nothing: planned without it
             self._placement.apply(steps[-1], parent=None if parent is None else self._numbers.ensure(parent))
             self.counters.add("stored_pages", self.members[target].name)
             return True
@@ -265,6 +274,7 @@ class TierChain:
                 with suppress(OSError):  # it may have been stored anew meanwhile
                     self.members[level].tier.delete(name)
                 self._placement.lose(page)
+        self._health.leave_out_hung()
         self._health.probe()
         self._hand_down()
 
@@ -322,9 +332,12 @@ class TierChain:
         Raises:
             OSError: somebody else has been at it for too long.
         """
-        if not self._lock.acquire(timeout=PATIENCE_SECONDS):
+        since = self._changing_since  # of whom all are waiting for, together no longer than each alone
+        left = inf if since is None else since + PATIENCE_SECONDS - time.monotonic()
+        if not self._lock.acquire(timeout=max(0.0, min(PATIENCE_SECONDS, left))):
             raise OSError(errno.ETIMEDOUT, "a tier of the chain does not answer")
         try:
+            self._changing_since = time.monotonic()
             self._settle()
             self._hear(identity)
             self._held = frozenset(map(self._numbers.ensure, names))
@@ -338,6 +351,7 @@ class TierChain:
                     if page not in self._placement:
                         self._forget(page)
         finally:
+            self._changing_since = None
             self._lock.release()
 
     # ---- what people see ----

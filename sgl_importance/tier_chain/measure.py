@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
@@ -12,16 +11,25 @@ import numpy as np
 from sgl_importance.storage.page_record import MissReason
 from sgl_importance.tier_chain.costs import FetchCost
 from sgl_importance.tier_chain.kinds.tier import NO_ROOM, Tier
-from sgl_importance.tier_chain.kinds.tier_record import NO_PAGE, Bytes, Listed, PageName, make_record
+from sgl_importance.tier_chain.kinds.tier_record import (
+    NO_PAGE,
+    Bytes,
+    Listed,
+    PageName,
+    make_record,
+    record_bytes,
+)
 
 MEASURED_BYTES = 32 << 20
 MOST_RECORDS = 64
 _PROBE_IDENTITY = b"\xff" * 32
 
 
-def probe_name() -> PageName:
-    """A name that no page has."""
-    return PageName(_PROBE_IDENTITY, os.urandom(32))
+def probe_record(number: int, page_bytes: int) -> tuple[PageName, Bytes]:
+    """A record that is no page's, and its name; of one number always the same, as some media never delete."""
+    name = PageName(_PROBE_IDENTITY, number.to_bytes(32, "big"))
+    page = np.random.default_rng(number).integers(0, 256, min(page_bytes, 1 << 16), dtype=np.uint8)
+    return name, make_record(name, np.resize(page, page_bytes), parent=NO_PAGE, depth=0, moment=0)
 
 
 def measure_reads(
@@ -46,13 +54,11 @@ def measure_reads(
     """
     count = min(MOST_RECORDS, max(1, MEASURED_BYTES // max(page_bytes, 1)))
     stored: list[PageName] = []
-    page = np.frombuffer(os.urandom(min(page_bytes, 1 << 16)), np.uint8)
-    record = make_record(probe_name(), np.resize(page, page_bytes), parent=NO_PAGE, depth=0, moment=0)
-    into, took = np.empty_like(record), []
+    into, took = np.empty(record_bytes(page_bytes), np.uint8), []
     try:
         try:
-            while len(stored) < min(count, room):
-                name = probe_name()
+            for number in range(min(count, room)):
+                name, record = probe_record(number, page_bytes)
                 tier.put(name, record)
                 stored.append(name)
         except OSError as error:
@@ -60,14 +66,17 @@ def measure_reads(
                 raise
         for name in stored or present[:count]:
             begin = clock()
-            tier.get(name, into)
+            try:
+                tier.get(name, into)
+            except FileNotFoundError:
+                raise OSError("what it was given is gone: it keeps less than its capacity") from None
             took.append(clock() - begin)
-        if stored and not (into == record).all():
+        if stored and not (into == probe_record(len(stored) - 1, page_bytes)[1]).all():
             raise OSError("what is read is not what was written")
     finally:
         for name in stored:
             tier.delete(name)
-    return FetchCost(bytes_per_second=record.nbytes / max(median(took), 1e-9))
+    return FetchCost(bytes_per_second=into.nbytes / max(median(took), 1e-9))
 
 
 class InjectedTier(Tier):
@@ -89,6 +98,7 @@ class InjectedTier(Tier):
         self._tier = tier
         self._cost = FetchCost(bytes_per_second, seconds)
         self._sleep = sleep
+        self.makes_room = tier.makes_room
         added = f"+{self._cost.describe()} injected"
         self.note = f"{tier.note}; {added}" if tier.note else added
 

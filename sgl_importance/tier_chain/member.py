@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
 from sgl_importance.tier_chain.costs import FetchCost
 from sgl_importance.tier_chain.kinds.tier import Tier
+
+HANG_SECONDS = 5.0
+"""After which a read that did not come back says that its tier answers nobody."""
 
 
 @dataclass(slots=True)
@@ -31,3 +37,19 @@ class Member:
     failed_writes: int = field(default=0, init=False)
     next_probe: float = field(default=0.0, init=False)
     next_growth: float = field(default=inf, init=False)
+    _reads: dict[int, float] = field(default_factory=dict, init=False)
+    """When each thread that reads now began."""
+
+    @contextmanager
+    def reading(self, now: float) -> Iterator[None]:
+        """This thread reads, from ``now`` on by the chain's clock."""
+        thread = threading.get_ident()
+        self._reads[thread] = now
+        try:
+            yield
+        finally:
+            del self._reads[thread]
+
+    def hangs(self, now: float) -> bool:
+        """Whether a read has not come back for so long that another one would only take one more thread."""
+        return any(now - began > HANG_SECONDS for began in list(self._reads.values()))

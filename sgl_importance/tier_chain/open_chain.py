@@ -11,9 +11,11 @@ from pathlib import Path
 
 from sgl_importance.tier_chain.chain import TierChain, Visit
 from sgl_importance.tier_chain.costs import FetchCost
+from sgl_importance.tier_chain.kinds.backend_tier import BackendTier, RecordBackend
 from sgl_importance.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.tier_chain.kinds.mapped_tier import MappedTier
 from sgl_importance.tier_chain.kinds.mooncake_tier import MooncakeTier, connect
+from sgl_importance.tier_chain.kinds.record_index import RecordIndex
 from sgl_importance.tier_chain.kinds.tier import DramTier, Tier
 from sgl_importance.tier_chain.kinds.tier_record import record_bytes
 from sgl_importance.tier_chain.measure import MOST_RECORDS, InjectedTier, measure_reads
@@ -25,6 +27,10 @@ from sgl_importance.tier_chain.tier_file import FOLDER_KINDS, ChainSpec, TierKin
 MAPPED_FILE = "slots"
 LOCK_FILE = "lock"
 FEWEST_PAGES = 2
+
+OpenBackend = Callable[[TierSpec, int, str], RecordBackend]
+"""Opens the backend of HiCache that a tier names, for records of so many bytes, of an owner who is named the
+same after each restart and as nobody else; it may raise anything."""
 
 
 class ChainError(OSError):
@@ -68,6 +74,7 @@ class OpenChain:
         make_ranking: makes the ranking for so many tiers.
         counters: of the tiers.
         visits: as for ``TierChain``.
+        open_backend: for tiers of kind ``hicache``; None where there is no sglang.
 
     Raises:
         ChainError: a tier cannot be used.
@@ -82,8 +89,10 @@ class OpenChain:
         make_ranking: Callable[[int], Ranking],
         counters: TierCounters,
         visits: Callable[[], Iterable[Visit]] = tuple,
+        open_backend: OpenBackend | None = None,
     ) -> None:
         size = record_bytes(page_bytes)
+        self._open_backend = open_backend
         self._locks: list[int] = []
         members = []
         try:
@@ -131,12 +140,14 @@ class OpenChain:
     def _open(self, spec: TierSpec, owner: str, page_bytes: int, pages: int) -> Member:
         if spec.kind in FOLDER_KINDS:
             self._locks.append(_locked(rank_folder(spec, owner), spec.name))
-        tier = open_tier(spec, owner, record_bytes(page_bytes), pages)
+        tier = open_tier(spec, owner, record_bytes(page_bytes), pages, self._open_backend)
         cost = _measured(tier, page_bytes, pages)
         return Member(spec.name, spec.kind.value, tier, pages, cost)
 
 
-def open_tier(spec: TierSpec, owner: str, size: int, pages: int) -> Tier:
+def open_tier(
+    spec: TierSpec, owner: str, size: int, pages: int, open_backend: OpenBackend | None = None
+) -> Tier:
     """
     Raises:
         OSError: it cannot be opened.
@@ -158,6 +169,17 @@ def open_tier(spec: TierSpec, owner: str, size: int, pages: int) -> Tier:
                 record_bytes=size,
             )
             tier = MooncakeTier(rank_folder(spec, owner), size, client)
+        case TierKind.HICACHE:
+            if open_backend is None:
+                raise ChainError(
+                    f"tier {spec.name}: backends of HiCache are sglang's: start a server with it"
+                )
+            index = RecordIndex(rank_folder(spec, owner))
+            try:
+                backend = open_backend(spec, size, index.prefix)
+            except Exception as error:  # of a package that is missing, a service that does not answer, ...
+                raise OSError(f"{type(error).__name__}: {error}") from error
+            tier = BackendTier(spec.backend, index, size, backend)
         case TierKind.HBM:
             raise ChainError(f"tier {spec.name}: hbm is sglang's own; take it out, it is for replays")
     if spec.is_injected:

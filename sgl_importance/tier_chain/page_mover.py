@@ -91,7 +91,8 @@ class PageMover:
     def _copy_checked(self, page: int, name: PageName, source: int, target: int) -> None:
         record, copy = self._scratch.record, self._copy.record
         try:
-            self._members[source].tier.get(name, record)
+            with self._health.reading(source):
+                self._members[source].tier.get(name, record)
         except FileNotFoundError:
             self._placement.lose(page)
             raise
@@ -107,10 +108,14 @@ class PageMover:
         self.put(target, name, record)
         self._at(Point.COPIED)
         try:
-            self._members[target].tier.get(name, copy)
+            with self._health.reading(target):
+                self._members[target].tier.get(name, copy)
             check_record(copy, name)
-        except (OSError, PageDamaged):
-            self._counters.add("damaged_pages", self._members[target].name)
+        except PageDamaged as damaged:
+            set_damaged_aside(self._members[target], name, damaged, self._counters)
+            self._health.failed(target)
+            raise
+        except OSError:
             self._health.failed(target)
             self._members[target].tier.delete(name)
             raise

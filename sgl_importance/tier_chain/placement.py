@@ -95,6 +95,7 @@ class Placement:
         self._pages: dict[int, _Record] = {}
         self._held: frozenset[int] = frozenset()
         self._usable = list(range(len(capacities)))
+        self._stopped: set[int] = set()
 
     def __len__(self) -> int:
         """Number of pages in all tiers."""
@@ -177,7 +178,7 @@ class Placement:
         rate = self._ranking.rate(page)
         rooms: dict[int, _Room | None] = {start: _Room(0.0, [])}
         for target in self._usable:
-            if not highest <= target <= lowest:
+            if not highest <= target <= lowest or target in self._stopped:
                 continue
             room = self._room(target, rooms)
             if room is None:
@@ -212,7 +213,7 @@ class Placement:
 
     def _takes(self, level: int) -> bool:
         """Whether the tier has room for any page at all."""
-        return self._limits[level] > 0 or self.used[level] > 0
+        return level not in self._stopped and (self._limits[level] > 0 or self.used[level] > 0)
 
     def _affords(self, steps: Sequence[Step], now: float) -> bool:
         amounts: dict[int, int] = {}
@@ -287,8 +288,17 @@ class Placement:
         """The tier could not take one page more: it is to hold one less, so that pages can change places."""
         self._limits[level] = max(0, self.used[level] - 1)
 
+    def stop(self, level: int) -> None:
+        """The tier keeps what it has and takes no page more: to give one up would make no room."""
+        self._stopped.add(level)
+
+    def takers(self) -> list[int]:
+        """Tiers that may get pages at all."""
+        return [level for level in self._usable if self._takes(level)]
+
     def widen(self, level: int) -> None:
         """The tier may have room for its capacity again."""
+        self._stopped.discard(level)
         self._limits[level] = self.capacities[level] - (len(self.capacities) > 1)
 
     def over_limits(self) -> list[int]:

@@ -18,11 +18,12 @@ from sgl_importance.storage.inspect import NoStore, files_of, verify
 from sgl_importance.storage.page_record import MissReason, PageDamaged
 from sgl_importance.terminal import add_texts, existing_file, fail, show
 from sgl_importance.tier_chain.kinds.mapped_tier import read_slots
-from sgl_importance.tier_chain.kinds.mooncake_tier import INDEX, read_entry
+from sgl_importance.tier_chain.kinds.record_index import INDEX, read_entry
 from sgl_importance.tier_chain.kinds.tier_record import check_record
 from sgl_importance.tier_chain.open_chain import MAPPED_FILE
 from sgl_importance.tier_chain.tier_file import (
     FOLDER_KINDS,
+    INDEX_KINDS,
     TierFileError,
     TierKind,
     TierSpec,
@@ -75,7 +76,7 @@ def tiers_command(
                 decimal(row.capacity),
                 row.rank,
                 *held,
-                *[damaged or ("not read" if row.kind == TierKind.RDMA else "none")] * check,
+                *[damaged or ("not read" if row.kind in INDEX_KINDS else "none")] * check,
             )
         show(table)
     if any(row.damaged for row in found):
@@ -91,7 +92,7 @@ def _ranks(tier: TierSpec, *, check: bool) -> Iterator[RankPages]:
     for rank in sorted(folder.iterdir()) if folder.is_dir() else ():
         if rank.is_dir():
             row = RankPages(tier.name, tier.kind.value, tier.capacity, rank.name)
-            if tier.kind is TierKind.RDMA:
+            if tier.kind in INDEX_KINDS:
                 _count_entries(row, rank)
             elif tier.kind is TierKind.CXL:
                 _count_slots(row, rank, check)
@@ -112,7 +113,7 @@ def _count_entries(row: RankPages, folder: Path) -> None:
     for path in (folder / INDEX).glob("*/*"):
         if (entry := read_entry(path)) is not None:
             row.pages += 1
-            row.bytes += entry[1]
+            row.bytes += entry.size
 
 
 def _count_slots(row: RankPages, folder: Path, check: bool) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf, isfinite
 from pathlib import Path
@@ -33,9 +34,13 @@ class TierKind(StrEnum):
     """Files in a directory, such as that of a parallel file system."""
     RDMA = "rdma"
     """Memory of other machines, in a Mooncake store; its folder knows what is there."""
+    HICACHE = "hicache"
+    """Any storage backend of HiCache, which deletes nothing when asked to; its folder knows what is there."""
 
 
-FOLDER_KINDS = frozenset({TierKind.CXL, TierKind.NVME, TierKind.FS, TierKind.RDMA})
+INDEX_KINDS = frozenset({TierKind.RDMA, TierKind.HICACHE})
+"""Whose folders hold an index of records that lie elsewhere."""
+FOLDER_KINDS = frozenset({TierKind.CXL, TierKind.NVME, TierKind.FS, *INDEX_KINDS})
 PROTOCOLS = ("rdma", "tcp")
 
 
@@ -62,6 +67,8 @@ class TierSpec:
         protocol: over which it is reached, one of ``PROTOCOLS``.
         devices: RDMA devices, separated by commas; empty for Mooncake's choice.
         host: by which store nodes reach this machine; empty for its name.
+        backend: of HiCache, for the kind that has one, as ``--hicache-storage-backend`` names it.
+        config: its settings, as ``--hicache-storage-backend-extra-config`` takes them.
     """
 
     name: str
@@ -78,6 +85,8 @@ class TierSpec:
     protocol: str = PROTOCOLS[0]
     devices: str = ""
     host: str = ""
+    backend: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def path(self) -> Path:
@@ -171,14 +180,6 @@ def _tier(number: int, entry: Mapping[str, Any]) -> TierSpec:
         raise TierFileError(f"tier {name} has the folder {folder!r}, of no user here: write the whole path")
     if folder and kind not in FOLDER_KINDS:
         raise TierFileError(f"tier {name} is of kind {kind}, which lies in no folder: leave out folder")
-    remote = {}
-    if kind is TierKind.RDMA:
-        remote = {key: fields.word(key, "") for key in ("master", "devices", "host")}
-        remote["protocol"] = fields.word("protocol", PROTOCOLS[0])
-        if remote["protocol"] not in PROTOCOLS:
-            raise TierFileError(
-                f"tier {name} has the protocol {remote['protocol']!r}: use one of {', '.join(PROTOCOLS)}"
-            )
     capacity = fields.size("capacity", None)
     spec = TierSpec(
         name=name,
@@ -191,10 +192,25 @@ def _tier(number: int, entry: Mapping[str, Any]) -> TierSpec:
         injected_seconds=fields.number("inject_latency_us", 0.0) / 1e6,
         injected_bytes_per_second=fields.size("inject_bytes_per_second", inf),
         source=fields.word("source", ""),
-        **remote,
+        **_elsewhere(kind, fields),
     )
     fields.refuse_rest()
     return spec
+
+
+def _elsewhere(kind: TierKind, fields: _Fields) -> dict[str, Any]:
+    """How records are reached that do not lie on this machine."""
+    if kind is TierKind.HICACHE:
+        return {"backend": fields.word("backend"), "config": fields.json_table("config")}
+    if kind is not TierKind.RDMA:
+        return {}
+    found = {key: fields.word(key, "") for key in ("master", "devices", "host")}
+    found["protocol"] = fields.word("protocol", PROTOCOLS[0])
+    if found["protocol"] not in PROTOCOLS:
+        raise TierFileError(
+            f"{fields.owner} has the protocol {found['protocol']!r}: use one of {', '.join(PROTOCOLS)}"
+        )
+    return found
 
 
 def _check_chain(tiers: tuple[TierSpec, ...]) -> None:
@@ -206,6 +222,12 @@ def _check_chain(tiers: tuple[TierSpec, ...]) -> None:
         raise TierFileError(f"two tiers lie in {doubled[0]}: give each a folder of its own")
     if any(tier.kind is TierKind.HBM for tier in tiers[1:]):
         raise TierFileError("hbm is not the first tier: put the fastest first")
+    for tier in tiers[:-1]:
+        if tier.kind is TierKind.HICACHE:
+            raise TierFileError(
+                f"tier {tier.name} is of kind hicache, whose backends delete nothing, and is not the last: "
+                "put it last, and only one"
+            )
 
 
 def _has_home(folder: str) -> bool:
@@ -256,6 +278,17 @@ class _Fields:
         if not 1 <= amount < 1e18:
             raise TierFileError(f'{self.owner} has {key} = {value!r}: give bytes, such as 64000000 or "64GB"')
         return amount
+
+    def json_table(self, key: str) -> dict[str, Any]:
+        """A table of what JSON can hold as well."""
+        value = self.take(key, {})
+        try:
+            if isinstance(value, dict):
+                json.dumps(value, allow_nan=False)
+                return value
+        except (TypeError, ValueError):
+            pass
+        raise TierFileError(f"{self.owner} has {key} = {value!r}: give a table of texts, numbers and tables")
 
     def refuse_rest(self) -> None:
         if self._left:

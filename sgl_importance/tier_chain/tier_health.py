@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from math import inf
 
 import numpy as np
 
 from sgl_importance.storage.page_record import PageDamaged
-from sgl_importance.tier_chain.kinds.tier_record import NO_PAGE, check_record, make_record
-from sgl_importance.tier_chain.measure import probe_name
+from sgl_importance.tier_chain.kinds.tier_record import check_record
+from sgl_importance.tier_chain.measure import probe_record
 from sgl_importance.tier_chain.member import Member
 from sgl_importance.tier_chain.placement import Placement
 from sgl_importance.tier_chain.tier_counters import TierCounters
@@ -61,15 +62,34 @@ class TierHealth:
             member.failures += 1
         self._counters.add("failed_accesses", member.name)
         failures = max(member.failures, member.failed_writes)
-        if failures >= FAILURES_IN_A_ROW and self._placement.is_open(level):
+        if failures >= FAILURES_IN_A_ROW:
+            self._leave_out(level)
+
+    def reading(self, level: int) -> AbstractContextManager[None]:
+        """A read of the tier, which others look after while it lasts."""
+        return self._members[level].reading(self._clock())
+
+    def leave_out_hung(self) -> None:
+        """Leaves out tiers in which a read hangs: a move into one would keep all others waiting."""
+        for level, member in enumerate(self._members):
+            if member.hangs(self._clock()):
+                self._leave_out(level)
+
+    def _leave_out(self, level: int) -> None:
+        if self._placement.is_open(level):
+            member = self._members[level]
             member.next_probe = self._clock() + PROBE_SECONDS
             self._counters.add("times_left_out", member.name)
             self._placement.close_tier(level)
 
     def took_no_more(self, level: int) -> None:
         """The medium is full before the capacity: until the next look, the tier is what it holds now."""
-        self._members[level].next_growth = self._clock() + PROBE_SECONDS
-        self._placement.narrow(level)
+        member = self._members[level]
+        member.next_growth = self._clock() + PROBE_SECONDS
+        if member.tier.makes_room:
+            self._placement.narrow(level)
+        else:
+            self._placement.stop(level)
 
     def probe(self) -> None:
         """Looks after tiers that were left out, or were full too early, each from time to time."""
@@ -77,14 +97,14 @@ class TierHealth:
             if self._clock() >= member.next_growth:
                 member.next_growth = inf
                 self._placement.widen(level)
-            if not self._placement.is_open(level) and self._clock() >= member.next_probe:
+            waits = self._clock() < member.next_probe or member.hangs(self._clock())
+            if not self._placement.is_open(level) and not waits:
                 member.next_probe = self._clock() + PROBE_SECONDS
                 self._try_again(level)
 
     def _try_again(self, level: int) -> None:
-        member, name = self._members[level], probe_name()
-        body = np.zeros(self._page_bytes, np.uint8)
-        record = make_record(name, body, parent=NO_PAGE, depth=0, moment=0)
+        member = self._members[level]
+        name, record = probe_record(0, self._page_bytes)
         back = np.empty_like(record)
         try:
             member.tier.put(name, record)

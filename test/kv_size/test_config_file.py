@@ -18,7 +18,7 @@ from sgl_importance.kv_size.families import FAMILIES
 from sgl_importance.kv_size.fields import SizeError
 from sgl_importance.kv_size.model_shape import ModelShape
 
-from support.workloads.kv_configs import page_size_of, tiny_config
+from support.workloads.kv_configs import page_size_of, text_of, tiny_config
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 1 << 70) | st.floats() | st.text(max_size=6),
@@ -35,8 +35,7 @@ def test_any_json_is_read_or_refused_in_one_line(config: Any) -> None:
 @given(st.sampled_from(sorted(FAMILIES)), st.data())
 def test_a_config_with_anything_in_it_is_read_or_refused(model_type: str, data: st.DataObject) -> None:
     config = copy.deepcopy(tiny_config(model_type))
-    nested = FAMILIES[model_type].nested
-    part = config[nested] if nested in config and data.draw(st.booleans()) else config
+    part = text_of(config) if data.draw(st.booleans()) else config
     for name in data.draw(st.lists(st.sampled_from(sorted(part)), min_size=1, max_size=3, unique=True)):
         part[name] = data.draw(json_values | st.integers(0, 300))
     shape = _read_or_refuse(config)
@@ -90,7 +89,9 @@ def _check_line(error: SizeError) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "deepseek_v4"}, "is not guessed"),
+        ({"model_type": "deepseek_v9"}, "is not guessed"),
+        ({"model_type": "deepseek_v4"}, "is not guessed: its rings"),
+        ({"model_type": "whisper"}, "is not guessed: tokens of its encoder"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "known are LlamaForCausalLM"),
         ({"architectures": []}, "must name LlamaForCausalLM"),
         ({"num_attention_heads": None}, "has no num_attention_heads"),

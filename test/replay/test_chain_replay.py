@@ -12,7 +12,12 @@ from typer.testing import CliRunner
 from sgl_importance.replay.cli import app
 from sgl_importance.replay.compiled.fast_lru import replay_lru
 from sgl_importance.replay.lower_tiers.chain_ranking import CHAIN_POLICIES
-from sgl_importance.replay.lower_tiers.chain_replay import ChainHardware, capacities, replay_chain
+from sgl_importance.replay.lower_tiers.chain_replay import (
+    ChainHardware,
+    capacities,
+    common_fetch,
+    replay_chain,
+)
 from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.tier_chain.tier_file import parse_tiers
@@ -86,6 +91,26 @@ def test_every_prompt_token_is_found_or_computed(policy: str, with_ends: bool) -
         tier.hit_tokens * 100 / spec.tiers[level].bytes_per_second for level, tier in enumerate(counts.tiers)
     )
     assert counts.fetch_seconds.sum() >= least
+
+
+def test_what_both_find_is_compared_token_by_token() -> None:
+    trace, spec = sessions(7), parse_tiers(TIERS)
+    arms = [replay_chain(trace, spec.tiers, [6, 20], policy, HARDWARE) for policy in CHAIN_POLICIES]
+    share, (lru, ours) = common_fetch(trace, spec.tiers, [arm.found for arm in arms], 100)
+    prompt = trace.input_tokens.sum()
+    expected, common = [0.0, 0.0], 0
+    for index, tokens in enumerate(trace.input_tokens):
+        both = min(len(arm.found[index]) for arm in arms)
+        common += min(both * trace.block_tokens, tokens)
+        for which, arm in enumerate(arms):
+            slow = sum(level == 1 for level in arm.found[index][:both])
+            fast = min(both * trace.block_tokens, tokens) - slow * trace.block_tokens
+            expected[which] += fast * 100 / 64e9 + slow * 1000 / 8e9 + (slow > 0) * 1e-4
+    assert share == common / prompt
+    assert 0 < share <= min(1 - arm.recomputed_tokens / prompt for arm in arms)
+    assert [lru, ours] == pytest.approx([each / common for each in expected], rel=1e-3)
+    (alone,) = common_fetch(trace, spec.tiers, [arms[1].found], 100)[1]
+    assert alone == pytest.approx(arms[1].fetch_seconds.sum() / (prompt - arms[1].recomputed_tokens))
 
 
 def test_moves_of_a_replay_keep_to_their_bytes_per_second() -> None:

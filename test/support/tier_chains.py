@@ -10,8 +10,10 @@ import numpy as np
 
 from sgl_importance.tier_chain.chain import TierChain
 from sgl_importance.tier_chain.costs import FetchCost
+from sgl_importance.tier_chain.kinds.backend_tier import BackendTier
 from sgl_importance.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.tier_chain.kinds.mapped_tier import MappedTier
+from sgl_importance.tier_chain.kinds.record_index import RecordIndex
 from sgl_importance.tier_chain.kinds.tier import DramTier, Tier
 from sgl_importance.tier_chain.kinds.tier_record import Bytes, PageName, record_bytes
 from sgl_importance.tier_chain.member import Member
@@ -19,10 +21,12 @@ from sgl_importance.tier_chain.page_mover import Point
 from sgl_importance.tier_chain.ranking import LruRanking
 from sgl_importance.tier_chain.tier_counters import TierCounters
 
+from support.record_backend import FolderBackend
+
 PAGE_BYTES = 600
 SIZE = record_bytes(PAGE_BYTES)
 MODEL = bytes(range(32))
-CAPACITIES = {"dram": 3, "cxl": 4, "fs": 6}
+CAPACITIES = {"dram": 3, "cxl": 4, "fs": 6, "hicache": 6}
 
 
 def body_of(key: str) -> np.ndarray:
@@ -48,13 +52,15 @@ def open_tier(kind: str, folder: Path, pages: int) -> Tier:
             return DramTier()
         case "cxl":
             return MappedTier(folder / kind / "slots", SIZE, pages)
+        case "hicache":
+            return BackendTier("test", RecordIndex(folder / kind), SIZE, FolderBackend(folder / "backend"))
         case _:
             return FileTier(folder / kind, SIZE, direct=kind == "nvme")
 
 
 def open_chain(
     folder: Path,
-    kinds: Sequence[str] = tuple(CAPACITIES),
+    kinds: Sequence[str] = ("dram", "cxl", "fs"),
     *,
     tiers: dict[str, Tier] | None = None,
     at: Callable[[Point], None] = lambda point: None,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sglang  # noqa: F401  # first: with it come the shims
@@ -12,15 +14,19 @@ import torch
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.reuse.estimator import ReuseEstimator
+from sgl_importance.tier_chain.chain import TierChain
+from sgl_importance.tier_chain.kinds.backend_tier import BackendTier
 from sgl_importance.tier_chain.kinds.tier_record import record_bytes
 from sglang_importance.launch.server_findings import server_findings
 from sglang_importance.storage import backend as backend_module
 from sglang_importance.storage import store_launch
+from sglang_importance.storage.backend import VerifiedStorage
 from sglang_importance.storage.served_chain import ServedChain
 from sglang_importance.storage.weights import WATCH
 from sglang_importance.upstream.refusal import LaunchRefused
 
 from support.host_pools import KEYS, PAGES, WEIGHTS, make_backend, make_pool, pages_of, slots
+from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -149,3 +155,160 @@ def test_doctor_says_what_each_tier_is(tmp_path: Path, tiers: Path, served: Serv
     assert "GB/s when the server started" in found["storage tier dram"]
     assert "injected" in found["storage tier cxl"]
     backend.close()
+
+
+# ---- tiers in storage backends of HiCache, as its own factory makes them ----
+
+DYNAMIC = {
+    "zero copy": {
+        "backend_name": "z",
+        "module_path": "support.doubles.zero_copy_store",
+        "class_name": "ZeroCopyStore",
+        "interface_v1": 1,
+    },
+    "blocks": {"backend_name": "v", "module_path": "support.doubles.value_store", "class_name": "ValueStore"},
+}
+
+
+@pytest.fixture
+def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of upstream's file backend."""
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "upstream"))
+    return tmp_path / "upstream"
+
+
+def hicache_tiers(tmp_path: Path, kind: str, settings: dict[str, Any] | None = None) -> Path:
+    """A mapped file of 3 pages, and a backend of HiCache for the rest."""
+    size = record_bytes(make_pool("page_first").get_dummy_flat_data_page().nbytes)
+    if settings is None:
+        settings = {**DYNAMIC.get(kind, {}), "folder": str(tmp_path / "values")}
+    config = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
+    file = tmp_path / "tiers.toml"
+    file.write_text(
+        f'[[tier]]\nkind = "cxl"\ncapacity = {3 * size}\nfolder = "{tmp_path / "cxl"}"\n'
+        f'[[tier]]\nkind = "hicache"\nbackend = "{"dynamic" if kind in DYNAMIC else kind}"\n'
+        f'capacity = {20 * size}\nfolder = "{tmp_path / "index"}"\nconfig = {{{config}}}\n'
+    )
+    return file
+
+
+REAL, REAL_SETTINGS = "SGL_IMPORTANCE_STORE_BACKEND", "SGL_IMPORTANCE_STORE_BACKEND_CONFIG"
+
+
+def raw_backend(backend: VerifiedStorage) -> Any:
+    assert isinstance(backend._pages, TierChain)
+    tier = backend._pages.members[-1].tier
+    assert isinstance(tier, BackendTier)
+    return tier._backend._backend  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["file", *DYNAMIC])
+def test_pages_come_back_from_a_backend_of_hicache(
+    tmp_path: Path, upstream: Path, served: ServedChain, kind: str
+) -> None:
+    store_and_start_again(tmp_path, served, hicache_tiers(tmp_path, kind))
+
+
+@pytest.mark.skipif(REAL not in os.environ, reason=f"{REAL} names no storage backend that runs here")
+def test_a_real_backend_as_a_tier(tmp_path: Path, served: ServedChain) -> None:
+    """As ``test_wrapped.test_a_real_backend``."""
+    settings = json.loads(os.environ.get(REAL_SETTINGS, "{}"))
+    store_and_start_again(tmp_path, served, hicache_tiers(tmp_path, os.environ[REAL], settings))
+
+
+def store_and_start_again(tmp_path: Path, served: ServedChain, file: Path) -> None:
+    tiers = str(file)
+    pool = make_pool("page_first")
+    for attempt in range(2):  # the second is a restart
+        backend = make_backend(pool, tmp_path / "store", tiers=tiers)
+        assert backend.batch_exists(KEYS) == PAGES * attempt
+        if not attempt:
+            assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+        assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES
+        for stored, fetched in zip(pages_of(pool, 0), pages_of(pool, PAGES), strict=True):
+            assert torch.equal(stored, fetched)
+        assert served.chain is not None
+        (above, below) = served.chain.snapshot()
+        assert (above["pages"], below["pages"]) == (2, PAGES - 2)
+        assert "deletes nothing" in below["note"]
+        assert served.counters.values()["hit_pages", "hicache"] > 0
+        served.chain.check_integrity()
+        backend.close()
+
+
+@pytest.mark.parametrize("fault", ["get raises", "get answers for fewer", "get brings nothing"])
+def test_reads_of_a_backend_that_go_wrong_are_misses(tmp_path: Path, served: ServedChain, fault: str) -> None:
+    """Nothing brought is what the slot held before: another page, whose check says so."""
+    pool = make_pool("page_first")
+    backend = make_backend(pool, tmp_path / "store", tiers=str(hicache_tiers(tmp_path, "zero copy")))
+    assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+    raw = raw_backend(backend)
+    raw.fault = fault
+    there = backend.batch_get_v1(KEYS, slots(PAGES))
+    count = there.index(False)
+    assert count == 2, "those of the other tier"
+    assert not any(there[count:])
+    for stored, fetched in zip(pages_of(pool, 0, count), pages_of(pool, PAGES, count), strict=True):
+        assert torch.equal(stored, fetched)
+    raw.fault = ""
+    assert all(backend.batch_set_v1(KEYS, slots(0)))
+    assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES
+    backend.close()
+
+
+@pytest.mark.parametrize("fault", ["set raises", "set fails"])
+def test_writes_of_a_backend_that_go_wrong_keep_the_other_tier(
+    tmp_path: Path, served: ServedChain, fault: str
+) -> None:
+    pool = make_pool("page_first")
+    backend = make_backend(pool, tmp_path / "store", tiers=str(hicache_tiers(tmp_path, "zero copy")))
+    raw_backend(backend).fault = fault
+    assert backend.batch_set_v1(KEYS, slots(0)) == [True] * 2 + [False] * (PAGES - 2)
+    assert backend.batch_get_v1(KEYS, slots(PAGES))[:3] == [True, True, False]
+    backend.close()
+
+
+def test_nobody_waits_for_a_backend_that_hangs(tmp_path: Path, served: ServedChain) -> None:
+    pool = make_pool("page_first")
+    tiers = str(hicache_tiers(tmp_path, "zero copy"))
+    backend = make_backend(pool, tmp_path / "store", tiers=tiers, timeout_ms=200)
+    assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+    raw = raw_backend(backend)
+    raw.fault = "get hangs"
+    assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * 2 + [False] * (PAGES - 2)
+    assert raw.inside["get"] == 1, "the backend is still at it"
+    raw.fault = ""
+    raw.answer.set()
+    wait_until(lambda: raw.inside["get"] == 0)
+    assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES
+    assert all(map(torch.equal, pages_of(pool, 0), pages_of(pool, PAGES)))
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("backend", "problem"),
+    [
+        ("mooncake", "tier hicache: backend mooncake: .* add --kv-importance-store-backends any"),
+        ("sim", "tier hicache: backend sim: .* keeps names and no bytes"),
+        ("unheard", "does not know it: use one of file"),
+        ("dynamic", "needs backend_name, module_path, class_name"),
+    ],
+)
+def test_backends_that_cannot_hold_a_tier_are_refused(tmp_path: Path, backend: str, problem: str) -> None:
+    file = tmp_path / "tiers.toml"
+    file.write_text(
+        f'[[tier]]\nkind = "hicache"\nbackend = "{backend}"\ncapacity = "1GB"\nfolder = "{tmp_path / "i"}"\n'
+    )
+    with pytest.raises(LaunchRefused, match=problem):
+        store_launch.mount(
+            argparse.Namespace(), ImportanceOptions(store=str(tmp_path / "store"), tiers=str(file))
+        )
+
+
+def test_a_backend_that_cannot_be_made_is_one_line(tmp_path: Path, served: ServedChain) -> None:
+    file = hicache_tiers(tmp_path, "zero copy")
+    file.write_text(file.read_text().replace("ZeroCopyStore", "Nothing"))
+    with pytest.raises(LaunchRefused, match=r"tier hicache cannot be used \(AttributeError") as caught:
+        make_backend(make_pool("page_first"), tmp_path / "store", tiers=str(file))
+    (line,) = caught.value.reasons
+    assert "\n" not in line

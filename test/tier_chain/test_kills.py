@@ -15,43 +15,43 @@ from sgl_importance.tier_chain.page_mover import Point
 
 from support.tier_chains import MODEL, keys_of, open_chain, wrong_pages
 
-KINDS = ("cxl", "fs")
-"""Tiers that outlive their process."""
+CHAINS = (("cxl", "fs"), ("cxl", "hicache"))
+"""Of tiers that outlive their process."""
 SESSIONS = "abc"
 MOVES = (1, 2, 5)
 
 # One interpreter for all cases: each is a child of its own, which ends itself by SIGKILL.
 CHILDREN = f"""
 import json, os, signal, sys
+from itertools import product
 from pathlib import Path
 from support.tier_chains import MODEL, keys_of, open_chain, write
 from sgl_importance.tier_chain.page_mover import Point
 
-def begin(folder, point, move, said):
+def begin(folder, kinds, point, move, said):
     seen = 0
     def at(reached):
         nonlocal seen
         seen += reached is point
         if seen == move:
             os.kill(os.getpid(), signal.SIGKILL)
-    chain = open_chain(folder, {KINDS}, at=at)
+    chain = open_chain(folder, kinds, at=at)
     for moment, session in enumerate({SESSIONS!r}):
         write(chain, keys_of(session, 2), moment=moment)
         os.write(said, session.encode())
     for moment in range(20):
         chain.touch(MODEL, keys_of({SESSIONS!r}[moment % 3], 2), 10 + moment)
 
-for point in Point:
-    for move in {MOVES}:
-        name = f"{{point.value}}-{{move}}"
-        heard, said = os.pipe()
-        child = os.fork()
-        if not child:
-            begin(Path(sys.argv[1]) / name, point, move, said)
-            os._exit(0)
-        os.close(said)
-        status = os.waitpid(child, 0)[1]
-        print(json.dumps([name, os.waitstatus_to_exitcode(status), os.read(heard, 99).decode()]))
+for kinds, point, move in product({CHAINS}, Point, {MOVES}):
+    name = f"{{kinds[-1]}}-{{point.value}}-{{move}}"
+    heard, said = os.pipe()
+    child = os.fork()
+    if not child:
+        begin(Path(sys.argv[1]) / name, kinds, point, move, said)
+        os._exit(0)
+    os.close(said)
+    status = os.waitpid(child, 0)[1]
+    print(json.dumps([name, os.waitstatus_to_exitcode(status), os.read(heard, 99).decode()]))
 """
 
 
@@ -75,14 +75,15 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tu
 
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("point", list(Point))
+@pytest.mark.parametrize("kinds", CHAINS)
 def test_a_kill_at_any_step_loses_nothing(
-    killed: tuple[Path, dict[str, tuple[int, str]]], point: Point, move: int
+    killed: tuple[Path, dict[str, tuple[int, str]]], kinds: tuple[str, ...], point: Point, move: int
 ) -> None:
     folder, outcomes = killed
-    case = f"{point.value}-{move}"
+    case = f"{kinds[-1]}-{point.value}-{move}"
     code, written = outcomes[case]
     assert code == -signal.SIGKILL, "it was to be killed"
-    chain = open_chain(folder / case, KINDS)
+    chain = open_chain(folder / case, kinds)
     chain.check_integrity()
     for session in written:
         assert chain.count_present(MODEL, keys_of(session, 2)) == 2, "lost"
@@ -91,5 +92,5 @@ def test_a_kill_at_any_step_loses_nothing(
     held = sum(tier["pages"] for tier in chain.snapshot())
     files = sum(1 for member in chain.members for _ in member.tier.records())
     assert files == held, "a page is left in two tiers"
-    again = open_chain(folder / case, KINDS)
+    again = open_chain(folder / case, kinds)
     assert sum(tier["pages"] for tier in again.snapshot()) == held

@@ -14,6 +14,7 @@ from sgl_importance.tier_chain.store_command import app
 from sgl_importance.tier_chain.tier_counters import TierCounters
 from sgl_importance.tier_chain.tier_file import parse_tiers
 
+from support.record_backend import FolderBackend
 from support.tier_chains import PAGE_BYTES, SIZE, keys_of, write
 
 
@@ -68,6 +69,31 @@ def test_finds_damage_in_slots_and_files(tiers: Path) -> None:
     code, rows = run(tiers, "--verify")
     assert code == 1
     assert [row["damaged"] for row in rows] == [{}, {"body": 1}, {"truncated": 1}]
+
+
+def test_counts_what_lies_in_a_backend_without_asking_it(tmp_path: Path) -> None:
+    backend = FolderBackend(tmp_path / "backend")
+    text = (
+        f'[[tier]]\nkind = "hicache"\nbackend = "file"\ncapacity = {9 * SIZE}\n'
+        f'folder = "{tmp_path / "index"}"\n'
+    )
+    opened = OpenChain(
+        parse_tiers(text),
+        owner="tp0",
+        page_bytes=PAGE_BYTES,
+        make_ranking=LruRanking,
+        counters=TierCounters(),
+        open_backend=lambda tier, size, owner: backend,
+    )
+    assert write(opened.chain, keys_of("a", 4)) == [True] * 4
+    opened.close()
+    backend.error = OSError("nobody is to ask")
+    file = tmp_path / "tiers.toml"
+    file.write_text(text)
+    code, (row,) = run(file, "--verify")
+    assert code == 0
+    assert (row["rank"], row["pages"], row["bytes"], row["damaged"]) == ("tp0", 4, 4 * SIZE, {})
+    assert "not read" in CliRunner().invoke(app, ["tiers", str(file), "--verify"]).stdout
 
 
 def test_what_is_no_chain_gets_one_line(tmp_path: Path) -> None:

@@ -47,11 +47,12 @@ def test_reads_what_is_written() -> None:
 
 
 DRAM = '[[tier]]\nkind = "dram"\n'
+HICACHE = '[[tier]]\nkind = "hicache"\ncapacity = "1GB"\nfolder = "/x"\n'
 BAD = {
     "": "no tier",
     "tier = 3": "no tier",
     "[[tier]]": "no kind",
-    '[[tier]]\nkind = "tape"': "use one of hbm, dram, cxl, nvme, fs, rdma",
+    '[[tier]]\nkind = "tape"': "use one of hbm, dram, cxl, nvme, fs, rdma, hicache",
     DRAM: 'no capacity: give it, such as "64GB"',
     DRAM + "capacity = 0": "give bytes",
     DRAM + "capacity = true": "give bytes",
@@ -73,7 +74,28 @@ BAD = {
     ): "two tiers lie",
     DRAM + 'capacity = "1GB"\n[[tier]]\nkind = "hbm"\ncapacity = "1GB"': "hbm is not the first",
     "a = [": "no TOML",
+    HICACHE: "tier hicache has no backend: give it",
+    DRAM + 'capacity = "1GB"\nbackend = "file"': "unknown key 'backend'",
+    HICACHE + 'backend = "file"\nconfig = 3': "give a table",
+    HICACHE + 'backend = "file"\nconfig = {at = 2026-01-01}': "give a table",
+    HICACHE + 'backend = "file"\n' + DRAM + 'capacity = "1GB"': "delete nothing, and is not the last",
 }
+
+
+def test_a_backend_of_hicache_is_the_last_tier() -> None:
+    text = (
+        DRAM
+        + 'capacity = "1GB"\n'
+        + HICACHE
+        + 'backend = "file"\nconfig = {max_size = "2GB", deep = {a = [1]}}'
+    )
+    last = parse_tiers(text).tiers[-1]
+    assert (last.kind, last.backend, last.config) == (
+        TierKind.HICACHE,
+        "file",
+        {"max_size": "2GB", "deep": {"a": [1]}},
+    )
+    assert len({last, last}) == 1, "it can be hashed"
 
 
 @pytest.mark.parametrize("text", BAD)

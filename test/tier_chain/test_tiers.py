@@ -15,9 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sgl_importance.storage.inspect import files_of, verify
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason, PageDamaged
 from sgl_importance.storage.regular import open_regular
+from sgl_importance.tier_chain.kinds.backend_tier import BackendTier
 from sgl_importance.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.tier_chain.kinds.mapped_tier import MappedTier
 from sgl_importance.tier_chain.kinds.mooncake_tier import MooncakeTier
+from sgl_importance.tier_chain.kinds.record_index import RecordIndex
 from sgl_importance.tier_chain.kinds.tier import DramTier, Tier
 from sgl_importance.tier_chain.kinds.tier_record import (
     NO_PAGE,
@@ -29,12 +31,13 @@ from sgl_importance.tier_chain.kinds.tier_record import (
 from sgl_importance.tier_chain.measure import InjectedTier, measure_reads
 
 from support.mooncake_store import StandInStore
+from support.record_backend import FolderBackend
 from support.tier_chains import FullTier
 
 PAGE_BYTES = 5000  # no multiple of anything
 SIZE = record_bytes(PAGE_BYTES)
 SLOTS = 6
-KINDS = ["dram", "cxl", "nvme", "fs", "rdma"]
+KINDS = ["dram", "cxl", "nvme", "fs", "rdma", "hicache"]
 
 
 def open_tier(kind: str, folder: Path) -> Tier:
@@ -45,6 +48,8 @@ def open_tier(kind: str, folder: Path) -> Tier:
             return MappedTier(folder / "slots", SIZE, SLOTS)
         case "rdma":
             return MooncakeTier(folder, SIZE, StandInStore.at(folder))
+        case "hicache":
+            return BackendTier("test", RecordIndex(folder / "index"), SIZE, FolderBackend(folder / "backend"))
         case _:
             return FileTier(folder, SIZE, direct=kind == "nvme")
 
@@ -89,7 +94,7 @@ def test_reads_what_was_put(tmp_path: Path, kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["cxl", "nvme", "fs", "rdma"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dram"])
 def test_what_lies_on_a_medium_is_there_again(tmp_path: Path, kind: str) -> None:
     tier = open_tier(kind, tmp_path)
     for number in range(4):

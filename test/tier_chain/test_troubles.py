@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import shutil
+import threading
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from sgl_importance.storage.page_record import page_digest
+from sgl_importance.storage.page_record import PageMiss, page_digest
 from sgl_importance.tier_chain.chain import TierChain
 from sgl_importance.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.tier_chain.kinds.tier import DramTier
@@ -215,3 +218,67 @@ def test_a_folder_that_cannot_be_listed_is_one_line(tmp_path: Path, monkeypatch:
         with pytest.raises(OSError, match="mend their folders"):
             opened(tmp_path, {"fs": 3})
     opened(tmp_path, {"fs": 3}).close()  # its lock was let go
+
+
+# ---- tiers that hang ----
+
+
+class Hanging(DramTier):
+    """Its reads come back when they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs = False
+        self.let_go = threading.Event()
+        self.inside = threading.Semaphore(0)
+
+    def get(self, name: PageName, record: Bytes) -> None:
+        if self.hangs:
+            self.inside.release()
+            self.let_go.wait(60)
+        super().get(name, record)
+
+
+def test_a_tier_that_hangs_takes_one_thread_and_no_more(tmp_path: Path) -> None:
+    """Nor does it keep new pages out, and it comes back when it answers."""
+    now = [0.0]
+    hung = Hanging()
+    chain = open_chain(tmp_path, ("cxl", "fs"), tiers={"fs": hung}, clock=lambda: now[0])
+    for moment, session in enumerate("abcd"):
+        write(chain, keys_of(session, 1), moment=moment)
+    below = [key for key in "abcd" if hung.contains(PageName(MODEL, page_digest(f"{key}0")))]
+    above = [key for key in "abcd" if key not in below]
+    hung.hangs = True
+    reader = threading.Thread(target=lambda: wrong_pages(chain, keys_of(below[0], 1)))
+    reader.start()
+    assert hung.inside.acquire(timeout=60)
+    now[0] = 6.0
+    assert chain.count_present(MODEL, keys_of(below[0], 1)) == 0
+    with pytest.raises(PageMiss, match="timeout"):  # would hang as well
+        next(chain.read_run(MODEL, keys_of(below[0], 1), lambda: np.empty(PAGE_BYTES, np.uint8)))
+    assert kept(chain, above[0], 1) == 1, "the other tier is read"
+    assert write(chain, keys_of("e", 1), moment=9) == [True]
+    assert chain.snapshot()[1]["state"] == "left out"
+    now[0] = 60.0
+    write(chain, keys_of("f", 1), moment=10)
+    assert chain.snapshot()[1]["state"] == "left out", "it is not tried while a read hangs in it"
+    hung.hangs = False
+    hung.let_go.set()
+    reader.join()
+    write(chain, keys_of("g", 1), moment=11)
+    assert chain.snapshot()[1]["state"] == "in use"
+    assert kept(chain, below[0], 1) == 1
+    chain.check_integrity()
+
+
+def test_all_together_wait_for_a_hung_change_as_long_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sgl_importance.tier_chain.chain.PATIENCE_SECONDS", 3600.0)
+    chain = open_chain(tmp_path)
+    with chain._lock:
+        chain._changing_since = time.monotonic() - 3601
+        with pytest.raises(OSError, match="does not answer"):  # else it would for an hour
+            write(chain, keys_of("a", 1))
+    chain._changing_since = None
+    assert write(chain, keys_of("a", 1)) == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,10 @@ from sgl_importance.storage.presence import Presence
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
 from sgl_importance.tier_chain.chain import TierChain
+from sgl_importance.tier_chain.kinds.backend_tier import RecordBackend
 from sgl_importance.tier_chain.open_chain import OpenChain
+from sgl_importance.tier_chain.tier_file import TierSpec
+from sglang_importance.storage.backend_records import open_records
 from sglang_importance.storage.interfaces import TESTED, Interface, interface_of
 from sglang_importance.storage.page_buffers import StagingPool, create_backend
 from sglang_importance.storage.served_chain import SERVED
@@ -82,7 +86,12 @@ class VerifiedStorage(HiCacheStorage):
         if self._tiers:
             config = self._config
             owner = f"tp{config.tp_rank}-pp{config.pp_rank}-cp{config.attn_cp_rank}"
-            self._opened, lines = SERVED.open(Path(self._tiers), owner=owner, page_bytes=self._page_bytes)
+            self._opened, lines = SERVED.open(
+                Path(self._tiers),
+                owner=owner,
+                page_bytes=self._page_bytes,
+                open_backend=self._open_records,
+            )
             logger.info("kv-importance-tiers by %s: %s", SERVED.ranking, "; ".join(lines))
             return self._opened.chain
         store = PageStore(self._directory, budget_bytes=self._budget_bytes, counters=self.counters)
@@ -90,15 +99,17 @@ class VerifiedStorage(HiCacheStorage):
             return store
         return self._wrap(self._wrapped, Names(store.quarantine, self.counters))
 
+    def _open_records(self, tier: TierSpec, size: int, owner: str) -> RecordBackend:
+        _warn_if_untested(tier.backend)
+        # Backends put the model's name into those of records: another --served-model-name would lose them.
+        config = replace(self._config, model_name=owner)
+        pin_memory = self.mem_pool_host.pin_memory
+        return open_records(tier.backend, dict(tier.config), config, size=size, pin_memory=pin_memory)
+
     def _wrap(self, name: str, names: Names) -> Pages:
         settings: dict[str, Any] = (self._config.extra_config or {}).get("wrapped_config") or {}
         interface = interface_of(name, settings)
-        if name not in TESTED:
-            logger.warning(
-                "kv-importance-store: no test has run a real %s under the wrapper; its pages are verified "
-                "all the same (docs/reliability.md)",
-                name,
-            )
+        _warn_if_untested(name)
         is_zero_copy = interface is Interface.ZERO_COPY
         staging = StagingPool(
             ZeroCopyPages.slots_for(self._page_bytes) if is_zero_copy else 1,
@@ -247,6 +258,15 @@ class VerifiedStorage(HiCacheStorage):
             self._publisher.publish(self.counters)
             self._publisher.publish_tiers(SERVED.counters)
         return result
+
+
+def _warn_if_untested(backend: str) -> None:
+    if backend not in TESTED:
+        logger.warning(
+            "kv-importance-store: no test has run a real %s under the wrapper; its pages are verified "
+            "all the same (docs/reliability.md)",
+            backend,
+        )
 
 
 def _prefix(extra_info: HiCacheStorageExtraInfo | None) -> list[str]:

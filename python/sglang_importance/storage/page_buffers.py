@@ -7,6 +7,7 @@ page of KV cache. A read that comes too late lands there too, and not in host me
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from typing import Any
 
@@ -105,3 +106,18 @@ def create_backend(
     backend = StorageBackendFactory.create_backend(name, config, staging.pool)
     backend.register_mem_pool_host(staging.pool)
     return backend
+
+
+def answers_of(answer: Any, count: int) -> list[bool]:
+    """One flag for each of ``count`` records; backends give one for each, for each half, or one for all.
+
+    Raises:
+        OSError: another number of flags.
+    """
+    if answer is None or isinstance(answer, bool):
+        return [bool(answer)] * count
+    flags = [bool(flag) for flag in answer]
+    halves = 2 if len(flags) == 2 * count else 1
+    if len(flags) != halves * count:
+        raise OSError(errno.EIO, f"the backend answered for {len(flags)} pages instead of {count}")
+    return [all(flags[index * halves : (index + 1) * halves]) for index in range(count)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.reuse.reuse_class import BlockType, Transition, reuse_class
 from sgl_importance.tier_chain.chain import TierChain, Visit
-from sgl_importance.tier_chain.open_chain import ChainError, OpenChain, describe_chain
+from sgl_importance.tier_chain.open_chain import ChainError, OpenBackend, OpenChain, describe_chain
 from sgl_importance.tier_chain.ranking import LruRanking, Ranking, ReuseRanking
 from sgl_importance.tier_chain.tier_counters import TierCounters
 from sgl_importance.tier_chain.tier_file import TierFileError, read_tier_file
@@ -44,8 +44,16 @@ class ServedChain:
         """A request has asked for these pages, which were last asked for at this clock."""
         self._visits.append(Visit(keys, reuse_class, last_access))
 
-    def open(self, file: Path, *, owner: str, page_bytes: int) -> tuple[OpenChain, list[str]]:
+    def open(
+        self, file: Path, *, owner: str, page_bytes: int, open_backend: OpenBackend
+    ) -> tuple[OpenChain, list[str]]:
         """
+        Args:
+            file: of ``--kv-importance-tiers``.
+            owner: name of the rank.
+            page_bytes: of each page.
+            open_backend: for tiers in backends of HiCache.
+
         Returns:
             The chain, and a line about each tier.
 
@@ -60,6 +68,7 @@ class ServedChain:
                 make_ranking=self._make_ranking,
                 counters=self.counters,
                 visits=self._taken,
+                open_backend=open_backend,
             )
         except (TierFileError, ChainError) as error:
             raise LaunchRefused([f"--kv-importance-tiers: {error}"]) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,8 +89,8 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
     except (BadJson, OSError) as error:
         lines.append(f"--hicache-storage-backend-extra-config is no JSON object ({error}): correct it")
         given = {}
-    if backend is not None and (line := _backend_refusal(backend, given, options)):
-        lines.append(line)
+    if backend is not None and (reason := _backend_refusal(backend, given, options)):
+        lines.append(f"--hicache-storage-backend {backend}: {reason}, or drop --hicache-storage-backend")
     if options.tiers:
         lines += _tier_lines(options, backend)
     if lines:
@@ -120,22 +120,19 @@ def _host_memory_mode(options: ImportanceOptions) -> str:
     return "buffer_only" if options.is_tiered else "cache"
 
 
-def _backend_refusal(backend: str, settings: dict[str, Any], options: ImportanceOptions) -> str | None:
+def _backend_refusal(backend: str, settings: Mapping[str, Any], options: ImportanceOptions) -> str | None:
+    """Why ``backend`` cannot hold verified pages, and what to do; None where it can."""
     if reason := UNUSABLE.get(backend):
-        return f"{flag('store')} cannot use the storage backend {backend}: {reason}; use file or none"
+        return f"{flag('store')} cannot use it: {reason}; use file"
     if backend == DYNAMIC:
         if missing := [name for name in _DYNAMIC_SETTINGS[:3] if name not in settings]:
-            return (
-                f"--hicache-storage-backend dynamic needs {', '.join(missing)}: "
-                "give them in --hicache-storage-backend-extra-config"
-            )
+            return f"it needs {', '.join(missing)}: give them in its extra configuration"
     elif backend not in INTERFACES:
-        return f"{flag('store')} does not know the storage backend {backend}: drop --hicache-storage-backend"
+        return f"{flag('store')} does not know it: use one of {', '.join((*INTERFACES, DYNAMIC))}"
     if backend not in TESTED and options.store_backends == "tested":
         return (
-            f"{flag('store')} has not been tested over a real {backend}: "
-            f"add {flag('store_backends')} any to verify its pages all the same, "
-            f"use {' or '.join(TESTED)}, or drop --hicache-storage-backend"
+            f"{flag('store')} has not been tested over a real one: "
+            f"add {flag('store_backends')} any to verify its pages all the same, use {' or '.join(TESTED)}"
         )
     return None
 
@@ -144,12 +141,19 @@ def _tier_lines(options: ImportanceOptions, backend: str | None) -> list[str]:
     """One line for each reason why the chain of tiers cannot hold the store's pages."""
     lines = []
     if backend is not None:
-        lines.append(f"{flag('tiers')} holds the pages itself: drop --hicache-storage-backend {backend}")
+        lines.append(
+            f"{flag('tiers')} holds the pages itself: drop --hicache-storage-backend {backend}, "
+            'or make it the last tier (kind = "hicache")'
+        )
     try:
         spec = read_tier_file(Path(options.tiers).expanduser())
     except TierFileError as error:
         return [*lines, f"{flag('tiers')} {error}"]
-    return [*lines, *(f"{flag('tiers')} {options.tiers}: {line}" for line in chain_problems(spec))]
+    problems = chain_problems(spec)
+    for tier in spec.tiers:
+        if tier.backend and (reason := _backend_refusal(tier.backend, tier.config, options)):
+            problems.append(f"tier {tier.name}: backend {tier.backend}: {reason}, or take it out")
+    return [*lines, *(f"{flag('tiers')} {options.tiers}: {line}" for line in problems)]
 
 
 def _extra_config(text: str | None) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +29,8 @@ from sgl_importance.storage.page_record import (
 from sgl_importance.storage.pages import Lanes, Page, PageByPage
 from sgl_importance.storage.store import copy_aside
 from sgl_importance.storage.store_counters import StoreCounters
-from sglang_importance.storage.page_buffers import StagingPool
+from sglang_importance.storage.backend_records import ValueRecords
+from sglang_importance.storage.page_buffers import StagingPool, answers_of
 
 BATCH_BYTES = 16 << 20
 BATCH_PAGES = 128  # as upstream
@@ -71,47 +71,40 @@ class ValuePages(PageByPage):
 
     Args:
         backend: of upstream, with ``get``, ``set`` and ``exists``.
-        record_bytes: of every tensor, where the backend wants one size; it may be longer than a record.
+        block_bytes: as for ``ValueRecords``.
     """
 
-    def __init__(self, backend: HiCacheStorage, names: Names, record_bytes: int | None = None) -> None:
+    def __init__(self, backend: HiCacheStorage, names: Names, block_bytes: int | None = None) -> None:
         self._backend = backend
+        self._records = ValueRecords(backend, block_bytes)
         self._names = names
-        self._record_bytes = record_bytes
 
     def exists(self, identity: bytes, key: str) -> bool:
         return bool(self._backend.exists(self._names.of(identity, key)))
 
     def read(self, identity: bytes, key: str, body: Page) -> None:
-        record = torch.zeros(self._record_bytes or HEADER_BYTES + body.nbytes, dtype=torch.uint8)
-        data = record.numpy()
+        record = np.zeros(HEADER_BYTES + body.nbytes, np.uint8)
         try:
-            found = self._backend.get(self._names.of(identity, key), record)
-        except OSError as error:
-            self._names.give_up(identity, key, data, MissReason.TRUNCATED)
-            raise PageDamaged(MissReason.TRUNCATED) from error
-        if found is None:
-            raise PageMiss(MissReason.ABSENT)
-        if found is not record and torch.is_tensor(found):
-            data = found.flatten().view(torch.uint8).numpy()
-            if data.nbytes != record.nbytes:
-                self._names.give_up(identity, key, data, MissReason.LENGTH)
-                raise PageDamaged(MissReason.LENGTH)
-        body[:] = data[HEADER_BYTES : HEADER_BYTES + body.nbytes]
-        try:
-            check_page(data[:HEADER_BYTES].tobytes(), body, page=page_digest(key), identity=identity)
+            try:
+                found = self._records.get(self._names.of(identity, key), record)
+            except OSError as error:
+                raise PageDamaged(MissReason.TRUNCATED) from error
+            if not found:
+                raise PageMiss(MissReason.ABSENT)
+            body[:] = record[HEADER_BYTES:]
+            check_page(record[:HEADER_BYTES].tobytes(), body, page=page_digest(key), identity=identity)
         except PageDamaged as damaged:
-            self._names.give_up(identity, key, data, damaged.reason)
+            self._names.give_up(identity, key, record, damaged.reason)
             raise
 
     def write(self, identity: bytes, key: str, body: Page, *, depth: int, moment: int) -> bool:
         if self.exists(identity, key):
             return False
+        record = np.empty(HEADER_BYTES + body.nbytes, np.uint8)
         header = encode_header(page=page_digest(key), identity=identity, depth=depth, body=body)
-        record = np.zeros(self._record_bytes or HEADER_BYTES + body.nbytes, np.uint8)
         record[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
-        record[HEADER_BYTES : HEADER_BYTES + body.nbytes] = body
-        if not self._backend.set(self._names.of(identity, key), torch.from_numpy(record)):
+        record[HEADER_BYTES:] = body
+        if not self._records.put(self._names.of(identity, key), record):
             raise OSError(errno.EIO, "the backend stored nothing")
         return True
 
@@ -162,7 +155,7 @@ class ZeroCopyPages:
             slots = torch.arange(start, start + len(keys))
             with self._reading:
                 answer = self._backend.batch_get_v1([self._names.of(identity, key) for key in keys], slots)
-            for index, (key, found) in enumerate(zip(keys, _flags(answer, len(keys)), strict=True)):
+            for index, (key, found) in enumerate(zip(keys, answers_of(answer, len(keys)), strict=True)):
                 if not found:
                     raise PageMiss(MissReason.ABSENT)
                 body = stage()
@@ -198,7 +191,7 @@ class ZeroCopyPages:
                     slots = torch.arange(start + there, start + len(names))
                     answer = self._backend.batch_set_v1(names[there:], slots)
                     nothing = OSError(errno.EIO, "the backend stored nothing")
-                    outcomes += [stored or nothing for stored in _flags(answer, len(names) - there)]
+                    outcomes += [stored or nothing for stored in answers_of(answer, len(names) - there)]
         return outcomes
 
     def touch(self, identity: bytes, keys: list[str], moment: int) -> None:
@@ -220,18 +213,3 @@ def _taken(free: queue.SimpleQueue[int]) -> Iterator[int]:
         yield start
     finally:
         free.put(start)
-
-
-def _flags(answer: Any, count: int) -> list[bool]:
-    """One flag for each of ``count`` records; backends give one for each, for each half, or one for all.
-
-    Raises:
-        OSError: another number of flags.
-    """
-    if answer is None or isinstance(answer, bool):
-        return [bool(answer)] * count
-    flags = [bool(flag) for flag in answer]
-    halves = 2 if len(flags) == 2 * count else 1
-    if len(flags) != halves * count:
-        raise OSError(errno.EIO, f"the backend answered for {len(flags)} pages instead of {count}")
-    return [all(flags[index * halves : (index + 1) * halves]) for index in range(count)]

@@ -59,12 +59,14 @@ class ChainCounts:
     Attributes:
         fetch_seconds: of each request; float64 [requests].
         ttft_seconds: fetching, then computing the rest, without queueing; float64 [requests].
+        found: of each request, the tier of each block that was found, a byte each.
     """
 
     tiers: tuple[ChainTierCounts, ...]
     recomputed_tokens: int
     fetch_seconds: npt.NDArray[np.float64]
     ttft_seconds: npt.NDArray[np.float64]
+    found: tuple[bytes, ...]
 
 
 def capacities(spec: ChainSpec, trace: Trace, bytes_per_token: int, fraction: float | None) -> list[int]:
@@ -107,19 +109,15 @@ def replay_chain(
     )
     hit_tokens, moved_in = [0] * len(tiers), [0] * len(tiers)
     fetched, ttft = np.zeros(trace.num_requests), np.zeros(trace.num_requests)
-    recomputed = 0
+    recomputed, all_found = 0, []
     for index in range(trace.num_requests):
         path = trace.request(index).tolist()
-        left, tokens_in = int(trace.input_tokens[index]), [0] * len(tiers)
         found = placement.find(path)
-        for level in found:
-            tokens = min(trace.block_tokens, left)
-            left -= tokens
-            tokens_in[level] += tokens
-        for level, tokens in enumerate(tokens_in):
-            if tokens:
-                hit_tokens[level] += tokens
-                fetched[index] += costs[level].seconds(tokens * hardware.bytes_per_token)
+        all_found.append(bytes(found))
+        tokens_in = tokens_by_tier(trace, index, found, len(tiers))
+        hit_tokens = [before + tokens for before, tokens in zip(hit_tokens, tokens_in, strict=True)]
+        fetched[index] = request_fetch_seconds(costs, tokens_in, hardware.bytes_per_token)
+        left = int(trace.input_tokens[index]) - sum(tokens_in)
         recomputed += left
         ttft[index] = fetched[index] + left / hardware.prefill_tokens_per_second
         now = float(trace.seconds[index])
@@ -140,7 +138,50 @@ def replay_chain(
         recomputed,
         fetched,
         ttft,
+        tuple(all_found),
     )
+
+
+def tokens_by_tier(trace: Trace, index: int, found: Sequence[int], tiers: int) -> list[int]:
+    """Tokens of a request in each of so many tiers, of whose first blocks the tiers are ``found``."""
+    tokens_in, left = [0] * tiers, int(trace.input_tokens[index])
+    for level in found:
+        tokens = min(trace.block_tokens, left)
+        left -= tokens
+        tokens_in[level] += tokens
+    return tokens_in
+
+
+def request_fetch_seconds(
+    costs: Sequence[FetchCost], tokens_in: Sequence[int], bytes_per_token: int
+) -> float:
+    """Seconds to fetch so many tokens from each tier, one access each."""
+    return sum(
+        cost.seconds(tokens * bytes_per_token)
+        for cost, tokens in zip(costs, tokens_in, strict=True)
+        if tokens
+    )
+
+
+def common_fetch(
+    trace: Trace, tiers: Sequence[TierSpec], arms: Sequence[Sequence[bytes]], bytes_per_token: int
+) -> tuple[float, list[float]]:
+    """Of the tokens that every arm finds: their share of all prompt tokens, and each arm's seconds a token.
+
+    An arm that finds more, in slower tiers, has a higher mean over all that it finds; not over these.
+
+    Args:
+        arms: ``found`` of each one's ``ChainCounts``.
+    """
+    costs = [FetchCost(tier.bytes_per_second, tier.latency_seconds) for tier in tiers]
+    seconds, common = [0.0] * len(arms), 0
+    for index, found in enumerate(zip(*arms, strict=True)):
+        shared = min(map(len, found))
+        counts = [tokens_by_tier(trace, index, levels[:shared], len(costs)) for levels in found]
+        common += sum(counts[0])
+        for arm, tokens_in in enumerate(counts):
+            seconds[arm] += request_fetch_seconds(costs, tokens_in, bytes_per_token)
+    return common / int(trace.input_tokens.sum()), [each / max(common, 1) for each in seconds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +237,19 @@ def run_chain_job(traces: Sequence[Trace], job: ChainJob) -> ChainRow:
     counts = replay_chain(
         trace, tiers, blocks, job.policy, hardware, move_bytes_per_second=spec.move_bytes_per_second
     )
-    seconds = time.perf_counter() - start
+    return chain_row(trace, job, tiers, blocks, counts, time.perf_counter() - start)
+
+
+def chain_row(
+    trace: Trace,
+    job: ChainJob,
+    tiers: Sequence[TierSpec],
+    blocks: Sequence[int],
+    counts: ChainCounts,
+    seconds: float,
+) -> ChainRow:
+    """The figures of a replay of ``job`` over these tiers, of so many blocks each, that took ``seconds``."""
+    hardware = job.hardware
     median, tail = np.percentile(counts.ttft_seconds, (50, 95))
     found = sum(tier.hit_tokens for tier in counts.tiers)
     hours = float(trace.seconds[-1] - trace.seconds[0]) / 3600

@@ -9,21 +9,17 @@ when its memory runs short, and a master that starts anew has forgotten all: wha
 from __future__ import annotations
 
 import errno
-import os
 import socket
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from sgl_importance.storage.page_record import HEADER_BYTES, decode_header
+from sgl_importance.storage.page_record import HEADER_BYTES
+from sgl_importance.tier_chain.kinds.record_index import RecordIndex, entry_data
 from sgl_importance.tier_chain.kinds.tier import Tier
-from sgl_importance.tier_chain.kinds.tier_record import LINK_BYTES, Bytes, Listed, PageName, list_record
+from sgl_importance.tier_chain.kinds.tier_record import Bytes, Listed, PageName
 
-INDEX = "index"
-_ID_FILE = "id"
-_UNFINISHED = ".tmp"
 _NO_SPACE, _NOT_FOUND = -200, -704
 """Codes of Mooncake's ``ErrorCode``: no memory for the record, and no such record."""
 _BUFFER_BYTES = 64 << 20
@@ -89,20 +85,10 @@ class MooncakeTier(Tier):
     def __init__(self, folder: Path, size: int, client: MooncakeClient) -> None:
         self._size = size
         self._client = client
-        self._root = folder / INDEX
-        self._root.mkdir(parents=True, exist_ok=True)
-        self._prefix = _own_id(folder / _ID_FILE)
+        self._index = RecordIndex(folder)
 
     def put(self, name: PageName, record: Bytes) -> None:
-        path = self._path(name)
-        unfinished = path.with_name(f"{uuid.uuid4().hex}{_UNFINISHED}")
-        entry = record[:HEADER_BYTES].tobytes() + record[-LINK_BYTES:].tobytes()
-        try:
-            unfinished.write_bytes(entry)
-        except FileNotFoundError:
-            path.parent.mkdir(exist_ok=True)
-            unfinished.write_bytes(entry)
-        os.replace(unfinished, path)
+        self._index.add(name, entry_data(record))
         code = self._client.upsert(self._key(name), record.data)
         if code < 0:
             # An older record of this name may be left, which the entry would describe wrongly.
@@ -127,55 +113,26 @@ class MooncakeTier(Tier):
         code = self._client.remove(self._key(name), True)
         if code < 0 and code != _NOT_FOUND:
             raise OSError(errno.EIO, f"Mooncake did not delete it (code {code})")
-        self._path(name).unlink(missing_ok=True)
+        self._index.remove(name)
 
     def contains(self, name: PageName) -> bool:
         return self._client.is_exist(self._key(name)) == 1
 
     def records(self) -> Iterator[Listed]:
-        for folder in sorted(self._root.iterdir()):
-            for path in sorted(folder.glob(f"*{_UNFINISHED}")):
-                path.unlink(missing_ok=True)
-            entries = [(path, read_entry(path)) for path in sorted(folder.iterdir())]
-            keys = [f"{self._prefix}/{folder.name}/{path.name}" for path, _ in entries]
+        for found in self._index.entries(self._size):
+            keys = [f"{self._index.prefix}/{path.parent.name}/{path.name}" for path, _ in found]
             codes = self._client.batch_is_exist(keys) if keys else []
-            for (path, entry), key, code in zip(entries, keys, codes, strict=True):
+            for (path, entry), key, code in zip(found, keys, codes, strict=True):
                 if code < 0:
                     raise OSError(errno.EIO, f"Mooncake does not answer (code {code})")
                 if entry is not None and code == 1:
-                    listed, size = entry
-                    if size == self._size and path == self._path(listed.name):
-                        yield listed
-                        continue
-                self._client.remove(key, True)
-                path.unlink(missing_ok=True)
+                    yield entry.listed
+                else:
+                    self._client.remove(key, True)
+                    path.unlink(missing_ok=True)
 
     def close(self) -> None:
         self._client.close()
 
     def _key(self, name: PageName) -> str:
-        return f"{self._prefix}/{name.identity.hex()}/{name.page.hex()}"
-
-    def _path(self, name: PageName) -> Path:
-        return self._root / name.identity.hex() / name.page.hex()
-
-
-def read_entry(path: Path) -> tuple[Listed, int] | None:
-    """What a file of the index says of its record, and the record's size in bytes; None if it is no entry."""
-    data = path.read_bytes()
-    if len(data) != HEADER_BYTES + LINK_BYTES:
-        return None
-    header = data[:HEADER_BYTES]
-    listed = list_record(header, data[HEADER_BYTES:])
-    return None if listed is None else (listed, HEADER_BYTES + decode_header(header).length)
-
-
-def _own_id(path: Path) -> str:
-    """A name that no other folder has, so that two servers never delete each other's records."""
-    with suppress(FileNotFoundError):
-        return path.read_text(encoding="ascii")
-    name = f"sgl-importance/{uuid.uuid4().hex}"
-    unfinished = path.with_suffix(_UNFINISHED)
-    unfinished.write_text(name, encoding="ascii")
-    os.replace(unfinished, path)
-    return name
+        return f"{self._index.prefix}/{name.identity.hex()}/{name.page.hex()}"

@@ -25,6 +25,8 @@ class Tier(ABC):
 
     note = ""
     """What an operator should know of how it works here; empty where there is nothing."""
+    makes_room = True
+    """Whether a record that is deleted leaves room for another."""
 
     @abstractmethod
     def put(self, name: PageName, record: Bytes) -> None:

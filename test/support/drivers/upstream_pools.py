@@ -158,8 +158,11 @@ class UpstreamPools:
         )
         for part in (getattr(pool, "full_kv_pool", pool), getattr(pool, "swa_kv_pool", None)):
             for name, kind in _TENSORS.items():
-                for tensor in getattr(part, name, None) or ():
+                for tensor in getattr(getattr(part, "main_pool", part), name, None) or ():
                     found[kind] += _bytes(tensor)
+        for name in ("index_kv_pool", "index_k_pool"):
+            for kind in ("k_buffer", "v_buffer"):
+                found["index"] += sum(map(_bytes, getattr(getattr(pool, name, None), kind, None) or ()))
         return +found
 
     def _state_pool(self, states: int) -> MambaPool:

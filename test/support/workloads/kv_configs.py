@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from sgl_importance.kv_size.families import FAMILIES
@@ -109,6 +110,8 @@ _ALL: dict[str, Config] = {
     "mistral3": _inside("mistral", _HEADS),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _DERIVED),
     "qwen3_vl": _inside("qwen3_vl_text", _HEADS),
+    "qwen3_omni_moe": {"thinker_config": _inside("qwen3_omni_moe_text", _HEADS)},
+    "internvl_chat": {"llm_config": _HEADS | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}},
     "qwen3_vl_moe": _inside("qwen3_vl_moe_text", _HEADS),
     "glm4v": _inside("glm4v_text", _DERIVED),
     "glm4v_moe": _inside("glm4v_moe_text", _DERIVED),
@@ -148,6 +151,18 @@ _ALL: dict[str, Config] = {
     },
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _LATENT),
     "kimi_k25": _inside("deepseek_v3", _LATENT),
+    "kimi_vl": _inside("deepseek_v3", _LATENT),
+    "minimax_m3_vl": _inside(
+        "minimax_m2",
+        _HEADS
+        | {
+            "sparse_attention_config": {
+                "sparse_attention_freq": [0, 1, 1, 1],
+                "sparse_disable_index_value": [0, 0, 1, 1],
+                "sparse_index_dim": 128,
+            }
+        },
+    ),
     "longcat_flash": _LATENT,
     "deepseek_v32": _SPARSE,
     "glm_moe_dsa": _SPARSE | {"indexer_types": ["full", "shared", "full", "shared"]},
@@ -202,12 +217,25 @@ WINDOW = 63
 
 def tiny_config(model_type: str, **changes: Any) -> Config:
     """One of them with some values changed, in the text model's part where it has one."""
-    config = _ALL[model_type] | {
+    config = copy.deepcopy(_ALL[model_type]) | {
         "model_type": model_type,
         "architectures": [FAMILIES[model_type].architecture],
     }
-    nested = FAMILIES[model_type].nested
-    return config | ({nested: config[nested] | changes} if nested in config and changes else changes)
+    text_of(config).update(changes)
+    return config
+
+
+def text_of(config: Config) -> Config:
+    """The part of a config that describes the text model: all of it where it has no such part."""
+    family = FAMILIES[config["model_type"]]
+    outer = config if family.within is None else config[family.within]
+    part: Config = outer.get(family.nested, config)
+    return part
+
+
+def has_text_apart(config: Config) -> bool:
+    """Whether the text model has a part of its own."""
+    return text_of(config) is not config
 
 
 def page_size_of(model_type: str) -> int:
