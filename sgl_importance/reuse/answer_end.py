@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+MAX_AWAITED = 4096
+"""Answers whose end may still be told. The HTTP process tells within milliseconds, or never."""
+
 
 class AnswerEnd(IntEnum):
     """What the last token of an answer was, as the server that generated it sees it."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
-from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
 from sgl_importance.shadow.shadow_node import ShadowNode
-from sgl_importance.shadow.shadow_ranking import Answer, Ranking
+from sgl_importance.shadow.shadow_ranking import Answer, Awaited, Ranking
 
 MAX_RUNNING = 1 << 14  # beyond it the oldest, whose ends were never reported, are dropped
 
@@ -55,6 +55,7 @@ class ShadowCache:
         self._serial = 0
         self._root = ShadowNode(0, None, [], 0)
         self._running: OrderedDict[str, _Running] = OrderedDict()
+        self._awaited: OrderedDict[str, tuple[ShadowNode, Awaited]] = OrderedDict()
 
     # ---- requests ----
 
@@ -109,8 +110,18 @@ class ShadowCache:
         self.ranking.ended(end.path(), prompt_pages, running.serial, is_finished=True)
         output_tokens = max(tokens - running.prompt_tokens, 0)
         answer = Answer(running.serial, running.prompt_tokens, output_tokens, answer_end)
-        self.ranking.answered(end.path(), answer)
+        awaited = self.ranking.answered(end.path(), answer)
         self._unlock(end)
+        if awaited is not None:
+            self._awaited[request] = end, awaited
+            if len(self._awaited) > MAX_AWAITED:
+                self._awaited.popitem(last=False)
+
+    def told(self, request: str, answer_end: AnswerEnd) -> None:
+        """It became known how the answer of a finished request had ended; of others nothing changes."""
+        if (found := self._awaited.pop(request, None)) is not None:
+            end, awaited = found
+            self.ranking.told(end.path(), awaited, answer_end)
 
     def _release(self, request: str, running: _Running) -> None:
         self._private -= running.private
@@ -192,6 +203,7 @@ class ShadowCache:
             del parent.children[victim.pages[0]]
             self.used -= len(victim.pages)
             pages -= len(victim.pages)
+            victim.detach()
             if not parent.is_root and not parent.children and not parent.locks:
                 self.ranking.enter(parent)
 

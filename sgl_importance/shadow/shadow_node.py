@@ -36,6 +36,10 @@ class ShadowNode:
     def is_root(self) -> bool:
         return self.parent is None
 
+    def detach(self) -> None:
+        """The node left the tree. Who still names it, as the end of an answer, keeps nothing else alive."""
+        self.parent, self.pages = None, []
+
     def path(self) -> list[ShadowNode]:
         """Nodes from below the root down to this one."""
         return list(self.up())[::-1]

@@ -47,3 +47,7 @@ class ShadowPair:
         """A request ended with these tokens of prompt and answer."""
         self.lru.finish(request, pages, tokens, answer_end)
         self.importance.finish(request, pages, tokens, answer_end)
+
+    def told(self, request: str, answer_end: AnswerEnd) -> None:
+        """It became known how the answer of a finished request had ended. Recency does not ask."""
+        self.importance.told(request, answer_end)

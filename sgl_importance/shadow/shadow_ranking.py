@@ -14,6 +14,7 @@ from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import Transition
+from sgl_importance.reuse.turns import Turn
 from sgl_importance.shadow.shadow_node import ShadowNode
 from sgl_importance.tiers import Tier
 
@@ -36,6 +37,18 @@ class Answer(NamedTuple):
     end: AnswerEnd
 
 
+class Awaited(NamedTuple):
+    """An answer whose end may be told later.
+
+    Attributes:
+        clock: admitted requests when it ended.
+        turn: that it became.
+    """
+
+    clock: int
+    turn: Turn | None
+
+
 class Ranking(ABC):
     """Eviction order of a shadow cache, kept up by the events of its nodes."""
 
@@ -55,8 +68,22 @@ class Ranking(ABC):
     def ended(self, path: Sequence[ShadowNode], prompt_pages: int, serial: int, *, is_finished: bool) -> None:  # noqa: B027 -- recency needs little
         """The prefill or the answer of a request ended at the end of the path."""
 
-    def answered(self, path: Sequence[ShadowNode], answer: Answer) -> None:  # noqa: B027 -- recency needs little
-        """The answer at the end of the path ended."""
+    def answered(self, path: Sequence[ShadowNode], answer: Answer) -> Awaited | None:
+        """The answer at the end of the path ended.
+
+        Returns:
+            What ``told`` needs; None where nothing is left to be told.
+        """
+        return None
+
+    def told(self, path: Sequence[ShadowNode], awaited: Awaited, answer_end: AnswerEnd) -> None:  # noqa: B027 -- recency needs little
+        """It became known how the answer at the end of the path had ended.
+
+        Args:
+            path: what is left of it in the tree.
+            awaited: that ``answered`` returned then.
+            answer_end: how.
+        """
 
     @abstractmethod
     def enter(self, node: ShadowNode) -> None:
@@ -169,10 +196,10 @@ class ImportanceRanking(Ranking):
             is_finished=is_finished,
         )
 
-    def answered(self, path: Sequence[ShadowNode], answer: Answer) -> None:
+    def answered(self, path: Sequence[ShadowNode], answer: Answer) -> Awaited | None:
         nodes = [self._known(node) for node in path]
         self._tracker.answered(nodes, answer.end)
-        self._turns.finished(
+        turn = self._turns.finished(
             nodes,
             serial=answer.serial,
             clock=self.policy.clock,
@@ -180,6 +207,15 @@ class ImportanceRanking(Ranking):
             output_tokens=answer.output_tokens,
             answer_end=answer.end,
         )
+        return Awaited(self.policy.clock, turn) if answer.end is AnswerEnd.UNKNOWN else None
+
+    def told(self, path: Sequence[ShadowNode], awaited: Awaited, answer_end: AnswerEnd) -> None:
+        untouched = [node for node in path if self._known(node).last_access <= awaited.clock]
+        self._tracker.answered([self._known(node) for node in untouched], answer_end)
+        self._turns.told(awaited.turn, answer_end)
+        for node in untouched:
+            if node.id in self._evictable:
+                self.enter(node)
 
     def enter(self, node: ShadowNode) -> None:
         self._evictable[node.id] = node

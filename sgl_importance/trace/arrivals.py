@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sgl_importance.trace.reader import TraceReader
-from sgl_importance.trace.records import Header, RequestAdmitted, RequestFinished, Vector
+from sgl_importance.trace.records import AnswerTold, Header, RequestAdmitted, RequestFinished, Vector
 
 HEALTH_CHECK_PREFIX = "HEALTH_CHECK"  # how sglang's own requests are named
 
@@ -23,7 +23,7 @@ class Arrival:
         output_tokens: generated tokens; 0 where the end was not recorded.
         cached_tokens: prompt tokens that the recording server found in its cache.
         has_partial_page: whether prompt tokens follow the last whole page.
-        answer_end: as in ``RequestFinished``; "unknown" where the end was not recorded.
+        answer_end: as in ``RequestFinished``, or as it was told later; "unknown" where neither was recorded.
     """
 
     rid: str
@@ -46,6 +46,7 @@ def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arriva
     page_size = reader.header.page_size
     admitted: dict[tuple[int, int], RequestAdmitted] = {}
     finished: dict[tuple[int, int], RequestFinished] = {}
+    told: dict[tuple[int, int], str] = {}
     starts: list[float] = []
     for record in reader:
         run = len(starts) - 1
@@ -57,6 +58,8 @@ def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arriva
                     admitted[run, record.request] = record
             case RequestFinished():
                 finished[run, record.request] = record
+            case AnswerTold():
+                told[run, record.request] = record.answer_end
     found = []
     for key, record in admitted.items():
         seconds = max(0, record.microseconds - record.queued_microseconds) / 1e6
@@ -70,7 +73,7 @@ def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arriva
                 output_tokens=end.output_tokens if end else 0,
                 cached_tokens=sum(record.cached_tokens.values()),
                 has_partial_page=record.input_tokens > len(record.pages) * page_size,
-                answer_end=end.answer_end if end else "unknown",
+                answer_end=told.get(key) or (end.answer_end if end else "unknown"),
             )
         )
     return sorted(found, key=lambda arrival: arrival.seconds)

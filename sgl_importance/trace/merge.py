@@ -19,7 +19,7 @@ import msgspec
 
 from sgl_importance.trace.reader import TraceError, TraceReader, open_trace
 from sgl_importance.trace.record_writer import RecordWriter
-from sgl_importance.trace.records import Detail, Header, RequestAdmitted, RequestFinished
+from sgl_importance.trace.records import AnswerTold, Detail, Header, RequestAdmitted, RequestFinished
 from sgl_importance.trace.writer import NO_PAGES
 
 _NO_BUDGET = 1 << 60
@@ -47,8 +47,8 @@ class _Event:
     microseconds: int
     source: int
     run: int
-    record: RequestAdmitted | RequestFinished
-    digests: Sequence[bytes]
+    record: RequestAdmitted | RequestFinished | AnswerTold
+    digests: Sequence[bytes] | None
 
 
 def merge_recordings(directories: Sequence[Path], out: Path) -> Merged:
@@ -121,6 +121,8 @@ def _events(reader: TraceReader, source: int, began: float) -> Iterator[_Event]:
             case RequestAdmitted() | RequestFinished():
                 digests = [reader.digest(page) for page in record.pages.tolist()]
                 yield _Event(start + record.microseconds, source, len(reader.headers), record, digests)
+            case AnswerTold():
+                yield _Event(start + record.microseconds, source, len(reader.headers), record, None)
 
 
 def _write(writer: RecordWriter, events: Iterator[_Event]) -> int:
@@ -132,7 +134,9 @@ def _write(writer: RecordWriter, events: Iterator[_Event]) -> int:
         number = numbers.setdefault((event.source, event.run, record.request), len(numbers))
         admitted += isinstance(record, RequestAdmitted)
         moved = msgspec.structs.replace(
-            record, request=number, clock=admitted, microseconds=event.microseconds, pages=NO_PAGES
+            record, request=number, clock=admitted, microseconds=event.microseconds
         )
+        if not isinstance(moved, AnswerTold):
+            moved = msgspec.structs.replace(moved, pages=NO_PAGES)
         writer.write(moved, event.digests)
     return admitted

@@ -118,7 +118,8 @@ class RequestFinished(_Record, frozen=True):
         output_tokens: generated tokens so far.
         pages: whole pages of prompt and output, as in ``RequestAdmitted``.
         answer_end: what the answer ended with: "tool_call", "end_of_turn", "length", "abort", or "unknown",
-            as it is in recordings that were written before the field was there.
+            as it is in recordings that were written before the field was there. An ``AnswerTold`` that
+            follows amends "unknown".
     """
 
     request: int
@@ -128,6 +129,21 @@ class RequestFinished(_Record, frozen=True):
     output_tokens: int
     pages: Vector
     answer_end: str = "unknown"
+
+
+class AnswerTold(_Record, frozen=True):
+    """It became known how the answer of a request had ended, behind its ``RequestFinished``.
+
+    Attributes:
+        clock: admitted requests by then.
+        microseconds: since the start of the run.
+        answer_end: as in ``RequestFinished``, and never "unknown".
+    """
+
+    request: int
+    clock: int
+    microseconds: int
+    answer_end: str
 
 
 class Fold(_Record, frozen=True):
@@ -242,7 +258,18 @@ class Dropped(_Record, frozen=True):
     records: int
 
 
-Record = Header | Pages | RequestAdmitted | RequestFinished | Fold | Step | PageLists | TreeEvent | Dropped
+Record = (
+    Header
+    | Pages
+    | RequestAdmitted
+    | RequestFinished
+    | AnswerTold
+    | Fold
+    | Step
+    | PageLists
+    | TreeEvent
+    | Dropped
+)
 
 RECORD_TYPES: tuple[type[_Record], ...] = get_args(Record)
 SCHEMA = {record.__name__: record.__struct_fields__ for record in RECORD_TYPES}

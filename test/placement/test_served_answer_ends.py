@@ -15,6 +15,7 @@ import pytest
 from sgl_importance.probe.tasks import Message, make_document
 from sgl_importance.probe.tokenizer import encode
 from sgl_importance.trace import open_trace
+from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.records import RequestAdmitted, RequestFinished
 
 from support.servers import ServerProcess
@@ -87,6 +88,13 @@ def test_chats_are_parsed_and_told(served: Served, stream: bool) -> None:
     last = list(answer)[-1] if stream else answer
     assert last.choices[0].finish_reason == "stop"
     wait_until(lambda: served.end_after(messages) == "end_of_turn")
+    rid = last.id
+
+    def recorded() -> str:
+        (end,) = [each.answer_end for each in arrivals(open_trace(served.recording)) if each.rid == rid]
+        return end
+
+    wait_until(lambda: recorded() == "end_of_turn")
 
 
 def anthropic(served: Served, messages: list[Message], stream: bool, **more: Any) -> str:

@@ -15,7 +15,7 @@ from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.cli import app
-from sgl_importance.trace.records import Record, RequestAdmitted, RequestFinished, decode, encode
+from sgl_importance.trace.records import AnswerTold, Record, RequestAdmitted, RequestFinished, decode, encode
 from sgl_importance.trace.token_sequence import TokenSequence
 from sgl_importance.trace.writer import NO_PAGES, TraceWriter
 
@@ -60,6 +60,20 @@ def test_a_recording_from_before_ends_were_told_is_read() -> None:
     read = decode(msgspec.msgpack.encode(fields))
     assert isinstance(read, RequestFinished)
     assert (read.output_tokens, read.answer_end) == (6, "unknown")
+
+
+def test_what_is_told_later_amends_the_end(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path, make_header(), max_bytes=1 << 20)
+    tokens = TokenSequence((None, None), list(range(4)))
+    for number in range(3):
+        writer.put(RequestAdmitted(number, f"a/{number}", number + 1, number, 0, 4, {}, NO_PAGES), tokens)
+    writer.put(RequestFinished(0, 3, 10, "stop", 1, NO_PAGES), tokens)
+    writer.put(RequestFinished(1, 3, 11, "stop", 1, NO_PAGES), tokens)
+    writer.put(AnswerTold(1, 3, 12, "tool_call"))
+    writer.put(AnswerTold(2, 3, 13, "end_of_turn"))  # the writer could not keep up with its end
+    writer.close()
+    found = [each.answer_end for each in arrivals(open_trace(tmp_path))]
+    assert found == ["unknown", "tool_call", "end_of_turn"]
 
 
 def test_convert_writes_mooncakes_format(tmp_path: Path) -> None:

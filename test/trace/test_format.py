@@ -16,6 +16,7 @@ from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.trace import TraceError, open_trace
 from sgl_importance.trace import record_writer as writer_module
 from sgl_importance.trace.records import (
+    AnswerTold,
     Dropped,
     EventKind,
     Fold,
@@ -81,6 +82,7 @@ records = st.one_of(
         small,
         st.binary(max_size=16),
     ),
+    st.builds(AnswerTold, small, small, small, st.sampled_from(["tool_call", "end_of_turn"])),
     st.builds(Dropped, small),
 )
 

@@ -16,6 +16,7 @@ from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.cli import app
 from sgl_importance.trace.merge import merge_recordings
 from sgl_importance.trace.records import (
+    AnswerTold,
     EventKind,
     Header,
     Record,
@@ -34,7 +35,10 @@ SYSTEM = list(range(8))  # two pages, of all requests without a salt
 def _record(
     folder: Path, requests: list[tuple[float, list[int]]], salt: str | None = None, **header: Any
 ) -> Path:
-    """Each request, second and prompt, is admitted at once and ends half a second later by a tool call."""
+    """Each request, second and prompt, is admitted at once and ends half a second later by a tool call.
+
+    Of the first that is told another half a second later.
+    """
     writer = TraceWriter(folder, make_header(run=folder.name, **header), max_bytes=1 << 20)
     for number, (seconds, tokens) in enumerate(requests):
         at = round(seconds * 1e6)
@@ -44,8 +48,11 @@ def _record(
         writer.put(admitted, sequence)
         event = TreeEvent(EventKind.INSERT, "device", number + 1, number, 1, 0, 0, 1, b"x" * 16)
         writer.put(event)
-        ended = RequestFinished(number, number + 1, at + 500_000, "stop", 3, NO_PAGES, answer_end="tool_call")
+        end = "tool_call" if number else "unknown"
+        ended = RequestFinished(number, number + 1, at + 500_000, "stop", 3, NO_PAGES, answer_end=end)
         writer.put(ended, sequence)
+        if end == "unknown":
+            writer.put(AnswerTold(number, number + 1, at + 1_000_000, "tool_call"))
     writer.close()
     return folder
 
@@ -96,7 +103,7 @@ def test_the_merged_recording_replays_as_one_cache(tmp_path: Path) -> None:
 def test_only_requests_are_merged_and_counted_anew(tmp_path: Path) -> None:
     merge_recordings(_two(tmp_path), tmp_path / "merged")
     records: list[Record] = list(open_trace(tmp_path / "merged"))
-    assert {type(record) for record in records} == {Header, RequestAdmitted, RequestFinished}
+    assert {type(record) for record in records} == {Header, RequestAdmitted, RequestFinished, AnswerTold}
     header = records[0]
     assert isinstance(header, Header)
     assert (header.created, header.capacity_tokens) == (1000.0, {"device": 128})
@@ -106,6 +113,12 @@ def test_only_requests_are_merged_and_counted_anew(tmp_path: Path) -> None:
         (record.request, record.microseconds) for record in records if isinstance(record, RequestFinished)
     ]
     assert ended == [(0, 500_000), (1, 2_500_000), (2, 3_500_000), (3, 4_500_000)]
+    told = [
+        (record.request, record.clock, record.microseconds)
+        for record in records
+        if isinstance(record, AnswerTold)
+    ]
+    assert told == [(0, 1, 1_000_000), (1, 2, 3_000_000)]
 
 
 def test_a_server_that_was_started_again_keeps_its_time(tmp_path: Path) -> None:

@@ -14,18 +14,28 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 from sgl_importance.hints.hints import Hints
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.replay.formats.detect import read_trace
+from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
 from sgl_importance.reuse.answer_markers import AnswerMarkers
 from sgl_importance.reuse.reuse_class import BlockType, answer_end_of
 from sgl_importance.shadow.shadow_cache import ShadowCache
+from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.shadow.shadow_ranking import ImportanceRanking
+from sgl_importance.trace import open_trace
+from sgl_importance.trace.arrivals import arrivals
+from sgl_importance.trace.records import AnswerTold, RequestFinished
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.operations.parsed_answers import answered
 from sglang_importance.operations.snapshot import describe_node
-from sglang_importance.placement.answer_ends import MAX_AWAITED, AnswerEnds
+from sglang_importance.placement.answer_ends import AnswerEnds
 
 from support.drivers.ledgered_tree import prewarm, start, weights_loaded
 from support.drivers.tree_driver import PAGE, Request, TreeDriver
 from support.drivers.tree_requests import path_of, prompt
+from support.workloads.recordings import COST
 
 MARKER = 99_999
 POOL_TOKENS = 1 << 14
@@ -264,16 +274,23 @@ def test_a_turn_whose_end_is_told_later_is_of_that_end_from_then_on() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_shadow_finds_what_the_server_finds(seed: int) -> None:
-    """Sessions go on, edit, share a first text, and are evicted in between."""
-    driver = tool_server(TreeDriver(tokens=POOL_TOKENS, requests=4))
+@pytest.mark.parametrize("late", [False, True])
+def test_a_shadow_finds_what_the_server_finds(late: bool, seed: int) -> None:
+    """Sessions go on, edit, share a first text, and are evicted in between.
+
+    Args:
+        late: whether what no marker says is told up to five requests later, if at all.
+    """
+    driver = TreeDriver(tokens=POOL_TOKENS, requests=4)
+    driver = with_tools(driver, MARKER, mark_every_call=False) if late else tool_server(driver)
     policy = driver.component.state.policy
     ghost_pages = driver.component.state.tree.ghosts.capacity_pages
     ranking = ImportanceRanking(policy.cost, PAGE, ghost_pages)
     shadow = ShadowCache(POOL_TOKENS // PAGE, PAGE, ranking)
     rng = Random(seed)
     texts: list[list[int]] = []
-    gone_on = 0
+    untold: list[tuple[int, str, str]] = []  # request to tell behind, id on the server, name in the shadow
+    gone_on = told = 0
     for number in range(200):
         draw = rng.random()
         text = texts.pop(rng.randrange(len(texts))) if texts and draw < 0.8 else prompt(0, rng.randint(1, 2))
@@ -285,8 +302,15 @@ def test_a_shadow_finds_what_the_server_finds(seed: int) -> None:
         request = serve(driver, text, calls=calls)
         assert request.cached_tokens_device == found, number
         whole = [*request.origin_input_ids, *request.output_ids]
-        end = AnswerEnd.TOOL_CALL if calls else AnswerEnd.END_OF_TURN
+        end = AnswerEnd.TOOL_CALL if calls else AnswerEnd.UNKNOWN if late else AnswerEnd.END_OF_TURN
         shadow.finish(str(number), _digests(whole), len(whole), end)
+        if end is AnswerEnd.UNKNOWN and rng.random() < 0.9:
+            untold.append((number + rng.randrange(6), request.rid, str(number)))
+        for _, rid, name in (due := [each for each in untold if each[0] <= number]):
+            answered(driver.cache, {"ends": {rid: int(AnswerEnd.END_OF_TURN)}})
+            shadow.told(name, AnswerEnd.END_OF_TURN)
+        untold = [each for each in untold if each not in due]
+        told += len(due)
         texts.append(whole)
         gone_on += sum(1 for node in driver.all_nodes() if _has_gone_on(driver, node))
         while shadow.used > ROOM_PAGES:
@@ -296,7 +320,48 @@ def test_a_shadow_finds_what_the_server_finds(seed: int) -> None:
         ranking.policy.check_integrity()
     assert gone_on > 20
     assert policy.turns.version > 5
+    assert late == (told > 50)
     np.testing.assert_array_equal(ranking.policy.turns.index, policy.turns.index)
+    np.testing.assert_array_equal(ranking.policy.reuse.counts(), policy.reuse.counts())
+    assert ranking.policy.reuse.open_intervals() == policy.reuse.open_intervals()
+
+
+def test_shadows_and_the_recording_hear_what_is_told_later(tmp_path: Path) -> None:
+    recorder = Recorder(
+        tmp_path,
+        ImportanceOptions(policy="observe"),
+        page_size=PAGE,
+        model="none",
+        layers=(),
+        device_tokens=256,
+        cost=CostModel(**COST),
+    )
+    driver = with_tools(TreeDriver("observe", recorder=recorder), mark_every_call=False)
+    pair = ShadowPair(256 // PAGE, PAGE, driver.component.state.policy.cost, 256)
+    shadowing = driver.component._shadowing = driver.component.requests._shadowing = Shadowing(pair)
+    told, _ = (serve(driver, prompt(1000 * number, 3), calls=True) for number in (1, 2))
+    driver.evict(10**6)  # shadows and recording do not depend on what the server still holds
+    report = {"ends": {told.rid: int(AnswerEnd.TOOL_CALL), "another server's": 2}}
+    for _ in range(2):  # the second report of one answer says nothing
+        answered(driver.cache, report)
+    shadowing.settle()
+    shadowing.close()
+    recorder.close()
+    nodes = list(pair.importance.nodes())
+    ends_of_shadow = {
+        node.pages[0]: node.metadata.answer_end for node in nodes if node.metadata and not node.start
+    }
+    assert ends_of_shadow == {
+        _digests(prompt(1000, 3))[0]: AnswerEnd.TOOL_CALL,
+        _digests(prompt(2000, 3))[0]: AnswerEnd.UNKNOWN,
+    }
+    assert [each.answer_end for each in arrivals(open_trace(tmp_path))] == ["tool_call", "unknown"]
+    assert read_trace(tmp_path).answer_ends.tolist() == [AnswerEnd.TOOL_CALL, AnswerEnd.UNKNOWN]
+    ended = [each for each in open_trace(tmp_path) if isinstance(each, RequestFinished | AnswerTold)]
+    assert [type(each) for each in ended] == [RequestFinished, RequestFinished, AnswerTold]
+    assert [each.answer_end for each in ended] == ["unknown", "unknown", "tool_call"]
+    assert [each.request for each in ended] == [0, 1, 0]
+    assert [each.microseconds for each in ended] == sorted(each.microseconds for each in ended)
 
 
 def _digests(tokens: list[int]) -> list[bytes]:

@@ -15,12 +15,13 @@ import numpy as np
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
 from sgl_importance.signal.fold import Observation
 from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import (
     FORMAT_VERSION,
     SCHEMA,
+    AnswerTold,
     Detail,
     EventKind,
     Fold,
@@ -76,6 +77,7 @@ class Recorder:
         self._start = time.perf_counter()
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._next_number = 0
+        self._awaited: OrderedDict[str, int] = OrderedDict()
         self._writer = TraceWriter(
             directory,
             Header(
@@ -139,8 +141,20 @@ class Recorder:
             answer_end=answer_end.name.lower(),
         )
         self._writer.put(record, prompt_and_output_of(req))
-        if req.finished():
-            self._numbers.pop(req.rid, None)
+        if not req.finished():
+            return
+        self._numbers.pop(req.rid, None)
+        if answer_end is AnswerEnd.UNKNOWN:
+            self._awaited[req.rid] = record.request
+            if len(self._awaited) > MAX_AWAITED:
+                self._awaited.popitem(last=False)
+
+    def told(self, rid: str, clock: int, answer_end: AnswerEnd) -> None:
+        """It became known how the answer of a finished request had ended."""
+        request = self._awaited.pop(rid, None)
+        if request is not None:
+            microseconds = self._microseconds(time.perf_counter())
+            self._writer.put(AnswerTold(request, clock, microseconds, answer_end.name.lower()))
 
     def folded(
         self, req: Req, observation: Observation, *, query: int, clock: int, weight: float, first: bool

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 QUEUE_BYTES = 32 << 20
 _EVENT_BYTES = 256
 
-# What happened: name of the request, its tokens, and at its end how the answer ended; no tokens mean a flush.
+# What happened: name of the request, its tokens, and at its end how the answer ended. Without tokens: how an
+# answer is now known to have ended; without both, a flush.
 _Event = tuple[str, TokenSequence | None, AnswerEnd | None]
 
 
 class Shadowing:
-    """Hands the shadow caches two events for each request, from the scheduler's thread; never waits.
+    """Hands the shadow caches the events of each request, from the scheduler's thread; never waits.
 
     Args:
         pair: the caches; nobody else may touch them.
@@ -56,6 +57,10 @@ class Shadowing:
         """The request ended; one that was only retracted goes on for the shadows."""
         if req.finished() and not req.rid.startswith(HEALTH_CHECK_PREFIX):
             self._offer((req.rid, prompt_and_output_of(req), answer_end))
+
+    def told(self, rid: str, answer_end: AnswerEnd) -> None:
+        """It became known how the answer of a finished request had ended."""
+        self._offer((rid, None, answer_end))
 
     def reset(self) -> None:
         self._offer(("", None, None))
@@ -116,7 +121,10 @@ class Shadowing:
         request, sequence, answer_end = event
         if sequence is None:
             with self._lock:
-                self._pair.reset()
+                if answer_end is None:
+                    self._pair.reset()
+                else:
+                    self._pair.told(request, answer_end)
             return
         pages = sequence.digests(self._pair.page_size)
         with self._lock:

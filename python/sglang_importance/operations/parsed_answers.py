@@ -11,8 +11,6 @@ from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 def answered(cache: ImportanceRadixCache, arguments: Document) -> Document:
     """``ends``: number of an AnswerEnd by id of a finished request. An unknown id is no error."""
     component = cache.importance
-    answer_ends = component.requests.answer_ends
-    if answer_ends is not None:
-        for rid, end in arguments["ends"].items():
-            component.state.faults.learn(FaultPlace.LEARNING, answer_ends.told, rid, AnswerEnd(end))
+    for rid, end in arguments["ends"].items():
+        component.state.faults.learn(FaultPlace.LEARNING, component.requests.told, rid, AnswerEnd(end))
     return {}

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
 from sgl_importance.reuse.answer_markers import AnswerMarkers
 from sgl_importance.reuse.turns import Turn
 from sglang_importance.tree.annotated_tree import AnnotatedTree
@@ -27,8 +27,6 @@ CALLS_WITHOUT_A_MARKER = (
     '[{"name": "look", "parameters": {}}]',
     '[look(at="it")]',
 )
-MAX_AWAITED = 4096
-"""Answers whose end may still be told. The HTTP process tells within milliseconds, or never."""
 
 
 class AnswerEnds:
@@ -74,15 +72,22 @@ class AnswerEnds:
         """The tree was emptied; its numbers of nodes begin anew."""
         self._awaited.clear()
 
-    def told(self, rid: str, answer_end: AnswerEnd) -> None:
-        """The HTTP process has parsed the answer. Nodes that were visited since then keep what they have."""
-        end, clock, turn = self._awaited.pop(rid, (None, 0, None))
+    def told(self, rid: str, answer_end: AnswerEnd) -> bool:
+        """The HTTP process has parsed the answer. Nodes that were visited since then keep what they have.
+
+        Returns:
+            Whether nothing had said before how it ended.
+        """
+        if (awaited := self._awaited.pop(rid, None)) is None:
+            return False
+        end, clock, turn = awaited
         path = self._tree.path_to(end)
         untouched = [node for node in path if self._tree.metadata(node).last_access <= clock]
         self._tree.tracker.answered([self._tree.metadata(node) for node in untouched], answer_end)
         self._tree.turns.told(turn, answer_end)
         for node in untouched:
             self._refresh(node)
+        return True
 
 
 def answer_markers(parser: str | None, tokenizer: Any) -> AnswerMarkers | None:

@@ -223,6 +223,17 @@ class RequestFlow:
         if answer_end is AnswerEnd.UNKNOWN and self.answer_ends is not None:
             self.answer_ends.await_end(req.rid, end, clock, turn)
 
+    def told(self, rid: str, answer_end: AnswerEnd) -> None:
+        """The HTTP process has parsed the answer of a finished request: shadows and recording hear it too."""
+        if self.answer_ends is None or not self.answer_ends.told(rid, answer_end):
+            return
+        state = self._state
+        if self._shadowing is not None:
+            state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.told, rid, answer_end)
+        if self._recorder is not None:
+            clock = state.policy.clock
+            state.faults.beside(FaultPlace.RECORDING, self._recorder.told, rid, clock, answer_end)
+
     def _answer_end(self, req: Req) -> AnswerEnd:
         """How the answer ended; UNKNOWN of a request that was only retracted."""
         if not req.finished():
