@@ -34,7 +34,8 @@ def reply_to(
     tokens = len(exchange.answer)
     body: dict[str, Any] = {
         "input_ids": list(exchange.prompt),
-        "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
+        # Not ``ignore_eos``, which keeps a request from being retracted (``exchanges.ask``).
+        "sampling_params": {"temperature": 0, "max_new_tokens": tokens},
     }
     reply: dict[str, Any] = server.post("/generate", body | ({"kv_hints": hints} if hints else {}))
     return reply
