@@ -64,7 +64,7 @@ def tier_chain_common(trace: str, fraction: float) -> str:
 
 
 def hot_prefix_ratio() -> str:
-    """First token of a prompt on the device, with a chain of tiers over without storage, with its interval."""
+    """First token of a prompt on the device: with a chain of tiers over without storage, and its interval."""
     (row,) = results("hot_prefix")["rows"]
     return f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
 
