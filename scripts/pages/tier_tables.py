@@ -63,6 +63,12 @@ def tier_chain_common(trace: str, fraction: float) -> str:
     return f"{ours:.1f} instead of {lru:.1f} us ({_change(ours, lru)})"
 
 
+def hot_prefix_ratio() -> str:
+    """First token of a prompt on the device: with a chain of tiers over without storage, and its interval."""
+    (row,) = results("hot_prefix")["rows"]
+    return f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+
+
 def tier_chain_met(what: str, by: float) -> int:
     """Traces on which ours is lower than LRU by at least the share ``by`` at one of the sizes."""
     rows = _rows()

@@ -42,6 +42,7 @@ ONLY_READ = (
     "eviction/wrong_evictions.py",
     "fleet.py",
     "heads.py",
+    "hot_prefix.py",
     "kernels/run.py",
     "overhead.py",
     "pages/adversarial.py",
