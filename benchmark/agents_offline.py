@@ -20,7 +20,8 @@ are ranked by the turn that was the last to visit them, and nothing but the orde
 
 ``gap`` is the part of the way from LRU to the optimum, as in ``benchmark/agents.py``; ``beside_importance``,
 the difference from the policy's in the same order of sessions. Both have 95 % intervals over the orders.
-Models by turns alone are compared with the policy by turns alone, and that with the policy as it is.
+Models by turns alone are compared with the policy by turns alone, and that with the policy as it is. With
+``--better-only`` the policy and ``offline, when`` are replayed and no other arm.
 """
 
 from __future__ import annotations
@@ -195,6 +196,7 @@ def main(
     alive_at_a_time: Annotated[str, typer.Option("--alive", help="Comma-separated.")] = "10,20,40,80",
     capacities: Annotated[str, typer.Option(help="Comma-separated parts of the unique blocks.")] = "",
     seeds: Annotated[int, typer.Option(min=1, max=10, help="Orders in which sessions begin.")] = 1,
+    better_only: Annotated[bool, typer.Option(help="The policy and the better model, nothing else.")] = False,
     resume: Annotated[bool, typer.Option(help="Leave out what the JSON has.")] = False,
     out: Annotated[Path, typer.Option(help="JSON file.")] = RESULTS / "agents_offline.json",
 ) -> None:
@@ -211,7 +213,11 @@ def main(
         for seed in range(seeds):
             trace = _merged(sessions, 1, alive, seed)
             facts, known = block_facts(trace), facts_of_turns(trace)
-            indices = {arm: index_of(model, arm, known) for arm, model in models.items()}
+            indices = {
+                arm: index_of(model, arm, known)
+                for arm, model in models.items()
+                if arm == WHEN or not better_only
+            }
             for fraction in fractions:
                 capacity = max(1, int(fraction * trace.num_blocks))
                 counts = {
@@ -224,7 +230,8 @@ def main(
                 }
                 for arm, make_turns in estimates.items():
                     counts[arm] = replay_estimated(trace, capacity, facts, make_turns())
-                for arm, make_turns in {IMPORTANCE: partial(TraceTurns, trace, facts), **estimates}.items():
+                alone = {} if better_only else {IMPORTANCE: partial(TraceTurns, trace, facts), **estimates}
+                for arm, make_turns in alone.items():
                     turns = make_turns()
                     turns.is_shared[:] = False
                     counts[arm + BY_TURNS_ALONE] = replay_estimated(trace, capacity, facts, turns)

@@ -43,8 +43,8 @@ Row = dict[str, Any]
 AGENTS = "agents"
 ALIVE = 20
 CYCLE_FRACTIONS = (0.1, 0.2, 0.4, 0.6)
-SHORT_ORDERS = 3
-"""Of the short sessions, as in ``benchmark/policy.py``."""
+SHORT_ORDERS = 5
+"""Of the short sessions, the first of them those of ``benchmark/policy.py``."""
 
 
 @dataclass(frozen=True, slots=True)

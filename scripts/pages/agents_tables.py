@@ -32,9 +32,14 @@ _AGENT_ARMS = {
 }
 
 
+_FILES = {10: "agents_10", 20: "agents", 40: "agents_alive", 80: "agents_alive"}
+"""By sessions alive at a time."""
+
+
 def _agents(alive: int, policy: str) -> list[Mapping[str, Any]]:
     """Rows of one arm, by capacity."""
-    return [each for each in results("agents")["rows"] if (each["alive"], each["policy"]) == (alive, policy)]
+    rows = results(_FILES[alive])["rows"]
+    return [each for each in rows if (each["alive"], each["policy"]) == (alive, policy)]
 
 
 def _capacities() -> list[str]:
@@ -63,13 +68,14 @@ def agents_ablation() -> str:
 
 def agents_alive_table(policy: str = "importance") -> str:
     """What an arm closes of the gap with other numbers of sessions alive, and its worst beside LRU."""
-    rows = [each for each in results("agents_alive")["rows"] if each["policy"] == policy]
     lines = []
-    for alive in sorted({each["alive"] for each in rows}):
-        found = [each for each in rows if each["alive"] == alive]
+    for alive in (10, 40, 80):
+        found = _agents(alive, policy)
         worst = min(each["least_over_lru"] for each in found)
-        lines.append([str(alive), *(_interval(each, "gap") for each in found), f"{worst:+.4f}"])
-    return _table(["alive", *_capacities(), "worst beside LRU"], lines)
+        (orders,) = {each["seeds"] for each in found}
+        gaps = (_interval(each, "gap") for each in found)
+        lines.append([str(alive), str(orders), *gaps, f"{worst:+.4f}"])
+    return _table(["alive", "orders", *_capacities(), "worst beside LRU"], lines)
 
 
 def agents_gap(alive: int, capacity: float) -> str:
@@ -180,7 +186,22 @@ def agents_offline_alive_table() -> str:
         for policy in ("importance", "offline, when"):
             found = [each for each in rows if (each["alive"], each["policy"]) == (alive, policy)]
             lines.append([str(alive), _OFFLINE[policy], *(_interval(each, "gap") for each in found)])
+        more = (_interval(each, "beside_importance", "beside_low", "beside_high", "+.3f") for each in found)
+        lines.append([str(alive), "more than the policy", *more])
     return _table(["alive", "", *_capacities()], lines)
+
+
+def agents_offline_least() -> str:
+    """The least part of what the better model gains over LRU that the policy does, where the model gains."""
+    rows = results("agents_offline_alive")["rows"] + results("agents_offline")["rows"]
+    gaps = {(each["alive"], each["capacity"], each["seeds"], each["policy"]): each["gap"] for each in rows}
+    parts = {
+        (alive, size): gaps[alive, size, seeds, "importance"] / gap
+        for (alive, size, seeds, policy), gap in gaps.items()
+        if policy == "offline, when" and gap > 0
+    }
+    (alive, size), least = min(parts.items(), key=lambda each: each[1])
+    return f"at least {least:.2f} of it, with {alive} alive at {size:.0%}"
 
 
 def agents_offline_moved() -> float:
@@ -199,25 +220,11 @@ def agents_offline_moved() -> float:
     )
 
 
-def agents_over_moved() -> float:
-    """The same with ten alive, of the means over the orders."""
-    before, after = (
-        {
-            each["capacity"]: each["gap"]
-            for each in results(name)["rows"]
-            if (each["alive"], each["policy"]) == (10, "importance")
-        }
-        for name in ("agents_alive", "agents_over")
-    )
-    return max(abs(before[size] - after[size]) for size in after)
-
-
 def agents_over_table() -> str:
     """What the policy closes of the gap, and what it would if it were told what is over."""
-    rows = results("agents_over")["rows"]
     lines = []
     for policy, shown in {"importance": "**`importance`**", "told what is over": "told what is over"}.items():
-        lines.append([shown, *(_interval(each, "gap") for each in rows if each["policy"] == policy)])
+        lines.append([shown, *(_interval(each, "gap") for each in _agents(10, policy))])
     return _table(["part of the gap", *_capacities()], lines)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sgl_importance.replay.compiled.fast_turns import replay_estimated
+from sgl_importance.replay.cache import replay_tree
+from sgl_importance.replay.compiled.fast_turns import replay_estimated, replay_turns
 from sgl_importance.replay.sessions import block_facts
 from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.replay.trace_turns import TraceTurns
@@ -26,7 +27,8 @@ BLOCK = 512
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """The scripts, with what they import from their own folder; others have some of the same names."""
-    names = ("results", "intervals", "agents", "agents_offline", "agents_served")
+    own = ("agents", "agents_offline", "agents_served", "agents_restart", "agents_admission")
+    names = ("results", "intervals", *own)
     monkeypatch.syspath_prepend(str(FOLDER))
     before = {name: sys.modules.pop(name, None) for name in names}
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
@@ -173,3 +175,96 @@ def test_requests_end_when_their_answers_do(modules: SimpleNamespace) -> None:
     assert list(modules.agents_served.events(trace, None)) == one_by_one
     # Each brings a page: one, two, two and two are held as they come.
     assert modules.agents_served.load(trace, 50.0) == (0.75, 1.75)
+
+
+def _served_half(modules: SimpleNamespace, trace: Trace) -> Any:
+    """A shadow cache that has seen half of the trace."""
+    script = modules.agents_restart
+    cache = script.ShadowCache(60, BLOCK, script.RestartedRanking(script.UNIFORM_COST, BLOCK, 240))
+    for request in range(trace.num_requests // 2):
+        pages = [int(block).to_bytes(8, "big") for block in trace.request(request)]
+        tokens = len(pages) * BLOCK + 1
+        cache.admit(str(request), pages, tokens)
+        cache.finish(str(request), pages, tokens + 20, AnswerEnd(int(trace.answer_ends[request])))
+    return cache
+
+
+@pytest.mark.parametrize("arm", ["NO_TURNS", "TABLES", "ALL"])
+def test_a_restart_forgets_what_the_arm_does_not_keep(modules: SimpleNamespace, arm: str) -> None:
+    script = modules.agents_restart
+    cache = _served_half(modules, branching_sessions())
+    turns, reuse = cache.ranking.policy.turns, cache.ranking.policy.reuse
+    before, hits, is_open = turns.index.copy(), reuse.counts()[0], len(turns._due)
+    assert is_open
+    script.restart(cache, getattr(script, arm))
+    assert cache.used == 0
+    np.testing.assert_array_equal(reuse.counts()[0], hits)  # the ledger has these
+    unknown = {ghost.turn is None for ghost, _ in cache.ranking._tracker.ghosts._pages.values()}
+    assert unknown == ({True} if arm != "ALL" else {False})
+    expected = script.TurnEstimator().index if arm == "NO_TURNS" else before
+    np.testing.assert_array_equal(turns.index, expected)
+    assert (before != script.TurnEstimator().index).any()
+    assert len(turns._due) == (is_open if arm == "ALL" else 0)
+    assert cache.admit("again", [b"a" * 8], BLOCK + 1) == 0
+    cache.ranking.policy.check_integrity()
+
+
+def test_hits_are_counted_behind_the_restart(modules: SimpleNamespace) -> None:
+    """Where everything fits, each block is computed once more, and LRU and the policy do alike."""
+    trace, script = branching_sessions(600), modules.agents_restart
+    found = {script.rates([trace], script.Job(0, arm, 10_000)) for arm in script.ARMS}
+    ((hour, rest),) = found
+    blocks = [trace.request(request).tolist() for request in range(300, 600)]
+    assert rest == pytest.approx(
+        1 - len({block for each in blocks for block in each}) / sum(map(len, blocks))
+    )
+    assert script.requests_in_hour(trace) == 300  # 7 seconds each
+    assert hour == rest
+    small = [script.rates([trace], script.Job(0, arm, 60))[1] for arm in script.ARMS]
+    assert len(set(small)) == len(small), "no arm differs: nothing was tested"
+
+
+def test_rules_on_top_change_nothing_at_weight_one(modules: SimpleNamespace) -> None:
+    trace, script = branching_sessions(), modules.agents_admission
+    facts = block_facts(trace)
+    for capacity in (30, 60, 100):
+        policy = replay_turns(trace, capacity, facts)
+        weighted = script.WeightedTurns(trace, facts, 1.0)
+        assert replay_estimated(trace, capacity, facts, weighted) == policy
+        assert replay_tree(trace, script.CutSessions(capacity, trace, facts, 1.0)) == policy
+        assert len({script.hits([trace], script.Job(0, arm, capacity)) for arm in script.ARMS}) > 5
+
+
+def test_a_text_that_always_stays_is_found_by_the_next_request(modules: SimpleNamespace) -> None:
+    """A prompt twice in a row, each time between prompts that nobody asks for again."""
+    builder = TraceBuilder("pairs", BLOCK)
+    for number in range(200):
+        for _ in range(2):
+            text = [(number, block) for block in range(4)]
+            tokens, end = 4 * BLOCK, AnswerEnd.TOOL_CALL
+            builder.add(text, input_tokens=tokens, output_tokens=9, seconds=float(number), answer_end=end)
+    trace, script = builder.build(), modules.agents_admission
+    assert script.hits([trace], script.Job(0, "own text first", 4)) == 200 * 4
+
+
+def test_a_session_that_lost_its_tail_goes_on_losing_or_loses_no_more(modules: SimpleNamespace) -> None:
+    trace, script = branching_sessions(), modules.agents_admission
+    facts = block_facts(trace)
+
+    class Watched(script.CutSessions):  # type: ignore[misc, name-defined]
+        def victim(self) -> int:
+            own = {self._visited_by[block] for block in self._candidates - self._shared}
+            block = int(super().victim())
+            turn = self._visited_by[block]
+            if block not in self._shared and self._turns.classes[turn] >= 0:
+                chosen.append((turn in cut, bool(own & cut), bool(own - cut)))
+            cut.add(turn)
+            return block
+
+    for factor, wanted in ((0.0, True), (1e30, False)):
+        chosen: list[tuple[bool, bool, bool]] = []
+        cut: set[int] = set()
+        replay_tree(trace, Watched(60, trace, facts, factor))
+        contested = [was_cut for was_cut, has_cut, has_whole in chosen if has_cut and has_whole]
+        assert len(contested) > 20
+        assert set(contested) == {wanted}
