@@ -36,7 +36,7 @@ from sgl_importance.study.statistics import mean_of
 AT_A_TIME, RETRACTED_EVERY = 4, 67
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": str(RETRACTED_EVERY)}
 ASKED_AGAIN = (0.25, 0.5, 0.75)
-ARMS = "token:0.6,rep:0.4,all:1"
+ARMS = "token:0.6,token:0.4,rep:0.4,all:1"
 
 
 @dataclass(frozen=True, slots=True)

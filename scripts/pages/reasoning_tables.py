@@ -115,6 +115,7 @@ def interrupted_table() -> str:
     return table(
         [
             "selector",
+            "read",
             "thought",
             "interruption",
             "thoughts",
@@ -126,6 +127,7 @@ def interrupted_table() -> str:
         [
             [
                 f"`{row['selector']}`",
+                f"{row['budget']:.0%}",
                 f"{row['length']:,}",
                 row["interruption"],
                 str(row["n"]),
@@ -136,6 +138,15 @@ def interrupted_table() -> str:
             ]
             for row in results("pages_interrupted")["rows"]
         ],
+    )
+
+
+def retractions() -> str:
+    """How many there were, of how many thoughts, and how many thoughts became others."""
+    rows = [row for row in results("pages_interrupted")["rows"] if row["interruption"] == "retracted"]
+    thoughts, same = (sum(row[name] for row in rows) for name in ("n", "same to the end"))
+    return (
+        f"{sum(row['retractions'] for row in rows)} of {thoughts} thoughts, {thoughts - same} became others"
     )
 
 
