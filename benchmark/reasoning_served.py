@@ -3,7 +3,7 @@
     python benchmark/reasoning_served.py
 
 Greedy, unseen instances, four at a time, with the flags of ``scripts/serve.sh``. Cells that the results have
-are not asked again.
+of as many instances are not asked again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,22 @@ from support.served import script_server
 
 MODELS = {"reasoner": (reasoner_path, ("--reasoning-parser", "qwen3")), "control": (control_path, ())}
 """With the flags that ``scripts/serve.sh`` sets for each."""
-CONCURRENCY, TIMEOUT = 4, 600.0
+CONCURRENCY, TIMEOUT = 4, 3600.0
 
 
 async def _ask(url: str, plan: ReasoningPlan) -> list[ReasoningRow]:
     async with ChatClient(url, None, TIMEOUT) as client:
         with counted("asking", plan.instances) as advance:
             return await evaluate(client, plan, CONCURRENCY, advance)
+
+
+def _put(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
+    """Adds a cell, in the place of the same one of fewer instances."""
+    for at, other in enumerate(rows):
+        if all(other[name] == row[name] for name in ("model", "task", "length")):
+            rows[at] = row
+            return
+    rows.append(row)
 
 
 def main(
@@ -51,7 +60,7 @@ def main(
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.is_file() else []
     for model in models.split(","):
         cells = [(task, int(length)) for task in tasks.split(",") for length in lengths.split(",")]
-        done = {(row["task"], row["length"]) for row in rows if row["model"] == model}
+        done = {(row["task"], row["length"]) for row in rows if row["model"] == model and row["n"] >= n}
         if set(cells) <= done:
             continue
         path_of, flags = MODELS[model]
@@ -59,7 +68,7 @@ def main(
             for task, length in cells:
                 if (task, length) not in done:
                     (row,) = asyncio.run(_ask(server.base_url, ReasoningPlan([task], [length], n)))
-                    rows.append({"model": model, **asdict(row)})
+                    _put(rows, {"model": model, **asdict(row)})
                     write_results("reasoning_served", rows, out=path)
     print_rows("right final answers", rows)
 

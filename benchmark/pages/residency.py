@@ -58,6 +58,24 @@ def device_tokens(pool_tokens: int, slots: int) -> int:
         tokens += PAGE
 
 
+def arm_flags(pool: int, room: int, policy: str, bias: float) -> tuple[str, ...]:
+    """Of a server that keeps pages by a policy.
+
+    Args:
+        pool: tokens that it holds.
+        room: device memory, in tokens.
+        policy: of residency.
+        bias: towards resident pages.
+    """
+    return (
+        *("--kv-policy", "importance", "--kv-residency", "tiered", "--kv-device-tokens", str(room)),
+        *("--max-total-tokens", str(pool), "--max-running-requests", "1", "--page-size", str(PAGE)),
+        *("--kv-sparse-selector", "rep", "--kv-sparse-budget", str(SELECTED)),
+        *("--kv-sparse-prompt-tokens", str(QUESTION_TOKENS), "--kv-residency-policy", policy),
+        *("--kv-sparse-resident-bias", str(bias)),
+    )
+
+
 def questions(server: ServerProcess, documents: list[ProbeDocument], n: int) -> dict[str, Any]:
     draws = random.Random(1)
     asked = [(document, name) for document in documents for name in draws.sample(list(document.records), n)]
@@ -101,14 +119,7 @@ def main(
         room = device_tokens(pool, int(SLOTS * length / PAGE))
         texts = [make_document(length - 64, seed) for seed in range(documents)]
         for policy, bias in track(ARMS, description=f"{length:,} tokens"):
-            flags = (
-                *("--kv-policy", "importance", "--kv-residency", "tiered", "--kv-device-tokens", str(room)),
-                *("--max-total-tokens", str(pool), "--max-running-requests", "1", "--page-size", str(PAGE)),
-                *("--kv-sparse-selector", "rep", "--kv-sparse-budget", str(SELECTED)),
-                *("--kv-sparse-prompt-tokens", str(QUESTION_TOKENS), "--kv-residency-policy", policy),
-                *("--kv-sparse-resident-bias", str(bias)),
-            )
-            with script_server(*flags, model=checkpoint_path()) as server:
+            with script_server(*arm_flags(pool, room, policy, bias), model=checkpoint_path()) as server:
                 parts = {"questions": questions(server, texts, n), "decode": decode(server, texts)}
             for what, found in parts.items():
                 key = {"context": length, "what": what, "policy": policy, "bias": bias}

@@ -108,3 +108,71 @@ def reasoner_training_table() -> str:
             for row in rows
         ],
     )
+
+
+def interrupted_table() -> str:
+    """Thoughts that were interrupted beside the same without interruption, where steps read chosen pages."""
+    return table(
+        [
+            "selector",
+            "read",
+            "thought",
+            "interruption",
+            "thoughts",
+            "same tokens behind it",
+            "same to the end",
+            "right answers",
+            "without interruption",
+        ],
+        [
+            [
+                f"`{row['selector']}`",
+                f"{row['budget']:.0%}",
+                f"{row['length']:,}",
+                row["interruption"],
+                str(row["n"]),
+                "{value:.3f} ({low:.3f} to {high:.3f})".format(**row["agreement"]) if row["n"] else "",
+                str(row["same to the end"]),
+                str(row["right"]),
+                str(row["right without"]),
+            ]
+            for row in results("pages_interrupted")["rows"]
+        ],
+    )
+
+
+def retractions() -> str:
+    """How many there were, of how many thoughts, and how many thoughts became others."""
+    rows = [row for row in results("pages_interrupted")["rows"] if row["interruption"] == "retracted"]
+    thoughts, same = (sum(row[name] for row in rows) for name in ("n", "same to the end"))
+    return (
+        f"{sum(row['retractions'] for row in rows)} of {thoughts} thoughts, {thoughts - same} became others"
+    )
+
+
+def right_thoughts(selector: str, budget: float) -> str:
+    """Right thoughts where steps read a share of their context, chosen by a selector."""
+    (row,) = (
+        row
+        for row in results("pages_thought_budgets")["rows"]
+        if (row["selector"], row["budget"]) == (selector, budget)
+    )
+    return f"{row['right']} of {row['n']}"
+
+
+def thought_budgets_table() -> str:
+    """Right thoughts where steps read chosen pages, by selector and by the share of the context read."""
+    rows = results("pages_thought_budgets")["rows"]
+    shares = sorted({row["budget"] for row in rows})
+    found = {(row["selector"], row["budget"]): row for row in rows}
+
+    def cell(row: Mapping[str, Any]) -> str:
+        return f"{row['right']} of {row['n']} ({row['same before']['value']:.2f})"
+
+    return table(
+        ["selector", *(f"{share:.0%} read" for share in shares)],
+        [
+            [f"`{selector}`", *(cell(found[selector, share]) for share in shares)]
+            for selector in dict.fromkeys(row["selector"] for row in rows)
+        ],
+    )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
+from benchmark.results import RESULTS as _RESULTS
 from benchmark.serving.measured import table
 from scripts.pages.figures import results
+
+QUANTILES = ("p50", "p95", "p99")
 
 
 def budgets_table() -> str:
@@ -196,3 +200,44 @@ def served_warm(name: str, *, throttled: bool) -> str:
         if row["part"] == "served" and row["throttled"] == throttled
     )
     return "{:.1f} % ({:.1f} to {:.1f})".format(*(100 * value for value in row[name]))
+
+
+def latency_table() -> str:
+    """Milliseconds a token on a server, and as parts of the best independent choice's in the same round."""
+    if not (_RESULTS / "pages_latency.json").exists():
+        return "**Not measured**: `python benchmark/pages/latency.py --throttled` wants a quiet machine."
+    rows = results("pages_latency")["rows"]
+    lines = []
+    for key in dict.fromkeys((row["context"], row["throttled"], row["what"], row["arm"]) for row in rows):
+        context, throttled, what, arm = key
+        own = [row for row in rows if (row["context"], row["throttled"], row["what"], row["arm"]) == key]
+
+        def of_best(name: str, own: list[Mapping[str, Any]] = own) -> str:
+            ratios = sorted(row[f"{name}_ratio"] for row in own)
+            return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+        lines.append(
+            [
+                f"{what}, {context:,}",
+                "throttled" if throttled else "as it is",
+                f"{arm} (best)" if arm == own[0]["best"] else arm,
+                " / ".join(f"{median(row[f'{name}_ms'] for row in own):.1f}" for name in QUANTILES),
+                *(of_best(name) for name in QUANTILES),
+                f"{median(row['load_ms'] for row in own):.1f}",
+                f"{min(row['right'] for row in own):.2f}" if what == "questions" else "",
+            ]
+        )
+    return table(
+        [
+            "what",
+            "link",
+            "slots",
+            "ms a token, P50 / P95 / P99",
+            "P50, of the best independent",
+            "P95",
+            "P99",
+            "of these for loads, mean",
+            "right",
+        ],
+        lines,
+    )

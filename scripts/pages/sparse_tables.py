@@ -198,3 +198,30 @@ def load_table() -> str:
         ["context", "link", "server", "tokens / s", "of HiCache", "p95 TTFT, s", "of HiCache", "rounds"],
         found,
     )
+
+
+def history_table() -> str:
+    """What it takes that answers from chosen pages are computed again as history."""
+    return table(
+        [
+            "document",
+            "answer, tokens",
+            "computed again, tokens",
+            "first token, ms",
+            "with that history cached, ms",
+            "turn, ms",
+            "of the turn",
+        ],
+        [
+            [
+                f"{row['context']:,}",
+                f"{row['answer']}",
+                f"{row['again']:.0f}",
+                f"{row['first_ms']:,.0f}",
+                f"{row['first_cached_ms']:,.0f}",
+                f"{row['turn_ms']:,.0f}",
+                "{value:.1%} ({low:.1%} to {high:.1%})".format(**row["share"]),
+            ]
+            for row in results("pages_history")["rows"]
+        ],
+    )

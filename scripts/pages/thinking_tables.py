@@ -150,7 +150,11 @@ def thinking_moves_table(by_phase: bool = False) -> str:
 
 def thinking_milestone_table() -> str:
     """How often old pages of a thought are wanted, with a milestone and without."""
-    rows = [row for row in _finding("attention")["rows"] if row["kind"] == "thought"]
+    rows = [
+        row
+        for row in _finding("attention")["rows"]
+        if row["kind"] == "thought" and row.get("phase", "all") == "all"
+    ]
     return table(
         ["pages of", "with a milestone", "without", "kept by the random control", "times as often"],
         [

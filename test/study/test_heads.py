@@ -156,6 +156,7 @@ def test_waits_by_hand() -> None:
 # ---- fetching ahead ----
 
 BLIND: dict[str, Prefetcher] = {
+    "recency": KEEP_RULES["recency"],
     "next page": prefetchers.next_page,
     "EMA": KEEP_RULES["EMA"],
     "random": prefetchers.any_page,
@@ -321,10 +322,12 @@ def test_fetching_is_learnt_from_other_answers(tmp_path: Path) -> None:
         if (row["kept"], row["buffer"]) in ((0.2, 0.05), (0.2, 0.0))
     }
     assert rows["none"]["wait saved, gather"] == 0
+    for row in rows.values():
+        assert 0 < row["swap-ins a token"] <= row["loads a token"]
     assert rows["oracle"]["unread"] == 0
     blind = [row["loaded of read"] for name, row in rows.items() if name not in ("oracle", "none")]
     assert rows["oracle"]["loaded of read"] <= min(blind)
-    assert "milestone" in rows
+    assert {"milestone", "recency"} <= set(rows)
     assert "thought: it saves" in found.verdict
 
 

@@ -90,6 +90,7 @@ def test_late_wants_leave_out_the_newest_pages() -> None:
     of_one = np.arange(9) == 1
     assert measures.late_wants(wants, of_one, 64).tolist() == [[2, 3]]
     assert measures.late_wants(wants, ~of_one, 64).tolist() == [[1, 3 + 3 + 4]]
+    assert measures.late_wants(wants, of_one, 64, np.array([True, False, True])).tolist() == [[1, 2]]
 
 
 def test_the_least_consistent_quarter_of_the_heads_is_unstable() -> None:
@@ -280,6 +281,24 @@ def test_milestones_that_are_wanted_again_are_seen(tmp_path: Path) -> None:
     assert row["late wants, milestones"] == 1
     assert row["late wants, others"] < 0.2
     assert "milestones are wanted" in score.verdict
+
+
+def test_milestones_are_told_apart_by_phase(tmp_path: Path) -> None:
+    """One is wanted while nodes are entered, and no more behind it."""
+    steps, explored, prompt_pages, page = 160, 130, 4, 5
+    mass = np.full((steps, 1, 2, 50), 1e-6)
+    mass[:explored, 0, :, page] = 1.0
+    mass[explored:, 0, :, page + 1] = 1.0
+    asked = [Asked(number, prompt_pages, mass, kind="thought") for number in range(4)]
+    recording = recorded(tmp_path, [*asked, looks_back("decode", 9, 0)])
+    ends = [prompt_pages * PAGE_SIZE + at for at in (0, explored, steps)]
+    phases = [Stretch("explore", ends[0], ends[1]), Stretch("verify", ends[1], ends[2])]
+    marks = {f"thought/{number}/{number}": Marks([PAGE_SIZE * page + 1], phases) for number in range(4)}
+    score = finding(study_thinking([recording], marks, KINDS), "thinking-attention")
+    rows = {row["phase"]: row for row in score.rows if row["kind"] == "thought"}
+    assert list(rows) == ["all", "explore", "verify"]
+    assert rows["explore"]["late wants, milestones"] > 0.9
+    assert rows["verify"]["late wants, milestones"] < 0.3
 
 
 @pytest.mark.parametrize(

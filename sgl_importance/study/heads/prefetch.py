@@ -94,6 +94,7 @@ def study_prefetch(found: Mapping[tuple[int, str], Sequence[Answer]], figure: Pa
 def _prefetchers(marks: Marks | None) -> dict[str, Prefetcher]:
     found: dict[str, Prefetcher] = {
         "random": prefetchers.any_page,
+        "recency": KEEP_RULES["recency"],
         "next page": prefetchers.next_page,
         "EMA": KEEP_RULES["EMA"],
         OWN_PROFILE: own_profile,
@@ -198,6 +199,8 @@ def _row(page: int, kind: str, cell: Cell, cells: Cells) -> dict[str, Any]:
         "kept": cell.share,
         "buffer": cell.buffer,
         "prefetcher": cell.name,
+        "loads a token": sum(run.loaded for run in runs) / sum(run.steps for run in runs),
+        "swap-ins a token": sum(run.batches for run in runs) / sum(run.steps for run in runs),
         "loaded of read": sum(run.loaded for run in runs) / sum(run.read for run in runs),
         "wait saved, gather": gather.value,
         "low": gather.low,

@@ -19,7 +19,8 @@ class SlotRun:
 
     Attributes:
         share: of a layer's pages that its device bytes hold, what is fetched ahead included.
-        read: by all steps.
+        steps: of the answer.
+        read: by all of them.
         loaded: that a step waited for.
         batches: steps of a layer that waited for any.
         fetched: ahead.
@@ -28,6 +29,7 @@ class SlotRun:
     """
 
     share: float
+    steps: int
     read: int
     loaded: int
     batches: int
@@ -99,7 +101,7 @@ def run_slots(
     left = has_left.reshape(-1, heads, columns)[:, :, wants.prompt_pages :].sum((1, 2))
     read = int(wants.wanted.sum())
     counts = np.stack([loaded, batches, fetched, unread, left], axis=1).tolist()
-    return [SlotRun(share, read, *of_share) for share, of_share in zip(shares, counts, strict=True)]
+    return [SlotRun(share, steps, read, *of_share) for share, of_share in zip(shares, counts, strict=True)]
 
 
 def _best(scores: Scores, resident: Bools, count: int) -> Bools:

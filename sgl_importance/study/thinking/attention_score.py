@@ -17,11 +17,14 @@ from sgl_importance.study.statistics import (
     ratio_of_sums,
 )
 from sgl_importance.study.study_report import Finding, draw, verdict_of_parts
+from sgl_importance.study.thinking.marks import PHASES
 from sgl_importance.study.thinking.measured import Kinds, Measured, notes_of, rule_parts
 from sgl_importance.study.thinking.measures import Parts
 from sgl_importance.study.thinking.request_measures import (
+    ALL_PHASES,
     ANSWER,
     DECISIVE_SHARE,
+    LateWants,
     RequestMeasures,
     RuleCell,
     summed,
@@ -49,13 +52,12 @@ def study_attention_score(
     value = bootstrap(pairs, _above_random)
     # Large pages nearly all hold one.
     smallest = min(measured, key=lambda each: each.page_size)
-    milestones = _milestone_times(smallest.of_kind(kinds.thought))
+    late = _late(smallest.of_kind(kinds.thought))
+    milestones = _milestone_times(late)
     p_score = chance_of(pairs, _above_random, lambda difference: difference > ABOVE_RANDOM)
     p_values = [p_score]
     if milestones is not None:
-        p_milestones = chance_of(
-            _milestone_parts(smallest.of_kind(kinds.thought)), _times, lambda often: often <= 1
-        )
+        p_milestones = chance_of(_milestone_parts(late), _times, lambda often: often <= 1)
         p_values.append(p_milestones)
     said = (
         value.high <= ABOVE_RANDOM,
@@ -93,7 +95,13 @@ def study_attention_score(
             else "no marks were given, so nothing is said of milestones",
             *notes_of(decisive, kinds),
         ),
-        rows=tuple(_milestone_row(each, kind) for each in measured for kind in each.kinds),
+        rows=tuple(
+            _milestone_row(each, kind, phase)
+            for each in measured
+            for kind in each.kinds
+            for phase in (ALL_PHASES, *PHASES)
+            if _late(each.of_kind(kind), phase)
+        ),
         p_value=max(p_values),
     )
 
@@ -106,16 +114,21 @@ def _times(table: Floats) -> float:
     return ratio_of_sums(table[:, :2]) / max(ratio_of_sums(table[:, 2:]), 1e-12)
 
 
-def _milestone_parts(found: Sequence[RequestMeasures]) -> list[list[float]]:
+def _late(found: Sequence[RequestMeasures], phase: str = ALL_PHASES) -> list[LateWants]:
+    """Of the requests that have the phase."""
+    return [each.late[phase] for each in found if phase in each.late]
+
+
+def _milestone_parts(found: Sequence[LateWants]) -> list[list[float]]:
     """Late wants and steps of pages with a milestone, then of those without, of each request."""
     return [
-        [*summed(each.late_milestones), *summed(each.late_others)]
+        [*summed(each.milestones), *summed(each.others)]
         for each in found
-        if each.late_milestones is not None and each.late_others is not None
+        if each.milestones is not None and each.others is not None
     ]
 
 
-def _milestone_times(found: Sequence[RequestMeasures]) -> Estimate | None:
+def _milestone_times(found: Sequence[LateWants]) -> Estimate | None:
     """How many times as often a page with a milestone is wanted as one without; None where none is known."""
     rows = _milestone_parts(found)
     if not rows or not np.sum(rows, axis=0)[[1, 3]].all():
@@ -128,31 +141,33 @@ def _rate(found: Sequence[Parts | None]) -> float | None:
     return ratio_of_sums(np.array(known)) if known and sum(steps for _, steps in known) else None
 
 
-def _milestone_row(measured: Measured, kind: str) -> dict[str, Any]:
+def _milestone_row(measured: Measured, kind: str, phase: str) -> dict[str, Any]:
     found = measured.of_kind(kind)
-    times = _milestone_times(found)
+    late = _late(found, phase)
+    times = _milestone_times(late)
     recalls = {
-        rule: ratio_of(rule_parts(found, RuleCell(ANSWER, rule, DECISIVE_SHARE), "recall far"))
+        rule: ratio_of(rule_parts(found, RuleCell(ANSWER, rule, DECISIVE_SHARE, phase), "recall far"))
         for rule in RULES
     }
     return {
         "page": measured.page_size,
         "kind": kind,
-        "requests": len(found),
+        "phase": phase,
+        "requests": len(late),
         **{f"{rule}, recall at 10": str(recall) for rule, recall in recalls.items()},
-        "late wants, milestones": _rate([each.late_milestones for each in found]),
-        "late wants, others": _rate([each.late_others for each in found]),
-        "late wants, random control": _rate([each.late_random for each in found]),
+        "late wants, milestones": _rate([each.milestones for each in late]),
+        "late wants, others": _rate([each.others for each in late]),
+        "late wants, random control": _rate([each.random for each in late]),
         "times": None if times is None else str(times),
     }
 
 
 def _milestone_painter(measured: Sequence[Measured], kind: str) -> Callable[[Any], None]:
     def paint(axis: Any) -> None:
-        for name, style in (("late_milestones", "o"), ("late_others", "x")):
-            rates = [_rate([getattr(r, name) for r in each.of_kind(kind)]) for each in measured]
+        for name, style in (("milestones", "o"), ("others", "x")):
+            rates = [_rate([getattr(late, name) for late in _late(each.of_kind(kind))]) for each in measured]
             axis.plot(
-                range(len(rates)), [np.nan if rate is None else rate for rate in rates], style, label=name[5:]
+                range(len(rates)), [np.nan if rate is None else rate for rate in rates], style, label=name
             )
         axis.set_xticks(range(len(measured)), [f"pages of {m.page_size}" for m in measured], fontsize=8)
         axis.set_ylim(bottom=0)

@@ -120,12 +120,13 @@ def recurrence(wants: Wants, active_mass: float, of: Bools | None = None) -> Par
     return _parts((gap > 1).sum(1), (gap > 0).sum(1))
 
 
-def late_wants(wants: Wants, columns: Bools, behind_tokens: int) -> Parts:
+def late_wants(wants: Wants, columns: Bools, behind_tokens: int, of: Bools | None = None) -> Parts:
     """How often pages are wanted that lie at least ``behind_tokens`` back: wants, and steps that could.
 
     ``columns``: which pages count; [columns], or [heads, columns].
     """
     behind = -(-behind_tokens // wants.page_size)
     old = np.arange(wants.wanted.shape[2]) < (wants.num_pages - behind)[:, None]
+    old &= _chosen(wants, of)[:, None]
     of_heads = old[:, None, :] & np.broadcast_to(columns, wants.wanted.shape[1:])
     return _parts((wants.wanted & of_heads).sum((0, 2)), of_heads.sum((0, 2)))

@@ -47,6 +47,21 @@ class Moves:
 
 
 @dataclass(frozen=True, slots=True)
+class LateWants:
+    """How often pages are wanted that lie behind the newest 64 tokens of an answer.
+
+    Attributes:
+        milestones: those that have one; None where nobody knows which do.
+        others: those that have none; None where nobody knows.
+        random: those that the random control keeps.
+    """
+
+    milestones: Parts | None
+    others: Parts | None
+    random: Parts
+
+
+@dataclass(frozen=True, slots=True)
 class RequestMeasures:
     """Parts of one request; see ``measures`` for what they are.
 
@@ -54,9 +69,7 @@ class RequestMeasures:
         rid, kind, num_steps: of the request.
         rules: by cell, then by measure.
         moves: how wanted pages move, by phase.
-        late_milestones, late_others: how often pages behind the newest 64 tokens of the answer are wanted,
-            with a milestone and without; None where nobody knows which have one.
-        late_random: the same of the pages that the random control keeps.
+        late: how often pages behind the newest 64 tokens of the answer are wanted, by phase.
     """
 
     rid: str
@@ -64,9 +77,7 @@ class RequestMeasures:
     num_steps: int
     rules: Mapping[RuleCell, Mapping[str, Parts]]
     moves: Mapping[str, Moves]
-    late_milestones: Parts | None
-    late_others: Parts | None
-    late_random: Parts
+    late: Mapping[str, LateWants]
 
 
 def measure_request(
@@ -86,7 +97,7 @@ def measure_request(
         known = {phase: marks.steps_of(phase, input_tokens, wants.num_steps) for phase in PHASES}
         phases = {phase: steps for phase, steps in known.items() if len(steps)}
     rules: dict[RuleCell, dict[str, Parts]] = {}
-    late_random = np.zeros((wants.num_heads, 2))
+    kept_at_random = np.zeros(answer.wanted.shape[1:], np.bool_)
     for scope, seen in ((CONTEXT, wants), (ANSWER, answer)):
         if not seen.wanted.shape[2]:
             continue  # an answer that does not leave the last page of its prompt
@@ -98,24 +109,28 @@ def measure_request(
                 if run.share == DECISIVE_SHARE:
                     rules |= dict(_by_phase(seen, run, cell, phases))
                     if (scope, name) == (ANSWER, RANDOM):
-                        late_random = measures.late_wants(seen, run.kept[-1], LATE_TOKENS)
-    has_milestone = answer.milestones
+                        kept_at_random = run.kept[-1]
+    stretches: dict[str, Bools | None] = {ALL_PHASES: None}
+    stretches |= {phase: _chosen(steps, wants.num_steps) for phase, steps in phases.items()}
     return RequestMeasures(
         rid=wants.rid,
         kind=wants.kind,
         num_steps=wants.num_steps,
         rules=rules,
-        moves={
-            ALL_PHASES: _moves(wants, None),
-            **{phase: _moves(wants, _chosen(steps, wants.num_steps)) for phase, steps in phases.items()},
-        },
-        late_milestones=None
-        if has_milestone is None
-        else measures.late_wants(answer, has_milestone, LATE_TOKENS),
-        late_others=None
-        if has_milestone is None
-        else measures.late_wants(answer, ~has_milestone, LATE_TOKENS),
-        late_random=late_random,
+        moves={phase: _moves(wants, of) for phase, of in stretches.items()},
+        late={phase: _late(answer, kept_at_random, of) for phase, of in stretches.items()},
+    )
+
+
+def _late(answer: Wants, kept_at_random: Bools, of: Bools | None) -> LateWants:
+    def wanted(columns: Bools) -> Parts:
+        return measures.late_wants(answer, columns, LATE_TOKENS, of)
+
+    has_one = answer.milestones
+    return LateWants(
+        milestones=None if has_one is None else wanted(has_one),
+        others=None if has_one is None else wanted(~has_one),
+        random=wanted(kept_at_random),
     )
 
 
