@@ -108,8 +108,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main(
     length: Annotated[int, typer.Option(help="Tokens of a right thought.")] = 512,
     rounds: Annotated[int, typer.Option(help="Rounds in the end.")] = 3,
-    budget: Annotated[float, typer.Option(help="Share of its context that a step reads.")] = 0.4,
-    selectors: Annotated[str, typer.Option(help="What chooses it, separated by commas.")] = "rep,token",
+    budget: Annotated[float, typer.Option(help="Share of its context that a step reads.")] = 0.6,
+    selectors: Annotated[str, typer.Option(help="What chooses it, separated by commas.")] = "token,rep",
     min_context: Annotated[int, typer.Option(help="Tokens from which on a step chooses.")] = 128,
     out: Annotated[Path, typer.Option(help="The JSON, with the rounds so far.")] = RESULTS
     / "pages_thoughts.json",

@@ -145,9 +145,8 @@ def retractions() -> str:
     """How many there were, of how many thoughts, and how many thoughts became others."""
     rows = [row for row in results("pages_interrupted")["rows"] if row["interruption"] == "retracted"]
     thoughts, same = (sum(row[name] for row in rows) for name in ("n", "same to the end"))
-    return (
-        f"{sum(row['retractions'] for row in rows)} of {thoughts} thoughts, {thoughts - same} became others"
-    )
+    retracted = sum(row["retractions"] for row in rows)
+    return f"{retracted} retractions of {thoughts} thoughts, {thoughts - same} of which became others"
 
 
 def right_thoughts(selector: str, budget: float) -> str:
