@@ -236,6 +236,35 @@ def store_and_start_again(tmp_path: Path, served: ServedChain, file: Path) -> No
         backend.close()
 
 
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        ({}, "will grow without end"),
+        ({"max_size": "60TB"}, "will grow without end"),  # which upstream does not read
+        ({"max_size": "1k"}, "keeps 1000 bytes and its tier counts on"),
+        ({"max_size": "1G"}, ""),
+    ],
+)
+def test_a_limit_that_the_file_backend_lacks_is_said(
+    tmp_path: Path,
+    upstream: Path,
+    served: ServedChain,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    warning: str,
+) -> None:
+    tiers = hicache_tiers(tmp_path, "file", settings)
+    try:
+        make_backend(make_pool("page_first"), tmp_path / "store", tiers=str(tiers)).close()
+    except LaunchRefused:
+        assert settings == {"max_size": "1k"}, "it holds no record at all"
+    said = [
+        record.getMessage() for record in caplog.records if "kv-importance-tiers: the" in record.getMessage()
+    ]
+    assert len(said) == bool(warning)
+    assert all(warning in line for line in said)
+
+
 @pytest.mark.parametrize("fault", ["get raises", "get answers for fewer", "get brings nothing"])
 def test_reads_of_a_backend_that_go_wrong_are_misses(tmp_path: Path, served: ServedChain, fault: str) -> None:
     """Nothing brought is what the slot held before: another page, whose check says so."""

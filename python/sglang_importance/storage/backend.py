@@ -104,7 +104,14 @@ class VerifiedStorage(HiCacheStorage):
         # Backends put the model's name into those of records: another --served-model-name would lose them.
         config = replace(self._config, model_name=owner)
         pin_memory = self.mem_pool_host.pin_memory
-        return open_records(tier.backend, dict(tier.config), config, size=size, pin_memory=pin_memory)
+        return open_records(
+            tier.backend,
+            dict(tier.config),
+            config,
+            size=size,
+            capacity=tier.capacity,
+            pin_memory=pin_memory,
+        )
 
     def _wrap(self, name: str, names: Names) -> Pages:
         settings: dict[str, Any] = (self._config.extra_config or {}).get("wrapped_config") or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from sgl_importance.storage.page_record import HEADER_BYTES, MissReason, PageDam
 from sgl_importance.tier_chain.kinds.backend_tier import RecordBackend
 from sglang_importance.storage.interfaces import Interface, interface_of
 from sglang_importance.storage.page_buffers import StagingPool, answers_of, create_backend
+
+logger = logging.getLogger(__name__)
 
 LOOKED_FOR = 128
 """Keys of one look, as upstream asks for them."""
@@ -114,16 +117,45 @@ class StagedRecords(_Records):
 
 
 def open_records(
-    name: str, settings: dict[str, Any], config: HiCacheStorageConfig, *, size: int, pin_memory: bool
+    name: str,
+    settings: dict[str, Any],
+    config: HiCacheStorageConfig,
+    *,
+    size: int,
+    capacity: int,
+    pin_memory: bool,
 ) -> RecordBackend:
     """The backend that upstream knows as ``name``, for records of ``size`` bytes.
 
     Args:
         settings: the operator's own for it.
+        capacity: bytes of the tier.
     """
     interface = interface_of(name, settings)
     staging = StagingPool(2, size - HEADER_BYTES, allocator=name, pin_memory=pin_memory)
     backend = create_backend(name, config, settings, staging)
+    _warn_of_its_limit(name, backend, capacity)
     if interface is Interface.ZERO_COPY:
         return StagedRecords(backend, staging)
     return ValueRecords(backend, staging.record_bytes if interface is Interface.BLOCKS else None)
+
+
+def _warn_of_its_limit(name: str, backend: HiCacheStorage, capacity: int) -> None:
+    """Upstream's file backend says whether it has one; of others nobody knows."""
+    evictor = getattr(backend, "_evictor", None)
+    if evictor is None:
+        return
+    if not evictor.configured:
+        logger.warning(
+            "kv-importance-tiers: the backend %s has no max_size that it can read and will grow without end: "
+            'give it one above the capacity of its tier, such as config = { max_size = "200G" }',
+            name,
+        )
+    elif 0 < evictor.max_size_bytes < capacity:
+        logger.warning(
+            "kv-importance-tiers: the backend %s keeps %d bytes and its tier counts on %d: give it more, or "
+            "the tier less",
+            name,
+            evictor.max_size_bytes,
+            capacity,
+        )
