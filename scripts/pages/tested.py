@@ -36,13 +36,20 @@ def _grouped(rows: list[dict[str, Any]], *names: str) -> dict[tuple[str, ...], l
 
 
 def tested_table(kind: str) -> str:
-    """One line for each name of a kind: its ways, the backend, the releases beside which all passed, when."""
+    """One line for each name of a kind: its ways, the backend, the releases beside which all passed, when.
+
+    Ways that ran beside other releases have a line of their own.
+    """
     lines = []
-    for (name, backend), rows in _grouped(_rows(kind), "name", "backend").items():
-        ways = "; ".join(sorted({row["mode"] for row in rows}))
-        tests = ", ".join(sorted({f"`{row['test'].partition('::')[0]}`" for row in rows}))
-        last = min(row["when"] for row in rows)  # of all its ways
-        lines.append([name, ways, f"`{backend}`", _releases(rows), last, tests])
+    for (name, backend), of_name in _grouped(_rows(kind), "name", "backend").items():
+        by_releases: dict[str, list[dict[str, Any]]] = {}
+        for of_way in _grouped(of_name, "mode").values():
+            by_releases.setdefault(_releases(of_way), []).extend(of_way)
+        for releases, rows in by_releases.items():
+            ways = "; ".join(sorted({row["mode"] for row in rows}))
+            tests = ", ".join(sorted({f"`{row['test'].partition('::')[0]}`" for row in rows}))
+            last = min(row["when"] for row in rows)  # of all its ways
+            lines.append([name, ways, f"`{backend}`", releases, last, tests])
     return _table(["", "how", "attention backend", "sglang", "last run", "test"], lines)
 
 

@@ -11,25 +11,29 @@ from typing import Any
 
 import httpx
 import pytest
+from sglang.srt.disaggregation.kv_events import BlockRemoved
 
 from sgl_importance.metrics_table import PREFIX
 
 from support.families import FAMILIES, VOCABULARY, write_random_model
+from support.kv_event_subscriber import Subscriber, pages_of, subscribers
 from support.python_path import CHECKS, python_path
 from support.servers import REQUEST_SECONDS, ServerProcess
 from support.victims import VICTIM_LOG, cores_of_ranks, log_victims_to, victims
+from support.waiting import wait_until
 from support.workloads.shared_prefixes import shared_prefixes
 
 pytestmark = pytest.mark.server
 
 APART = ("--dp-size", "2")
 REPLICAS = {"apart": APART, "attention": ("--tp-size", "2", *APART, "--enable-dp-attention")}
-PARTS = "routes, pins, ledger, pre-warm, host tier and verified store"
+PARTS = "routes, pins, ledger, pre-warm, host tier, verified store and KV events"
+PAGE_TOKENS = 16
 COMMON = (
     *(
         "--skip-tokenizer-init",
         "--page-size",
-        "16",
+        str(PAGE_TOKENS),
         "--max-running-requests",
         "4",
         "--context-length",
@@ -38,6 +42,7 @@ COMMON = (
     *("--attention-backend", "torch_native"),
 )
 POOL_TOKENS, PREFIX_TOKENS = 512, 96
+PREFETCH = json.dumps({"prefetch_threshold": PREFIX_TOKENS // 2})
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +76,12 @@ def asked(server: ServerProcess, prompt: list[int], rank: int) -> dict[str, Any]
     return server.post("/generate", body)
 
 
+def knows(router: Subscriber, server: ServerProcess, rank: int) -> bool:
+    """Whether the events of a replica since its last flush tell what its tree holds."""
+    router.receive()
+    return router.mirror().held == pages_of(server, PAGE_TOKENS, dp_rank=rank)
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -82,20 +93,25 @@ def asked(server: ServerProcess, prompt: list[int], rank: int) -> dict[str, Any]
 def test_each_replica_keeps_a_tree_and_all_answer(
     how: str, model: Path, prompts: list[list[int]], answers: list[list[int]], tmp_path: Path
 ) -> None:
-    server = ServerProcess(
-        *("--kv-policy", "importance", *REPLICAS[how], *COMMON, "--max-total-tokens", str(POOL_TOKENS)),
-        *("--kv-importance-store", str(tmp_path), "--hicache-ratio", "2"),
-        *("--hicache-storage-prefetch-policy", "wait_complete"),
-        *("--hicache-storage-backend-extra-config", json.dumps({"prefetch_threshold": PREFIX_TOKENS // 2})),
-        model=model,
-        env={
-            **python_path(CHECKS / "tree_check", VICTIM_LOG),
-            **cores_of_ranks(2),
-            **log_victims_to(tmp_path / "victims"),
-        },
-        nccl_port=how == "attention",
-    )
-    with server:
+    cores = cores_of_ranks(2)
+    with (
+        subscribers(2) as (routers, events),
+        ServerProcess(
+            *("--kv-policy", "importance", *REPLICAS[how], *COMMON, "--max-total-tokens", str(POOL_TOKENS)),
+            *("--kv-importance-store", str(tmp_path), "--hicache-ratio", "2", "--kv-events-config", events),
+            *("--hicache-storage-prefetch-policy", "wait_complete"),
+            *("--hicache-storage-backend-extra-config", PREFETCH),
+            model=model,
+            env={
+                **python_path(CHECKS / "tree_check", VICTIM_LOG),
+                **cores,
+                **log_victims_to(tmp_path / "victims"),
+            },
+            nccl_port=how == "attention",
+        ) as server,
+    ):
+        for router in routers:
+            router.receive()  # else the first batches are lost (``subscribers``)
         pin = server.post("/kv_importance/pin", {"input_ids": prompts[0][:PREFIX_TOKENS]})
         assert [each["granted_tokens"]["device"] for each in pin["dp_ranks"]] == [PREFIX_TOKENS] * 2
         replies = [asked(server, prompt, rank) for rank in (0, 1) for prompt in prompts]
@@ -131,6 +147,11 @@ def test_each_replica_keeps_a_tree_and_all_answer(
         from_store = [reply["meta_info"]["cached_tokens_details"].get("storage", 0) for reply in again]
         assert any(from_store[:4])
         assert any(from_store[4:])
+        for rank, router in enumerate(routers):
+            wait_until(lambda router=router, rank=rank: knows(router, server, rank))
+            assert router.ranks == {rank}
+            assert all(router.mirror().held.values())
+            assert any(isinstance(event, BlockRemoved) for run in router.runs for event in run)
 
         server.post("/kv_importance/unpin", {"pin_id": pin["pin_id"]})
         assert [each["pins"] for each in server.get("/kv_importance/pins")["dp_ranks"]] == [[], []]

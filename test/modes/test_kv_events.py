@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 import pytest
-import zmq
-from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, KVEventBatch
+from sglang.srt.disaggregation.kv_events import BlockRemoved
 
 from sgl_importance.metrics_table import PREFIX
 from sgl_importance.tiers import Tier
 
-from support.kv_event_mirror import EventMirror, Prefix
+from support.kv_event_subscriber import pages_of, subscriber
 from support.models import write_random_llama
 from support.python_path import CHECKS, python_path
 from support.servers import ServerProcess
@@ -33,50 +27,6 @@ COMMON = (
 )
 
 
-class Subscriber:
-    """A router's end: a socket that the server's publisher connects to.
-
-    Attributes:
-        runs: events in order, from one clearing of the cache to the next.
-    """
-
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
-        self._decode = msgspec.msgpack.Decoder(type=KVEventBatch).decode
-        self._last: int | None = None
-        self.runs: list[list[Any]] = [[]]
-
-    def receive(self) -> None:
-        """Takes what has come; a batch that is missing is an AssertionError."""
-        while self._socket.poll(0):
-            _, number, payload = self._socket.recv_multipart()
-            sequence = int.from_bytes(number, "big")
-            assert self._last in (None, sequence - 1)
-            self._last = sequence
-            for event in self._decode(payload).events:
-                if isinstance(event, AllBlocksCleared):
-                    self.runs.append([])
-                else:
-                    self.runs[-1].append(event)
-
-    def mirror(self) -> EventMirror:
-        """Of what was said since the last clearing."""
-        mirror = EventMirror()
-        mirror.take(self.runs[-1])
-        return mirror
-
-
-@contextmanager
-def subscriber() -> Iterator[tuple[Subscriber, str]]:
-    """The subscriber, and what a server must be told to publish to it."""
-    with TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.SUB) as socket:
-        # Of an endpoint of this kind the server is the one that binds: what connects loses the first batch.
-        endpoint = f"ipc://{folder}/events"
-        socket.connect(endpoint)
-        socket.subscribe(b"")
-        yield Subscriber(socket), json.dumps({"publisher": "zmq", "endpoint": endpoint})
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_llama(tmp_path_factory.mktemp("random-llama"))
@@ -90,18 +40,6 @@ def prompts() -> list[list[int]]:
 
 def answered(server: ServerProcess, prompts: list[list[int]]) -> list[list[int]]:
     return [server.generate(prompt, max_new_tokens=4, ignore_eos=True)["output_ids"] for prompt in prompts]
-
-
-def pages_of(server: ServerProcess) -> dict[Tier, set[Prefix]]:
-    """What the server itself says of its tree."""
-    held: dict[Tier, set[Prefix]] = {Tier.DEVICE: set(), Tier.HOST: set()}
-    for node in server.get("/kv_importance", limit=1000)["nodes"]:
-        whole = tuple(server.get(f"/kv_importance/node/{node['id']}/prompt")["input_ids"])
-        ends = range(len(whole) - node["tokens"] + PAGE_SIZE, len(whole) + 1, PAGE_SIZE)
-        for tier in held:
-            if tier.value in node["tiers"]:
-                held[tier].update(whole[:end] for end in ends)
-    return held
 
 
 POOL = ("--max-total-tokens", "640")
@@ -125,7 +63,7 @@ def test_a_subscriber_knows_what_each_tier_holds(model: Path, prompts: list[list
 
             def is_level() -> bool:
                 router.receive()
-                return router.mirror().held == pages_of(server)
+                return router.mirror().held == pages_of(server, PAGE_SIZE)
 
             wait_until(is_level)
             mirror = router.mirror()
