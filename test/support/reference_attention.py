@@ -42,7 +42,7 @@ def attention(model: Path, prompts: Sequence[Sequence[int]], layers: Sequence[in
 
 
 def _mend_deepseek_v2(model: Any) -> None:
-    """What transformers 5.12 has for DeepSeek-V3 only: YaRN's part of the scale, and the number of experts."""
+    """What transformers 5.12 has for DeepSeek-V3 only: YaRN's part of the scale, the number of experts."""
     yarn = model.config.rope_parameters
     scale = (0.1 * yarn["mscale_all_dim"] * math.log(yarn["factor"]) + 1) ** 2
     for module in model.modules():
