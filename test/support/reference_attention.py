@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +30,8 @@ def attention(model: Path, prompts: Sequence[Sequence[int]], layers: Sequence[in
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
-    for module in loaded.modules():
-        # Which transformers 5.12 forgets, of DeepSeek-V2.
-        if hasattr(module, "num_group") and not hasattr(module, "num_experts"):
-            module.num_experts = loaded.config.n_routed_experts
+    if loaded.config.model_type == "deepseek_v2":
+        _mend_deepseek_v2(loaded)
     with torch.no_grad():
         found = loaded(torch.tensor([list(prompt) for prompt in prompts]), output_attentions=True).attentions
     attending = [layer for layer in found if layer is not None]
@@ -38,6 +39,17 @@ def attention(model: Path, prompts: Sequence[Sequence[int]], layers: Sequence[in
         attending = [found[layer] for layer in layers]
     assert len(attending) == len(layers), "some layers of linear attention are left out, or none is"
     return torch.stack([layer.mean(1) for layer in attending]).mean(0).numpy()
+
+
+def _mend_deepseek_v2(model: Any) -> None:
+    """What transformers 5.12 has for DeepSeek-V3 only: YaRN's part of the scale, the number of experts."""
+    yarn = model.config.rope_parameters
+    scale = (0.1 * yarn["mscale_all_dim"] * math.log(yarn["factor"]) + 1) ** 2
+    for module in model.modules():
+        if hasattr(module, "num_group") and not hasattr(module, "num_experts"):
+            module.num_experts = model.config.n_routed_experts
+        if hasattr(module, "scaling") and "mscale" not in inspect.getsource(type(module).__init__):
+            module.scaling *= scale
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 Upstream's write policy says when a copy is offered:
 
 - ``write_through``: when a request's insert walks over a node that has no host copy;
-- ``write_through_selective``: the same, from upstream's second count of the node on: up to 0.5.21 at the end
-  of the request that brought it, from 0.5.22 on with the second request that finds it. With a gate: from
-  the second admitted request on, whether it finds the node or has to bring it again;
+- ``write_through_selective``: the same, from upstream's second count of the node on. Up to 0.5.21 that is at
+  the end of the request that brought it, from 0.5.22 on with the second request that finds it. With a gate:
+  from the second admitted request on, whether it finds the node or has to bring it again;
 - ``write_back``: when the device evicts the node; a refused node is dropped.
 
 Under ``importance`` no copy is made of expendable nodes. Where a gate (``ranking.write_gate``) is open it
