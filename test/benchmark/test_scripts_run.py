@@ -35,7 +35,9 @@ SMALLEST = {
 COMPARED = "kv_size.py"
 ONLY_READ = (
     "agents.py",
+    "agents_admission.py",
     "agents_offline.py",
+    "agents_restart.py",
     "agents_served.py",
     "eviction/demotion.py",
     "eviction/destructive.py",
