@@ -17,17 +17,16 @@ in the same order of sessions; both with 95 % intervals over the orders. Hit rat
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
 from agents import BLOCK_TOKENS, Cell, Job, hit_rates
 from intervals import interval
-from results import RESULTS, print_rows, write_results
+from results import RESULTS, print_rows, rows_so_far, write_results
 
 from sgl_importance.replay.cache import replay_tree
 from sgl_importance.replay.compiled.fast_turns import replay_estimated
@@ -125,7 +124,7 @@ def main(
     """Measures and writes the results."""
     _, sessions = read_sessions(sessions_file, BLOCK_TOKENS, refuse_bad_record)
     sessions = [session for session in sessions if session.line % 2]
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if resume and out.exists() else []
+    rows = rows_so_far(out) if resume else []
     known = {(row["alive"], row["capacity"]) for row in rows}
     traces: list[Trace] = []
     work: list[tuple[Cell, Job]] = []

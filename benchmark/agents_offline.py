@@ -26,7 +26,6 @@ Models by turns alone are compared with the policy by turns alone, and that with
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,7 @@ import numpy.typing as npt
 import typer
 from agents import BLOCK_TOKENS, FRACTIONS
 from intervals import interval
-from results import RESULTS, print_rows, write_results
+from results import RESULTS, print_rows, rows_so_far, write_results
 
 from sgl_importance.policy.session_requests import NO_REQUEST
 from sgl_importance.replay.compiled.fast_lru import replay_lru
@@ -203,7 +202,7 @@ def main(
     """Measures and writes the results."""
     fractions = [float(each) for each in capacities.split(",")] if capacities else FRACTIONS
     _, sessions = read_sessions(sessions_file, BLOCK_TOKENS, refuse_bad_record)
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if resume and out.exists() else []
+    rows = rows_so_far(out) if resume else []
     models: dict[str, Any] = {}
     for alive in map(int, alive_at_a_time.split(",")):
         if {row["capacity"] for row in rows if row["alive"] == alive} >= set(fractions):

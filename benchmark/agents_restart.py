@@ -17,21 +17,20 @@ orders in which sessions begin (Student's t). Hit rates are deterministic.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
 from agents import BLOCK_TOKENS, FRACTIONS, Job
-from agents_served import GHOST_FACTOR, LONGEST_TOKENS, LRU
+from agents_served import GHOST_FACTOR, LONGEST_TOKENS, LRU, sessions_that_fit
 from intervals import interval
-from results import RESULTS, print_rows, write_results
+from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import track
 
-from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
+from sgl_importance.replay.formats.kv_cache_tester import merge_sessions
 from sgl_importance.replay.formats.line_reader import refuse_bad_record
 from sgl_importance.replay.importance_replay import UNIFORM_COST
 from sgl_importance.replay.replay_runner import run_jobs
@@ -114,19 +113,12 @@ def main(
     out: Annotated[Path, typer.Option(help="JSON file.")] = RESULTS / "agents_restart.json",
 ) -> None:
     """Measures and writes the results."""
-    wanted = {"odd": (1,), "even": (0,), "all": (0, 1)}[lines]
-    _, sessions = read_sessions(sessions_file, BLOCK_TOKENS, refuse_bad_record)
-    sessions = [
-        session
-        for session in sessions
-        if session.line % 2 in wanted
-        and max(request.input_tokens for request in session.requests) <= LONGEST_TOKENS
-    ]
+    sessions = sessions_that_fit(sessions_file, lines)
     traces = [
         merge_sessions(f"{alive} alive", BLOCK_TOKENS, sessions, alive, seed, refuse_bad_record)
         for seed in range(seeds)
     ]
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if resume and out.exists() else []
+    rows = rows_so_far(out) if resume else []
     known = {row["capacity"] for row in rows}
     fractions = [float(each) for each in capacities.split(",")] if capacities else FRACTIONS
     work: list[tuple[tuple[float, str], Job]] = []

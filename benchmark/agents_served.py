@@ -35,7 +35,7 @@ from agents import BLOCK_TOKENS, FRACTIONS, IN_CLASSES, NOT_TOLD, Cell, Job, hit
 from intervals import interval
 from results import print_rows, write_results
 
-from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
+from sgl_importance.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
 from sgl_importance.replay.formats.line_reader import refuse_bad_record
 from sgl_importance.replay.importance_replay import UNIFORM_COST
 from sgl_importance.replay.policy_registry import IMPORTANCE
@@ -160,6 +160,23 @@ def rows_of(
     return rows
 
 
+def sessions_that_fit(sessions_file: Path, lines: str) -> list[Session]:
+    """Recorded sessions without prompts that the smallest pool cannot hold.
+
+    Args:
+        sessions_file: as the command takes it.
+        lines: odd, even or all lines of the file.
+    """
+    wanted = {"odd": (1,), "even": (0,), "all": (0, 1)}[lines]
+    _, sessions = read_sessions(sessions_file, BLOCK_TOKENS, refuse_bad_record)
+    return [
+        session
+        for session in sessions
+        if session.line % 2 in wanted
+        and max(request.input_tokens for request in session.requests) <= LONGEST_TOKENS
+    ]
+
+
 def main(
     sessions_file: Annotated[Path, typer.Argument(help="claude_code_sessions.jsonl.gz, or a file like it.")],
     seeds: Annotated[int, typer.Option(min=1, max=10, help="Orders in which sessions begin.")] = 5,
@@ -174,14 +191,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
 ) -> None:
     """Measures and writes the results."""
-    wanted = {"odd": (1,), "even": (0,), "all": (0, 1)}[lines]
-    _, sessions = read_sessions(sessions_file, BLOCK_TOKENS, refuse_bad_record)
-    sessions = [
-        session
-        for session in sessions
-        if session.line % 2 in wanted
-        and max(request.input_tokens for request in session.requests) <= LONGEST_TOKENS
-    ]
+    sessions = sessions_that_fit(sessions_file, lines)
     traces: list[Trace] = []
     work: list[tuple[Cell, Job]] = []
     for alive in map(int, alive_at_a_time.split(",")):

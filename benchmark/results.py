@@ -49,6 +49,14 @@ def write_results(name: str, rows: Sequence[dict[str, Any]], *, out: Path | None
     return path
 
 
+def rows_so_far(path: Path) -> list[dict[str, Any]]:
+    """The rows that an earlier run has written; none where there was none."""
+    if not path.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return rows
+
+
 def print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
     table = Table(title=title)
     for column in rows[0]:

@@ -14,7 +14,6 @@ not run again.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ import typer
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule, Scores
 from sgl_importance.study.thinking.learned_rule import examples, fit_rule
 from sgl_importance.study.thinking.marks import read_marks
@@ -111,7 +110,7 @@ def main(
         "trees": (lambda: fit_trees(fitted), True),
     }
     loads: dict[str, list[tuple[float, float]]] = {}
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.is_file() else []
+    rows = rows_so_far(out)
     known = {row["rule"] for row in rows}
     for name, (fit, is_marked) in fits.items():
         if name in known and name != BASE:

@@ -11,12 +11,11 @@ those of KV at the end of right answers, of bfloat16's. A thought ends with its 
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 # ruff: noqa: E402
 from benchmark.eviction.answers import THOUGHT, Asked, Kind
 from benchmark.eviction.retention import ByRule, Demoting, live_wants
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.reasoner.milestones import milestones
 from sgl_importance.study.statistics import mean_of
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES
@@ -74,7 +73,7 @@ def main(
     torch.set_num_threads(threads)
     kind = Kind(THOUGHT)
     asked = kind.asked(length, range(n))
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.is_file() else []
+    rows = rows_so_far(out)
     for each_bits in map(int, bits.split(",")):
         for arm in ARMS:
             if (each_bits, arm) in {(row["bits"], row["arm"]) for row in rows}:

@@ -11,7 +11,6 @@ results have are not run again.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ from benchmark.eviction.retention import (
     live_wants,
     most_to_come,
 )
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.study.statistics import mean_of
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES
 from sgl_importance.study.thinking.learned_rule import LearnedRule, fit_rule
@@ -138,7 +137,7 @@ def main(
 ) -> None:
     torch.set_num_threads(threads)
     named = rules.split(",") if rules else [*KEEP_RULES, "R-KV", LEARNED]
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.is_file() else []
+    rows = rows_so_far(out)
     for name in kinds.split(","):
         kind = Kind(name)
         for page in map(int, pages.split(",")):

@@ -11,13 +11,12 @@ eviction are left out.
 
 from __future__ import annotations
 
-import json
 import sys
 import zlib
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from benchmark.eviction.answers import DECODE, THOUGHT, Kind
 from benchmark.eviction.decoder import RowKeys
 from benchmark.eviction.destructive import watched
 from benchmark.eviction.retention import tokens_of
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.study.statistics import mean_of
 from sgl_importance.study.thinking.measures import FALSE_WITHIN
 from sgl_importance.study.thinking.wants import Bools, Wants
@@ -73,7 +72,7 @@ def main(
     / "wrong_evictions.json",
 ) -> None:
     torch.set_num_threads(threads)
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.is_file() else []
+    rows = rows_so_far(out)
     for name in (THOUGHT, DECODE):
         kind = Kind(name)
         asked = kind.asked(length, range(n))

@@ -16,7 +16,6 @@ intervals are over thoughts. Selector ``all`` is the control. Rows that the JSON
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.pages.written_thoughts import Thought, pool_tokens, thinking_server, thoughts_of, write_all
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.study.statistics import mean_of
 
 AT_A_TIME, RETRACTED_EVERY = 4, 67
@@ -118,7 +117,7 @@ def main(
     out: Annotated[Path, typer.Option(help="The JSON, with the rows so far.")] = RESULTS
     / "pages_interrupted.json",
 ) -> None:
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.exists() else []
+    rows = rows_so_far(out)
     done = {(row["selector"], row["budget"], row["length"]) for row in rows}
     for length in map(int, lengths.split(",")):
         thoughts = thoughts_of(length, n)

@@ -12,7 +12,6 @@ and HBM of an H200; without it loads cost next to nothing. Rounds that the JSON 
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import sys
@@ -32,7 +31,7 @@ from benchmark.pages.load import slowed
 from benchmark.pages.page_counts import PageCounts
 from benchmark.pages.residency import ANSWER_TOKENS, PAGE, SLOTS, arm_flags, device_tokens
 from benchmark.pages.streamed import streamed
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tasks import ProbeDocument, make_document
 from sgl_importance.probe.tokenizer import encode, piece_ids
@@ -123,7 +122,7 @@ def main(
 ) -> None:
     arms = [(policy, float(bias)) for policy, bias in (arm.split(":") for arm in named.split(",") if arm)]
     arms = arms or list(ARMS)
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.exists() else []
+    rows = rows_so_far(out)
     of_load = [row for row in rows if (row["context"], row["throttled"]) == (length, throttled)]
     done = 1 + max((row["round"] for row in of_load), default=-1)
     env = slowed() if throttled else {}

@@ -13,18 +13,15 @@ far apart as PCIe and HBM of an H200. Rounds that the JSON has already are not r
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import numpy as np
 import torch
 import typer
@@ -33,12 +30,13 @@ from rich.progress import track
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.pages.streamed import Streamed, streamed
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.probe import checkpoint_path
 
 from support.python_path import python_path
 from support.served import script_server
-from support.servers import REQUEST_SECONDS, ServerProcess
+from support.servers import ServerProcess
 
 PAGE, QUESTION_TOKENS, ANSWER_TOKENS = 16, 16, 64
 AT_A_TIME, OF_DEVICE = 16, 8
@@ -54,14 +52,6 @@ SPARSE = (
 )
 # HBM3e of 4.8 TB/s; PCIe 5.0 x16, of whose 63 GB/s copies reach about 55.
 HBM_OVER_PCIE = 4.8e12 / 55e9
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """One request: seconds to its first token, and to its last."""
-
-    first: float
-    last: float
 
 
 def arms(documents: int, tokens: int) -> dict[str, tuple[str, ...]]:
@@ -104,29 +94,11 @@ def slowed() -> dict[str, str]:
     }
 
 
-def stream(server: ServerProcess, prompt: list[int], tokens: int) -> Answered:
-    body = {
-        "input_ids": prompt,
-        "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
-        "stream": True,
-    }
-    start = time.perf_counter()
-    first = 0.0
-    with httpx.stream(
-        "POST", f"{server.base_url}/generate", json=body, timeout=REQUEST_SECONDS, trust_env=False
-    ) as answer:
-        answer.raise_for_status()
-        for line in answer.iter_lines():
-            if line.startswith("data:") and not first:
-                first = time.perf_counter() - start
-    return Answered(first, time.perf_counter() - start)
-
-
-def ask_all(server: ServerProcess, prompts: list[list[int]], tokens: int) -> tuple[list[Answered], float]:
+def ask_all(server: ServerProcess, prompts: list[list[int]], tokens: int) -> tuple[list[Streamed], float]:
     """Answers to prompts, as many at a time as the load has, and the seconds of all."""
     start = time.perf_counter()
     with ThreadPoolExecutor(AT_A_TIME) as clients:
-        answered = list(clients.map(lambda prompt: stream(server, prompt, tokens), prompts))
+        answered = list(clients.map(lambda prompt: streamed(server, prompt, tokens), prompts))
     return answered, time.perf_counter() - start
 
 
@@ -155,13 +127,6 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             shown[f"{name} ratio"] = of_all
         found.append(shown)
     return found
-
-
-def rows_so_far(out: Path) -> list[dict[str, Any]]:
-    if not out.exists():
-        return []
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"]
-    return rows
 
 
 def main(
@@ -209,8 +174,8 @@ def main(
                         "questions": questions,
                         "host_bytes_per_second": env.get("SLOW_COPIES_BYTES_PER_SECOND"),
                         "tokens_per_second": questions * ANSWER_TOKENS / seconds,
-                        "ttft_p50": float(np.quantile([each.first for each in answered], 0.5)),
-                        "ttft_p95": float(np.quantile([each.first for each in answered], 0.95)),
+                        "ttft_p50": float(np.quantile([each.times[0] for each in answered], 0.5)),
+                        "ttft_p95": float(np.quantile([each.times[0] for each in answered], 0.95)),
                         "seconds": seconds,
                     }
                 )

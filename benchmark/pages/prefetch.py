@@ -13,7 +13,6 @@ the JSON has already are not measured again.
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import sys
@@ -29,11 +28,12 @@ from rich.progress import track
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from benchmark.pages.load import slowed, stream
+from benchmark.pages.load import slowed
 from benchmark.pages.page_counts import PageCounts
 from benchmark.pages.prefetch_replay import MOST, RANKINGS, SELECTED, Loads, prepare, run
 from benchmark.pages.residency import device_tokens
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.pages.streamed import streamed
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tasks import ProbeDocument, make_document
 from sgl_importance.probe.tokenizer import encode
@@ -240,12 +240,12 @@ def serve(throttled: bool, rows: list[dict[str, Any]], out: Path) -> None:
                 row: dict[str, Any] = {"document": number, "turn": turn}
                 for name in ("cold", "warm"):
                     loaded = PageCounts(server)
-                    answered = stream(server, prompt, 2)
+                    first, second = streamed(server, prompt, 2).times
                     row |= {
                         f"{name}_{key}": value
                         for key, value in loaded.since("loaded", "load_seconds").items()
                     }
-                    row |= {f"{name}_first_token": answered.first, f"{name}_second_token": answered.last}
+                    row |= {f"{name}_first_token": first, f"{name}_second_token": second}
                 found.append(row)
     key = {"part": "served", "context": length, "throttled": throttled}
     rows.append({**key, **_twice(found), "by_question": found})
@@ -285,7 +285,7 @@ def main(
     out: Annotated[Path, typer.Option(help="The JSON, with the rows so far.")] = RESULTS
     / "pages_prefetch.json",
 ) -> None:
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.exists() else []
+    rows = rows_so_far(out)
     recordings.mkdir(parents=True, exist_ok=True)
     for length in map(int, lengths.split(",")):
         directory = recordings / str(length)

@@ -11,12 +11,11 @@ again.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import track
@@ -25,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.pages.written_thoughts import Thought, pool_tokens, thinking_server, thoughts_of, write_all
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.study.statistics import mean_of
 
 AT_A_TIME = 8
@@ -48,7 +47,7 @@ def main(
     out: Annotated[Path, typer.Option(help="The JSON, with the rows so far.")] = RESULTS
     / "pages_thought_budgets.json",
 ) -> None:
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.exists() else []
+    rows = rows_so_far(out)
     done = {(row["selector"], row["budget"], row["length"]) for row in rows}
     thoughts = thoughts_of(length, n)
     nothing: list[list[int]] = [[] for _ in thoughts]

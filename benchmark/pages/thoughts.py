@@ -13,7 +13,6 @@ shorter or longer. Rounds that the JSON has already are not run again.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -28,7 +27,7 @@ from rich.progress import track
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.probe.word_tokenizer import END
 from sgl_importance.reasoner import reasoner_path
 from sgl_importance.reasoner.evaluate import grade
@@ -114,7 +113,7 @@ def main(
     out: Annotated[Path, typer.Option(help="The JSON, with the rounds so far.")] = RESULTS
     / "pages_thoughts.json",
 ) -> None:
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.exists() else []
+    rows = rows_so_far(out)
     done = 1 + max((row["round"] for row in rows), default=-1)
     tokenizer = reasoner_tokenizer()
     tasks = [

@@ -119,20 +119,7 @@ def attend_places(
     last_tokens: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one query token a row to the row's pages. A row's result depends on its own pages only.
-
-    Args:
-        queries: [rows, heads, head dimension].
-        slots: keys and values of a layer in slots, float32 [slots, page size, KV heads, dimension] each.
-        host: of all pages, likewise.
-        places: of the pages, int64 [rows, most pages]: a slot, or behind the slots, a page of the host; -1
-            for none. The first of a row is read up to ``last_tokens``, the others whole.
-        last_tokens: tokens of the first page that count, int64 [rows], at least one.
-        scale: factor on the logits.
-
-    Returns:
-        Outputs [rows, heads, value dimension] and logs of the sums of exponentials [rows, heads], float32.
-    """
+    """As ``attend_places`` of ``triton/attention_kernel.py``, arguments and results; float32 pages only."""
     num_rows, heads, _ = queries.shape
     kv_heads, value_dim = slots[1].shape[-2:]
     by_kv_head = queries.float().view(num_rows, kv_heads, heads // kv_heads, -1).contiguous()

@@ -83,7 +83,7 @@ class PageChooser:
         """The complete pages that each of many requests reads with one token; counts nothing.
 
         What is kept of their pages must be built (``Representations.ensure``). Under Triton nothing waits for
-        the device.
+        the device where the selector goes by a ``product``.
 
         Args:
             layer: index among the pool's layers.

@@ -99,6 +99,9 @@ class Representations:
     ) -> torch.Tensor:
         """Estimates for the requests of a decode step, each with pages of its own that are built.
 
+        Request by request on a CPU, and where the selector goes by no ``product``: how many pages each has is
+        asked of the device then.
+
         Args:
             layer: index among the pool's layers.
             queries: scaled as attention scales them, float32 [rows, heads, head dimension].

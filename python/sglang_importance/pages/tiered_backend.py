@@ -187,7 +187,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
     def _attend_step(
         self, step: DecodeStep, queries: torch.Tensor, layer: RadixAttention, results: torch.Tensor
     ) -> None:
-        """Computes a step's rows. From the scan to the output nothing waits for the device."""
+        """Computes a step's rows in one layer."""
         slots, index = self.token_to_kv_pool.slots, layer.layer_id - self.token_to_kv_pool.start_layer
         of_rows = queries[step.rows]
         pages, shares = step.everything, None
