@@ -144,6 +144,7 @@ def test_a_replica_that_refuses_stops_the_launch(tiny_model: Path) -> None:
         for name, value in cores_of_ranks(2).items():
             patch.setenv(name, value)
         ended = run_to_end([*LAUNCH_SERVER, *model, *flags])
+    assert ended.refusals, ended.stderr
     assert ended.refusals[-1].startswith("a scheduler refused to start")
     assert all("--kv-importance-layers: 7 not among" in line for line in ended.refusals[:-1]), ended.stderr
     assert (ended.returncode, ended.survivors) == (2, [])
