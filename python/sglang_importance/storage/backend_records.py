@@ -143,19 +143,20 @@ def open_records(
 def _warn_of_its_limit(name: str, backend: HiCacheStorage, capacity: int) -> None:
     """Upstream's file backend says whether it has one; of others nobody knows."""
     evictor = getattr(backend, "_evictor", None)
-    if evictor is None:
+    most, free = (getattr(evictor, name, None) for name in ("max_size_bytes", "min_free_bytes"))
+    if most is None or free is None:
         return
-    if not evictor.configured:
+    if not (most or free):
         logger.warning(
             "kv-importance-tiers: the backend %s has no max_size that it can read and will grow without end: "
             'give it one above the capacity of its tier, such as config = { max_size = "200G" }',
             name,
         )
-    elif 0 < evictor.max_size_bytes < capacity:
+    elif 0 < most < capacity:
         logger.warning(
             "kv-importance-tiers: the backend %s keeps %d bytes and its tier counts on %d: give it more, or "
             "the tier less",
             name,
-            evictor.max_size_bytes,
+            most,
             capacity,
         )
