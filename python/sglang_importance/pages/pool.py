@@ -166,7 +166,7 @@ def continue_by_whole_pages(allocator: PagedTokenToKVPoolAllocator) -> None:
             # The page is allocated whole in any case.
             return None if tokens is None else budget.ceil_paged_tokens(tokens)
 
-        budget.available_chunk_tokens = whole_pages
+        budget.available_chunk_tokens = whole_pages  # type: ignore[method-assign]  # on this instance
         return budget
 
-    allocator.create_prefill_budget = create_by_pages  # on this instance
+    allocator.create_prefill_budget = create_by_pages  # type: ignore[method-assign]  # on this instance
