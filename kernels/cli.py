@@ -28,12 +28,12 @@ def _kernels() -> None:
 
 @app.command()
 def build(
-    head_dim: Annotated[int, typer.Option(help="dimensions of a head")] = 128,
-    heads: Annotated[int, typer.Option(help="query heads of one rank")] = 32,
-    kv_heads: Annotated[int, typer.Option(help="KV heads of one rank")] = 8,
-    page_size: Annotated[int, typer.Option(help="tokens per page")] = 16,
-    window: Annotated[int, typer.Option(help="last prompt tokens that are observed")] = 32,
-    layers: Annotated[int, typer.Option(help="sampled layers")] = 4,
+    head_dim: Annotated[int, typer.Option(min=1, help="dimensions of a head")] = 128,
+    heads: Annotated[int, typer.Option(min=1, help="query heads of one rank")] = 32,
+    kv_heads: Annotated[int, typer.Option(min=1, help="KV heads of one rank")] = 8,
+    page_size: Annotated[int, typer.Option(min=1, help="tokens per page")] = 16,
+    window: Annotated[int, typer.Option(min=1, help="last prompt tokens that are observed")] = 32,
+    layers: Annotated[int, typer.Option(min=1, help="sampled layers")] = 4,
     dtype: Annotated[str, typer.Option(help="of queries and keys: " + ", ".join(DTYPES))] = "bfloat16",
     kv_cache_dtype: Annotated[
         str, typer.Option(help="as the server has it: " + ", ".join(KV_DTYPES))
@@ -59,9 +59,20 @@ def build(
     device = _device()
     if flashinfer:
         _require_flashinfer(device)
+    from sgl_importance_kernels.triton.qk_probe import refusal
     from sgl_importance_kernels.triton.warm_up import WarmUp
 
     stored = KV_DTYPES[kv_cache_dtype] or dtype
+    why = refusal(
+        key_dtype=getattr(torch, stored),
+        query_dtype=getattr(torch, dtype),
+        head_dim=head_dim,
+        value_head_dim=head_dim,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+    )
+    if why is not None:
+        raise typer.BadParameter(f"there is no kernel for {why}", param_hint="--head-dim")
     model = WarmUp(
         head_dim=head_dim,
         heads=heads,

@@ -54,6 +54,8 @@ class PageHistory:
         known = pages.clamp(min=0)
         self._choices[layer, known] = self._choices[layer, known] * self._fading(layer, known, now)
         if shares is not None:
+            # A NaN of one request would stay on pages that others read, and such a page in its slot.
+            shares = shares.nan_to_num(0.0)
             chosen = (pages >= 0) * (shares if self._policy == "importance" else 1.0)
             self._choices[layer].index_add_(0, known, chosen.float())
         self._last[layer, known] = now

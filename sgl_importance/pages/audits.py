@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -121,11 +122,14 @@ class AuditTrail:
     def audited(self, position: int, *, missed_mass: float, missed_page: float, output_error: float) -> bool:
         """Takes in an audit; returns whether the exact output is to take the place of the other.
 
+        One whose numbers are not finite counts for nothing: a request's NaN would stay in the sums of all.
+
         Args:
             position: of the token.
             missed_mass: as in ``AuditCounts``, of this audit; so are the others.
         """
-        if not self._by_audits.is_judged(position):
+        is_finite = all(map(math.isfinite, (missed_mass, missed_page, output_error)))
+        if is_finite and not self._by_audits.is_judged(position):
             fails = missed_page > self._rule.largest_missed_page
             self._by_audits.judge(position, fails=fails)
             for counts in (self.counts, self._totals):

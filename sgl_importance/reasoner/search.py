@@ -13,6 +13,8 @@ _MOST_NEIGHBOURS = 4
 _TOKENS_PER_NODE = (8, 13)
 """Of a thought, for each node of the graph: so much of a graph is searched when its goal is found."""
 _SHORTEST_SHARE = 0.85
+_STATE_GAP = range(31, 37)
+"""Lengths that no thought about a state has: where one of them is asked for, it has the 30 tokens below."""
 _NODES_BY_HEAD = {head(node): node for node in NODES}
 FEWEST_TOKENS = 32
 MOST_TOKENS = _TOKENS_PER_NODE[1] * len(NODES) * 3 // 4
@@ -165,13 +167,14 @@ def _num_nodes(tokens: int, rng: Random) -> int:
 
 
 def draw_search(tokens: int, rng: Random, asks_state: bool) -> Search:
-    """A search whose thought has at most `tokens` tokens and at least 85 % of them.
+    """A search whose thought has at most `tokens` tokens and at least 85 % of them; a state has 30 of 36.
 
     The node asked for, with `asks_state`, is any that was entered behind the start. Raises ValueError for a
     number of tokens under `FEWEST_TOKENS` or over `MOST_TOKENS`.
     """
     if not FEWEST_TOKENS <= tokens <= MOST_TOKENS:
         raise ValueError(f"a search's thought has {FEWEST_TOKENS} to {MOST_TOKENS} tokens, not {tokens}")
+    shortest = _STATE_GAP.start - 1 if asks_state and tokens in _STATE_GAP else _SHORTEST_SHARE * tokens
     while True:
         neighbours, start = _draw_tree(_num_nodes(tokens, rng), rng)
         order = _order(neighbours, start)
@@ -183,7 +186,7 @@ def draw_search(tokens: int, rng: Random, asks_state: bool) -> Search:
             asked = order[1 + int(asked_number * middle)] if asks_state else None
             search = Search(neighbours, start, order[middle], asked)
             length = len(search.solve().thought.pieces)
-            if _SHORTEST_SHARE * tokens <= length <= tokens:
+            if shortest <= length <= tokens:
                 return search
             if length > tokens:
                 high = middle - 1

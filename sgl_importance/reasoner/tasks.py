@@ -70,7 +70,7 @@ class ReasoningTask:
 
 
 def draw_task(task: str, tokens: int, rng: Random) -> ReasoningTask:
-    """A task whose thought has at most `tokens` tokens and at least 85 % of them.
+    """A task whose thought has at most `tokens` tokens, and at least 85 % of them or no more than 7 fewer.
 
     Raises ValueError for an unknown task or a length that it cannot have.
     """

@@ -11,11 +11,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from sgl_importance_kernels import cli
 from sgl_importance_kernels.cli import app
 
 triton = pytest.importorskip("triton")
 
 COMMAND = [sys.executable, "-W", "ignore", "-c", "from sgl_importance_kernels.cli import app; app()", "build"]
+
+
+def plain(output: str) -> str:
+    """Without colours, frames and line breaks."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", " ", output).split())
 
 
 def test_it_runs_every_window_once_of_a_quantized_cache_with_a_soft_cap() -> None:
@@ -28,6 +34,13 @@ def test_it_runs_every_window_once_of_a_quantized_cache_with_a_soft_cap() -> Non
     )
     assert done.returncode == 0, done.stderr
     assert "built for heads of 16, 4/2 heads, pages of 16 on cpu" in " ".join(done.stdout.split())
+
+
+def test_heads_without_a_kernel_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_device", lambda: "cpu")
+    done = CliRunner().invoke(app, ["build", "--head-dim", "512"])
+    assert done.exit_code == 2
+    assert "heads of 512 dimensions, more than 256" in plain(done.output)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -44,13 +57,16 @@ def test_without_a_device_it_says_where_to_build() -> None:
         (["--heads", "6", "--kv-heads", "4"], "6 query heads over 4 KV heads"),
         (["--dtype", "int8"], "must be one of bfloat16, float16, float32, not int8"),
         (["--kv-cache-dtype", "fp4"], "must be one of auto, fp8_e4m3, fp8_e5m2, not fp4"),
+        *(
+            ([option, "0"], f"Invalid value for '{option}'")
+            for option in ("--head-dim", "--heads", "--kv-heads", "--page-size", "--window", "--layers")
+        ),
     ],
 )
 def test_bad_values_are_named(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(app, ["build", *arguments])
     assert done.exit_code == 2
-    plain = " ".join(re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", " ", done.output).split())
-    assert words in plain
+    assert words in plain(done.output)
 
 
 def test_windows_cover_every_tile_once() -> None:

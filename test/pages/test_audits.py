@@ -107,6 +107,18 @@ def test_a_failed_audit_is_replaced_and_one_that_is_made_again_counts_once() -> 
     )
 
 
+@pytest.mark.parametrize("number", ["missed_mass", "missed_page", "output_error"])
+def test_what_is_not_finite_stays_in_no_sum(number: str) -> None:
+    totals = AuditCounts()
+    trail = AuditTrail(AuditRule(1, 0.25, 0.0), 10, totals)
+    found = {"missed_mass": 0.5, "missed_page": 0.5, "output_error": 0.5}
+    assert not trail.audited(10, **{**found, number: float("nan")})
+    assert trail.counts == totals == AuditCounts()
+    assert trail.budget_factor(11) == 1
+    assert trail.audited(11, **found)
+    assert totals.audits == totals.failed == 1
+
+
 def test_an_unsure_token_doubles_the_budget_of_the_next_until_one_is_sure() -> None:
     trail = AuditTrail(AuditRule(0, 1.0, 0.5), 10, AuditCounts())
     trail.sampled(8, 0.1)  # of a chunk of the prompt

@@ -51,6 +51,15 @@ def test_worth_is_what_the_choices_say(passes: list[set[int]]) -> None:
         assert history.worth(1, torch.tensor([3]), now).item() == unread.get(policy, 0)
 
 
+def test_a_share_that_is_no_number_leaves_a_page_worth_what_it_was() -> None:
+    history = PageHistory("importance", 1, 2, "cpu")
+    pages = torch.tensor([0, 1])
+    history.read(0, pages, 0, torch.tensor([0.5, 0.5]))
+    history.read(0, pages, 1, torch.tensor([torch.nan, 0.0]))
+    worth = history.worth(0, pages, 1)
+    assert worth[0] == worth[1] == 0.5 * DECAY
+
+
 def slots_with(policy: str, num_slots: int) -> PageSlots:
     host = [[torch.arange(20.0 * PAGE)[:, None, None].clone()] for _ in range(2)]
     return PageSlots(

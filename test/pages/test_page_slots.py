@@ -184,6 +184,16 @@ def test_tokens_of_a_page_must_be_consecutive() -> None:
         frames.plan(torch.tensor([PAGE + 3, PAGE]))
 
 
+@pytest.mark.parametrize("padding", [1, PAGE, 3 * PAGE])
+def test_padding_is_written_nowhere_however_much_there_is(padding: int) -> None:
+    """A dummy batch of upstream's, before the first request, is all padding."""
+    frames = OpenPages(1, PAGES, PAGE, "cpu")
+    for locations in ([], [PAGE]):
+        plan = frames.plan(torch.tensor([*locations, *[0] * padding]))
+        assert plan.frame_locations.tolist() == [0] * len(locations)
+        assert len(plan.to_host) == len(plan.whole) == 0
+
+
 def test_a_page_that_comes_whole_takes_no_frame() -> None:
     frames = OpenPages(1, PAGES, PAGE, "cpu")
     plan = frames.plan(torch.arange(PAGE, 3 * PAGE))

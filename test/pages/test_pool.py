@@ -13,7 +13,8 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from sgl_importance.pages.device_plan import KvShape, plan_device
 from sglang_importance.cpu import install as install_cpu_support
-from sglang_importance.pages.pool import TieredKVPool, forget_freed_pages
+from sglang_importance.pages.install import _tiered_allocator
+from sglang_importance.pages.pool import TieredKVPool
 
 PAGE, PAGES, LAYERS, HEADS, DIM = 4, 16, 2, 2, 8
 SHAPE = KvShape(layers=LAYERS, kv_heads=HEADS, key_dim=DIM, value_dim=DIM, item_bytes=4)
@@ -40,11 +41,11 @@ def pool() -> TieredKVPool:
 
 @pytest.fixture
 def allocator(pool: TieredKVPool) -> PagedTokenToKVPoolAllocator:
-    allocator = PagedTokenToKVPoolAllocator(
-        PAGES * PAGE, page_size=PAGE, dtype=torch.float32, device="cpu", kvcache=pool, need_sort=False
-    )
-    forget_freed_pages(allocator, pool.slots)
-    return allocator
+    def build(_: Any, *, token_to_kv_pool: TieredKVPool) -> PagedTokenToKVPoolAllocator:
+        settings = {"page_size": PAGE, "dtype": torch.float32, "device": "cpu", "need_sort": False}
+        return PagedTokenToKVPoolAllocator(PAGES * PAGE, kvcache=token_to_kv_pool, **settings)
+
+    return _tiered_allocator(build, SimpleNamespace(), token_to_kv_pool=pool)  # type: ignore[arg-type]
 
 
 def write(pool: TieredKVPool, locations: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -147,3 +148,28 @@ def test_a_page_that_is_used_again_holds_nothing_old(
     assert pool.slots.resident_pages().tolist() == [0, 0]
     assert allocator.available_size() == PAGES * PAGE
     assert_reads(pool, used, write(pool, used))
+
+
+def test_a_prompt_in_chunks_takes_one_frame_where_memory_is_short(
+    pool: TieredKVPool, allocator: PagedTokenToKVPoolAllocator
+) -> None:
+    write(pool, torch.arange(PAGE, PAGE + 2))  # another request's, in the other of two frames
+    tree = SimpleNamespace(supports_mamba=lambda: False, evictable_size=lambda: 0)
+    budget = allocator.create_prefill_budget(tree)
+    budget.total_offset += allocator.available_size() - (PAGE + 1.5)  # what requests are expected to take
+    chunk = budget.available_chunk_tokens(4 * PAGE)
+    assert chunk == 2 * PAGE
+    prompt = torch.arange(2 * PAGE, 6 * PAGE)
+    write(pool, prompt[:chunk])
+    write(pool, prompt[chunk : chunk + PAGE + 1])
+    assert len(pool.slots.open_pages.open()[0]) == 2
+
+
+@pytest.mark.parametrize(("left", "tokens"), [(-1, 4 * PAGE), (0.5, 4 * PAGE), (PAGE, PAGE), (99, 4 * PAGE)])
+def test_a_chunk_is_as_long_as_upstream_lets_it_be(
+    allocator: PagedTokenToKVPoolAllocator, left: float, tokens: int
+) -> None:
+    tree = SimpleNamespace(supports_mamba=lambda: False, evictable_size=lambda: 0)
+    budget = allocator.create_prefill_budget(tree)
+    budget.total_offset += allocator.available_size() - left
+    assert budget.available_chunk_tokens(4 * PAGE) == tokens

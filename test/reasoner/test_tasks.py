@@ -39,6 +39,14 @@ def test_the_longest_thought_can_be_had(task: str) -> None:
     assert len(make_task(task, MOST_TOKENS[task], 0).solution.thought.pieces) >= 0.85 * MOST_TOKENS[task]
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_every_short_thought_can_be_had(task: str) -> None:
+    """Of a state none has 31 to 36 tokens; to be asked for 36 was to wait for ever."""
+    for length in range(FEWEST_TOKENS, 64):
+        pieces = make_task(task, length, 0).solution.thought.pieces
+        assert length - max(7, 0.15 * length) <= len(pieces) <= length
+
+
 @given(task=tasks, length=lengths, seed=seeds)
 def test_same_seed_same_task_other_seed_other_task(task: str, length: int, seed: int) -> None:
     assert make_task(task, length, seed) == make_task(task, length, seed)

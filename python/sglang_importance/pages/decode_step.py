@@ -1,8 +1,8 @@
-"""The tokens of a forward pass that are computed together, one a request."""
+"""The single tokens of a forward pass that are computed together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +12,26 @@ from sgl_importance_kernels.pages.page_choice import Contexts
 from sgl_importance_kernels.pages.page_chooser import PageChooser
 from sglang_importance.pages.span import Span
 
+STEP_PAGES = 2**19
+"""Most pages of a step's contexts, padding included: a selector's estimates take four bytes a page and head.
+Decode seldom has as many, but a retracted answer comes back as thousands of tokens in one pass."""
+
+
+def parts(spans: Sequence[Span]) -> Iterator[Sequence[Span]]:
+    """Spans in their order, as many at a time as ``STEP_PAGES`` allows, and at least one."""
+    start, most = 0, 0
+    for at, span in enumerate(spans):
+        most = max(most, len(span.pages))
+        if at > start and (at + 1 - start) * most > STEP_PAGES:
+            yield spans[start:at]
+            start, most = at, len(span.pages)
+    if start < len(spans):
+        yield spans[start:]
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """Tokens that attend to pages alone, each of another request; all tensors are int64.
+    """Tokens that attend to pages alone, each a row; all tensors are int64.
 
     Attributes:
         spans: of these tokens.

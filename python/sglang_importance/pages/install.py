@@ -26,7 +26,7 @@ from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.score_sources import NONE
 from sglang_importance.pages import confidence
 from sglang_importance.pages.emitting_backend import EmittingTieredBackend
-from sglang_importance.pages.pool import TieredKVPool, forget_freed_pages
+from sglang_importance.pages.pool import TieredKVPool, continue_by_whole_pages, forget_freed_pages
 from sglang_importance.pages.selections import Selections
 from sglang_importance.pages.tiered_backend import TieredAttentionBackend
 from sglang_importance.upstream.hooks import HookType, install_hooks
@@ -54,7 +54,7 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
             f"{_CONFIGURATOR}._profile_available_bytes": (_host_bytes, HookType.AROUND),
             f"{_CONFIGURATOR}.resolve_max_num_reqs": (_max_requests, HookType.AROUND),
             f"{_CONFIGURATOR}._build_mha_kv_pool": (_tiered_pool, HookType.AROUND),
-            f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator": (_forgetting_allocator, HookType.AROUND),
+            f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator": (_tiered_allocator, HookType.AROUND),
         }
     )
     if options.sparse_audit_confidence:
@@ -177,7 +177,7 @@ def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[Pa
     return chooser, selecting
 
 
-def _forgetting_allocator(
+def _tiered_allocator(
     build: Callable[..., PagedTokenToKVPoolAllocator],
     configurator: KVCacheConfigurator,
     *,
@@ -186,6 +186,7 @@ def _forgetting_allocator(
 ) -> PagedTokenToKVPoolAllocator:
     allocator = build(configurator, token_to_kv_pool=token_to_kv_pool, **kwargs)
     forget_freed_pages(allocator, token_to_kv_pool.slots)
+    continue_by_whole_pages(allocator)
     return allocator
 
 

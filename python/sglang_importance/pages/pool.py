@@ -17,6 +17,7 @@ from sglang_importance.pages.selections import Selections
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 
 class TieredKVPool(MHATokenToKVPool):
@@ -145,3 +146,27 @@ def forget_freed_pages(allocator: PagedTokenToKVPoolAllocator, slots: PageSlots)
 
     allocator._release_page_ids = release_and_forget  # type: ignore[method-assign]  # on this instance
     allocator.clear = clear_all  # type: ignore[method-assign]
+
+
+def continue_by_whole_pages(allocator: PagedTokenToKVPoolAllocator) -> None:
+    """Makes every chunk of a prompt but the last end with a page, also where memory is short.
+
+    Upstream then cuts a chunk to the tokens that it expects to be left (mem_cache/prefill_budget.py,
+    ``available_chunk_tokens``), within a page. The next chunk would complete that page and begin another: two
+    frames of one request, and there is one for each.
+    """
+    create: Callable[..., PrefillBudget] = allocator.create_prefill_budget
+
+    def create_by_pages(*args: Any, **kwargs: Any) -> PrefillBudget:
+        budget = create(*args, **kwargs)
+        available = budget.available_chunk_tokens
+
+        def whole_pages(chunk_limit: int) -> int | None:
+            tokens = available(chunk_limit)
+            # The page is allocated whole in any case.
+            return None if tokens is None else budget.ceil_paged_tokens(tokens)
+
+        budget.available_chunk_tokens = whole_pages  # type: ignore[method-assign]  # on this instance
+        return budget
+
+    allocator.create_prefill_budget = create_by_pages  # type: ignore[method-assign]  # on this instance

@@ -21,7 +21,7 @@ from sgl_importance_kernels.pages.streamed_attention import (
     stream_attention,
 )
 from sglang_importance.attention.source import request_table
-from sglang_importance.pages.decode_step import DecodeStep
+from sglang_importance.pages.decode_step import DecodeStep, parts
 from sglang_importance.pages.pool import TieredKVPool
 from sglang_importance.pages.selections import Selection
 from sglang_importance.pages.span import Choice, Span
@@ -85,6 +85,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         for slot, rid, start, stop in zip_longest(slots, rids[: len(slots)], starts, stops):
             selection = self._selection(rid)
             rule = self._read_all if selection is None else selection.rule
+            pages = table[slot, :stop:page_size].long() // page_size
             for span in rule.spans(start, stop):
                 is_causal = not (is_decode or span.is_generated)
                 context = span.start if is_causal else span.stop
@@ -93,7 +94,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                     Span(
                         rows=slice(first, first + span.stop - span.start),
                         context=context,
-                        pages=table[slot, :context:page_size].long() // page_size,
+                        pages=pages[: -(-context // page_size)],
                         is_causal=is_causal,
                         choice=self._choice(selection, span.start, context) if span.selects else None,
                     )
@@ -114,17 +115,15 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                 choosing.append(span)
             else:
                 reading.append(span)
-        if choosing:
+        self._steps = []
+        for part in parts(choosing):
             assert pool.slots.representations is not None
             # Those of a page that this pass completes are built when its last token is written.
             pool.slots.representations.ensure(
-                torch.cat([span.pages[: (span.context - 1) // pool.page_size] for span in choosing])
+                torch.cat([span.pages[: (span.context - 1) // pool.page_size] for span in part])
             )
-        self._steps = [
-            DecodeStep.of(spans, pool.page_size, chooser)
-            for spans, chooser in ((choosing, self._chooser), (reading, None))
-            if spans
-        ]
+            self._steps.append(DecodeStep.of(part, pool.page_size, self._chooser))
+        self._steps += [DecodeStep.of(part, pool.page_size, None) for part in parts(reading)]
 
     def _selection(self, rid: str | None) -> Selection | None:
         selections = self.token_to_kv_pool.selections

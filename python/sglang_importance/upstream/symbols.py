@@ -261,6 +261,11 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_CACHE}.memory_pool.MHATokenToKVPool._store_kv_layer": "self, layer_idx, loc, cache_k, cache_v",
     f"{_CACHE}.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids": "self, *page_ids",
     f"{_CACHE}.allocator.paged.PagedTokenToKVPoolAllocator.clear": "self",
+    f"{_CACHE}.allocator.paged.PagedTokenToKVPoolAllocator.create_prefill_budget": (
+        "self, tree_cache, *, num_mixed_decode_tokens"
+    ),
+    f"{_CACHE}.prefill_budget.PrefillBudget.available_chunk_tokens": "self, chunk_limit",
+    f"{_CACHE}.prefill_budget.PrefillBudget.ceil_paged_tokens": "self, tokens",
     f"{_CACHE}.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs": "self, token_capacity",
     f"{_CACHE}.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool": None,
     f"{_CACHE}.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes": None,
