@@ -105,6 +105,7 @@ class PageMover:
             set_damaged_aside(self._members[source], name, damaged, self._counters)
             self._placement.lose(page)
             raise
+        self._members[source].failures = 0
         self.put(target, name, record)
         self._at(Point.COPIED)
         try:
@@ -119,6 +120,7 @@ class PageMover:
             self._health.failed(target)
             self._members[target].tier.delete(name)
             raise
+        self._members[target].failures = 0
         self._at(Point.CHECKED)
 
     def put(self, level: int, name: PageName, record: Bytes) -> None:

@@ -109,6 +109,22 @@ def test_what_lies_on_a_medium_is_there_again(tmp_path: Path, kind: str) -> None
     assert (read(again, 0) == page_of(0)).all()
 
 
+def test_an_entry_that_finds_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk each try would leave an empty file."""
+    index = RecordIndex(tmp_path)
+    index.add(name_of(1), b"entry")
+
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="no space"):
+            index.add(name_of(2), b"entry")
+    assert len(list((tmp_path / "index").glob("*/*"))) == 1
+
+
 def test_a_slot_that_was_begun_is_empty(tmp_path: Path) -> None:
     """As a process leaves it that is killed while it writes: its header comes last."""
     tier = MappedTier(tmp_path / "slots", SIZE, 2)

@@ -92,6 +92,56 @@ def test_a_disk_that_others_have_filled_is_passed_over(tmp_path: Path) -> None:
     assert kept(chain, "j", 2) == kept(chain, "i", 2) == 2
 
 
+class FullAndSick(FullTier):
+    """A full medium whose reads fail while it is told to."""
+
+    fails = False
+
+    def get(self, name: PageName, record: Bytes) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, "input/output error")
+        super().get(name, record)
+
+
+@pytest.mark.parametrize("kinds", [("dram",), ("cxl", "dram")])
+def test_a_full_tier_that_was_left_out_comes_back(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    """Nothing can be written into it to try it; what it holds is read all the same."""
+    now = [0.0]
+    sick = FullAndSick(99)
+    chain = open_chain(tmp_path, kinds, tiers={"dram": sick}, clock=lambda: now[0])
+    for moment, session in enumerate("abcdef"):
+        write(chain, keys_of(session, 1), moment=moment)
+    held = [session for session in "abcdef" if sick.contains(PageName(MODEL, page_digest(f"{session}0")))]
+    sick.most, sick.fails = len(held), True
+    for _ in range(3):
+        with pytest.raises(PageMiss):
+            wrong_pages(chain, keys_of(held[0], 1))
+    write(chain, keys_of("x", 1), moment=9)
+    assert chain.snapshot()[-1]["state"] == "left out"
+    sick.fails, now[0] = False, 60.0
+    assert write(chain, keys_of("y", 1), moment=10) == [True]
+    state = chain.snapshot()[-1]
+    assert state["state"] == "in use"
+    assert 1 <= state["pages"] <= sick.most
+    for session in held:
+        assert wrong_pages(chain, keys_of(session, 1)) == []
+    assert kept(chain, "y", 1) == 1
+    chain.check_integrity()
+
+
+def test_reads_of_moves_that_fail_now_and_then_leave_no_tier_out(tmp_path: Path) -> None:
+    sick = FullAndSick(99)
+    chain = open_chain(tmp_path, ("dram", "cxl"), tiers={"dram": sick})
+    for moment, session in enumerate("abcdefgh"):
+        sick.fails = True
+        write(chain, keys_of(session, 1), moment=moment)
+        sick.fails = False
+        write(chain, keys_of(session, 1), moment=moment)
+    assert chain.counters["failed_accesses"] > 3
+    assert chain.counters["demoted_pages"] > 3
+    assert chain.counters["times_left_out"] == 0
+
+
 class ReadOnlyTier(DramTier):
     """As an operating system leaves a disk that gave errors."""
 

@@ -6,6 +6,7 @@ that is empty or whole.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -70,7 +71,7 @@ class MappedTier(Tier):
             slot = self._slot_of.get(name)
             if slot is None:
                 if not self._free:
-                    raise OSError("all slots are taken")
+                    raise OSError(errno.ENOSPC, "all slots are taken")
                 slot = self._free.pop()
             target = self._slots[slot]
             target[:HEADER_BYTES] = 0
