@@ -135,8 +135,11 @@ def read_slots(path: Path) -> Iterator[tuple[Listed | None, Bytes]]:
     if data.nbytes != _PREAMBLE_BYTES + slots * stride:
         raise OSError(f"{path} is no file of slots")
     for slot in data[_PREAMBLE_BYTES:].reshape(slots, stride):
-        if slot[:HEADER_BYTES].any():
+        record = np.array(slot[:size])
+        # A server that gives the slot to another record meanwhile changes the header first and last.
+        while (record[:HEADER_BYTES] != slot[:HEADER_BYTES]).any():
             record = np.array(slot[:size])
+        if record[:HEADER_BYTES].any():
             link = record[size - LINK_BYTES :].tobytes()
             yield list_record(record[:HEADER_BYTES].tobytes(), link), record
 
