@@ -154,7 +154,7 @@ def test_files_are_those_of_a_store(tmp_path: Path, kind: str) -> None:
     assert (result.pages, result.damaged) == (3, {})
 
 
-@pytest.mark.parametrize("damage", ["cut", "grown", "flipped", "other"])
+@pytest.mark.parametrize("damage", ["cut", "grown", "flipped", "other", "link"])
 @pytest.mark.parametrize("kind", ["nvme", "fs"])
 def test_a_damaged_file_is_seen_and_set_aside(tmp_path: Path, kind: str, damage: str) -> None:
     tier = open_tier(kind, tmp_path)
@@ -162,14 +162,18 @@ def test_a_damaged_file_is_seen_and_set_aside(tmp_path: Path, kind: str, damage:
     tier.put(name_of(2), record_of(2))
     path = tmp_path / "pages" / name_of(1).identity.hex() / f"{name_of(1).page.hex()}.page"
     data = path.read_bytes()
-    other = path.with_name(f"{name_of(2).page.hex()}.page").read_bytes()
+    other = path.with_name(f"{name_of(2).page.hex()}.page")
     changed = {
         "cut": data[:-1],
         "grown": data + b"?",
         "flipped": data[:-9] + b"?" + data[-8:],
-        "other": other,
+        "other": other.read_bytes(),
     }
-    path.write_bytes(changed[damage])
+    if damage == "link":
+        path.unlink()
+        path.symlink_to(other)
+    else:
+        path.write_bytes(changed[damage])
     with pytest.raises(PageDamaged):
         read(tier, 1)
     assert tier.set_aside(name_of(1), MissReason.BODY)
