@@ -226,6 +226,17 @@ def test_pages_come_back_from_a_backend_of_hicache(
     store_and_start_again(tmp_path, served, hicache_tiers(tmp_path, kind))
 
 
+def test_a_later_rank_need_not_wait_for_the_folder_of_the_first(
+    tmp_path: Path, upstream: Path, served: ServedChain
+) -> None:
+    """Upstream's file backend has rank 0 make it, and the others write into it."""
+    tiers = str(hicache_tiers(tmp_path, "file"))
+    backend = make_backend(make_pool("page_first"), tmp_path / "store", tiers=tiers, tp_rank=1, tp_size=2)
+    assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+    assert list(upstream.glob("*.bin"))
+    backend.close()
+
+
 @pytest.mark.skipif(REAL not in os.environ, reason=f"{REAL} names no storage backend that runs here")
 def test_a_real_backend_as_a_tier(tmp_path: Path, served: ServedChain) -> None:
     """As ``test_wrapped.test_a_real_backend``."""
