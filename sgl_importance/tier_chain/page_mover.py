@@ -7,6 +7,7 @@ in two tiers is deleted from the slower one at the next start.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 
 from sgl_importance.storage.page_record import PageDamaged
@@ -143,4 +144,5 @@ class PageMover:
 def set_damaged_aside(member: Member, name: PageName, damaged: PageDamaged, counters: TierCounters) -> None:
     """Takes a damaged record out of what the tier serves; any thread may."""
     counters.add("damaged_pages", member.name)
-    member.tier.set_aside(name, damaged.reason)
+    with suppress(OSError):  # where it stays, it is no page of the chain all the same
+        member.tier.set_aside(name, damaged.reason)

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.storage.page_record import PageMiss, page_digest
+from sgl_importance.storage.page_record import PageDamaged, PageMiss, page_digest
 from sgl_importance.tier_chain.chain import TierChain
 from sgl_importance.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.tier_chain.kinds.tier import DramTier
 from sgl_importance.tier_chain.kinds.tier_record import Bytes, PageName
 from sgl_importance.tier_chain.open_chain import OpenChain
+from sgl_importance.tier_chain.placement import Step
 from sgl_importance.tier_chain.ranking import LruRanking
 from sgl_importance.tier_chain.tier_counters import TierCounters
 from sgl_importance.tier_chain.tier_file import parse_tiers
@@ -174,6 +175,27 @@ def test_a_tier_that_became_read_only_is_left_out(tmp_path: Path) -> None:
         write(chain, keys_of(session, 1), moment=moment)
     assert chain.snapshot()[1]["state"] == "left out"
     assert kept(chain, "i", 1) == 1, "the other tier goes on"
+    chain.check_integrity()
+
+
+@pytest.mark.parametrize("finder", ["reader", "move"])
+def test_a_damaged_page_that_cannot_be_set_aside_is_stored_anew(tmp_path: Path, finder: str) -> None:
+    """As where the medium reads and refuses to delete."""
+    tier = ReadOnlyTier()
+    chain = open_chain(tmp_path, ("dram", "cxl"), tiers={"dram": tier})
+    keys = keys_of("a", 1)
+    write(chain, keys)
+    tier._records[PageName(MODEL, page_digest(keys[0]))][300] ^= 1
+    tier.is_read_only = True
+    if finder == "reader":
+        with pytest.raises(PageDamaged):
+            wrong_pages(chain, keys)
+    else:
+        with pytest.raises(PageDamaged):
+            chain._mover.move(Step(next(page for page, _ in chain._numbers.items()), 0, 1))
+    tier.is_read_only = False
+    assert write(chain, keys) == [True]
+    assert wrong_pages(chain, keys) == []
     chain.check_integrity()
 
 
