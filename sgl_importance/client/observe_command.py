@@ -28,7 +28,8 @@ app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 @app.callback(invoke_without_command=True)
 def observe(
     watch: Annotated[
-        float | None, typer.Option(min=0.1, metavar="SECONDS", help="Ask again and again, until Ctrl-C.")
+        float | None,
+        typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="Ask again and again, until Ctrl-C."),
     ] = None,
     dp_rank: DpRank = None,
     url: Url = DEFAULT_URL,

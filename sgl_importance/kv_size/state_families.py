@@ -138,7 +138,7 @@ def short_convolutions(config: Fields) -> _Layers:
         state_size=0,
         conv_channels=hidden,
         groups=0,
-        conv_window=config.integer("conv_L_cache") - 1,
+        conv_window=config.integer("conv_L_cache", low=2) - 1,  # of 1 nothing would be kept
         conv_itemsize=_CONV_BYTES,
         ssm_itemsize=_FLOAT32,
     )

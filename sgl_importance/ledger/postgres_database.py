@@ -69,6 +69,7 @@ class PostgresDatabase:
         self.connection = _connect(url)
         try:
             self._create_schema()
+            self._tables = self._tables_now()
         except LedgerUnusable:
             self.close()
             raise
@@ -100,11 +101,12 @@ class PostgresDatabase:
             yield
 
     def is_in_place(self) -> bool:
-        """Whether the database answers and has our tables; without asking while a statement is under way."""
+        """Whether the database answers and has the tables that we opened; without asking while a statement is
+        under way. In tables that another server made since, models have other numbers."""
         if not self._turn.acquire(blocking=False):
             return not self.connection.closed
         try:
-            return bool(self.execute("SELECT version FROM schema_version"))
+            return self._tables_now() == self._tables
         except LedgerError:
             return False
         finally:
@@ -137,6 +139,14 @@ class PostgresDatabase:
         (layout,) = self.execute("SELECT reuse_layout FROM format")[0]
         if problem := layout_problem(layout):
             raise LedgerUnusable(f"{self.url} {problem}: name another database with --kv-importance-ledger")
+
+    def _tables_now(self) -> list[Row]:
+        """What names the tables that are there; tables that are made again have another name of this kind."""
+        return self.execute(
+            "SELECT t.oid FROM pg_class t JOIN pg_namespace s ON s.oid = t.relnamespace "
+            "WHERE s.nspname = ? AND t.relname = 'models'",
+            (SCHEMA,),
+        )
 
     def _version(self) -> int:
         # Not to_regclass(): behind a lock it may still answer from what the session knew before.

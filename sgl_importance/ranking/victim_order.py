@@ -98,9 +98,10 @@ class VictimOrder:
         if not self._entries:
             return None
         self._move_aged()
-        if self._agenda_version != self._reuse.version:
-            self._make_agenda()
         while True:
+            # Looked at each time: another thread may drive the index, as below a chain of storage tiers.
+            if self._agenda_version != self._reuse.version:
+                self._make_agenda()
             _, last_access, node_id, key = self._agenda[0]
             cell = self._cells[key]
             if self._entries.get(node_id) == (cell, last_access):
@@ -187,6 +188,7 @@ class VictimOrder:
 
     def _make_agenda(self) -> None:
         """Ranks all cells, and forgets those that are empty."""
+        version = self._reuse.version
         self._agenda, self._crossings = [], []
         for key, cell in list(self._cells.items()):
             oldest = self._oldest(cell)
@@ -198,7 +200,7 @@ class VictimOrder:
                 self._crossings.append((cell.next_crossing, key))
         heapify(self._agenda)
         heapify(self._crossings)
-        self._agenda_version = self._reuse.version
+        self._agenda_version = version
 
     def check_integrity(self) -> None:
         """Asserts that every node is in its cell's heap exactly as entered, and that counts agree."""

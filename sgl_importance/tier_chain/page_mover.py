@@ -7,6 +7,7 @@ in two tiers is deleted from the slower one at the next start.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 
 from sgl_importance.storage.page_record import PageDamaged
@@ -105,6 +106,7 @@ class PageMover:
             set_damaged_aside(self._members[source], name, damaged, self._counters)
             self._placement.lose(page)
             raise
+        self._members[source].failures = 0
         self.put(target, name, record)
         self._at(Point.COPIED)
         try:
@@ -119,6 +121,7 @@ class PageMover:
             self._health.failed(target)
             self._members[target].tier.delete(name)
             raise
+        self._members[target].failures = 0
         self._at(Point.CHECKED)
 
     def put(self, level: int, name: PageName, record: Bytes) -> None:
@@ -141,4 +144,5 @@ class PageMover:
 def set_damaged_aside(member: Member, name: PageName, damaged: PageDamaged, counters: TierCounters) -> None:
     """Takes a damaged record out of what the tier serves; any thread may."""
     counters.add("damaged_pages", member.name)
-    member.tier.set_aside(name, damaged.reason)
+    with suppress(OSError):  # where it stays, it is no page of the chain all the same
+        member.tier.set_aside(name, damaged.reason)

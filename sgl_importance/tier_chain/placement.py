@@ -96,6 +96,8 @@ class Placement:
         self._held: frozenset[int] = frozenset()
         self._usable = list(range(len(capacities)))
         self._stopped: set[int] = set()
+        self._kept: set[int] = set()
+        """Pages that cannot leave for now: those that continue them lie in a tier that was stopped."""
 
     def __len__(self) -> int:
         """Number of pages in all tiers."""
@@ -201,8 +203,10 @@ class Placement:
         rooms[level] = None
         if self.used[level] < self._limits[level]:
             rooms[level] = _Room(0.0, [])
-        elif (victim := self._ranking.cheapest(level)) is not None:
-            below = next((each for each in self._usable if each > level and self._takes(each)), None)
+            return rooms[level]
+        below = next((each for each in self._usable if each > level and self._takes(each)), None)
+        victim = self._cheapest(level, gives_up=below is None)
+        if victim is not None:
             further = _Room(0.0, []) if below is None else self._room(below, rooms)
             if further is not None:
                 where = len(self.capacities) if below is None else below
@@ -210,6 +214,15 @@ class Placement:
                 step = Step(victim, level, below)
                 rooms[level] = _Room(further.loss + loss, [*further.steps, step])
         return rooms[level]
+
+    def _cheapest(self, level: int, *, gives_up: bool) -> int | None:
+        """The page that leaves a tier first; one that others continue, further down, is not given up."""
+        while (page := self._ranking.cheapest(level)) is not None:
+            if not gives_up or not self._pages[page].children:
+                return page
+            self._ranking.leave(level, page)
+            self._kept.add(page)
+        return None
 
     def _takes(self, level: int) -> bool:
         """Whether the tier has room for any page at all."""
@@ -300,6 +313,10 @@ class Placement:
         """The tier may have room for its capacity again."""
         self._stopped.discard(level)
         self._limits[level] = self.capacities[level] - (len(self.capacities) > 1)
+        kept, self._kept = self._kept, set()
+        for page in kept:
+            if page in self._pages:
+                self._refresh(page)
 
     def over_limits(self) -> list[int]:
         """Tiers that hold more than they should."""
@@ -338,13 +355,16 @@ class Placement:
 
     def _place(self, page: int, level: int) -> None:
         record = self._pages[page]
+        self._set_level(record, level)
+        self._refresh(page)
+        if record.parent is not None:
+            self._refresh(record.parent)
+
+    def _set_level(self, record: _Record, level: int) -> None:
         if record.level != level:
             self._count_child(record.parent, record.level, -1)
             record.level = level
             self._count_child(record.parent, level, 1)
-        self._refresh(page)
-        if record.parent is not None:
-            self._refresh(record.parent)
 
     def _count_child(self, parent: int | None, level: int, change: int) -> None:
         if parent is None:
@@ -357,22 +377,29 @@ class Placement:
             del children[level]
 
     def _refresh(self, page: int) -> None:
-        """The page may have become, or ceased to be, one that may leave its tier."""
-        record = self._pages[page]
-        if record.present:
-            if page in self._held or record.level in record.children:
-                self._ranking.leave(record.level, page)
+        """The page may have become, or ceased to be, one that may leave its tier.
+
+        What that means for absent pages in front of it is a loop: a sequence may be longer than the stack.
+        """
+        here: int | None = page
+        while here is not None:
+            record = self._pages[here]
+            if record.present:
+                if here in self._held or record.level in record.children:
+                    self._ranking.leave(record.level, here)
+                else:
+                    self._ranking.enter(record.level, here)
+                return
+            if not record.children:
+                del self._pages[here]
+                self._ranking.forget(here)
+                self._on_forget(here)
+                self._count_child(record.parent, record.level, -1)
+            elif record.level != min(record.children):
+                self._set_level(record, min(record.children))
             else:
-                self._ranking.enter(record.level, page)
-        elif not record.children:
-            del self._pages[page]
-            self._ranking.forget(page)
-            self._on_forget(page)
-            self._count_child(record.parent, record.level, -1)
-            if record.parent is not None:
-                self._refresh(record.parent)
-        elif record.level != min(record.children):
-            self._place(page, min(record.children))
+                return
+            here = record.parent
 
     def check_integrity(self) -> None:
         """Asserts that no tier is over its capacity, prefixes are closed at every level, and counts agree."""

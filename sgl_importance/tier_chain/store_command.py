@@ -111,7 +111,11 @@ def _count_files(row: RankPages, folder: Path, check: bool) -> None:
 def _count_entries(row: RankPages, folder: Path) -> None:
     """Records that lie elsewhere, as the folder has them; they are not read."""
     for path in (folder / INDEX).glob("*/*"):
-        if (entry := read_entry(path)) is not None:
+        try:
+            entry = read_entry(path)
+        except FileNotFoundError:
+            continue  # it went meanwhile
+        if entry is not None:
             row.pages += 1
             row.bytes += entry.size
 

@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 
 from sgl_importance.storage.page_record import PageDamaged
+from sgl_importance.tier_chain.kinds.tier import NO_ROOM
 from sgl_importance.tier_chain.kinds.tier_record import check_record
 from sgl_importance.tier_chain.measure import probe_record
 from sgl_importance.tier_chain.member import Member
@@ -106,14 +107,22 @@ class TierHealth:
         member = self._members[level]
         name, record = probe_record(0, self._page_bytes)
         back = np.empty_like(record)
+        is_full = False
         try:
-            member.tier.put(name, record)
-            member.tier.get(name, back)
-            check_record(back, name)
-            member.tier.delete(name)
+            try:
+                member.tier.put(name, record)
+                member.tier.get(name, back)
+                check_record(back, name)
+                member.tier.delete(name)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                is_full = True  # what it holds can be read all the same
             member.failures = member.failed_writes = 0
             self._placement.open_tier(level)
             self._on_return([level])
+            if is_full:
+                self.took_no_more(level)
             self._counters.add("times_come_back", member.name)
         except (OSError, PageDamaged):
             if self._placement.is_open(level):

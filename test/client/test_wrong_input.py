@@ -94,6 +94,7 @@ WRONG = [
     (f"pins {NOBODY}", "start one, or give --url"),
     (f"unpin some {NOBODY}", "start one, or give --url"),
     ("snapshot --url ''", "give --url such as http://"),
+    ("observe --watch inf", "see sgl-importance observe --help"),
     ("snapshot --limit 0", "see sgl-importance snapshot --help"),
     ("pin", "exactly one of --text, --text-file, --messages, --input-ids"),
     ("pin --text-file missing", "cannot read missing"),

@@ -122,6 +122,7 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], said: str) -> None:
         ("nemotron_h", {"hybrid_override_pattern": "--"}, "keeps anything"),
         ("kimi_linear", {"linear_attn_config": 3}, "an object is needed"),
         ("granitemoehybrid", {"mamba_d_head": 3}, "correct one"),
+        ("lfm2", {"conv_L_cache": 1}, "from 2 to"),  # nothing would be kept, and divided by
         ("mimo_v2_flash", {"hybrid_layer_pattern": [0, 1, 2, 0]}, "from 0 to 1"),
     ],
 )

@@ -241,6 +241,22 @@ def test_tables_that_are_dropped_while_serving_are_made_again(database: Postgres
     assert database.execute("SELECT count(*) FROM prefixes") == [(1,)]
 
 
+def test_tables_that_another_server_made_again_are_not_taken_for_those_before(
+    database: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models have other numbers in them: rows would be another model's."""
+    monkeypatch.setattr(ledger_writer, "LOOK_SECONDS", 3600.0)
+    with closing(open_ledger(database.url, b"first")):
+        writer = writer_of(database.url, b"second")
+    database.forget()
+    with closing(open_ledger(database.url, b"one")), closing(open_ledger(database.url, b"other")) as other:
+        writer.put(Visit([record([1, 2, 3, 4])], 1, NAMESPACE, None))
+        writer.close()
+        assert (len(other), other.clock) == (0, 0)
+    with closing(open_ledger(database.url, b"second")) as ledger:
+        assert (len(ledger), ledger.clock) == (1, 1)
+
+
 def test_a_database_that_hangs_holds_no_stop(database: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_writer, "CLOSE_SECONDS", 0.1)
     writer = writer_of(database.url)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.ranking.victim_order import LEVELS_PER_OCTAVE, VictimOrder, level_value, value_level
 from sgl_importance.reuse.estimator import ReuseEstimator
-from sgl_importance.reuse.life_table import BUCKET_STARTS
+from sgl_importance.reuse.life_table import BUCKET_STARTS, NUM_AGE_BUCKETS
 from sgl_importance.reuse.reuse_class import NUM_CLASSES
 
 _events = st.lists(
@@ -114,3 +115,37 @@ def test_cells_are_ranked_when_the_index_changes_and_not_for_each_request() -> N
     order.check_integrity()
     assert reuse.version - version == 4
     assert len(ranked) == 5, (first, ranked)
+
+
+class Driven:
+    """An index that another thread changes at one moment: when its version is looked at so often."""
+
+    clock = 0
+
+    def __init__(self) -> None:
+        self.changes_in = 0
+        self._version = 1
+
+    @property
+    def version(self) -> int:
+        self.changes_in -= 1
+        self._version += self.changes_in == 0
+        return self._version
+
+    def bucket_index(self, reuse_class: int) -> list[float]:
+        return [1.0 / self._version] * NUM_AGE_BUCKETS
+
+
+@pytest.mark.parametrize("moment", range(1, 6))
+def test_an_index_that_changes_meanwhile_hides_no_node(moment: int) -> None:
+    """Storage threads ask the order of a chain's pages by the index that the scheduler's thread learns."""
+    reuse = Driven()
+    order = VictimOrder(reuse)
+    order.add(1, 0, 1.0, 0)
+    order.add(2, 0, 1.0, 0)
+    assert order.peek() == 1
+    order.discard(1)
+    reuse.changes_in = moment
+    assert order.peek() == 2
+    assert order.pop() == 2
+    order.check_integrity()

@@ -162,7 +162,7 @@ def test_hints_may_stand_as_text_in_openai_s_metadata(server: ServerProcess) -> 
         **chat, metadata={"kv_hints": '{"report": true}'}, extra_body={"kv_hints": {}}
     )
     assert "kv_importance" not in both.usage.model_dump()
-    for text in ("{", {"report": True}):
+    for text in ("{", {"report": True}, "[" * 100_000):
         refused = httpx.post(
             f"{server.base_url}/v1/chat/completions",
             json={**chat, "metadata": {"kv_hints": text}},

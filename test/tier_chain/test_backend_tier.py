@@ -248,6 +248,24 @@ def test_a_backend_that_is_full_keeps_what_it_has(tmp_path: Path, backend: Folde
     assert chain.snapshot()[1]["pages"] > held, "there was room again"
 
 
+def test_a_full_backend_keeps_what_continues_pages_above_it(tmp_path: Path, backend: FolderBackend) -> None:
+    """The tier above gives up others instead; where it has none, nothing new is stored."""
+    now = [0.0]
+    chain = chain_over(tmp_path, backend, now)
+    keys = keys_of("a", 5)
+    assert write(chain, keys) == [True] * 5
+    assert [tier["pages"] for tier in chain.snapshot()] == [3, 2]
+    backend.most = len(backend.records())
+    (refused,) = write(chain, keys_of("b", 1), moment=2)
+    assert isinstance(refused, OSError)
+    assert chain.count_present(MODEL, keys) == 5
+    assert wrong_pages(chain, keys) == []
+    backend.most, now[0] = None, 60.0
+    for moment, session in enumerate("cdef", start=3):
+        assert write(chain, keys_of(session, 1), moment=moment) == [True]
+        chain.check_integrity()
+
+
 def test_a_backend_that_evicts_first_costs_misses_only(tmp_path: Path, backend: FolderBackend) -> None:
     chain = chain_over(tmp_path, backend, [0.0])
     keys = keys_of("a", 8)

@@ -34,6 +34,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> ServedChain:
     monkeypatch.setattr(WATCH, "current", WEIGHTS)
     chain = ServedChain()
     monkeypatch.setattr(backend_module, "SERVED", chain)
+    monkeypatch.setattr(backend_module, "data_parallel_rank", lambda: 0)
     return chain
 
 
@@ -80,6 +81,22 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path, tiers: Path, served: 
         make_backend(make_pool("page_first"), tmp_path / "store", tiers=str(tiers))
     first.close()
     make_backend(make_pool("page_first"), tmp_path / "store", tiers=str(tiers)).close()
+
+
+def test_each_replica_has_folders_of_its_own(
+    tmp_path: Path, tiers: Path, served: ServedChain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream counts the ranks of tensor parallelism within each."""
+    opened = []
+    for replica in (0, 1):
+        monkeypatch.setattr(backend_module, "data_parallel_rank", lambda replica=replica: replica)
+        opened.append(make_backend(make_pool("page_first"), tmp_path / "store", tiers=str(tiers)))
+    first, second = opened
+    assert first.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+    assert second.batch_exists(KEYS) == 0, "what one keeps, the other does not know"
+    assert sorted(path.name for path in (tmp_path / "nvme").iterdir()) == ["tp0-pp0-cp0", "tp0-pp0-cp0-dp1"]
+    for each in opened:
+        each.close()
 
 
 def test_pages_are_ranked_by_what_the_tree_predicts(tmp_path: Path, tiers: Path, served: ServedChain) -> None:
@@ -207,6 +224,17 @@ def test_pages_come_back_from_a_backend_of_hicache(
     tmp_path: Path, upstream: Path, served: ServedChain, kind: str
 ) -> None:
     store_and_start_again(tmp_path, served, hicache_tiers(tmp_path, kind))
+
+
+def test_a_later_rank_need_not_wait_for_the_folder_of_the_first(
+    tmp_path: Path, upstream: Path, served: ServedChain
+) -> None:
+    """Upstream's file backend has rank 0 make it, and the others write into it."""
+    tiers = str(hicache_tiers(tmp_path, "file"))
+    backend = make_backend(make_pool("page_first"), tmp_path / "store", tiers=tiers, tp_rank=1, tp_size=2)
+    assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+    assert list(upstream.glob("*.bin"))
+    backend.close()
 
 
 @pytest.mark.skipif(REAL not in os.environ, reason=f"{REAL} names no storage backend that runs here")

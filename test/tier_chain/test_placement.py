@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from math import inf
 
 import pytest
@@ -133,6 +134,31 @@ def test_a_tier_that_fails_is_left_out_and_comes_back() -> None:
     assert placement.find(range(6)) == [0, 0, 1, 1, 2, 2]
 
 
+def test_a_tier_fails_that_holds_a_sequence_longer_than_the_stack() -> None:
+    """Each page of it is forgotten once the last one behind it is."""
+    pages = 2 * sys.getrecursionlimit()
+    placement = Placement([2, pages + 1], [1.0, 2.0, 100.0], LruRanking(2))
+    for page in range(pages):
+        assert placement.restore(page, 1, parent=page - 1 if page else None)
+    assert placement.close_tier(1) == list(range(pages))
+    assert not any(page in placement for page in range(pages))
+    placement.check_integrity()
+
+
+def test_a_page_that_others_continue_in_a_tier_that_takes_nothing_stays() -> None:
+    """To give it up would cut them off."""
+    placement = Placement([3, 3], [1.0, 2.0, 100.0], Given(dict.fromkeys(range(9), 1.0)))
+    for page in range(3):
+        store(placement, page, parent=page - 1 if page else None)
+    assert placement.find(range(3)) == [0, 0, 1]
+    placement.stop(1)
+    assert store(placement, 3) == [], "nothing may go"
+    placement.widen(1)
+    assert store(placement, 3) == [Step(1, 0, 1), Step(3, None, 0)], "now it may go down"
+    placement.stop(1)
+    assert store(placement, 4) == [Step(3, 0, None), Step(4, None, 0)], "nothing continues that one"
+
+
 @pytest.mark.parametrize("capacity", [1, 3, 10])
 @pytest.mark.parametrize("seed", range(5))
 def test_one_tier_of_lru_is_a_prefix_cache(capacity: int, seed: int) -> None:
@@ -202,7 +228,9 @@ class Chains(RuleBasedStateMachine):
     def move(self, step: Step, parent: int | None) -> None:
         """Copies, then deletes: as whoever executes a plan, and the only thing that changes a place here."""
         if step.target is None:
-            assert step.source == max(level for level in range(9) if self.is_open(level)), "not the last tier"
+            takers = self.placement.takers()
+            assert step.source is not None
+            assert not any(level > step.source for level in takers), "not the last tier that takes pages"
             assert not any(self.parents[page] == step.page for page in self.places if self.places[page])
         else:
             self.places.setdefault(step.page, set()).add(step.target)
@@ -211,8 +239,10 @@ class Chains(RuleBasedStateMachine):
             self.places[step.page].remove(step.source)
         self.placement.check_integrity()
 
-    def is_open(self, level: int) -> bool:
-        return self.placement.is_open(level)
+    @rule(level=st.integers(0, 3), takes=st.booleans())
+    def fill_or_empty(self, level: int, takes: bool) -> None:
+        if level < len(self.placement.capacities):
+            (self.placement.widen if takes else self.placement.stop)(level)
 
     @rule(data=st.data())
     def lose_a_page(self, data: st.DataObject) -> None:

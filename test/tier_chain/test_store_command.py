@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from sgl_importance.tier_chain.kinds.mapped_tier import MappedTier, read_slots
+from sgl_importance.tier_chain.kinds.record_index import IndexEntry, RecordIndex, entry_data, read_entry
+from sgl_importance.tier_chain.kinds.tier_record import NO_PAGE, Bytes, PageName, check_record, make_record
 from sgl_importance.tier_chain.open_chain import OpenChain
 from sgl_importance.tier_chain.ranking import LruRanking
 from sgl_importance.tier_chain.store_command import app
@@ -15,7 +19,7 @@ from sgl_importance.tier_chain.tier_counters import TierCounters
 from sgl_importance.tier_chain.tier_file import parse_tiers
 
 from support.record_backend import FolderBackend
-from support.tier_chains import PAGE_BYTES, SIZE, keys_of, write
+from support.tier_chains import MODEL, PAGE_BYTES, SIZE, body_of, keys_of, write
 
 
 @pytest.fixture
@@ -94,6 +98,53 @@ def test_counts_what_lies_in_a_backend_without_asking_it(tmp_path: Path) -> None
     assert code == 0
     assert (row["rank"], row["pages"], row["bytes"], row["damaged"]) == ("tp0", 4, 4 * SIZE, {})
     assert "not read" in CliRunner().invoke(app, ["tiers", str(file), "--verify"]).stdout
+
+
+def test_an_entry_that_goes_while_it_is_counted_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = RecordIndex(tmp_path / "index" / "tp0")
+    for number in range(3):
+        name = PageName(MODEL, bytes([number]) * 32)
+        index.add(name, entry_data(make_record(name, body_of("a"), parent=NO_PAGE, depth=0, moment=1)))
+
+    def read(path: Path) -> IndexEntry | None:
+        if path.name.startswith("01"):
+            path.unlink()
+        return read_entry(path)
+
+    monkeypatch.setattr("sgl_importance.tier_chain.store_command.read_entry", read)
+    file = tmp_path / "tiers.toml"
+    file.write_text(f'[[tier]]\nkind = "rdma"\ncapacity = 9\nfolder = "{tmp_path / "index"}"')
+    code, (row,) = run(file)
+    assert (code, row["pages"]) == (0, 2)
+
+
+def test_a_slot_that_gets_another_record_while_it_is_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = {
+        name: make_record(name, body_of(name.page.hex()), parent=NO_PAGE, depth=0, moment=1)
+        for name in (PageName(MODEL, bytes([number]) * 32) for number in (1, 2))
+    }
+    one, other = records
+    tier = MappedTier(tmp_path / "slots", SIZE, 1)
+    tier.put(one, records[one])
+    whole = np.array
+
+    def torn(slot: Bytes) -> Bytes:
+        copy = whole(slot)
+        if tier.contains(one):
+            tier.delete(one)
+            tier.put(other, records[other])
+            copy[SIZE // 2 :] = slot[SIZE // 2 :]
+        return copy
+
+    monkeypatch.setattr("sgl_importance.tier_chain.kinds.mapped_tier.np.array", torn)
+    ((listed, record),) = read_slots(tmp_path / "slots")
+    assert listed is not None
+    assert listed.name == other
+    check_record(record, other)
 
 
 def test_what_is_no_chain_gets_one_line(tmp_path: Path) -> None:

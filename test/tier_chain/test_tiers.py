@@ -109,6 +109,22 @@ def test_what_lies_on_a_medium_is_there_again(tmp_path: Path, kind: str) -> None
     assert (read(again, 0) == page_of(0)).all()
 
 
+def test_an_entry_that_finds_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk each try would leave an empty file."""
+    index = RecordIndex(tmp_path)
+    index.add(name_of(1), b"entry")
+
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="no space"):
+            index.add(name_of(2), b"entry")
+    assert len(list((tmp_path / "index").glob("*/*"))) == 1
+
+
 def test_a_slot_that_was_begun_is_empty(tmp_path: Path) -> None:
     """As a process leaves it that is killed while it writes: its header comes last."""
     tier = MappedTier(tmp_path / "slots", SIZE, 2)
@@ -138,7 +154,7 @@ def test_files_are_those_of_a_store(tmp_path: Path, kind: str) -> None:
     assert (result.pages, result.damaged) == (3, {})
 
 
-@pytest.mark.parametrize("damage", ["cut", "grown", "flipped", "other"])
+@pytest.mark.parametrize("damage", ["cut", "grown", "flipped", "other", "link"])
 @pytest.mark.parametrize("kind", ["nvme", "fs"])
 def test_a_damaged_file_is_seen_and_set_aside(tmp_path: Path, kind: str, damage: str) -> None:
     tier = open_tier(kind, tmp_path)
@@ -146,14 +162,18 @@ def test_a_damaged_file_is_seen_and_set_aside(tmp_path: Path, kind: str, damage:
     tier.put(name_of(2), record_of(2))
     path = tmp_path / "pages" / name_of(1).identity.hex() / f"{name_of(1).page.hex()}.page"
     data = path.read_bytes()
-    other = path.with_name(f"{name_of(2).page.hex()}.page").read_bytes()
+    other = path.with_name(f"{name_of(2).page.hex()}.page")
     changed = {
         "cut": data[:-1],
         "grown": data + b"?",
         "flipped": data[:-9] + b"?" + data[-8:],
-        "other": other,
+        "other": other.read_bytes(),
     }
-    path.write_bytes(changed[damage])
+    if damage == "link":
+        path.unlink()
+        path.symlink_to(other)
+    else:
+        path.write_bytes(changed[damage])
     with pytest.raises(PageDamaged):
         read(tier, 1)
     assert tier.set_aside(name_of(1), MissReason.BODY)

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.storage.page_record import PageMiss, page_digest
+from sgl_importance.storage.page_record import PageDamaged, PageMiss, page_digest
 from sgl_importance.tier_chain.chain import TierChain
 from sgl_importance.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.tier_chain.kinds.tier import DramTier
 from sgl_importance.tier_chain.kinds.tier_record import Bytes, PageName
 from sgl_importance.tier_chain.open_chain import OpenChain
+from sgl_importance.tier_chain.placement import Step
 from sgl_importance.tier_chain.ranking import LruRanking
 from sgl_importance.tier_chain.tier_counters import TierCounters
 from sgl_importance.tier_chain.tier_file import parse_tiers
@@ -92,6 +93,56 @@ def test_a_disk_that_others_have_filled_is_passed_over(tmp_path: Path) -> None:
     assert kept(chain, "j", 2) == kept(chain, "i", 2) == 2
 
 
+class FullAndSick(FullTier):
+    """A full medium whose reads fail while it is told to."""
+
+    fails = False
+
+    def get(self, name: PageName, record: Bytes) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, "input/output error")
+        super().get(name, record)
+
+
+@pytest.mark.parametrize("kinds", [("dram",), ("cxl", "dram")])
+def test_a_full_tier_that_was_left_out_comes_back(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    """Nothing can be written into it to try it; what it holds is read all the same."""
+    now = [0.0]
+    sick = FullAndSick(99)
+    chain = open_chain(tmp_path, kinds, tiers={"dram": sick}, clock=lambda: now[0])
+    for moment, session in enumerate("abcdef"):
+        write(chain, keys_of(session, 1), moment=moment)
+    held = [session for session in "abcdef" if sick.contains(PageName(MODEL, page_digest(f"{session}0")))]
+    sick.most, sick.fails = len(held), True
+    for _ in range(3):
+        with pytest.raises(PageMiss):
+            wrong_pages(chain, keys_of(held[0], 1))
+    write(chain, keys_of("x", 1), moment=9)
+    assert chain.snapshot()[-1]["state"] == "left out"
+    sick.fails, now[0] = False, 60.0
+    assert write(chain, keys_of("y", 1), moment=10) == [True]
+    state = chain.snapshot()[-1]
+    assert state["state"] == "in use"
+    assert 1 <= state["pages"] <= sick.most
+    for session in held:
+        assert wrong_pages(chain, keys_of(session, 1)) == []
+    assert kept(chain, "y", 1) == 1
+    chain.check_integrity()
+
+
+def test_reads_of_moves_that_fail_now_and_then_leave_no_tier_out(tmp_path: Path) -> None:
+    sick = FullAndSick(99)
+    chain = open_chain(tmp_path, ("dram", "cxl"), tiers={"dram": sick})
+    for moment, session in enumerate("abcdefgh"):
+        sick.fails = True
+        write(chain, keys_of(session, 1), moment=moment)
+        sick.fails = False
+        write(chain, keys_of(session, 1), moment=moment)
+    assert chain.counters["failed_accesses"] > 3
+    assert chain.counters["demoted_pages"] > 3
+    assert chain.counters["times_left_out"] == 0
+
+
 class ReadOnlyTier(DramTier):
     """As an operating system leaves a disk that gave errors."""
 
@@ -124,6 +175,27 @@ def test_a_tier_that_became_read_only_is_left_out(tmp_path: Path) -> None:
         write(chain, keys_of(session, 1), moment=moment)
     assert chain.snapshot()[1]["state"] == "left out"
     assert kept(chain, "i", 1) == 1, "the other tier goes on"
+    chain.check_integrity()
+
+
+@pytest.mark.parametrize("finder", ["reader", "move"])
+def test_a_damaged_page_that_cannot_be_set_aside_is_stored_anew(tmp_path: Path, finder: str) -> None:
+    """As where the medium reads and refuses to delete."""
+    tier = ReadOnlyTier()
+    chain = open_chain(tmp_path, ("dram", "cxl"), tiers={"dram": tier})
+    keys = keys_of("a", 1)
+    write(chain, keys)
+    tier._records[PageName(MODEL, page_digest(keys[0]))][300] ^= 1
+    tier.is_read_only = True
+    if finder == "reader":
+        with pytest.raises(PageDamaged):
+            wrong_pages(chain, keys)
+    else:
+        with pytest.raises(PageDamaged):
+            chain._mover.move(Step(next(page for page, _ in chain._numbers.items()), 0, 1))
+    tier.is_read_only = False
+    assert write(chain, keys) == [True]
+    assert wrong_pages(chain, keys) == []
     chain.check_integrity()
 
 

@@ -31,6 +31,7 @@ from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.storage.weights import WATCH, Weights
 from sglang_importance.storage.wrapped import Names, ValuePages, ZeroCopyPages
 from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.replicas import data_parallel_rank
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +85,10 @@ class VerifiedStorage(HiCacheStorage):
 
     def _open_pages(self) -> Pages:
         if self._tiers:
-            config = self._config
+            config, replica = self._config, data_parallel_rank()
             owner = f"tp{config.tp_rank}-pp{config.pp_rank}-cp{config.attn_cp_rank}"
+            if replica:  # upstream counts ranks within each
+                owner += f"-dp{replica}"
             self._opened, lines = SERVED.open(
                 Path(self._tiers),
                 owner=owner,

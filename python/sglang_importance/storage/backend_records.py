@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -134,6 +135,8 @@ def open_records(
     interface = interface_of(name, settings)
     staging = StagingPool(2, size - HEADER_BYTES, allocator=name, pin_memory=pin_memory)
     backend = create_backend(name, config, settings, staging)
+    if name == "file" and (folder := getattr(backend, "file_path", "")):
+        os.makedirs(folder, exist_ok=True)  # upstream has the first rank make it, who may come later
     _warn_of_its_limit(name, backend, capacity)
     if interface is Interface.ZERO_COPY:
         return StagedRecords(backend, staging)

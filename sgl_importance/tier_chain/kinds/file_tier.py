@@ -92,7 +92,11 @@ class FileTier(Tier):
             os.ftruncate(file, record.nbytes)
 
     def get(self, name: PageName, record: Bytes) -> None:
-        file = open_regular(self._path(name))
+        try:
+            file = open_regular(self._path(name))
+        except NotRegular:  # somebody put it there; the medium is sound
+            record[:HEADER_BYTES] = 0
+            return
         try:
             if self.is_direct:
                 fcntl.fcntl(file, fcntl.F_SETFL, os.O_DIRECT)  # and no O_NONBLOCK any more

@@ -6,6 +6,7 @@ that is empty or whole.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -70,7 +71,7 @@ class MappedTier(Tier):
             slot = self._slot_of.get(name)
             if slot is None:
                 if not self._free:
-                    raise OSError("all slots are taken")
+                    raise OSError(errno.ENOSPC, "all slots are taken")
                 slot = self._free.pop()
             target = self._slots[slot]
             target[:HEADER_BYTES] = 0
@@ -134,8 +135,11 @@ def read_slots(path: Path) -> Iterator[tuple[Listed | None, Bytes]]:
     if data.nbytes != _PREAMBLE_BYTES + slots * stride:
         raise OSError(f"{path} is no file of slots")
     for slot in data[_PREAMBLE_BYTES:].reshape(slots, stride):
-        if slot[:HEADER_BYTES].any():
+        record = np.array(slot[:size])
+        # A server that gives the slot to another record meanwhile changes the header first and last.
+        while (record[:HEADER_BYTES] != slot[:HEADER_BYTES]).any():
             record = np.array(slot[:size])
+        if record[:HEADER_BYTES].any():
             link = record[size - LINK_BYTES :].tobytes()
             yield list_record(record[:HEADER_BYTES].tobytes(), link), record
 

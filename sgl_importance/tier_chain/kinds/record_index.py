@@ -54,11 +54,16 @@ class RecordIndex:
         path = self._path(name)
         unfinished = path.with_name(f"{uuid.uuid4().hex}{_UNFINISHED}")
         try:
-            unfinished.write_bytes(data)
-        except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_bytes(data)
-        os.replace(unfinished, path)
+            try:
+                unfinished.write_bytes(data)
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                unfinished.write_bytes(data)
+            os.replace(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
 
     def remove(self, name: PageName) -> None:
         """The record is gone; one that has no entry has none already."""

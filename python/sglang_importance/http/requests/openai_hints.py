@@ -20,6 +20,7 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, Comple
 from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
 
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
+from sgl_importance.json_text import read_json
 from sglang_importance.http.requests.request_hints import STATE_ATTRIBUTE, OpenAIHints
 from sglang_importance.http.requests.token_limits import UnknownToken, check_token_ids
 from sglang_importance.placement.hint_reports import REPORT_KEY
@@ -68,7 +69,7 @@ async def _hints_in_body(request: Any, raw_request: Request | None) -> Any:
     metadata = body.get(METADATA)
     text = metadata.get(FIELD) if isinstance(metadata, dict) else None
     try:
-        return None if text is None else json.loads(text)
+        return None if text is None else read_json(text)
     except (TypeError, ValueError):
         raise BadHint(f"{METADATA}.{FIELD}", "Input should be JSON in a text") from None
 
