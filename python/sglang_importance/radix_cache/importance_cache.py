@@ -55,6 +55,12 @@ class ImportanceRadixCache(UnifiedRadixCache):
         super().reset()
         self.importance.watch_tree()
 
+    def backup_node_for_write_back(self, node_id: int) -> bool:
+        backups = self.importance.backups
+        if backups is not None and not backups.copies_with_state(node_id):
+            return False  # upstream then goes on as if the host had no room
+        return super().backup_node_for_write_back(node_id)
+
     def write_backup_storage(self, node_id: int) -> None:
         if not self.enable_storage:
             return
