@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,10 +55,12 @@ class SegmentStore:
     def open_next(self) -> int:
         """Closes the open segment and starts the next one; its number."""
         self.close()
-        existing = segment_files(self._directory)
-        self.number = segment_number(existing[-1]) + 1 if existing else 0
-        # Never over a file of another writer.
-        self._file = (self._directory / f"{_PREFIX}{self.number:06d}{_SUFFIX}").open("xb")
+        while self._file is None:
+            existing = segment_files(self._directory)
+            self.number = segment_number(existing[-1]) + 1 if existing else 0
+            # Never over a file of another writer, which may take the number meanwhile.
+            with contextlib.suppress(FileExistsError):
+                self._file = (self._directory / f"{_PREFIX}{self.number:06d}{_SUFFIX}").open("xb")
         self.append(MAGIC)
         return self.number
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.trace import TraceError, open_trace
 from sgl_importance.trace import record_writer as writer_module
+from sgl_importance.trace import segments as segments_module
 from sgl_importance.trace.records import (
     AnswerTold,
     Dropped,
@@ -209,6 +210,23 @@ def test_a_copy_of_a_segment_is_none(tmp_path: Path) -> None:
     TraceWriter(tmp_path, make_header(run="two"), max_bytes=1 << 20).close()
     assert [record.run for record in open_trace(tmp_path) if isinstance(record, Header)] == ["one", "two"]
     assert copy.exists()
+
+
+def test_a_number_that_another_server_takes_meanwhile_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = segments_module.segment_files
+
+    def slowly(directory: Path) -> list[Path]:
+        files = found(directory)
+        if not files:
+            (directory / "segment-000000.sgltrace").touch()
+        return files
+
+    monkeypatch.setattr(segments_module, "segment_files", slowly)
+    store = segments_module.SegmentStore(tmp_path, 1 << 20)
+    assert store.open_next() == 1
+    store.close()
 
 
 def test_a_slow_disk_drops_records_and_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
