@@ -69,6 +69,7 @@ class RerankedPolicy(EvictionPolicy):
         self._queues[category].discard(block)
         if not self._queues[category]:
             del self._queues[category]
+        self._offer(category)  # in object-level replay a request that evicts goes on
 
     def victim(self) -> int:
         if self._heads is None:

@@ -50,7 +50,7 @@ def replay_chain(
         traces: files of one format.
         tiers_file: describes the chain.
         policies: as the option of the command has them.
-        fractions: sizes of the first tier, as parts of a trace's unique blocks; none for the file's own.
+        fractions: sizes of all tiers together, as parts of a trace's unique blocks; none for the file's own.
         hardware: what a replay charges for.
         options: how the traces are read.
         format_name: of all of them; None to find out.

@@ -70,6 +70,7 @@ class ShadowCache:
         Returns:
             Prompt tokens found in the cache; the last token is always computed.
         """
+        self.gone(request)
         node, matched = self._walk(pages[: max(tokens - 1, 0) // self._page_size])
         self._lock(node)
         total = -(-tokens // self._page_size)
@@ -82,7 +83,7 @@ class ShadowCache:
         self.ranking.ended(end.path(), len(pages), serial, is_finished=False)
         self._running[request] = _Running(end, serial, tokens, total, total - len(pages))
         if len(self._running) > MAX_RUNNING:
-            self._release(*self._running.popitem(last=False))
+            self.gone(next(iter(self._running)))
         return matched * self._page_size
 
     def finish(
@@ -105,7 +106,7 @@ class ShadowCache:
         self._make_room(grown + self._spare_pages * stepping)
         end = self._insert(pages, running.serial)
         self._lock(end)
-        self._release(request, running)
+        self._release(running)
         prompt_pages = running.prompt_tokens // self._page_size
         self.ranking.ended(end.path(), prompt_pages, running.serial, is_finished=True)
         output_tokens = max(tokens - running.prompt_tokens, 0)
@@ -123,7 +124,13 @@ class ShadowCache:
             end, awaited = found
             self.ranking.told(end.path(), awaited, answer_end)
 
-    def _release(self, request: str, running: _Running) -> None:
+    def gone(self, request: str) -> None:
+        """A request will not be finished: what it held is evictable. Of others nothing changes."""
+        if (running := self._running.pop(request, None)) is not None:
+            self._release(running)
+            self.ranking.ended((), 0, running.serial, is_finished=True)
+
+    def _release(self, running: _Running) -> None:
         self._private -= running.private
         self._unlock(running.end)
 

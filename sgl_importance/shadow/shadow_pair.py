@@ -48,6 +48,11 @@ class ShadowPair:
         self.lru.finish(request, pages, tokens, answer_end)
         self.importance.finish(request, pages, tokens, answer_end)
 
+    def gone(self, request: str) -> None:
+        """A request will not be finished."""
+        self.lru.gone(request)
+        self.importance.gone(request)
+
     def told(self, request: str, answer_end: AnswerEnd) -> None:
         """It became known how the answer of a finished request had ended. Recency does not ask."""
         self.importance.told(request, answer_end)

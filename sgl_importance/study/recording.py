@@ -110,11 +110,9 @@ def load_recording(directory: Path) -> Recording:
     queries: dict[tuple[int, int], Query] = {}
     # A request is admitted when its prefill is processed; under overlap its first decode step ran by then.
     early: dict[tuple[int, int], list[Step]] = {}
-    run = -1
     for record in reader:
+        run = reader.run
         match record:
-            case Header():
-                run += 1
             case RequestAdmitted():
                 query = Query(
                     record.rid,

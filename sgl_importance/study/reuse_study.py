@@ -134,6 +134,8 @@ def study_reuse(trace: Trace, horizon: int, *, progress: bool = True) -> ReuseFi
     requests = np.repeat(np.arange(trace.num_requests), np.diff(trace.offsets))[evidence]
     outcomes = _reused_within(trace, horizon)[evidence]
     scored = (requests >= trace.num_requests // 2) & (requests < trace.num_requests - horizon)
+    if not scored.any():
+        raise ValueError(f"{trace.name}: no request that can be judged has a block: record more")
     classes = {
         ONE_CLASS: np.zeros_like(facts.reuse_classes),
         PAIRS: facts.reuse_classes // NUM_VISIT_LEVELS * NUM_VISIT_LEVELS,

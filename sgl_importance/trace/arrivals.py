@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sgl_importance.trace.reader import TraceReader
-from sgl_importance.trace.records import AnswerTold, Header, RequestAdmitted, RequestFinished, Vector
+from sgl_importance.trace.records import AnswerTold, RequestAdmitted, RequestFinished, Vector
 
 HEALTH_CHECK_PREFIX = "HEALTH_CHECK"  # how sglang's own requests are named
 
@@ -47,12 +47,9 @@ def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arriva
     admitted: dict[tuple[int, int], RequestAdmitted] = {}
     finished: dict[tuple[int, int], RequestFinished] = {}
     told: dict[tuple[int, int], str] = {}
-    starts: list[float] = []
     for record in reader:
-        run = len(starts) - 1
+        run = reader.run
         match record:
-            case Header():
-                starts.append(record.created)
             case RequestAdmitted():
                 if health_checks or not record.rid.startswith(HEALTH_CHECK_PREFIX):
                     admitted[run, record.request] = record
@@ -60,6 +57,7 @@ def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arriva
                 finished[run, record.request] = record
             case AnswerTold():
                 told[run, record.request] = record.answer_end
+    starts = [header.created for header in reader.headers]
     found = []
     for key, record in admitted.items():
         seconds = max(0, record.microseconds - record.queued_microseconds) / 1e6

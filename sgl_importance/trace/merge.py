@@ -113,16 +113,14 @@ def _check_runs(readers: Sequence[TraceReader]) -> None:
 
 def _events(reader: TraceReader, source: int, began: float) -> Iterator[_Event]:
     """Requests of one recording, which are in order of time but for what was handed over late."""
-    start = 0
     for record in reader:
+        start, run = round((reader.headers[reader.run].created - began) * 1e6), reader.run
         match record:
-            case Header():
-                start = round((record.created - began) * 1e6)
             case RequestAdmitted() | RequestFinished():
                 digests = [reader.digest(page) for page in record.pages.tolist()]
-                yield _Event(start + record.microseconds, source, len(reader.headers), record, digests)
+                yield _Event(start + record.microseconds, source, run, record, digests)
             case AnswerTold():
-                yield _Event(start + record.microseconds, source, len(reader.headers), record, None)
+                yield _Event(start + record.microseconds, source, run, record, None)
 
 
 def _write(writer: RecordWriter, events: Iterator[_Event]) -> int:

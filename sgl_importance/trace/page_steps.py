@@ -126,11 +126,9 @@ def load_page_steps(directory: Path) -> PageRecording:
     admitted: dict[tuple[int, int], RequestAdmitted] = {}
     finished: dict[tuple[int, int], RequestFinished] = {}
     events: list[tuple[tuple[int, int], PageLists | RequestFinished]] = []
-    run = -1
     for record in reader:
+        run = reader.run
         match record:
-            case Header():
-                run += 1
             case RequestAdmitted():
                 admitted.setdefault((run, record.request), record)
             case RequestFinished():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -38,6 +39,8 @@ class TraceReader:
 
     Attributes:
         headers: of the runs seen so far.
+        run: index in ``headers`` of the run that the last record is of. Segments of runs alternate where two
+            servers record in one directory at a time.
         digests: digest of each page number seen so far.
         torn_bytes: bytes of cut or damaged tails that were left out.
         dropped: records that the server could not write.
@@ -58,6 +61,7 @@ class TraceReader:
 
     def _reset(self) -> None:
         self.headers: list[Header] = []
+        self.run = -1
         self.digests: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
         self.torn_bytes = 0
@@ -83,33 +87,44 @@ class TraceReader:
     def __iter__(self) -> Iterator[Record]:
         self._reset()
         for file in self._files:
-            yield from self._segment(file)
+            try:
+                stream = file.open("rb")
+            except FileNotFoundError:
+                continue  # a server that still records has deleted it meanwhile, to stay within its budget
+            except OSError as error:
+                raise TraceError(
+                    f"{file} cannot be read ({error.strerror}): remove it, or change its permissions"
+                ) from error
+            with stream:
+                yield from self._segment(file, stream)
 
-    def _segment(self, file: Path) -> Iterator[Record]:
+    def _segment(self, file: Path, stream: BinaryIO) -> Iterator[Record]:
         local: list[int] = []
-        with file.open("rb") as stream:
-            frames = FrameReader(stream)
-            for payload in frames:
-                record = self._decode(payload, file)
-                match record:
-                    case Header():
-                        if any(record.run == known.run for known in self.headers):
-                            continue
-                        self.headers.append(record)
-                    case Pages():
-                        if record.first != len(local) or len(record.digests) % DIGEST_BYTES:
-                            raise self._damaged(file)
-                        local += self._number(record.digests)
+        frames = FrameReader(stream)
+        for payload in frames:
+            record = self._decode(payload, file)
+            match record:
+                case Header():
+                    runs = [known.run for known in self.headers]
+                    if record.run in runs:
+                        self.run = runs.index(record.run)
                         continue
-                    case RequestAdmitted() | RequestFinished():
-                        pages = _expand(record.pages, local)
-                        if pages is None:
-                            raise self._damaged(file)
-                        record = msgspec.structs.replace(record, pages=pages)
-                    case Dropped():
-                        self.dropped += record.records
-                yield record
-            self.torn_bytes += frames.torn_bytes
+                    self.run = len(runs)
+                    self.headers.append(record)
+                case Pages():
+                    if record.first != len(local) or len(record.digests) % DIGEST_BYTES:
+                        raise self._damaged(file)
+                    local += self._number(record.digests)
+                    continue
+                case RequestAdmitted() | RequestFinished():
+                    pages = _expand(record.pages, local)
+                    if pages is None:
+                        raise self._damaged(file)
+                    record = msgspec.structs.replace(record, pages=pages)
+                case Dropped():
+                    self.dropped += record.records
+            yield record
+        self.torn_bytes += frames.torn_bytes
 
     def _decode(self, payload: bytes, file: Path) -> Record:
         try:

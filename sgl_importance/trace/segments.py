@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,17 +13,18 @@ _PREFIX, _SUFFIX = "segment-", ".sgltrace"
 
 
 def segment_files(directory: Path) -> list[Path]:
-    """Segment files of a recording, oldest first."""
-    return sorted(directory.glob(f"{_PREFIX}*{_SUFFIX}"), key=segment_number)
+    """Segment files of a recording, oldest first; files of other names, as copies have, are none."""
+    found = (file for file in directory.glob(f"{_PREFIX}*{_SUFFIX}") if _number(file).isdecimal())
+    return sorted(found, key=segment_number)
 
 
 def segment_number(file: Path) -> int:
-    """The number in a segment file's name.
+    """The number in a segment file's name."""
+    return int(_number(file))
 
-    Raises:
-        ValueError: it is no name that a ``SegmentStore`` gives.
-    """
-    return int(file.name.removeprefix(_PREFIX).removesuffix(_SUFFIX))
+
+def _number(file: Path) -> str:
+    return file.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
 
 
 class SegmentStore:
@@ -53,15 +55,17 @@ class SegmentStore:
     def open_next(self) -> int:
         """Closes the open segment and starts the next one; its number."""
         self.close()
-        existing = segment_files(self._directory)
-        self.number = segment_number(existing[-1]) + 1 if existing else 0
-        # Never over a file of another writer.
-        self._file = (self._directory / f"{_PREFIX}{self.number:06d}{_SUFFIX}").open("xb")
+        while self._file is None:
+            existing = segment_files(self._directory)
+            self.number = segment_number(existing[-1]) + 1 if existing else 0
+            # Never over a file of another writer, which may take the number meanwhile.
+            with contextlib.suppress(FileExistsError):
+                self._file = (self._directory / f"{_PREFIX}{self.number:06d}{_SUFFIX}").open("xb")
         self.append(MAGIC)
         return self.number
 
     def append(self, frames: bytes) -> None:
-        """Adds whole frames to the open segment, deleting the oldest ones where the budget is spent."""
+        """Adds whole frames to the open segment."""
         assert self._file is not None
         self._file.write(frames)
         self._written += len(frames)

@@ -35,6 +35,7 @@ def test_a_busy_port_is_named():
     ("host", "port", "cure"),
     [
         ("999.1.1.1", 30000, "--host must be an address of this machine"),
+        ("\u00fc..de", 30000, "--host must be an address of this machine"),
         ("no.such.host.invalid", 30000, "--host must be an address of this machine"),
         ("::zz", 30000, "--host must be an address of this machine"),
         ("192.0.2.1", 30000, "--host must be an address of this machine"),

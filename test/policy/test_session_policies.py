@@ -14,7 +14,7 @@ from sgl_importance.policy.lru import LruPolicy
 from sgl_importance.policy.session_requests import SessionRequests
 from sgl_importance.policy.turn_count import TurnCountPolicy
 from sgl_importance.policy.workload_aware import WorkloadAwarePolicy
-from sgl_importance.replay.cache import replay_tree
+from sgl_importance.replay.cache import replay_objects, replay_tree
 from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.replay.trace_turns import session_requests
 from sgl_importance.reuse.answer_end import AnswerEnd
@@ -97,6 +97,32 @@ def test_continuum_believes_in_a_second_before_it_has_seen_tools() -> None:
     policy = ContinuumPolicy(1, session_requests(answered([("a", 0.0, TOOL_CALL)])))
     assert policy.time_to_live(10.0) == pytest.approx(log(10.0))
     assert policy.time_to_live(0.5) == 0.0
+
+
+class Checked(ContinuumPolicy):
+    """Compares each victim with the lowest of all candidates."""
+
+    def victim(self) -> int:
+        blocks = [block for queue in self._queues.values() for block in queue._ranks]
+        used = self._last_uses
+        lowest = min(blocks, key=lambda block: (self._rank(used[block][0]), used[block]))
+        victim = super().victim()
+        assert victim == lowest
+        return victim
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=6), min_size=10, max_size=30), st.data())
+def test_continuum_ranks_all_objects_while_a_request_goes_on(
+    asked: list[list[int]], data: st.DataObject
+) -> None:
+    """A request of objects evicts, and hits what another request left, in any order."""
+    builder = TraceBuilder("objects", TOKENS, prefix_tree=False)
+    for second, blocks in enumerate(asked):
+        end = data.draw(st.sampled_from((TOOL_CALL, END_OF_TURN)))
+        builder.add(blocks, input_tokens=TOKENS * len(blocks), seconds=float(second), answer_end=end)
+    trace = builder.build()
+    replay_objects(trace, Checked(5, session_requests(trace)))
 
 
 def test_workload_gives_up_the_category_that_does_not_come_back() -> None:

@@ -88,6 +88,25 @@ def test_requests_that_overlap_keep_it_sound(drawn: list, order: list[int], capa
         cache.check_integrity()
 
 
+@pytest.mark.parametrize("kind", ["lru", "importance"])
+@pytest.mark.parametrize("name", ["gone", "again"])
+def test_what_never_ends_holds_nothing_once_that_is_known(kind: str, name: str) -> None:
+    """It is said, or another request has its name."""
+    cache = ShadowCache(4, PAGE_SIZE, order := ranking(kind, 4))
+    cache.admit("gone", [b"a", b"b", b"c"], 13)
+    if name == "again":
+        cache.admit("gone", [b"a", b"x"], 9)
+        cache.finish("gone", [b"a", b"x"], 9)
+    else:
+        cache.gone("gone")
+        cache.finish("gone", [b"a", b"b", b"c"], 14)
+    cache.check_integrity()
+    cache.evict(4)
+    assert cache.used == 0
+    if isinstance(order, ImportanceRanking):
+        assert not order._transitions
+
+
 def test_what_a_running_request_uses_stays() -> None:
     cache = ShadowCache(4, PAGE_SIZE, LruRanking())
     cache.admit("long", [b"a", b"b", b"c"], 12)

@@ -68,6 +68,11 @@ def test_where_every_prompt_is_alike_no_gain_is_claimed():
     assert np.isfinite(finding.gain.low)
 
 
+def test_a_trace_whose_second_half_asks_for_nothing_is_refused():
+    with pytest.raises(ValueError, match="has a block: record more"):
+        study_reuse(_trace([[1], [1], *([[]] * 6)]), 1, progress=False)
+
+
 def test_a_short_trace_and_independent_objects_are_refused():
     with pytest.raises(ValueError, match="lower --horizon to 5"):
         study_reuse(_trace([[i] for i in range(20)]), horizon=10, progress=False)

@@ -216,11 +216,22 @@ def test_marks_survive_their_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[]", '{"rid": "a"}', '{"rid": "a", "milestones": ["x"], "phases": []}']
+    "line",
+    [
+        "{",
+        "[]",
+        '{"rid": "a"}',
+        '{"rid": "a", "milestones": ["x"], "phases": []}',
+        '{"rid": "a", "milestones": [Infinity], "phases": []}',
+        '{"rid": "\udcff", "milestones": [], "phases": []}',
+        "[" * 100_000,
+    ],
+    ids=range(7),
 )
 def test_a_line_that_is_no_mark_is_one_error(tmp_path: Path, line: str) -> None:
     path = tmp_path / "marks.jsonl"
-    path.write_text(f'{{"rid": "b", "milestones": [], "phases": []}}\n{line}\n')
+    lines = f'{{"rid": "b", "milestones": [], "phases": []}}\n{line}\n'
+    path.write_bytes(lines.encode("utf-8", "surrogateescape"))
     with pytest.raises(StudyError, match=r"^line 2 of .* says no marks of a request"):
         read_marks(path)
 

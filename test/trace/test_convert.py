@@ -12,9 +12,12 @@ from typer.testing import CliRunner
 from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.study.recording import load_recording
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.cli import app
+from sgl_importance.trace.merge import merge_recordings
+from sgl_importance.trace.record_writer import RecordWriter
 from sgl_importance.trace.records import AnswerTold, Record, RequestAdmitted, RequestFinished, decode, encode
 from sgl_importance.trace.token_sequence import TokenSequence
 from sgl_importance.trace.writer import NO_PAGES, TraceWriter
@@ -74,6 +77,36 @@ def test_what_is_told_later_amends_the_end(tmp_path: Path) -> None:
     writer.close()
     found = [each.answer_end for each in arrivals(open_trace(tmp_path))]
     assert found == ["unknown", "tool_call", "end_of_turn"]
+
+
+def test_requests_of_two_servers_in_one_directory_are_told_apart(tmp_path: Path) -> None:
+    """They record at a time, so that their segments alternate; both number their requests from 0."""
+    both = tmp_path / "both"
+    writers = {  # of segments of 7,500 bytes
+        name: RecordWriter(both, make_header(run=name, created=created), max_bytes=60_000)
+        for name, created in (("one", 100.0), ("two", 107.0))
+    }
+    expected = []
+    for number in range(60):
+        for name, writer in writers.items():
+            rid, second = f"{name}/{number}", number + (7 if name == "two" else 0)
+            writer.write(
+                RequestAdmitted(number, rid, number + 1, number * 10**6, 0, 4, {}, NO_PAGES), [b"x" * 16]
+            )
+            writer.write(RequestFinished(number, number + 1, number * 10**6, "stop", 1, NO_PAGES), [])
+            end = "tool_call" if name == "one" else "end_of_turn"
+            writer.write(AnswerTold(number, number + 1, number * 10**6, end))
+            expected.append((float(second), rid, end))
+    for writer in writers.values():
+        writer.close()
+    read = [(each.seconds, each.rid, each.answer_end) for each in arrivals(open_trace(both))]
+    assert sorted(read) == sorted(expected)
+    assert {query.rid for query in load_recording(both).queries} == {rid for _, rid, _ in expected}
+    record(tmp_path / "other")
+    merged = merge_recordings([both, tmp_path / "other"], tmp_path / "merged")
+    assert merged.requests == len(expected) + 3
+    again = arrivals(open_trace(tmp_path / "merged"))
+    assert {(each.rid, each.answer_end) for each in again} >= {(rid, end) for _, rid, end in expected}
 
 
 def test_convert_writes_mooncakes_format(tmp_path: Path) -> None:

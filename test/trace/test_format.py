@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.trace import TraceError, open_trace
 from sgl_importance.trace import record_writer as writer_module
+from sgl_importance.trace import segments as segments_module
 from sgl_importance.trace.records import (
     AnswerTold,
     Dropped,
@@ -184,6 +185,48 @@ def test_a_second_server_goes_on_behind_the_first(tmp_path: Path) -> None:
         writer.close()
     kinds = [record.run if isinstance(record, Header) else "admitted" for record in open_trace(tmp_path)]
     assert kinds == ["one", "admitted", "two", "admitted"]
+
+
+def test_a_segment_that_goes_while_others_are_read_is_left_out(tmp_path: Path) -> None:
+    """A server that still records deletes its oldest ones."""
+    for run in ("one", "two", "three"):
+        TraceWriter(tmp_path, make_header(run=run), max_bytes=1 << 20).close()
+    reader = open_trace(tmp_path)
+    (tmp_path / "segment-000001.sgltrace").unlink()
+    assert [record.run for record in reader if isinstance(record, Header)] == ["one", "three"]
+
+
+def test_a_segment_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    TraceWriter(tmp_path, make_header(), max_bytes=1 << 20).close()
+    (tmp_path / "segment-000001.sgltrace").mkdir()
+    with pytest.raises(TraceError, match=r"segment-000001\.sgltrace cannot be read .*: remove it"):
+        list(open_trace(tmp_path))
+
+
+def test_a_copy_of_a_segment_is_none(tmp_path: Path) -> None:
+    TraceWriter(tmp_path, make_header(run="one"), max_bytes=1 << 20).close()
+    copy = tmp_path / "segment-000000 (copy).sgltrace"
+    copy.write_bytes((tmp_path / "segment-000000.sgltrace").read_bytes())
+    TraceWriter(tmp_path, make_header(run="two"), max_bytes=1 << 20).close()
+    assert [record.run for record in open_trace(tmp_path) if isinstance(record, Header)] == ["one", "two"]
+    assert copy.exists()
+
+
+def test_a_number_that_another_server_takes_meanwhile_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = segments_module.segment_files
+
+    def slowly(directory: Path) -> list[Path]:
+        files = found(directory)
+        if not files:
+            (directory / "segment-000000.sgltrace").touch()
+        return files
+
+    monkeypatch.setattr(segments_module, "segment_files", slowly)
+    store = segments_module.SegmentStore(tmp_path, 1 << 20)
+    assert store.open_next() == 1
+    store.close()
 
 
 def test_a_slow_disk_drops_records_and_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

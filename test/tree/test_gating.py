@@ -166,6 +166,40 @@ def test_write_back_drops_what_the_gate_refuses_unless_the_host_holds_what_follo
     check(driver)
 
 
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_what_goes_after_use_is_not_copied_with_its_state(has_gate: bool):
+    """Linear attention: upstream asks for a copy when the device gives up the state of an inner node."""
+    options = ImportanceOptions(policy="importance", gate="on" if has_gate else "off")
+    driver, _ = gated("write_back", storage=False, options=options)
+    request = driver.admit(prompt(0, 4))
+    request.kv_hints = decode_kv_hints_envelope(Hints.parse({"drop_after_use": True}).envelope())
+    driver.prefill(request)
+    driver.finish(request)
+    (node,) = driver.all_nodes()
+    assert not driver.cache.backup_node_for_write_back(node.id)
+    assert host_tokens(driver) == 0
+    serve(driver, prompt(0, 6))  # somebody wants it after all
+    assert driver.cache.backup_node_for_write_back(node.id)
+    assert host_tokens(driver) == 4 * PAGE
+    check(driver)
+
+
+def test_the_gate_is_asked_about_a_copy_with_a_state():
+    gate = ScriptedGate(False, True)
+    driver, _ = gated("write_back", gate, storage=False)
+    serve(driver, prompt(0, 4))
+    (node,) = driver.all_nodes()
+    assert [driver.cache.backup_node_for_write_back(node.id) for _ in range(2)] == [False, True]
+    driver.cache.backup_node_for_write_back(node.id)
+    assert [tier for tier, *_ in gate.asked] == [Tier.HOST, Tier.HOST], (
+        "the copy that is there is none to ask for"
+    )
+    assert host_tokens(driver) == 4 * PAGE
+    counters = driver.component.state.counters
+    assert counters.offered_tokens[Tier.HOST] == 2 * 4 * PAGE
+    check(driver)
+
+
 def test_a_child_goes_to_storage_with_its_ancestors_or_not_at_all():
     gate = ScriptedGate(True, False)
     driver, tiers = gated("write_through", gate)

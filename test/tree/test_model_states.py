@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import inspect
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from sglang.srt.mem_cache.unified_cache.components import ComponentType, EvictLayer, MambaComponent
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertResult
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.components import (
+    CacheTransferPhase,
+    ComponentType,
+    EvictLayer,
+    MambaComponent,
+)
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sgl_importance.nodes.ghosts import EvictionReason
+from sgl_importance.reuse.reuse_class import Transition
 from sgl_importance.tiers import Tier
 from sglang_importance.tree.annotated_tree import AnnotatedTree
+from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.model_states import lacks_state
 from sglang_importance.tree.state_order import STATES_PER_WALK, StateOrder
 
@@ -238,6 +249,35 @@ def test_kv_is_ranked_again_when_the_state_below_it_on_the_host_goes() -> None:
     del shared.children["host"]
     driver.cache.evict(EvictParams(num_tokens=1))
     assert shared not in tree_of(driver)
+
+
+def test_kv_on_the_host_is_ranked_again_when_storage_brings_its_state() -> None:
+    """No host tier: its leaves are put into the tree by hand."""
+    driver = StateDriver("importance", tokens=512, states=16)
+    driver.serve(text(1, 40), text(11, 5))
+    core, component = driver.cache.tree_core, driver.cache.importance
+    anchor = node_at(driver, 40)
+    first, second = (core._new_node() for _ in range(2))
+    for number, leaf in enumerate((first, second), start=2):
+        leaf.parent, leaf.key = anchor, RadixKey(array("q", text(number, 10)), None)
+        anchor.children[leaf.key.child_key(1)] = leaf
+        leaf.component_data[ComponentType.FULL].host_value = torch.arange(10)
+        core.evictable_host_leaves.add(leaf)
+    component.node_events.prefetched(Insertion(Transition.COLD))
+    metadata = tree_of(driver).metadata(first)
+    assert metadata.lacks_state
+    states = driver.cache.components[ComponentType.MAMBA]
+    states.commit_hicache_transfer(
+        anchor,
+        CacheTransferPhase.PREFETCH,
+        [PoolTransfer(name=PoolName.MAMBA, host_indices=torch.tensor([0]))],
+        cache_actions=[],
+        insert_result=InsertResult(prefix_len=10, inserted_host_node=first.id),
+        pool_storage_result=SimpleNamespace(extra_pool_hit_pages={PoolName.MAMBA: 1}),
+    )
+    assert first.component_data[ComponentType.MAMBA].host_value is not None
+    assert not metadata.lacks_state
+    assert component.state.policy.victim(Tier.HOST) == second.id
 
 
 def test_a_walk_that_wants_more_than_there_is_ends() -> None:

@@ -6,11 +6,14 @@ from inspect import signature
 
 import numpy as np
 import pytest
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, CacheRequestOutcome
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.reuse.reuse_class import BlockType
+from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
+from sglang_importance.observe.shadowing import Shadowing
 
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import pages, path_of, prompt, serve
@@ -112,6 +115,32 @@ def test_a_retracted_request_stays_one_query_and_one_access(make_driver):
     assert metadata.importance.weight(Origin.CROSS).max() <= 1.0
     assert metadata.accesses == 1
     assert driver.component.state.counters.requests == 2
+
+
+def test_a_request_that_is_aborted_behind_its_retraction_leaves_the_shadows(make_driver):
+    driver = make_driver("observe")
+    pair = ShadowPair(256 // PAGE, PAGE, driver.component.state.policy.cost, 256)
+    shadowing = driver.component._shadowing = driver.component.requests._shadowing = Shadowing(pair)
+    waiting, aborted = (driver.admit(prompt(1000 * number, 3)) for number in (1, 2))
+    for request in (waiting, aborted):
+        driver.prefill(request)
+        driver.retract(request)
+    for rid in (aborted.rid, "never admitted"):
+        driver.cache.finish(CacheRequestHandle(rid, 0), CacheRequestOutcome.ABORT)
+    shadowing.settle()
+    for cache in (pair.lru, pair.importance):
+        cache.check_integrity()
+        cache.evict(10**6)
+        assert cache.used == 3, "what still waits is held"
+    driver.readmit(waiting)
+    driver.prefill(waiting)
+    driver.finish(waiting)
+    shadowing.settle()
+    shadowing.close()
+    for cache in (pair.lru, pair.importance):
+        cache.evict(10**6)
+        assert cache.used == 0
+    assert not shadowing._retracted
 
 
 def test_matches_of_waiting_requests_are_no_accesses(make_driver):

@@ -63,6 +63,26 @@ def test_a_prefix_that_somebody_else_asked_for_keeps_its_worth():
     assert only(driver, shared).tokens == 3 * PAGE
 
 
+@pytest.mark.parametrize("hinted", [False, True])
+def test_what_two_compute_at_a_time_keeps_its_worth(hinted: bool):
+    """The second finds nothing when it is admitted, and brings the text a second time."""
+    driver = TreeDriver()
+    shared = prompt(0, 3)
+    first, second = (driver.admit([*shared, *prompt(start, 2)]) for start in (100, 200))
+    first.kv_hints = envelope(drop_after_use=True)
+    if hinted:
+        second.kv_hints = envelope(drop_after_use=True)
+    for request in (first, second):
+        driver.prefill(request)
+    for request in (second, first):
+        driver.decode(request, [7])
+        driver.finish(request)
+    (_, prefix), (_, own) = path_of(driver, [*shared, *prompt(100, 2)])
+    _, (_, other) = path_of(driver, [*shared, *prompt(200, 2)])
+    assert (prefix.expendable, own.expendable, other.expendable) == (False, True, hinted)
+    driver.cache.sanity_check()
+
+
 def test_what_a_ghost_knows_to_be_asked_for_is_not_dropped():
     driver = TreeDriver()
     for _ in range(2):

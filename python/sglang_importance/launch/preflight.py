@@ -33,6 +33,7 @@ def port_problems(host: str, port: int) -> Iterator[str]:
     """One line if nobody can listen there, or somebody else does."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     reason = f"cannot listen on {host}:{port}"
+    cure = "--host must be an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all"
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the server itself will: connections of an ended server that linger are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,10 +41,11 @@ def port_problems(host: str, port: int) -> Iterator[str]:
             probe.bind((host, port))
         except OverflowError:
             yield f"{reason}: --port must be a number up to 65535"
+        except (TypeError, UnicodeError):  # a name beyond ASCII, of which a part is empty or too long
+            yield f"{reason}: {cure}"
         except OSError as error:
             reason = f"{reason} ({error.strerror})"
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                cure = "--host must be an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all"
                 yield f"{reason}: {cure}"
             elif error.errno == errno.EACCES:
                 yield f"{reason}: choose a --port above 1023"

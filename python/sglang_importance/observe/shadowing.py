@@ -21,7 +21,7 @@ QUEUE_BYTES = 32 << 20
 _EVENT_BYTES = 256
 
 # What happened: name of the request, its tokens, and at its end how the answer ended. Without tokens: how an
-# answer is now known to have ended; without both, a flush.
+# answer is now known to have ended, UNKNOWN of a request that will not end; without both, a flush.
 _Event = tuple[str, TokenSequence | None, AnswerEnd | None]
 
 
@@ -37,6 +37,7 @@ class Shadowing:
         self._lock = threading.Lock()
         self._busy_seconds = 0.0
         self._server_hit_tokens = 0
+        self._retracted: set[str] = set()
         self._worker: BatchWorker[_Event] = BatchWorker(
             "importance-shadow",
             self._work,
@@ -55,8 +56,19 @@ class Shadowing:
 
     def finished(self, req: Req, answer_end: AnswerEnd) -> None:
         """The request ended; one that was only retracted goes on for the shadows."""
-        if req.finished() and not req.rid.startswith(HEALTH_CHECK_PREFIX):
-            self._offer((req.rid, prompt_and_output_of(req), answer_end))
+        if req.rid.startswith(HEALTH_CHECK_PREFIX):
+            return
+        if not req.finished():
+            self._retracted.add(req.rid)
+            return
+        self._retracted.discard(req.rid)
+        self._offer((req.rid, prompt_and_output_of(req), answer_end))
+
+    def gone(self, rid: str) -> None:
+        """The request was given up while it waited; shadows know of it if it had been retracted."""
+        if rid in self._retracted:
+            self._retracted.remove(rid)
+            self._offer((rid, None, AnswerEnd.UNKNOWN))
 
     def told(self, rid: str, answer_end: AnswerEnd) -> None:
         """It became known how the answer of a finished request had ended."""
@@ -123,6 +135,8 @@ class Shadowing:
             with self._lock:
                 if answer_end is None:
                     self._pair.reset()
+                elif answer_end is AnswerEnd.UNKNOWN:
+                    self._pair.gone(request)
                 else:
                     self._pair.told(request, answer_end)
             return

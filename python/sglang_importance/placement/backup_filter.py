@@ -6,7 +6,8 @@ Upstream's write policy says when a copy is offered:
 - ``write_through_selective``: the same, from upstream's second count of the node on. Up to 0.5.21 that is at
   the end of the request that brought it, from 0.5.22 on with the second request that finds it. With a gate:
   from the second admitted request on, whether it finds the node or has to bring it again;
-- ``write_back``: when the device evicts the node; a refused node is dropped.
+- ``write_back``: when the device evicts the node, and a refused node is dropped; or when it gives up a state
+  or a window of a node that stays, which go to the host with the node's KV or not at all.
 
 Under ``importance`` no copy is made of expendable nodes. Where a gate (``ranking.write_gate``) is open it
 decides about all others. Upstream backs a node up together with its ancestors that have no copy, so one
@@ -145,6 +146,20 @@ class BackupFilter:
             if self._state.faults.learn(FaultPlace.RANKING, self._drops, node):
                 is_write_back = False  # upstream then deletes the leaf, as under write-through
         return self._evict_leaf(node_id, is_write_back)
+
+    def copies_with_state(self, node_id: NodeId) -> bool:
+        """Whether a node whose state or window the device gives up is copied to the host before, under
+        ``write_back``."""
+        node = self._core.node_by_id(node_id)
+        return self._state.faults.learn(FaultPlace.RANKING, self._copies_with_state, node) is not False
+
+    def _copies_with_state(self, node: UnifiedTreeNode) -> bool:
+        if node.backuped:
+            return True
+        if self._is_expendable(node):
+            return False
+        owed = self._state.tree.metadata(node).owed_to_storage
+        return self.gate is None or owed or self._admits(Tier.HOST, [node])
 
     def _drops(self, node: UnifiedTreeNode) -> bool:
         """Whether a node that the device evicts is dropped without a copy on the host."""

@@ -211,6 +211,11 @@ class ImportanceComponent(FullComponent):
         if is_finished:
             self.deferred_work.do(self.publish)
 
+    def gave_up_waiting(self, rid: str) -> None:
+        """A request was aborted in the queue, where it may be for a second time, after a retraction."""
+        if self._shadowing is not None:
+            self._faults.beside(FaultPlace.OBSERVATION, self._shadowing.gone, rid)
+
     # ---- nodes ----
 
     def prefetched(self, rid: str) -> None:

@@ -15,7 +15,7 @@ from sglang_importance.placement.storage_writes import ended_writes
 from sglang_importance.radix_cache.component import ImportanceComponent
 
 if TYPE_CHECKING:
-    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
+    from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, MatchPrefixParams, MatchResult
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
@@ -54,6 +54,16 @@ class ImportanceRadixCache(UnifiedRadixCache):
     def reset(self) -> None:
         super().reset()
         self.importance.watch_tree()
+
+    def release_aborted_request(self, request: CacheRequestHandle) -> None:
+        super().release_aborted_request(request)
+        self.importance.gave_up_waiting(request.rid)
+
+    def backup_node_for_write_back(self, node_id: int) -> bool:
+        backups = self.importance.backups
+        if backups is not None and not backups.copies_with_state(node_id):
+            return False  # upstream then goes on as if the host had no room
+        return super().backup_node_for_write_back(node_id)
 
     def write_backup_storage(self, node_id: int) -> None:
         if not self.enable_storage:

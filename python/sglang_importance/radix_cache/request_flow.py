@@ -186,6 +186,7 @@ class RequestFlow:
             self._hints.retain(req)  # which cuts no node before the answer is out
         for node in path:
             self._computed_again(node, query, req.rid)
+            self._computed_beside(node, query)
         if is_chunk:
             return None
         tree = self._state.tree
@@ -285,6 +286,13 @@ class RequestFlow:
                 metadata.off_device = False
                 metadata.is_prewarmed = True
                 self._body_mass.update(node)
+            self._leaves.refresh(node)
+
+    def _computed_beside(self, node: UnifiedTreeNode, query: QueryFolds) -> None:
+        """A request that was to be dropped after use brought the node, while this one computed the same."""
+        metadata = self._state.tree.metadata(node)
+        if metadata.expendable and metadata.importance.creator != query.serial:
+            metadata.expendable = False
             self._leaves.refresh(node)
 
     def _computed_again(self, node: UnifiedTreeNode, query: QueryFolds, rid: str) -> None:

@@ -52,8 +52,10 @@ class StateComponent(MambaComponent):
         self, node: UnifiedTreeNode, phase: CacheTransferPhase, *args: Any, **kwargs: Any
     ) -> None:
         super().commit_hicache_transfer(node, phase, *args, **kwargs)
-        if phase is CacheTransferPhase.PREFETCH:
-            self._faults.learn(FaultPlace.TREE_EVENT, self._tokens.leaves.host_state_changed, node)
+        if phase is CacheTransferPhase.PREFETCH:  # of what follows the node
+            found = getattr(kwargs.get("insert_result"), "inserted_host_node", None)
+            end = node if found is None else self.tree_core.node_by_id(found)
+            self._faults.learn(FaultPlace.TREE_EVENT, self._tokens.leaves.host_state_changed, end)
 
     def evict_component(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> tuple[int, int]:
         device_states, host_states = super().evict_component(node, *args, **kwargs)

@@ -116,8 +116,10 @@ class RankedLeaves:
             self.refresh(node)
 
     def host_state_changed(self, node: UnifiedTreeNode) -> None:
-        """A state in host memory went or came, at the node's end or below it: the leaf of the device that it
-        follows is ranked again."""
+        """A state in host memory went or came, at the node's end or below it: the node is ranked again, and
+        the leaf of the device that it follows."""
+        if self._state.tree.known(node) is not None:  # else it is ranked as soon as it is taken in
+            self.refresh(node)
         while node.evicted and node.parent is not None:
             node = node.parent
         self.refresh(node)

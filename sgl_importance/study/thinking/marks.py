@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sgl_importance.json_text import read_json
 from sgl_importance.study.study_report import StudyError
 
 Bools = npt.NDArray[np.bool_]
@@ -72,15 +73,15 @@ def read_marks(path: Path) -> dict[str, Marks]:
         StudyError: a line is none of ``write_marks``.
     """
     found: dict[str, Marks] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            fields = json.loads(line)
+            fields = read_json(line)
             phases = [
                 Stretch(str(each["phase"]), int(each["start"]), int(each["end"])) for each in fields["phases"]
             ]
             margins = [float(margin) for margin in fields.get("margins", [])]
             found[str(fields["rid"])] = Marks([int(at) for at in fields["milestones"]], phases, margins)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, OverflowError, TypeError, KeyError) as error:
             raise StudyError(
                 f"line {number} of {path} says no marks of a request: it needs rid, milestones and phases "
                 f"({type(error).__name__}: {error})"
