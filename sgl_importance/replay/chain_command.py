@@ -14,7 +14,7 @@ from sgl_importance.replay.lower_tiers.chain_replay import (
     chain_jobs,
     run_chain_job,
 )
-from sgl_importance.replay.policy_registry import OPTIMUM
+from sgl_importance.replay.policy_registry import DEFAULT_POLICIES, OPTIMUM
 from sgl_importance.replay.ray_cluster import RayCluster
 from sgl_importance.replay.replay_arguments import check_results
 from sgl_importance.replay.report.chain_report import chain_table
@@ -83,12 +83,14 @@ def _chain_of(path: Path) -> ChainSpec:
 
 
 def _chain_policies(text: str) -> list[str]:
-    """Policies of a chain; the default list of the command names one that is none, which is left out."""
-    names = [name for name in parse_policies(text) if name != OPTIMUM]
+    """Policies of a chain; the command's own default names the optimum, which a chain goes without."""
+    names = parse_policies(text)
+    if text == DEFAULT_POLICIES:
+        names.remove(OPTIMUM)
+    if OPTIMUM in names:
+        fail(f"a chain of tiers has no optimum: use {' or '.join(CHAIN_POLICIES)}")
     if unknown := [name for name in names if name not in CHAIN_POLICIES]:
         fail(f"a chain of tiers is not ranked by {unknown[0]}: use {' or '.join(CHAIN_POLICIES)}")
-    if not names:
-        fail(f"a chain of tiers has no optimum: use {' or '.join(CHAIN_POLICIES)}")
     return names
 
 

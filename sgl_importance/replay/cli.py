@@ -15,7 +15,7 @@ from sgl_importance.replay.lower_tiers.gated_tiers import Gating, StorageOffer
 from sgl_importance.replay.lower_tiers.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.pages.page_command import parse_page_policies, replay_pages
 from sgl_importance.replay.pages.page_replay import PAGE_POLICIES, Selection
-from sgl_importance.replay.policy_registry import OPTIMUM
+from sgl_importance.replay.policy_registry import DEFAULT_POLICIES, OPTIMUM
 from sgl_importance.replay.ray_cluster import RayCluster
 from sgl_importance.replay.replay_arguments import (
     BYTES_PER_TOKEN,
@@ -70,7 +70,7 @@ def replay_command(
     traces: Annotated[list[Path], typer.Argument(parser=some_path, metavar="TRACE", help="Files to replay.")],
     policies: Annotated[
         str, typer.Option(help="Comma-separated policies; belady is the optimum.")
-    ] = f"lru,{OPTIMUM}",
+    ] = DEFAULT_POLICIES,
     capacity_blocks: Annotated[
         str | None, typer.Option(help="Comma-separated capacities in blocks.", metavar="N,N...")
     ] = None,

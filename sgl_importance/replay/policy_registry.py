@@ -12,6 +12,7 @@ from sgl_importance.replay.trace import Trace
 __all__ = ["POLICY_NAMES", "UnknownPolicyError", "create_policy", "load_policy"]
 
 OPTIMUM = "belady"
+DEFAULT_POLICIES = f"lru,{OPTIMUM}"
 IMPORTANCE = "importance"
 TRACE_FOLLOWERS = frozenset({OPTIMUM, IMPORTANCE, "continuum", "workload", "turncount"})
 """Policies that look requests or accesses up in the trace, and must see the blocks of a request in order."""

@@ -170,6 +170,7 @@ def test_the_command(files: tuple[Path, Path], tmp_path: Path) -> None:
         (["--object-level"], "leave out other sizes"),
         (["--host-blocks", "5"], "leave out other sizes"),
         (["--policies", "belady"], "use lru or importance"),
+        (["--policies", "importance,belady"], "has no optimum"),
         (["--bytes-per-token", "100000000"], "or sizes by --capacity-fraction"),
     ],
 )
