@@ -205,20 +205,20 @@ class Placement:
             rooms[level] = _Room(0.0, [])
             return rooms[level]
         below = next((each for each in self._usable if each > level and self._takes(each)), None)
-        victim = self._cheapest(level, gives_up=below is None)
+        where = len(self.capacities) if below is None else below
+        victim = self._cheapest(level, where)
         if victim is not None:
             further = _Room(0.0, []) if below is None else self._room(below, rooms)
             if further is not None:
-                where = len(self.capacities) if below is None else below
                 loss = self._ranking.rate(victim) * (self._seconds[where] - self._seconds[level])
                 step = Step(victim, level, below)
                 rooms[level] = _Room(further.loss + loss, [*further.steps, step])
         return rooms[level]
 
-    def _cheapest(self, level: int, *, gives_up: bool) -> int | None:
-        """The page that leaves a tier first; one that others continue, further down, is not given up."""
+    def _cheapest(self, level: int, target: int) -> int | None:
+        """The page that leaves a tier first; none goes below pages that continue it, in a tier between."""
         while (page := self._ranking.cheapest(level)) is not None:
-            if not gives_up or not self._pages[page].children:
+            if min(self._pages[page].children, default=target) >= target:
                 return page
             self._ranking.leave(level, page)
             self._kept.add(page)

@@ -159,6 +159,17 @@ def test_a_page_that_others_continue_in_a_tier_that_takes_nothing_stays() -> Non
     assert store(placement, 4) == [Step(3, 0, None), Step(4, None, 0)], "nothing continues that one"
 
 
+def test_a_page_does_not_go_below_what_continues_it_in_a_tier_that_takes_nothing() -> None:
+    """Its neighbour below takes pages, and lies behind the one that does not."""
+    placement = Placement([2, 2, 2], [1.0, 2.0, 3.0, 100.0], Given(dict.fromkeys(range(9), 1.0)))
+    for page in range(2):
+        store(placement, page, parent=page - 1 if page else None)
+    assert placement.find(range(2)) == [0, 1]
+    placement.stop(1)
+    assert store(placement, 2) == [Step(2, None, 2)], "page 0 stays in front of page 1"
+    placement.check_integrity()
+
+
 @pytest.mark.parametrize("capacity", [1, 3, 10])
 @pytest.mark.parametrize("seed", range(5))
 def test_one_tier_of_lru_is_a_prefix_cache(capacity: int, seed: int) -> None:
