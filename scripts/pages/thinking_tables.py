@@ -148,17 +148,23 @@ def thinking_moves_table(by_phase: bool = False) -> str:
     )
 
 
-def thinking_milestone_table() -> str:
-    """How often old pages of a thought are wanted, with a milestone and without."""
+def thinking_milestone_table(by_phase: bool = False) -> str:
+    """How often old pages of a thought are wanted, with a milestone and without; by its phase in small pages,
+    since all of 16 tokens have one."""
     rows = [
         row
         for row in _finding("attention")["rows"]
-        if row["kind"] == "thought" and row.get("phase", "all") == "all"
+        if row["kind"] == "thought"
+        and (row["phase"] != "all" and row["page"] < 16 if by_phase else row["phase"] == "all")
     ]
     return table(
-        ["pages of", "with a milestone", "without", "kept by the random control", "times as often"],
+        [
+            *(["phase"] if by_phase else []),
+            *("pages of", "with a milestone", "without", "kept by the random control", "times as often"),
+        ],
         [
             [
+                *([row["phase"]] if by_phase else []),
                 str(row["page"]),
                 f"{row['late wants, milestones']:.3f}",
                 "all have one" if row["late wants, others"] is None else f"{row['late wants, others']:.3f}",
