@@ -128,15 +128,16 @@ def test_a_symbol_that_became_something_else_is_named(monkeypatch: pytest.Monkey
 def test_a_release_that_nobody_has_tested_is_admitted_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(metadata, "version", lambda name: "0.5.21")
-    check_sglang()
+    for release in ("0.5.21", "0.5.22", "0.5.23"):
+        monkeypatch.setattr(metadata, "version", lambda name, release=release: release)
+        check_sglang()
     assert caplog.text == ""
     monkeypatch.setattr(metadata, "version", lambda name: "0.5.99")
     check_sglang()
     (record,) = caplog.records
     assert record.getMessage() == (
         "sglang 0.5.99 has every symbol that sgl-importance needs, but nobody has tested them together; "
-        "tested are 0.5.21"
+        "tested are 0.5.21, 0.5.22, 0.5.23"
     )
 
 
