@@ -9,6 +9,7 @@ from scripts.pages.figures import results
 from sgl_importance.study.thinking.measured import WANTED_SHARE
 
 KINDS = ("thought", "decode")
+SWAP_IN_MILLISECONDS = (0.1, 1, 10)
 
 
 def _evictions(page: int = 16) -> dict[tuple[str, str, float], dict[str, Any]]:
@@ -136,20 +137,30 @@ def trees_save_loads() -> str:
 
 
 def milestone_prefetch_table() -> str:
-    """What fetching behind milestones saves and wastes in thoughts, whatever a swap-in costs."""
+    """What fetching behind milestones saves and wastes in thoughts, and what a token then waits."""
     rows = {
         row["prefetcher"]: row
         for row in results("findings/heads/heads-prefetch")["rows"]
-        if (row["page"], row["kind"], row["kept"], row["buffer"]) == (16, "thought", 0.2, 0.05)
+        if (row["page"], row["kind"], row["kept"]) == (16, "thought", 0.2) and row["buffer"] in (0, 0.05)
     }
+
+    def waits(swap_ins: float) -> str:
+        return " / ".join(f"{swap_ins * milliseconds:.3g}" for milliseconds in SWAP_IN_MILLISECONDS)
+
+    at = " / ".join(f"{milliseconds:g}" for milliseconds in SWAP_IN_MILLISECONDS)
     return table(
-        ["fetched ahead", "copies that were read", "stalls saved, one swap-in a layer", "a swap-in a page"],
+        [
+            *("fetched ahead", "copies that were read", "stalls saved, one swap-in a layer"),
+            *(f"ms a token at {at} ms", "stalls saved, a swap-in a page", f"ms a token at {at} ms"),
+        ],
         [
             [
                 name,
-                f"{1 - row['unread'] / row['fetched']:.2f}",
+                f"{1 - row['unread'] / row['fetched']:.2f}" if row["fetched"] else "",
                 f"{row['wait saved, gather']:.2f}",
+                waits(row["swap-ins a token"]),
                 f"{row['wait saved, copies']:.2f}",
+                waits(row["loads a token"]),
             ]
             for name, row in rows.items()
         ],

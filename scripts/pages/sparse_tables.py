@@ -59,7 +59,10 @@ def text_table() -> str:
     """The next byte's distribution from chosen pages beside exact attention, by selector and context."""
     rows = results("pages_text")["rows"]
     return table(
-        ["selector", "context", "divergence, nats a byte", "same likeliest byte", "loss beside exact"],
+        [
+            *("selector", "context", "divergence, nats a byte", "same likeliest byte", "loss beside exact"),
+            f"less than exact behind {rows[0]['context']:,} bytes",
+        ],
         [
             [
                 f"`{row['selector']}`",
@@ -67,6 +70,7 @@ def text_table() -> str:
                 _with_interval(row["divergence"]),
                 _with_interval(row["agreement"]),
                 f"{row['gain']['value'] - row['gain_chosen']['value']:+.3f}",
+                _with_interval(row["gain_chosen"]),
             ]
             for row in rows
             if row["context"] in (2048, 8192)
