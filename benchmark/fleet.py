@@ -10,7 +10,6 @@ machine; Mooncake, where its package and libibverbs are installed, by TCP.
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import sys
@@ -26,7 +25,7 @@ from typing import Annotated, Any
 
 import typer
 from fleet_servers import Fleet, Routed, Store, references_of, two_servers
-from results import RESULTS, print_rows, write_results
+from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import Progress
 from slow_link import LinkError, Quality, SlowLink
 
@@ -277,7 +276,7 @@ def main(
     warm_start.is_on = True  # no start is measured
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and links end with it
     path = out or RESULTS / "fleet.json"
-    known: Rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    known: Rows = rows_so_far(path)
     rows = [row for row in known if (row["study"], row["store"]) not in chosen]
     with tempfile.TemporaryDirectory() as temporary, Progress() as progress:
         folder = Path(temporary)

@@ -17,7 +17,6 @@ is written after each replay; with ``--resume`` what it has is not replayed agai
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -28,7 +27,7 @@ import typer
 from agents import BLOCK_TOKENS
 from agents import FRACTIONS as AGENT_FRACTIONS
 from policy import FRACTIONS, interleaved_sessions
-from results import RESULTS, print_rows, write_results
+from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import Progress
 
 from sgl_importance.replay.equivalent import lru_curve
@@ -91,7 +90,7 @@ class Rows:
 
     def __init__(self, path: Path, resume: bool) -> None:
         self._path = path
-        known = json.loads(path.read_text())["rows"] if resume and path.exists() else []
+        known = rows_so_far(path) if resume else []
         self._rows = {self._key(row): row for row in known}
 
     @staticmethod

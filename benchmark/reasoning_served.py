@@ -9,7 +9,6 @@ of as many instances are not asked again.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,7 @@ import typer
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.probe.chat_client import ChatClient
 from sgl_importance.reasoner import control_path, reasoner_path
 from sgl_importance.reasoner.evaluate import ReasoningPlan, ReasoningRow, evaluate
@@ -57,7 +56,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Write the JSON there.")] = None,
 ) -> None:
     path = out or RESULTS / "reasoning_served.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.is_file() else []
+    rows = rows_so_far(path)
     for model in models.split(","):
         cells = [(task, int(length)) for task in tasks.split(",") for length in lengths.split(",")]
         done = {(row["task"], row["length"]) for row in rows if row["model"] == model and row["n"] >= n}

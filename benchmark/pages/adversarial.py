@@ -18,7 +18,6 @@ Resumable: rows that ``--out`` holds already, of the same arguments, are not mea
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -38,7 +37,7 @@ from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.document import RECORD_TOKENS, filler_sentence, record_pieces
 from sgl_importance.probe.tasks import ProbeDocument, make_document
@@ -224,7 +223,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Write the JSON there.")] = None,
 ) -> None:
     path = out or RESULTS / "pages_adversarial.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = rows_so_far(path)
     done = {(row["selector"], row["mode"], row["case"]) for row in rows}
     bounds = {"none": (), "audit": (str(missed_page),), "confidence": (str(confidence),)}
     arms = [(selector, mode) for mode in modes.split(",") for selector in selectors.split(",")]

@@ -10,7 +10,6 @@ Resumable: rows that ``--out`` holds already, of the same arguments, are not mea
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from rich.progress import track
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.probe import checkpoint_path
 from sgl_importance.probe.tasks import make_document, make_task
 
@@ -86,7 +85,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Write the JSON there.")] = None,
 ) -> None:
     path = out or RESULTS / "pages_exact_match.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = rows_so_far(path)
     done = {(row["selector"], row["budget"], row["task"], row["length"], row["n"]) for row in rows}
     for selector in selectors.split(","):
         for budget in budgets.split(","):

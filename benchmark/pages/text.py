@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "scripts")]
 # ruff: noqa: E402
 from text_training.text import VOCABULARY, Text
 
-from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
 from sgl_importance.study.statistics import mean_of
 
 from support.served import script_server
@@ -124,7 +124,7 @@ def main(
     training = json.loads((model / "training.json").read_text())
     trained = {name: training[name] for name in ("text", "steps", "bytes_of_a_step")}
     setting = {"budget": budget, "files": files, "predicted": PREDICTED, **trained}
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = rows_so_far(path)
     same = [row for row in rows if all(row.get(name) == setting[name] for name in setting)]
     done = {(row["selector"], row["context"]) for row in same}
     for selector in selectors.split(","):

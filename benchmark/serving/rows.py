@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmark.results import write_results
+from benchmark.results import rows_so_far, write_results
 
 Row = dict[str, Any]
 # Two rows with the same values of these are the same measurement.
@@ -22,7 +21,7 @@ class Rows:
     def __init__(self, path: Path, name: str = "serving") -> None:
         self._path = path
         self._name = name
-        known = json.loads(path.read_text())["rows"] if path.exists() else []
+        known = rows_so_far(path)
         self._rows: dict[tuple[Any, ...], Row] = {_key(row): row for row in known}
         self._commit = _commit()
 

@@ -146,7 +146,7 @@ def open_records(
 def _warn_of_its_limit(name: str, backend: HiCacheStorage, capacity: int) -> None:
     """Upstream's file backend says whether it has one; of others nobody knows."""
     evictor = getattr(backend, "_evictor", None)
-    most, free = (getattr(evictor, name, None) for name in ("max_size_bytes", "min_free_bytes"))
+    most, free = (getattr(evictor, limit, None) for limit in ("max_size_bytes", "min_free_bytes"))
     if most is None or free is None:
         return
     if not (most or free):
