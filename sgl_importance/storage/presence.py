@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 import uuid
 from contextlib import suppress
@@ -34,6 +35,9 @@ class Presence:
         self._mark = self._folder / f"{uuid.uuid4().hex}{MARK_SUFFIX}"
         self._counters = counters
         self._file: int | None = None
+        self._has_left = False
+        self._lock = threading.Lock()
+        """Of the two above; never held while a disk is asked, which may hang."""
         self._alive: set[str] = set()
         self._lost: set[str] = set()
         self._next_look = 0.0
@@ -55,20 +59,24 @@ class Presence:
                     self._look_at(name)
 
     def leave(self) -> None:
-        """Takes the mark away: this process is not lost."""
-        if self._file is not None:
+        """Takes the mark away: this process is not lost. A look that is still under way takes its own."""
+        with self._lock:
+            self._has_left = True
+        self._drop_mark()
+
+    def _drop_mark(self) -> None:
+        with self._lock:
+            file, self._file = self._file, None
+        if file is not None:
             with suppress(OSError):
                 self._mark.unlink()
-            os.close(self._file)
-            self._file = None
+            os.close(file)
 
     def _enter(self) -> None:
         if self._file is not None and self._mark.exists():
             return
+        self._drop_mark()  # the directory was removed
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._file is not None:
-            os.close(self._file)  # the directory was removed
-            self._file = None
         # Locked before it has its name: a file without a lock is a lost process.
         unnamed = self._mark.with_suffix(".tmp")
         unnamed.touch()
@@ -81,7 +89,10 @@ class Presence:
         except OSError:
             os.close(file)
             raise
-        self._file = file
+        with self._lock:
+            self._file, has_left = file, self._has_left
+        if has_left:
+            self._drop_mark()
 
     def _look_at(self, name: str) -> None:
         path = self._folder / name

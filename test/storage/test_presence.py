@@ -87,3 +87,25 @@ def test_a_removed_directory_is_entered_again_and_one_that_cannot_be_written_doe
     presence.leave()
     (tmp_path / "file").touch()
     Presence(tmp_path / "file", counters).look()
+
+
+@pytest.mark.parametrize("at", ["exists", "mkdir", "rename"])
+def test_who_leaves_while_another_thread_looks_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """The storage threads look at leisure; the server that closes does not wait for them."""
+    presence = Presence(tmp_path, StoreCounters())
+    if at == "exists":
+        presence.look()
+    owner = os if at == "rename" else Path
+    original = getattr(owner, at)
+
+    def leave_meanwhile(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(owner, at, original)
+        presence.leave()
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, at, leave_meanwhile)
+    presence.look()
+    assert list((tmp_path / "processes").iterdir()) == []
+    presence.leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -213,8 +214,9 @@ def test_readers_meet_moves(tmp_path: Path) -> None:
     def reader() -> None:
         while not stop.is_set():
             for session in "abcde":
-                wrong.extend(wrong_pages(chain, keys_of(session, 2)))
-                read[0] += 1
+                with suppress(PageMiss):  # it was moved at each look
+                    wrong.extend(wrong_pages(chain, keys_of(session, 2)))
+                    read[0] += 1
 
     threads = [threading.Thread(target=reader) for _ in range(3)]
     for thread in threads:
