@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +26,23 @@ def segment_number(file: Path) -> int:
 
 def _number(file: Path) -> str:
     return file.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+
+
+def _size(file: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return file.stat().st_size
+    return 0
+
+
+def _is_being_written(file: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError), file.open("rb") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # no locks here
+    return False
 
 
 class SegmentStore:
@@ -61,6 +79,8 @@ class SegmentStore:
             # Never over a file of another writer, which may take the number meanwhile.
             with contextlib.suppress(FileExistsError):
                 self._file = (self._directory / f"{_PREFIX}{self.number:06d}{_SUFFIX}").open("xb")
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.append(MAGIC)
         return self.number
 
@@ -76,15 +96,18 @@ class SegmentStore:
             self._file.flush()
 
     def enforce_budget(self) -> None:
-        """Deletes the oldest segments, never the open one, until the rest fits the budget."""
-        files = segment_files(self._directory)
-        sizes = [file.stat().st_size for file in files]
-        total = sum(sizes)
-        for file, size in zip(files[:-1], sizes[:-1], strict=True):
+        """Deletes the oldest segments until the rest fits the budget, never one that is being written.
+
+        Another writer of the directory may delete meanwhile, too.
+        """
+        sizes = {file: _size(file) for file in segment_files(self._directory)}
+        total = sum(sizes.values())
+        for file in list(sizes)[:-1]:
             if total <= self._max_bytes:
                 break
-            file.unlink()
-            total -= size
+            if not _is_being_written(file):
+                file.unlink(missing_ok=True)
+                total -= sizes[file]
 
     def close(self) -> None:
         if self._file is not None:
