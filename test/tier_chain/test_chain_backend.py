@@ -68,7 +68,10 @@ def test_pages_come_back_bit_for_bit(tmp_path: Path, tiers: Path, served: Served
     assert served.ranking == "least recently used"
     assert "injected" in snapshot[1]["note"]
     backend.close()
+    assert served.chain is None, "nobody is shown tiers that were detached"
     again = make_backend(pool, tmp_path / "store", tiers=str(tiers))
+    backend.close()
+    assert served.chain is not None
     assert again.batch_exists(KEYS) == 0, "the first pages were in memory, and nobody reaches the others"
     assert again.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
     assert again.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES

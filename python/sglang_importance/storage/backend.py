@@ -154,7 +154,7 @@ class VerifiedStorage(HiCacheStorage):
         if self._backend is not None and hasattr(self._backend, "close"):
             self._backend.close()
         if self._opened is not None:
-            self._opened.close()
+            SERVED.close(self._opened)
 
     # ---- what the storage threads call ----
 

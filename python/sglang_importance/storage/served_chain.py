@@ -75,6 +75,12 @@ class ServedChain:
         self.chain = opened.chain
         return opened, describe_chain(opened.chain.members)
 
+    def close(self, opened: OpenChain) -> None:
+        """Closes its tiers; people see it no longer. Storage can be attached again."""
+        opened.close()
+        if self.chain is opened.chain:
+            self.chain = None
+
     def _make_ranking(self, levels: int) -> Ranking:
         if self._reuse is None:
             self.ranking = "least recently used"
