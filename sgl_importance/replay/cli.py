@@ -259,7 +259,11 @@ def replay_command(
             fail(str(error))
         read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
         gating = Gating(storage_offer=StorageOffer.EVICTED) if gate else None
-        tiered = [TieredJob(index, setup, gating) for index in range(len(read)) for setup in setups]
+        tiered = [
+            TieredJob(index, setup, gating, seeds[index % len(seeds)])
+            for index in range(len(read))
+            for setup in setups
+        ]
         tiered_journal = open_journal(json_file, TieredRow, read, tiered)
         tiered_rows = run_with_progress(run_tiered_job, read, tiered, workers, tiered_journal)
         for row in tiered_rows:

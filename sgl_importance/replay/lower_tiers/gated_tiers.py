@@ -59,7 +59,7 @@ class Gating:
 
     kind: GateKind = GateKind.LOSS
     settings: GateSettings = field(default_factory=GateSettings)
-    tiers: frozenset[Tier] = frozenset((Tier.HOST, Tier.STORAGE))
+    tiers: tuple[Tier, ...] = (Tier.HOST, Tier.STORAGE)  # no set: a sweep's journal knows jobs by their repr
     storage_offer: StorageOffer = StorageOffer.COPIED
     shares: tuple[tuple[Tier, float], ...] = ()
     seed: int = 0
@@ -92,14 +92,21 @@ class GatedReplay(TieredReplay):
 
     Args:
         facts: ``block_facts(trace)``, where the caller has them.
+        seed: of policies that draw.
     """
 
     def __init__(
-        self, trace: Trace, setup: TieredSetup, gating: Gating, *, facts: BlockFacts | None = None
+        self,
+        trace: Trace,
+        setup: TieredSetup,
+        gating: Gating,
+        *,
+        facts: BlockFacts | None = None,
+        seed: int = 0,
     ) -> None:
         assert trace.parents is not None
         assert setup.shared_order
-        super().__init__(trace, setup)
+        super().__init__(trace, setup, seed=seed)
         self.gating = gating
         token_seconds = 1 / setup.prefill_tokens_per_second
         bandwidths = {size.tier: size.bytes_per_second for size in setup.sizes}
@@ -236,7 +243,7 @@ class GatedReplay(TieredReplay):
         return chain[::-1]
 
 
-def replay_gated(trace: Trace, setup: TieredSetup, gating: Gating) -> TieredCounts:
+def replay_gated(trace: Trace, setup: TieredSetup, gating: Gating, *, seed: int = 0) -> TieredCounts:
     """``replay_tiers`` with a gate ahead of the lower tiers, and one policy object where tiers rank by
     importance."""
-    return GatedReplay(trace, setup, gating).run()
+    return GatedReplay(trace, setup, gating, seed=seed).run()
