@@ -189,7 +189,10 @@ def replay_command(
     check_traces(traces)
     workers = workers_of(jobs)
     seeds = parse_seeds(seed)
+    tier_sizes = device_blocks is not None or bool(host_blocks) or bool(storage_blocks)
     if pages:
+        if any((object_level, node_granular, plot_file, gate, tiers_file, tier_sizes)):
+            fail("--pages replays page lists: leave out --plot, and the modes and sizes of other replays")
         _replay_pages(
             traces,
             parse_page_policies(policies),
@@ -205,8 +208,7 @@ def replay_command(
     blocks = parse_numbers("--capacity-blocks", capacity_blocks, int)
     fractions = parse_numbers("--capacity-fraction", capacity_fraction, float)
     if tiers_file is not None:
-        others = (object_level, node_granular, plot_file is not None, gate, host_blocks, storage_blocks)
-        if blocks or device_blocks is not None or any(others):
+        if blocks or any((object_level, node_granular, plot_file, gate, tier_sizes)):
             fail("--tiers takes sizes from its file or --capacity-fraction: leave out other sizes and modes")
         replay_chain(
             traces,
@@ -237,7 +239,7 @@ def replay_command(
 
     if device_blocks is not None:
         lower = [
-            TierSize(tier, capacity, parse_policies(policy)[0], gbps * 1e9)
+            TierSize(tier, capacity, _only_policy(f"--{tier}-policy", policy), gbps * 1e9)
             for tier, capacity, policy, gbps in (
                 (Tier.HOST, host_blocks, host_policy, host_gbps),
                 (Tier.STORAGE, storage_blocks, storage_policy, storage_gbps),
@@ -314,6 +316,13 @@ def _replay_pages(
         json_file=json_file,
         workers=workers,
     )
+
+
+def _only_policy(option: str, text: str) -> str:
+    names = parse_policies(text)
+    if len(names) > 1:
+        fail(f"{option} takes one policy, not {text!r}")
+    return names[0]
 
 
 def _capacities(trace: Trace, blocks: list[int], fractions: list[float]) -> list[int]:

@@ -180,6 +180,10 @@ def test_bad_records_end_the_run_or_are_counted(trace_file: Path) -> None:
         (["--capacity-blocks", "4", "--host-blocks", "4"], "need --device-blocks"),
         (["--device-blocks", "4", "--object-level"], "--device-blocks replays tiers"),
         (
+            ["--device-blocks", "4", "--host-blocks", "4", "--host-policy", "lru,fifo"],
+            "--host-policy takes one policy, not 'lru,fifo'",
+        ),
+        (
             [
                 "--device-blocks",
                 "4",
