@@ -182,7 +182,7 @@ def replay_command(
         ),
     ] = None,
     price_computed: Annotated[
-        float, typer.Option(min=0, rich_help_panel=_CHAIN, help="Of a million computed tokens.")
+        float, typer.Option(min=0, max=1e9, rich_help_panel=_CHAIN, help="Of a million computed tokens.")
     ] = 0.0,
 ) -> None:
     """Replay traces: the hit rate of each eviction policy, and its distance from the optimum."""

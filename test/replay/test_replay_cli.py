@@ -206,6 +206,17 @@ def test_wrong_input_gets_one_line(trace_file: Path, args: list[str], line: str)
     assert line in result.stderr
 
 
+@pytest.mark.parametrize("number", ["nan", "inf"])
+@pytest.mark.parametrize("option", ["--prefill-tokens-per-second", "--price-computed", "--selected"])
+def test_numbers_that_nothing_can_be_counted_with_are_refused(
+    trace_file: Path, option: str, number: str
+) -> None:
+    """The cost model takes no rate without an end, and JSON knows no such price."""
+    result = _run(trace_file, "--device-blocks", 4, option, number)
+    assert result.exit_code == 2
+    assert f"'{option}'" in result.output
+
+
 def test_objects_without_prefixes_need_the_object_level(tmp_path: Path) -> None:
     path = tmp_path / "t.oracleGeneral"
     path.write_bytes(bytes(16) + b"\xff" * 8)
