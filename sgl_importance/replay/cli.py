@@ -11,7 +11,7 @@ import typer
 from sgl_importance.replay.chain_command import replay_chain
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.lower_tiers.chain_replay import ChainHardware
-from sgl_importance.replay.lower_tiers.gated_tiers import Gating, StorageOffer
+from sgl_importance.replay.lower_tiers.gated_tiers import Gating, StorageOffer, check_gating
 from sgl_importance.replay.lower_tiers.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.pages.page_command import parse_page_policies, replay_pages
 from sgl_importance.replay.pages.page_replay import PAGE_POLICIES, Selection
@@ -257,10 +257,13 @@ def replay_command(
                 )
                 for name in names
             ]
+            gating = Gating(storage_offer=StorageOffer.EVICTED) if gate else None
+            if gating is not None:
+                for setup in setups:
+                    check_gating(setup, gating)
         except TierError as error:
             fail(str(error))
         read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
-        gating = Gating(storage_offer=StorageOffer.EVICTED) if gate else None
         tiered = [
             TieredJob(index, setup, gating, seeds[index % len(seeds)])
             for index in range(len(read))

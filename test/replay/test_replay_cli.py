@@ -39,7 +39,7 @@ ROW_FIELDS = [
     "seconds",
 ]
 
-WRITE_BACK = ("--host-blocks", "4", "--write-policy", "write_back")
+GATED = ("--device-blocks", "4", "--host-blocks", "4", "--storage-blocks", "8", "--gate")
 
 
 @pytest.fixture
@@ -179,6 +179,10 @@ def test_bad_records_end_the_run_or_are_counted(trace_file: Path) -> None:
         (["--capacity-blocks", "4", "--object-level", "--node-granular"], "objects have no nodes"),
         (["--capacity-blocks", "4", "--host-blocks", "4"], "need --device-blocks"),
         (["--device-blocks", "4", "--object-level"], "--device-blocks replays tiers"),
+        (
+            [*GATED, "--storage-policy", "belady"],
+            "belady follows the requests, but between them a gate offers the storage tier what the host",
+        ),
         (
             ["--device-blocks", "4", "--host-blocks", "4", "--host-policy", "lru,fifo"],
             "--host-policy takes one policy, not 'lru,fifo'",

@@ -17,8 +17,14 @@ from typing import Protocol
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.write_gate import GateSettings, WriteGate
-from sgl_importance.replay.lower_tiers.tiered_replay import TierCache, TieredCounts, TieredReplay, TieredSetup
-from sgl_importance.replay.policy_registry import IMPORTANCE
+from sgl_importance.replay.lower_tiers.tiered_replay import (
+    TierCache,
+    TieredCounts,
+    TieredReplay,
+    TieredSetup,
+    TierError,
+)
+from sgl_importance.replay.policy_registry import IMPORTANCE, TRACE_FOLLOWERS
 from sgl_importance.replay.sessions import BlockFacts
 from sgl_importance.replay.tier_order import TierOrder
 from sgl_importance.replay.trace import NO_PARENT, Trace
@@ -63,6 +69,21 @@ class Gating:
     storage_offer: StorageOffer = StorageOffer.COPIED
     shares: tuple[tuple[Tier, float], ...] = ()
     seed: int = 0
+
+
+def check_gating(setup: TieredSetup, gating: Gating) -> None:
+    """
+    Raises:
+        TierError: the policy of the storage tier follows the requests, which it gets blocks between.
+    """
+    if gating.storage_offer is not StorageOffer.EVICTED:
+        return
+    for size in setup.sizes[2:]:
+        if size.policy in TRACE_FOLLOWERS and size.policy != IMPORTANCE:
+            raise TierError(
+                f"{size.policy} follows the requests, but between them a gate offers the {size.tier} tier "
+                "what the host gives up: leave out --gate, or use another policy there"
+            )
 
 
 class Gate(Protocol):
