@@ -45,7 +45,9 @@ class EvictionPolicy(ABC):
 
     def split(self, upper: int, lower: int) -> None:
         """A node, known by its block ``lower``, was cut by a request that uses its first part only, known as
-        ``upper`` from now on and held. To most policies the part is new."""
+        ``upper`` from now on and held. To most policies the part is new, or back: an evicted node may have
+        ended there."""
+        self.miss(upper)
         self.insert(upper)
 
     @abstractmethod

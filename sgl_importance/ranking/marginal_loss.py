@@ -150,7 +150,8 @@ class ImportancePolicy:
         return seconds * self.factor(node) * self.bias(tier, node) / self.cost.bytes_per_token
 
     def reuse_probability(self, node: NodeMetadata) -> float:
-        """P(the node is asked for in the next 32,768 admitted requests)."""
+        """P(the node is asked for in the next 32,768 admitted requests); where a turn ranks it, P(the turn
+        goes on at all)."""
         reuse_class, since = self._rank(None, node)
         return self.index.probability(reuse_class, self.clock - since)
 

@@ -11,7 +11,7 @@ import typer
 from sgl_importance.replay.chain_command import replay_chain
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.lower_tiers.chain_replay import ChainHardware
-from sgl_importance.replay.lower_tiers.gated_tiers import Gating, StorageOffer
+from sgl_importance.replay.lower_tiers.gated_tiers import Gating, StorageOffer, check_gating
 from sgl_importance.replay.lower_tiers.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.pages.page_command import parse_page_policies, replay_pages
 from sgl_importance.replay.pages.page_replay import PAGE_POLICIES, Selection
@@ -182,14 +182,17 @@ def replay_command(
         ),
     ] = None,
     price_computed: Annotated[
-        float, typer.Option(min=0, rich_help_panel=_CHAIN, help="Of a million computed tokens.")
+        float, typer.Option(min=0, max=1e9, rich_help_panel=_CHAIN, help="Of a million computed tokens.")
     ] = 0.0,
 ) -> None:
     """Replay traces: the hit rate of each eviction policy, and its distance from the optimum."""
     check_traces(traces)
     workers = workers_of(jobs)
     seeds = parse_seeds(seed)
+    tier_sizes = device_blocks is not None or bool(host_blocks) or bool(storage_blocks)
     if pages:
+        if any((object_level, node_granular, plot_file, gate, tiers_file, tier_sizes)):
+            fail("--pages replays page lists: leave out --plot, and the modes and sizes of other replays")
         _replay_pages(
             traces,
             parse_page_policies(policies),
@@ -205,8 +208,7 @@ def replay_command(
     blocks = parse_numbers("--capacity-blocks", capacity_blocks, int)
     fractions = parse_numbers("--capacity-fraction", capacity_fraction, float)
     if tiers_file is not None:
-        others = (object_level, node_granular, plot_file is not None, gate, host_blocks, storage_blocks)
-        if blocks or device_blocks is not None or any(others):
+        if blocks or any((object_level, node_granular, plot_file, gate, tier_sizes)):
             fail("--tiers takes sizes from its file or --capacity-fraction: leave out other sizes and modes")
         replay_chain(
             traces,
@@ -237,7 +239,7 @@ def replay_command(
 
     if device_blocks is not None:
         lower = [
-            TierSize(tier, capacity, parse_policies(policy)[0], gbps * 1e9)
+            TierSize(tier, capacity, _only_policy(f"--{tier}-policy", policy), gbps * 1e9)
             for tier, capacity, policy, gbps in (
                 (Tier.HOST, host_blocks, host_policy, host_gbps),
                 (Tier.STORAGE, storage_blocks, storage_policy, storage_gbps),
@@ -255,11 +257,18 @@ def replay_command(
                 )
                 for name in names
             ]
+            gating = Gating(storage_offer=StorageOffer.EVICTED) if gate else None
+            if gating is not None:
+                for setup in setups:
+                    check_gating(setup, gating)
         except TierError as error:
             fail(str(error))
         read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
-        gating = Gating(storage_offer=StorageOffer.EVICTED) if gate else None
-        tiered = [TieredJob(index, setup, gating) for index in range(len(read)) for setup in setups]
+        tiered = [
+            TieredJob(index, setup, gating, seeds[index % len(seeds)])
+            for index in range(len(read))
+            for setup in setups
+        ]
         tiered_journal = open_journal(json_file, TieredRow, read, tiered)
         tiered_rows = run_with_progress(run_tiered_job, read, tiered, workers, tiered_journal)
         for row in tiered_rows:
@@ -310,6 +319,13 @@ def _replay_pages(
         json_file=json_file,
         workers=workers,
     )
+
+
+def _only_policy(option: str, text: str) -> str:
+    names = parse_policies(text)
+    if len(names) > 1:
+        fail(f"{option} takes one policy, not {text!r}")
+    return names[0]
 
 
 def _capacities(trace: Trace, blocks: list[int], fractions: list[float]) -> list[int]:

@@ -36,7 +36,8 @@ BytesPerToken = Annotated[
     int, typer.Option(min=1, rich_help_panel=HARDWARE, help="KV bytes of a token over all layers.")
 ]
 PrefillTokensPerSecond = Annotated[
-    float, typer.Option(min=1e-6, rich_help_panel=HARDWARE, help="Rate at which prompts are computed.")
+    float,
+    typer.Option(min=1e-6, max=1e9, rich_help_panel=HARDWARE, help="Rate at which prompts are computed."),
 ]
 HostGbps = Annotated[
     float, typer.Option(min=1e-6, rich_help_panel=HARDWARE, help="Host to device, gigabytes a second.")

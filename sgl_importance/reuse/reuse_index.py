@@ -70,7 +70,7 @@ class NodesAndTurns:
         return self.bucket_index(reuse_class)[age_bucket(age)]
 
     def probability(self, reuse_class: int, age: int) -> float:
-        """P(reuse before the interval is given up)."""
+        """P(reuse in the next ``EXACT_AGE`` admitted requests); of a turn, P(it goes on at all)."""
         if reuse_class < NUM_CLASSES:
             return self._nodes.probability(reuse_class, age)
         return 0.0 if reuse_class == GONE_ON else self._turns.probability(reuse_class - NUM_CLASSES, age)

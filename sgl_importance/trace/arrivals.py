@@ -17,7 +17,7 @@ class Arrival:
 
     Attributes:
         rid: sglang's id of the request, or the one that the client chose.
-        seconds: arrival at the scheduler, from the first run's start.
+        seconds: arrival at the scheduler, from the start of the run that began first.
         pages: dense numbers of the prompt's whole pages; int64 [input tokens // page size].
         input_tokens: prompt length.
         output_tokens: generated tokens; 0 where the end was not recorded.
@@ -58,6 +58,7 @@ def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arriva
             case AnswerTold():
                 told[run, record.request] = record.answer_end
     starts = [header.created for header in reader.headers]
+    began = min(starts, default=0.0)  # not the first run's: a clock may have been put back between two
     found = []
     for key, record in admitted.items():
         seconds = max(0, record.microseconds - record.queued_microseconds) / 1e6
@@ -65,7 +66,7 @@ def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arriva
         found.append(
             Arrival(
                 rid=record.rid,
-                seconds=starts[key[0]] - starts[0] + seconds,
+                seconds=starts[key[0]] - began + seconds,
                 pages=record.pages,
                 input_tokens=record.input_tokens,
                 output_tokens=end.output_tokens if end else 0,

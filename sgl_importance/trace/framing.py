@@ -50,7 +50,7 @@ class FrameReader:
         while (payload := self._next()) is not None:
             whole = self._file.tell()
             yield payload
-        self.torn_bytes = end - whole
+        self.torn_bytes = max(end - whole, 0)  # a server may have added frames meanwhile
 
     def _next(self) -> bytes | None:
         head = self._file.read(_FRAME.size)

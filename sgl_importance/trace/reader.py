@@ -46,7 +46,8 @@ class TraceReader:
         dropped: records that the server could not write.
 
     Raises:
-        TraceError: there is no recording.
+        TraceError: there is no recording; on iteration, a segment cannot be read, or is of a server with
+            other pages than the ones before it.
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -109,6 +110,7 @@ class TraceReader:
                     if record.run in runs:
                         self.run = runs.index(record.run)
                         continue
+                    self._check_same(file, record)
                     self.run = len(runs)
                     self.headers.append(record)
                 case Pages():
@@ -141,6 +143,16 @@ class TraceReader:
                 "sgl-importance that recorded it"
             )
         return record
+
+    def _check_same(self, file: Path, header: Header) -> None:
+        """Pages of servers that share nothing would be taken for each other's, or counted as of one size."""
+        for field in ("page_size", "digest", "model"):
+            known = {getattr(each, field) for each in self.headers}
+            if known and getattr(header, field) not in known:
+                raise TraceError(
+                    f"{file} was recorded with another {field.replace('_', ' ')}, {known.pop()} and "
+                    f"{getattr(header, field)}: move the segments of each server to a directory of their own"
+                )
 
     @staticmethod
     def _damaged(file: Path) -> TraceError:

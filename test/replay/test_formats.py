@@ -262,6 +262,27 @@ def test_oracle_general_in_a_zstd_stream(tmp_path: Path) -> None:
     assert read_trace(packed).blocks.tolist() == [0, 1, 0]
 
 
+def test_oracle_general_in_a_zstd_stream_of_which_a_part_was_fetched(tmp_path: Path) -> None:
+    """Its blocks are of 128 KiB, and every third of them ends with a record: the rest would not be missed."""
+    zstandard = pytest.importorskip("zstandard")
+    plain = _oracle(tmp_path / "t.oracleGeneral", *range(20_000))
+    content = plain.read_bytes()
+    frame = zstandard.ZstdCompressor().compress(content)
+    packed = tmp_path / "t.oracleGeneral.zst"
+    packed.write_bytes(frame + frame)
+    records = RECORD.itemsize
+    assert oracle_general._content(packed) == content * 2
+    lengths = set()
+    for end in range(len(frame) // 100, len(frame), len(frame) // 100):
+        with zstandard.ZstdDecompressor().stream_reader(frame[:end]) as stream:
+            lengths.add(len(stream.read()) % records)
+        for part in (frame[:end], frame + frame[:end]):
+            packed.write_bytes(part)
+            with pytest.raises(TraceError, match=r"t\.oracleGeneral\.zst: zstd stream cut off"):
+                read_trace(packed)
+    assert 0 in lengths, "what is there of one of them is whole records"
+
+
 @given(st.lists(st.integers(0, 20)))
 def test_numbers_follow_first_use(names: list[int]) -> None:
     ids: dict[int, int] = {}

@@ -30,6 +30,35 @@ def test_every_policy_ranks_nodes(name: str, trace: Trace, capacity: int) -> Non
     assert counts.hit_blocks <= optimum.hit_blocks
 
 
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_a_node_that_is_cut_where_an_evicted_one_ended_is_remembered_no_more(name: str) -> None:
+    """What a policy remembers as evicted is not in the cache."""
+    paths = ["001", "000013", "21331", "0000131", "000013", "000013", "2", "22", "02", "2313", "33", "0"]
+    trace = build_trace([[int(each) for each in path] for path in paths])
+    for nodes in range(1, 5):
+        replay_nodes(trace, create_policy(name, nodes, trace, whole_nodes=True), 11)
+
+
+class Told(LruPolicy):
+    """Asserts that it is told of each block that comes what the interface says."""
+
+    missed: int | None = None
+
+    def miss(self, block: int) -> None:
+        assert block not in self._ranks
+        self.missed = block
+
+    def insert(self, block: int) -> None:
+        assert block == self.missed
+        self.missed = None
+        super().insert(block)
+
+
+@given(tree_traces, st.integers(1, 12))
+def test_what_comes_was_missed(trace: Trace, capacity: int) -> None:
+    replay_nodes(trace, Told(capacity), capacity)
+
+
 @given(tree_traces)
 def test_a_cache_that_holds_everything_hits_as_single_blocks_do(trace: Trace) -> None:
     capacity = max(trace.num_blocks, 1)

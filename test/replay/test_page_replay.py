@@ -189,6 +189,15 @@ def test_a_bias_keeps_to_what_is_resident() -> None:
     assert joint.mass.sum() < independent.mass.sum()
 
 
+@pytest.mark.parametrize("policy", ["lru", OPTIMUM])
+def test_a_token_costs_no_look_at_all_others(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    recording = recorded(random_asked(0, requests=4, tokens=8))
+    looks, steps = [], recording.steps
+    monkeypatch.setattr(PageRecording, "steps", property(lambda _: looks.append(0) or steps))
+    run_policy(recording, policy, 3, Selection(0.3))
+    assert len(looks) == 1
+
+
 def test_what_the_recording_does_not_say_is_one_line() -> None:
     asked = random_asked(7, requests=1)
     listed = recorded(asked, share=0.2)

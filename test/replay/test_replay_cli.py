@@ -39,7 +39,7 @@ ROW_FIELDS = [
     "seconds",
 ]
 
-WRITE_BACK = ("--host-blocks", "4", "--write-policy", "write_back")
+GATED = ("--device-blocks", "4", "--host-blocks", "4", "--storage-blocks", "8", "--gate")
 
 
 @pytest.fixture
@@ -180,6 +180,14 @@ def test_bad_records_end_the_run_or_are_counted(trace_file: Path) -> None:
         (["--capacity-blocks", "4", "--host-blocks", "4"], "need --device-blocks"),
         (["--device-blocks", "4", "--object-level"], "--device-blocks replays tiers"),
         (
+            [*GATED, "--storage-policy", "belady"],
+            "belady follows the requests, but between them a gate offers the storage tier what the host",
+        ),
+        (
+            ["--device-blocks", "4", "--host-blocks", "4", "--host-policy", "lru,fifo"],
+            "--host-policy takes one policy, not 'lru,fifo'",
+        ),
+        (
             [
                 "--device-blocks",
                 "4",
@@ -200,6 +208,17 @@ def test_wrong_input_gets_one_line(trace_file: Path, args: list[str], line: str)
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("error: ")
     assert line in result.stderr
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+@pytest.mark.parametrize("option", ["--prefill-tokens-per-second", "--price-computed", "--selected"])
+def test_numbers_that_nothing_can_be_counted_with_are_refused(
+    trace_file: Path, option: str, number: str
+) -> None:
+    """The cost model takes no rate without an end, and JSON knows no such price."""
+    result = _run(trace_file, "--device-blocks", 4, option, number)
+    assert result.exit_code == 2
+    assert f"'{option}'" in result.output
 
 
 def test_objects_without_prefixes_need_the_object_level(tmp_path: Path) -> None:

@@ -56,6 +56,9 @@ def test_every_policy_gets_a_row(recording: Path, tmp_path: Path) -> None:
         (["--capacity-blocks", "3", "--chosen", "--resident-bias", "1"], "leave out one of --chosen"),
         (["--capacity-blocks", "3", "--resident-bias", "1"], "belady knows no bias"),
         (["--capacity-blocks", "3", "--resident-bias", "-1"], "takes numbers from 0 on"),
+        (["--capacity-blocks", "3", "--plot", "pages.png"], "--pages replays page lists: leave out"),
+        (["--capacity-blocks", "3", "--node-granular"], "--pages replays page lists: leave out"),
+        (["--device-blocks", "3", "--capacity-blocks", "3"], "--pages replays page lists: leave out"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_line(recording: Path, words: list[str], message: str) -> None:

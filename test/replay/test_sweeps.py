@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,6 +109,30 @@ def test_rows_of_other_cells_are_not_taken_over(
     assert taken_over(jobs[0]) == []
 
 
+def test_another_process_knows_the_cells_again() -> None:
+    """Hashes of strings, and so the order of sets of them, differ from process to process."""
+    program = """
+from sgl_importance.replay.lower_tiers.gated_tiers import Gating
+from sgl_importance.replay.lower_tiers.tiered_replay import TieredSetup, TierSize, WritePolicy
+from sgl_importance.replay.report.journal import _cell_digest
+from sgl_importance.replay.report.tier_report import TieredJob
+from sgl_importance.tiers import Tier
+setup = TieredSetup((TierSize(Tier.DEVICE, 4, "lru", float("inf")),), WritePolicy.WRITE_BACK, 1.0, 1)
+print(_cell_digest("a trace", TieredJob(0, setup, Gating())))
+"""
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "123"
+    }
+    assert len(digests) == 1
+
+
 def test_the_digest_of_the_code_is_of_every_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(source_digest.sgl_importance, "__path__", [str(tmp_path)])
     digest = source_digest.source_digest.__wrapped__
@@ -134,6 +161,18 @@ def test_each_seed_is_a_table_and_decides_the_draws(trace_file: Path, tmp_path: 
     }
     assert hits["fifo"][0] == hits["fifo"][1]
     assert hits["random"][0] != hits["random"][1]
+
+
+def test_each_seed_decides_the_draws_over_tiers(trace_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    sizes = ("--device-blocks", 4, "--host-blocks", 6, "--host-policy", "random", "--jobs", 1)
+    for gate in ((), ("--gate",)):
+        result = _run(trace_file, "--policies", "random", *sizes, *gate, "--seed", "0,1,0", "--json", out)
+        assert result.exit_code == 0, result.output
+        first, second = ([tier["hit_blocks"] for tier in row["tiers"]] for row in _rows(out))
+        assert first != second
+        result = _run(trace_file, "--policies", "random", *sizes, *gate, "--seed", "1", "--json", out)
+        assert [tier["hit_blocks"] for tier in _rows(out)[0]["tiers"]] == second
 
 
 @pytest.mark.parametrize("seed", ["", "x", "-1", "0,,1", "1.5"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.formats.line_reader import ReadOptions
+from sgl_importance.replay.formats.line_reader import TraceError as ReplayTraceError
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.study.recording import load_recording
 from sgl_importance.trace import open_trace
@@ -107,6 +109,48 @@ def test_requests_of_two_servers_in_one_directory_are_told_apart(tmp_path: Path)
     assert merged.requests == len(expected) + 3
     again = arrivals(open_trace(tmp_path / "merged"))
     assert {(each.rid, each.answer_end) for each in again} >= {(rid, end) for _, rid, end in expected}
+
+
+def test_no_request_comes_before_the_first_where_a_clock_was_put_back(tmp_path: Path) -> None:
+    """The server started again an hour earlier than before, by its clock."""
+    folder = tmp_path / "trace"
+    for run, created in (("before", 7200.0), ("after", 3600.0)):
+        writer = TraceWriter(folder, make_header(run=run, created=created), max_bytes=1 << 20)
+        admitted = RequestAdmitted(0, f"{run}/0", 1, 10**6, 0, 4, {}, NO_PAGES)
+        writer.put(admitted, TokenSequence((None, None), list(range(4))))
+        writer.close()
+    found = [(each.rid, each.seconds) for each in arrivals(open_trace(folder))]
+    assert found == [("after/0", 1.0), ("before/0", 3601.0)]
+    out = tmp_path / "out.jsonl"
+    assert CliRunner().invoke(app, ["convert", str(folder), str(out)]).exit_code == 0
+    assert read_trace(out, ReadOptions(block_tokens=PAGE_SIZE)).seconds.tolist() == [0.0, 3600.0]
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"model": "another"}, "with another model, by hand and another"),
+        ({"page_size": 8}, "with another page size, 4 and 8"),
+    ],
+)
+def test_a_directory_of_servers_that_share_nothing_is_refused(
+    tmp_path: Path, header: dict[str, Any], message: str
+) -> None:
+    """Their pages would be taken for each other's, or counted as of another size."""
+    for run, changed in (("one", {}), ("two", header)):
+        writer = TraceWriter(tmp_path, make_header(run=run, **changed), max_bytes=1 << 20)
+        writer.put(
+            RequestAdmitted(0, f"{run}/0", 1, 0, 0, 8, {}, NO_PAGES),
+            TokenSequence((None, None), list(range(8))),
+        )
+        writer.close()
+    with pytest.raises(ReplayTraceError, match=message):
+        read_trace(tmp_path)
+    result = CliRunner().invoke(app, ["info", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "segment-000001.sgltrace" in result.stderr
+    (tmp_path / "segment-000001.sgltrace").unlink()
+    assert read_trace(tmp_path).num_requests == 1
 
 
 def test_convert_writes_mooncakes_format(tmp_path: Path) -> None:

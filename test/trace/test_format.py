@@ -16,6 +16,7 @@ from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.trace import TraceError, open_trace
 from sgl_importance.trace import record_writer as writer_module
 from sgl_importance.trace import segments as segments_module
+from sgl_importance.trace.record_writer import RecordWriter
 from sgl_importance.trace.records import (
     AnswerTold,
     Dropped,
@@ -194,6 +195,20 @@ def test_a_segment_that_goes_while_others_are_read_is_left_out(tmp_path: Path) -
     reader = open_trace(tmp_path)
     (tmp_path / "segment-000001.sgltrace").unlink()
     assert [record.run for record in reader if isinstance(record, Header)] == ["one", "three"]
+
+
+def test_what_a_server_adds_while_others_read_is_no_damage(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path, make_header(), max_bytes=1 << 20)
+    writer.write(make_admitted(0), [])
+    writer.flush()
+    reader = open_trace(tmp_path)
+    records = iter(reader)
+    next(records)
+    for request in range(1, 2000):  # more than is read ahead
+        writer.write(make_admitted(request), [])
+    writer.close()
+    assert len(list(records)) > 1
+    assert reader.torn_bytes == 0
 
 
 def test_a_segment_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

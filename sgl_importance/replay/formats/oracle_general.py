@@ -22,6 +22,7 @@ NAME = "oracle-general"
 RECORD = np.dtype([("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")])
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _DETECTION_RECORDS = 256
+_PART_BYTES = 1 << 20
 _LAST_INDEX = 2**48  # text read as an index is far above
 
 
@@ -87,8 +88,16 @@ def _content(path: Path) -> bytes:
         raise TraceError(f"{path}: compressed with zstd: pip install zstandard, or decompress it first")
     import zstandard
 
+    content, packed, start = bytearray(), memoryview(raw), 0
     try:
-        with zstandard.ZstdDecompressor().stream_reader(raw) as stream:
-            return bytes(stream.read())
+        while start < len(packed):  # frame by frame, for only a frame tells whether its end is there
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            while not frame.eof:
+                part = packed[start : start + _PART_BYTES]
+                if not part:
+                    raise TraceError(f"{path}: zstd stream cut off: fetch it again")
+                content += frame.decompress(part)
+                start += len(part) - len(frame.unused_data)
     except zstandard.ZstdError as error:
         raise TraceError(f"{path}: damaged zstd stream: {error}") from error
+    return bytes(content)

@@ -17,8 +17,14 @@ from typing import Protocol
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.write_gate import GateSettings, WriteGate
-from sgl_importance.replay.lower_tiers.tiered_replay import TierCache, TieredCounts, TieredReplay, TieredSetup
-from sgl_importance.replay.policy_registry import IMPORTANCE
+from sgl_importance.replay.lower_tiers.tiered_replay import (
+    TierCache,
+    TieredCounts,
+    TieredReplay,
+    TieredSetup,
+    TierError,
+)
+from sgl_importance.replay.policy_registry import IMPORTANCE, TRACE_FOLLOWERS
 from sgl_importance.replay.sessions import BlockFacts
 from sgl_importance.replay.tier_order import TierOrder
 from sgl_importance.replay.trace import NO_PARENT, Trace
@@ -59,10 +65,25 @@ class Gating:
 
     kind: GateKind = GateKind.LOSS
     settings: GateSettings = field(default_factory=GateSettings)
-    tiers: frozenset[Tier] = frozenset((Tier.HOST, Tier.STORAGE))
+    tiers: tuple[Tier, ...] = (Tier.HOST, Tier.STORAGE)  # no set: a sweep's journal knows jobs by their repr
     storage_offer: StorageOffer = StorageOffer.COPIED
     shares: tuple[tuple[Tier, float], ...] = ()
     seed: int = 0
+
+
+def check_gating(setup: TieredSetup, gating: Gating) -> None:
+    """
+    Raises:
+        TierError: the policy of the storage tier follows the requests, which it gets blocks between.
+    """
+    if gating.storage_offer is not StorageOffer.EVICTED:
+        return
+    for size in setup.sizes[2:]:
+        if size.policy in TRACE_FOLLOWERS and size.policy != IMPORTANCE:
+            raise TierError(
+                f"{size.policy} follows the requests, but between them a gate offers the {size.tier} tier "
+                "what the host gives up: leave out --gate, or use another policy there"
+            )
 
 
 class Gate(Protocol):
@@ -92,14 +113,21 @@ class GatedReplay(TieredReplay):
 
     Args:
         facts: ``block_facts(trace)``, where the caller has them.
+        seed: of policies that draw.
     """
 
     def __init__(
-        self, trace: Trace, setup: TieredSetup, gating: Gating, *, facts: BlockFacts | None = None
+        self,
+        trace: Trace,
+        setup: TieredSetup,
+        gating: Gating,
+        *,
+        facts: BlockFacts | None = None,
+        seed: int = 0,
     ) -> None:
         assert trace.parents is not None
         assert setup.shared_order
-        super().__init__(trace, setup)
+        super().__init__(trace, setup, seed=seed)
         self.gating = gating
         token_seconds = 1 / setup.prefill_tokens_per_second
         bandwidths = {size.tier: size.bytes_per_second for size in setup.sizes}
@@ -236,7 +264,7 @@ class GatedReplay(TieredReplay):
         return chain[::-1]
 
 
-def replay_gated(trace: Trace, setup: TieredSetup, gating: Gating) -> TieredCounts:
+def replay_gated(trace: Trace, setup: TieredSetup, gating: Gating, *, seed: int = 0) -> TieredCounts:
     """``replay_tiers`` with a gate ahead of the lower tiers, and one policy object where tiers rank by
     importance."""
-    return GatedReplay(trace, setup, gating).run()
+    return GatedReplay(trace, setup, gating, seed=seed).run()

@@ -200,14 +200,19 @@ class TierCache:
 
 
 class TieredReplay:
-    """One replay of all requests, one after the other."""
+    """One replay of all requests, one after the other.
 
-    def __init__(self, trace: Trace, setup: TieredSetup) -> None:
+    Args:
+        seed: of policies that draw.
+    """
+
+    def __init__(self, trace: Trace, setup: TieredSetup, *, seed: int = 0) -> None:
         assert trace.parents is not None, "independent objects have no prefix tree"
         self.trace = trace
         self.setup = setup
         self.tiers = [
-            TierCache(size, trace, create_policy(size.policy, size.capacity, trace)) for size in setup.sizes
+            TierCache(size, trace, create_policy(size.policy, size.capacity, trace, seed=seed))
+            for size in setup.sizes
         ]
         self._requested = bytearray(trace.num_blocks)
 
@@ -288,12 +293,12 @@ class TieredReplay:
                     below.written_tokens += self.trace.block_tokens
 
 
-def replay_tiers(trace: Trace, setup: TieredSetup) -> TieredCounts:
+def replay_tiers(trace: Trace, setup: TieredSetup, *, seed: int = 0) -> TieredCounts:
     """Replays all requests, one after the other.
 
     With one tier, hits equal those of ``replay_tree``.
     """
-    return TieredReplay(trace, setup).run()
+    return TieredReplay(trace, setup, seed=seed).run()
 
 
 def _look_up(tiers: Sequence[TierCache], path: Sequence[int]) -> list[int]:

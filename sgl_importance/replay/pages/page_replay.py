@@ -83,9 +83,8 @@ class _Access:
     open_page: int = -1
 
 
-def num_tables(recording: PageRecording, selection: Selection) -> int:
+def num_tables(step: PageStep, selection: Selection) -> int:
     """Caches of page slots: one for each layer, and each KV head where heads want pages of their own."""
-    step = recording.steps[0]
     layers, kv_heads, _ = step.wanted.shape
     return int(layers * kv_heads if selection.share else layers)
 
@@ -136,7 +135,7 @@ def run_policy(recording: PageRecording, policy: str, num_slots: int, selection:
 
     replay = ResidencyReplay(
         policy,
-        num_layers=num_tables(recording, selection),
+        num_layers=num_tables(recording.steps[0], selection),
         num_pages=recording.num_pages,
         num_slots=num_slots,
         staging_pages=-(-TILE_TOKENS // recording.page_size),
@@ -164,7 +163,7 @@ def run_policy(recording: PageRecording, policy: str, num_slots: int, selection:
 
 
 def _run_optimum(recording: PageRecording, num_slots: int, selection: Selection) -> PageCounts:
-    reads: list[list[Read]] = [[] for _ in range(num_tables(recording, selection))]
+    reads: list[list[Read]] = [[] for _ in range(num_tables(recording.steps[0], selection))]
     of_read: list[list[tuple[int, PageStep, _Access]]] = [[] for _ in reads]
     for index, event in enumerate(recording.events):
         if isinstance(event, RequestEnd):
@@ -196,7 +195,7 @@ def _accesses(
     pages = recording.requests[step.request].pages
     context = pages[: -(-step.seq_len // size)]
     open_page = int(context[-1])
-    tables = num_tables(recording, selection)
+    tables = num_tables(step, selection)
     if step.new_tokens > 1:
         before = pages[: (step.seq_len - step.new_tokens) // size]
         yield from (_Access(table, before, None) for table in range(tables))

@@ -18,11 +18,13 @@ from sgl_importance.terminal import add_texts, plain
 
 @dataclass(frozen=True, slots=True)
 class TieredJob:
-    """One tiered replay; ``trace`` is an index into the traces of the run, ``gating`` a gate ahead of it."""
+    """One tiered replay; ``trace`` is an index into the traces of the run, ``gating`` a gate ahead of it,
+    ``seed`` that of policies that draw."""
 
     trace: int
     setup: TieredSetup
     gating: Gating | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,9 @@ def run_tiered_job(traces: Sequence[Trace], job: TieredJob) -> TieredRow:
     trace = traces[job.trace]
     start = time.perf_counter()
     if job.gating is None:
-        counts = replay_tiers(trace, job.setup)
+        counts = replay_tiers(trace, job.setup, seed=job.seed)
     else:
-        counts = replay_gated(trace, job.setup, job.gating)
+        counts = replay_gated(trace, job.setup, job.gating, seed=job.seed)
     seconds = time.perf_counter() - start
     median, tail = np.percentile(counts.ttft_seconds, (50, 95))
     return TieredRow(
