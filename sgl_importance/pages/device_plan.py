@@ -122,7 +122,8 @@ def plan_device(
         page_size: tokens per page.
         pool_tokens: tokens of the logical pool; a multiple of the page size.
         device_tokens: tokens whose dense KV, in all layers, would fill the memory.
-        max_requests: requests that may run at a time; None where the memory decides.
+        max_requests: requests that may run at a time, each with a page of its own at least; None where the
+            memory decides.
         vectors_per_page: as in ``DevicePlan``.
 
     Raises:
@@ -137,6 +138,8 @@ def plan_device(
     per_slot = shape.layers * (page_bytes + _SLOT_NUMBER_BYTES) + _TABLE_ENTRY_BYTES
     budget = device_tokens * shape.token_bytes
     num_slots = min((budget - fixed) // per_slot, num_pages)
+    if max_requests is not None:
+        max_requests = min(max_requests, num_pages - 1)
 
     needed = max_requests or 1
     if num_slots < needed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -126,6 +127,7 @@ def verify(
             _verify(file.path)
         except FileNotFoundError:
             result.pages -= 1  # evicted meanwhile
+            result.bytes -= file.size
         except PageDamaged as damaged:
             damages[damaged.reason.value] += 1
             if quarantine:
@@ -168,7 +170,7 @@ def collect(
     Args:
         directory: of the store; servers may be using it.
         files: what ``files_of`` found.
-        limit: bytes to keep at most.
+        limit: bytes to keep at most; None for all.
         unused_days: age since the last use beyond which a page goes.
         advance: called with the bytes of each file looked at.
     """
@@ -187,10 +189,9 @@ def collect(
         if file.is_page and file.mtime_ns / 1e9 < oldest:
             result.unused_pages += delete(file.path, keep)
         advance(file.size)
-    everything = sum(file.size for file in files)
-    result.bytes_left, result.evicted_pages = evict(
-        directory / "pages", everything if limit is None else limit, on_failure=keep
-    )
+    # Without a limit nothing goes: not as much as servers have written since ``files`` were found either.
+    limit = sys.maxsize if limit is None else limit
+    result.bytes_left, result.evicted_pages = evict(directory / "pages", limit, on_failure=keep)
     result.undeletable = len(stayed)
     return result
 

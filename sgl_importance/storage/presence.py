@@ -56,7 +56,8 @@ class Presence:
             self._enter()
             for name in os.listdir(self._folder):
                 if name.endswith(MARK_SUFFIX) and name != self._mark.name and name not in self._lost:
-                    self._look_at(name)
+                    with suppress(OSError):  # it left, or is none of ours to open
+                        self._look_at(name)
 
     def leave(self) -> None:
         """Takes the mark away: this process is not lost. A look that is still under way takes its own."""
@@ -96,21 +97,26 @@ class Presence:
 
     def _look_at(self, name: str) -> None:
         path = self._folder / name
-        try:
-            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return  # it left
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if name not in self._alive:
                 self._alive.add(name)
                 self._counters.add("neighbours")
-            return
+        else:
+            self._lost.add(name)
+            self._note_lost(file, path)
         finally:
             os.close(file)
-        self._lost.add(name)
-        self._counters.add("lost_neighbours")
-        # Kept a while, so that every process learns of it.
-        if time.time() - path.stat().st_mtime > LOST_MARK_SECONDS:
+
+    def _note_lost(self, file: int, path: Path) -> None:
+        """Counts a lost process by its mark, which is kept a while, so that every process learns of it."""
+        status = os.fstat(file)
+        was_known = status.st_size > 0
+        if was_known and time.time() - status.st_mtime > LOST_MARK_SECONDS:
             path.unlink(missing_ok=True)
+            return
+        self._counters.add("lost_neighbours")
+        if not was_known:
+            os.ftruncate(file, 1)  # which dates it, too: until now it had the date of the process's start

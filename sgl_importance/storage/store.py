@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -188,11 +189,11 @@ def set_aside(path: Path, quarantine: Path, reason: MissReason) -> bool:
     try:
         quarantine.mkdir(parents=True, exist_ok=True)
         os.replace(path, quarantine / f"{reason.value}-{path.parent.name[:8]}-{path.name}")
-        _bound(quarantine)
     except OSError:
         with suppress(OSError):
             path.unlink()
         return False
+    _bound(quarantine)
     return True
 
 
@@ -201,13 +202,21 @@ def copy_aside(record: NDArray[np.uint8], name: str, quarantine: Path, reason: M
     with suppress(OSError):
         quarantine.mkdir(parents=True, exist_ok=True)
         (quarantine / f"{reason.value}-{name}").write_bytes(record.tobytes())
-        _bound(quarantine)
+    _bound(quarantine)
 
 
 def _bound(quarantine: Path) -> None:
-    files = sorted(quarantine.iterdir(), key=lambda file: file.stat().st_mtime_ns)
-    for file in files[:-QUARANTINED_FILES]:
-        file.unlink(missing_ok=True)
+    """Deletes the oldest files; a folder that lay in the place of a page stays."""
+    dated = []
+    with suppress(OSError):
+        for file in quarantine.iterdir():
+            with suppress(OSError):  # another server deleted it
+                status = file.lstat()  # of a link itself, which may lead nowhere
+                if not stat.S_ISDIR(status.st_mode):
+                    dated.append((status.st_mtime_ns, file))
+    for _, file in sorted(dated)[:-QUARANTINED_FILES]:
+        with suppress(OSError):
+            file.unlink()
 
 
 def check_writable(directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import pytest
 import sglang  # noqa: F401  # first: with it come the shims
 import torch
 from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
+from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.storage import store_launch
@@ -87,6 +89,45 @@ def test_a_damaged_record_in_another_backend_is_replaced(
     assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
     assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES
     assert torch.equal(pages_of(pool, 0)[3], pages_of(pool, PAGES)[3])
+
+
+def test_a_read_that_the_system_refuses_gives_up_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "upstream"))
+
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    pool = make_pool("page_first")
+    backend = make_backend(pool, tmp_path / "store", wrapped="file")
+    assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+    with monkeypatch.context() as full:
+        full.setattr(HiCacheFile, "get", refused)
+        assert backend.batch_get_v1(KEYS, slots(PAGES)) == [False] * PAGES
+    assert WATCH.counters.values()["missed_pages", "io"] == 1
+    assert WATCH.counters["quarantined_pages"] == 0
+    assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES
+
+
+def test_pages_get_no_identity_that_another_thread_computes_for_newer_weights(tmp_path: Path) -> None:
+    """The weights change while a thread asks which pages it may write."""
+    backend = make_backend(make_pool("page_first"), tmp_path)
+    of_old = backend._current_identity(to_write=True)
+    newer = Weights("newer", "1", "c", pages_match=True)
+
+    class Replaced(Weights):
+        """What is known of the old weights; whoever compares with it is overtaken."""
+
+        def __eq__(self, other: object) -> bool:
+            backend._identity = (newer, b"of newer weights")
+            return other is WEIGHTS
+
+        __hash__ = None
+
+    backend._identity = (Replaced("w", "1", "c", pages_match=True), of_old)
+    assert backend._current_identity(to_write=True) == of_old
+    assert backend._identity[0] is newer, "nobody overtook"
 
 
 OTHERS: dict[str, dict[str, Any]] = {

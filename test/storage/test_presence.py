@@ -60,16 +60,52 @@ def test_a_killed_process_is_counted_once_and_one_that_leaves_is_not(tmp_path: P
     other.leave()
 
 
+def make_older(mark: Path) -> None:
+    long_ago = mark.stat().st_mtime - LOST_MARK_SECONDS - 1
+    os.utime(mark, (long_ago, long_ago))
+
+
 def test_the_mark_of_a_lost_process_goes_in_the_end(tmp_path: Path) -> None:
     Neighbour(tmp_path).end(kill=True)
     (mark,) = (tmp_path / "processes").iterdir()
-    long_ago = mark.stat().st_mtime - LOST_MARK_SECONDS - 1
-    os.utime(mark, (long_ago, long_ago))
-    presence = Presence(tmp_path, StoreCounters())
-    presence.look()
-    assert not mark.exists()
-    presence.leave()
+    first, later = StoreCounters(), StoreCounters()
+    for counters in (first, later):
+        presence = Presence(tmp_path, counters)
+        presence.look()
+        assert mark.exists() == (counters is first)
+        presence.leave()
+        if mark.exists():
+            make_older(mark)
+    assert (first["lost_neighbours"], later["lost_neighbours"]) == (1, 0), (
+        "that one comes too late to hear of it"
+    )
     assert list((tmp_path / "processes").iterdir()) == []
+
+
+def test_every_process_learns_that_one_which_ran_for_long_was_lost(tmp_path: Path) -> None:
+    neighbour = Neighbour(tmp_path)
+    (mark,) = (tmp_path / "processes").iterdir()
+    make_older(mark)
+    neighbour.end(kill=True)
+    for _ in range(2):
+        counters = StoreCounters()
+        other = Presence(tmp_path, counters)
+        other.look()
+        assert counters["lost_neighbours"] == 1
+        other.leave()
+
+
+def test_a_mark_that_cannot_be_opened_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    neighbour = Neighbour(tmp_path)
+    (tmp_path / "processes" / "0.process").mkdir()  # stands for the file of another user
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: sorted(listed(folder)))
+    counters = StoreCounters()
+    presence = Presence(tmp_path, counters)
+    presence.look()
+    assert counters["neighbours"] == 1
+    presence.leave()
+    neighbour.end(kill=False)
 
 
 def test_a_removed_directory_is_entered_again_and_one_that_cannot_be_written_does_no_harm(

@@ -80,6 +80,24 @@ def test_the_quarantine_is_bounded(tmp_path: Path) -> None:
     assert len(list(store.quarantine.iterdir())) == QUARANTINED_FILES
 
 
+@pytest.mark.parametrize("what", ["link", "folder"])
+def test_the_quarantine_is_bounded_beside_what_is_no_file(tmp_path: Path, what: str) -> None:
+    """The oldest there is a link that leads nowhere, or a folder."""
+    store = open_store(tmp_path)
+    store.write(MODEL, "strange", body_of("x"), depth=0, moment=NOW)
+    strange = store.path(MODEL, "strange")
+    strange.unlink()
+    if what == "link":
+        strange.symlink_to("nowhere")
+    else:
+        strange.mkdir()
+    assert set_aside(strange, store.quarantine, MissReason.IO)
+    for number in range(QUARANTINED_FILES + 5):
+        store.write(MODEL, str(number), body_of("x"), depth=0, moment=NOW)
+        assert set_aside(store.path(MODEL, str(number)), store.quarantine, MissReason.BODY)
+    assert len(list(store.quarantine.iterdir())) == QUARANTINED_FILES + (what == "folder")
+
+
 def test_a_page_that_can_never_fit_is_refused(tmp_path: Path) -> None:
     store = PageStore(tmp_path, budget_bytes=PAGE_BYTES, counters=StoreCounters())
     with pytest.raises(OSError, match="exceeds the budget"):

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sgl_importance.storage.cli import app
+from sgl_importance.storage.inspect import collect, files_of, verify
 from sgl_importance.storage.page_record import HEADER_BYTES
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
@@ -87,6 +88,20 @@ def test_gc_by_age_by_size_and_of_what_was_left_behind(store: PageStore) -> None
     result = run("gc", store.directory, "--bytes", RECORD_BYTES)[1]
     assert (result["evicted_pages"], result["bytes_left"]) == (2, RECORD_BYTES)
     assert store.exists(MODELS[0], "0"), "the most recently used page stays"
+
+
+def test_gc_without_a_limit_deletes_nothing_for_what_servers_write_meanwhile(store: PageStore) -> None:
+    found = files_of(store.directory)
+    store.write(MODELS[0], "new", np.zeros(PAGE_BYTES, np.uint8), depth=0, moment=time.time_ns())
+    result = collect(store.directory, files=found, limit=None, unused_days=None, advance=lambda size: None)
+    assert (result.evicted_pages, result.bytes_left) == (0, 7 * RECORD_BYTES)
+
+
+def test_verify_counts_nothing_of_a_page_that_is_evicted_meanwhile(store: PageStore) -> None:
+    found = files_of(store.directory)
+    store.path(MODELS[0], "0").unlink()
+    result = verify(store.directory, quarantine=False, files=found, advance=lambda size: None)
+    assert (result.pages, result.bytes, result.damaged) == (5, 5 * RECORD_BYTES, {})
 
 
 @pytest.mark.parametrize("command", ["stat", "verify", "gc"])

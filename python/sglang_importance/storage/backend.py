@@ -229,13 +229,15 @@ class VerifiedStorage(HiCacheStorage):
         weights = WATCH.current
         if weights is None or (to_write and not weights.pages_match):
             return None
-        if self._identity is None or self._identity[0] != weights:
-            identity = self._identify(weights)
-            self._identity = (weights, identity.digest())
-            if isinstance(self._pages, PageStore | TierChain):
-                describe = partial(self._pages.describe, identity.digest(), identity.to_json())
-                self._transfer.at_leisure(describe)
-        return self._identity[1]
+        known = self._identity  # read once: another thread may replace it for newer weights
+        if known is not None and known[0] == weights:
+            return known[1]
+        identity = self._identify(weights)
+        digest = identity.digest()
+        self._identity = (weights, digest)
+        if isinstance(self._pages, PageStore | TierChain):
+            self._transfer.at_leisure(partial(self._pages.describe, digest, identity.to_json()))
+        return digest
 
     def _identify(self, weights: Weights) -> ModelIdentity:
         pool, config = self.mem_pool_host, self._config

@@ -85,17 +85,15 @@ class ValuePages(PageByPage):
     def read(self, identity: bytes, key: str, body: Page) -> None:
         record = np.zeros(HEADER_BYTES + body.nbytes, np.uint8)
         try:
-            try:
-                found = self._records.get(self._names.of(identity, key), record)
-            except OSError as error:
-                raise PageDamaged(MissReason.TRUNCATED) from error
-            if not found:
+            if not self._records.get(self._names.of(identity, key), record):
                 raise PageMiss(MissReason.ABSENT)
             body[:] = record[HEADER_BYTES:]
             check_page(record[:HEADER_BYTES].tobytes(), body, page=page_digest(key), identity=identity)
         except PageDamaged as damaged:
             self._names.give_up(identity, key, record, damaged.reason)
             raise
+        except OSError as error:
+            raise PageMiss(MissReason.IO) from error
 
     def write(self, identity: bytes, key: str, body: Page, *, depth: int, moment: int) -> bool:
         if self.exists(identity, key):
