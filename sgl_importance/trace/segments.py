@@ -35,7 +35,11 @@ def _size(file: Path) -> int:
 
 
 def _is_being_written(file: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError), file.open("rb") as opened:
+    try:
+        opened = file.open("rb")
+    except OSError:
+        return True  # gone, or of another user, whose it stays
+    with opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

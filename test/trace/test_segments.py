@@ -55,3 +55,20 @@ def test_a_segment_that_another_server_deletes_meanwhile_does_no_harm(
     store.close()
     assert numbers(tmp_path) == list(range(12))[-len(numbers(tmp_path)) :]
     assert sum(file.stat().st_size for file in segment_files(tmp_path)) <= MAX_BYTES + 1_100
+
+
+def test_a_segment_that_cannot_be_opened_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is another user's."""
+    store = SegmentStore(tmp_path, MAX_BYTES)
+    fill(store, 3)
+    foreign, original = segment_files(tmp_path)[1], Path.open
+
+    def refuse(file: Path, mode: str) -> object:
+        if file == foreign:
+            raise PermissionError(file)
+        return original(file, mode)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    fill(store, 15)
+    store.close()
+    assert numbers(tmp_path)[0] == 1
