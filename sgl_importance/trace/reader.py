@@ -110,7 +110,8 @@ class TraceReader:
                     if record.run in runs:
                         self.run = runs.index(record.run)
                         continue
-                    self._check_same(file, record)
+                    if self.headers:
+                        self._check_same(file, self.headers[0], record)
                     self.run = len(runs)
                     self.headers.append(record)
                 case Pages():
@@ -144,14 +145,15 @@ class TraceReader:
             )
         return record
 
-    def _check_same(self, file: Path, header: Header) -> None:
+    @staticmethod
+    def _check_same(file: Path, known: Header, other: Header) -> None:
         """Pages of servers that share nothing would be taken for each other's, or counted as of one size."""
         for field in ("page_size", "digest", "model"):
-            known = {getattr(each, field) for each in self.headers}
-            if known and getattr(header, field) not in known:
+            values = getattr(known, field), getattr(other, field)
+            if values[0] != values[1]:
                 raise TraceError(
-                    f"{file} was recorded with another {field.replace('_', ' ')}, {known.pop()} and "
-                    f"{getattr(header, field)}: move the segments of each server to a directory of their own"
+                    f"{file} was recorded with another {field.replace('_', ' ')}, {values[0]} and {values[1]}: "
+                    "move the segments of each server to a directory of their own"
                 )
 
     @staticmethod

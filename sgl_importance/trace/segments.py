@@ -34,19 +34,20 @@ def _size(file: Path) -> int:
     return 0
 
 
-def _is_being_written(file: Path) -> bool:
+def _may_be_deleted(file: Path) -> bool:
+    """Whether no writer holds its lock."""
     try:
         opened = file.open("rb")
     except OSError:
-        return True  # gone, or of another user, whose it stays
+        return False  # it is gone, or another user's
     with opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
+            return False
         except OSError:
-            return False  # no locks here
-    return False
+            return True  # no locks here
+    return True
 
 
 class SegmentStore:
@@ -109,7 +110,7 @@ class SegmentStore:
         for file in list(sizes)[:-1]:
             if total <= self._max_bytes:
                 break
-            if not _is_being_written(file):
+            if _may_be_deleted(file):
                 file.unlink(missing_ok=True)
                 total -= sizes[file]
 
