@@ -153,7 +153,8 @@ class TraceReader:
             if values[0] != values[1]:
                 raise TraceError(
                     f"{file} was recorded with another {field.replace('_', ' ')}, "
-                    f"{values[0]} and {values[1]}: move the segments of each server to a directory of their own"
+                    f"{values[0]} and {values[1]}: "
+                    "move the segments of each server to a directory of their own"
                 )
 
     @staticmethod
