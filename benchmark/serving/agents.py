@@ -83,7 +83,7 @@ def measured(
     for which in PASSES:
         size = shape["fits_tokens" if which == FITS else "pool_tokens"]
         for alternation, name in in_turns(arms, len(workloads)):
-            key = {"pass": which, "arm": name, "alternation": alternation}
+            key = {"pass": which, "arm": name, "device_tokens": size, "alternation": alternation}
             if not (resume and rows.have(**key)):
                 arm, workload = ARMS[name], workloads[alternation]
                 server = servers.start(arm, workload, device_tokens=size)
@@ -96,7 +96,7 @@ def measured(
                 else:
                     timed = time_closed_loop(server, requests, warm_up=warm_up)
                 servers.stop()
-                yield {**key, "workload": workload.name, "device_tokens": size, **timed}
+                yield {**key, "workload": workload.name, **timed}
             progress.advance(bar)
 
 

@@ -313,7 +313,9 @@ class CountingSampler:
 
 @given(
     interval=st.integers(1, 4),
-    steps=st.lists(st.sampled_from(("arrive", "leave", "shuffle", "decode", "decode")), max_size=40),
+    steps=st.lists(
+        st.sampled_from(("arrive", "leave", "shuffle", "decode", "decode", "postpone")), max_size=40
+    ),
     random=st.randoms(use_true_random=False),
 )
 def test_the_sampler_observes_what_counting_one_by_one_does(interval, steps, random) -> None:
@@ -345,7 +347,7 @@ def test_the_sampler_observes_what_counting_one_by_one_does(interval, steps, ran
             running.pop(random.choice(list(running)))
         elif step == "shuffle":
             running = dict(random.sample(list(running.items()), len(running)))
-        elif step == "decode" and running:
+        elif step in ("decode", "postpone") and running:
             rids, slots = list(running), list(running.values())
             batch = ForwardBatch(
                 forward_mode=ForwardMode.DECODE,
@@ -361,6 +363,10 @@ def test_the_sampler_observes_what_counting_one_by_one_does(interval, steps, ran
             assert [each.owner for each in observed] == counted.decode(rids)
             assert [each.slot for each in observed] == [running[each.owner] for each in observed]
             assert [each.seq_len for each in observed] == [each.rows.start + 10 for each in observed]
+            if step == "postpone":
+                for each in observed:
+                    sampler.postpone(each.slot)
+                    counted.steps[each.owner] -= 1
 
 
 def test_a_request_that_was_never_extended_here_is_looked_up() -> None:

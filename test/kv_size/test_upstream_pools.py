@@ -238,6 +238,11 @@ def test_without_kv_heads_every_head_has_its_own(model_type: str, tmp_path: Path
             {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},
             512,
         ),
+        (
+            "llama",
+            {"rope_scaling": {"type": "linear", "factor": 8.0, "original_max_position_embeddings": 128}},
+            512,
+        ),
         ("qwen2", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 512),
         ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 512),
         ("cohere", {"model_max_length": 131072}, 131072),  # as Command R+ has it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.pages.audits import MAX_BUDGET_FACTOR, AuditCounts, AuditRule, AuditTrail, BudgetFactor
 from sgl_importance_kernels.pages.audit import audit
 from sgl_importance_kernels.pages.streamed_attention import PartialAttention, stream_attention
+from sglang_importance.pages.selections import Selections
 
 from support.paged_context import DIM, KV_HEADS, PAGE, SCALE, dense, filled_slots
 
@@ -140,3 +142,20 @@ def test_an_unsure_token_doubles_the_budget_of_the_next_until_one_is_sure() -> N
 def test_audits_of_nothing_are_refused(options: dict[str, float], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         ImportanceOptions(**options)
+
+
+@pytest.mark.parametrize("selecting_prompt_tokens", [0, 16])
+def test_audits_are_counted_from_the_first_generated_token(selecting_prompt_tokens: int) -> None:
+    """Also where tokens of the prompt select before it."""
+    options = ImportanceOptions(
+        policy="importance",
+        residency="tiered",
+        sparse_selector="rep",
+        sparse_prompt_tokens=selecting_prompt_tokens,
+        sparse_min_context=0,
+        sparse_audit_interval=7,
+    )
+    req = SimpleNamespace(rid="a", origin_input_ids=[0] * 80)
+    selection = Selections(options, PAGE).open(req, reads_all=False, budget=None)
+    audited = [position for position in range(60, 100) if selection.trail.turn(position) is not None]
+    assert audited == [80, 87, 94]

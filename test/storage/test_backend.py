@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,10 @@ from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.storage.pages import Page
 from sglang_importance.storage import store_launch
 from sglang_importance.storage.guards import _around_reduce_ack
+from sglang_importance.storage.page_buffers import answers_of
 from sglang_importance.storage.weights import WATCH, Weights, fingerprint, server_fingerprint
 from sglang_importance.upstream.refusal import LaunchRefused
 
@@ -172,6 +175,38 @@ def test_nothing_moves_while_weights_change_and_nothing_of_old_weights_is_stored
     WATCH.cache_was_reset()
     assert backend.batch_set_v1(KEYS[4:], slots(4, 4)) == [True] * 4
     assert WATCH.counters.values()["unwritten_pages", "weights"] == 8
+
+
+def test_pages_read_while_weights_change_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = make_backend(make_pool("page_first"), tmp_path)
+    backend.batch_set_v1(KEYS, slots(0))
+    read = backend._transfer.read
+
+    def read_meanwhile(*arguments: Any) -> Iterator[Page]:
+        yield from read(*arguments)
+        WATCH.current = Weights("other", "2", "c", pages_match=True)
+
+    monkeypatch.setattr(backend._transfer, "read", read_meanwhile)
+    assert backend.batch_get_v1(KEYS, slots(PAGES)) == [False] * PAGES
+
+
+@pytest.mark.parametrize(
+    ("answer", "flags"),
+    [
+        (None, [False, False]),
+        (True, [True, True]),
+        ([True, False], [True, False]),
+        ([True, False, True, True], [False, True]),
+        ([False, True, True, True], [False, True]),
+    ],
+)
+def test_a_record_is_there_when_both_halves_are(answer: Any, flags: list[bool]) -> None:
+    assert answers_of(answer, 2) == flags
+
+
+def test_an_answer_for_another_number_of_records_is_an_error() -> None:
+    with pytest.raises(OSError, match="3 pages instead of 2"):
+        answers_of([True] * 3, 2)
 
 
 def test_a_refused_update_changes_nothing_but_one_of_several_steps_does(

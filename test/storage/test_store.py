@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,6 +213,30 @@ class StuckPages(PageByPage):
         raise OSError(28, "full")
 
     def touch(self, identity: bytes, keys: list[str], moment: int) -> None: ...
+
+
+class NamedPages(StuckPages):
+    """Pages in runs of two, of which only the keys are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[tuple[str | None, list[str]]] = []
+        """Of each run the key in front of it, and its own."""
+
+    def run_pages(self, page_bytes: int) -> int:
+        return 2
+
+    def write_run(self, identity: bytes, keys: Sequence[str], bodies: object, **where: Any) -> list[bool]:
+        self.runs.append((where["before"], list(keys)))
+        return [True] * len(keys)
+
+
+@pytest.mark.parametrize(("prefix", "before"), [([], None), (["x", "y"], "y")])
+def test_a_run_is_written_behind_the_page_in_front_of_it(prefix: list[str], before: str | None) -> None:
+    pages = NamedPages()
+    transfer = PageTransfer(pages, page_bytes=PAGE_BYTES, timeout=30, counters=StoreCounters())
+    transfer.write(MODEL, ["a", "b", "c"], lambda index, body: None, prefix=prefix)
+    assert sorted(pages.runs, key=lambda run: run[1]) == [(before, ["a", "b"]), ("b", ["c"])]
 
 
 def test_nobody_waits_for_a_stuck_disk_and_its_late_bytes_go_nowhere() -> None:
