@@ -358,6 +358,38 @@ def test_mounting_keeps_the_operators_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("settings.json", '{"prefetch_threshold": 32, "nested": {"since": "2026-11-25"}}'),
+        ("settings.TOML", "prefetch_threshold = 32\n[nested]\nsince = 2026-11-25\n"),
+        ("settings.yaml", "prefetch_threshold: 32\nnested: {since: 2026-11-25}\n"),
+        ("settings.yml", "prefetch_threshold: 32\nnested:\n  since: '2026-11-25'\n"),
+    ],
+)
+def test_settings_come_from_a_file_of_each_kind_that_sglang_reads(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    args = argparse.Namespace(hicache_storage_backend_extra_config=f"@{tmp_path / name}")
+    store_launch.mount(args, ImportanceOptions(store=str(tmp_path / "store")))
+    config = json.loads(args.hicache_storage_backend_extra_config)
+    assert (config["prefetch_threshold"], config["nested"]) == (32, {"since": "2026-11-25"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.json", "{"), ("a.toml", "x"), ("a.yaml", "{"), ("a.yaml", "[1]"), ("a.ini", "")]
+)
+def test_a_file_of_settings_that_cannot_be_read_is_one_line(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    args = argparse.Namespace(hicache_storage_backend_extra_config=f"@{tmp_path / name}")
+    with pytest.raises(LaunchRefused) as refused:
+        store_launch.mount(args, ImportanceOptions(store=str(tmp_path / "store")))
+    (line,) = refused.value.reasons
+    assert "correct it" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
     ("arguments", "cure"),
     [
         ({"hicache_storage_backend": "mooncake"}, "add --kv-importance-store-backends any"),

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.json_text import BadJson, read_json
+from sgl_importance.json_text import BadJson
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import flag
 from sgl_importance.storage.checksum import checksum_problem
 from sgl_importance.storage.store import check_writable
 from sgl_importance.tier_chain.open_chain import chain_problems
 from sgl_importance.tier_chain.tier_file import TierFileError, read_tier_file
+from sglang_importance.storage.extra_config import read_extra_config
 from sglang_importance.storage.interfaces import DYNAMIC, INTERFACES, TESTED, UNUSABLE
 from sglang_importance.upstream.hooks import install_hooks, is_applied
 from sglang_importance.upstream.refusal import LaunchRefused
@@ -85,9 +86,9 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
             "name a directory on a disk with space that the server may write"
         )
     try:
-        given = _extra_config(getattr(args, "hicache_storage_backend_extra_config", None))
+        given = read_extra_config(getattr(args, "hicache_storage_backend_extra_config", None))
     except (BadJson, OSError) as error:
-        lines.append(f"--hicache-storage-backend-extra-config is no JSON object ({error}): correct it")
+        lines.append(f"--hicache-storage-backend-extra-config is no object ({error}): correct it")
         given = {}
     if backend is not None and (reason := _backend_refusal(backend, given, options)):
         lines.append(f"--hicache-storage-backend {backend}: {reason}, or drop --hicache-storage-backend")
@@ -154,15 +155,6 @@ def _tier_lines(options: ImportanceOptions, backend: str | None) -> list[str]:
         if tier.backend and (reason := _backend_refusal(tier.backend, tier.config, options)):
             problems.append(f"tier {tier.name}: backend {tier.backend}: {reason}, or take it out")
     return [*lines, *(f"{flag('tiers')} {options.tiers}: {line}" for line in problems)]
-
-
-def _extra_config(text: str | None) -> dict[str, Any]:
-    if not text:
-        return {}
-    config = read_json(Path(text[1:]).read_bytes() if text.startswith("@") else text)
-    if not isinstance(config, dict):
-        raise BadJson(f"it is of type {type(config).__name__}")
-    return config
 
 
 def install_before_scheduler() -> None:
