@@ -110,8 +110,11 @@ class TraceReader:
                     if record.run in runs:
                         self.run = runs.index(record.run)
                         continue
-                    if self.headers:
-                        self._check_same(file, self.headers[0], record)
+                    if self.headers and (difference := _difference(self.headers[0], record)):
+                        raise TraceError(
+                            f"{file} was recorded with {difference}: "
+                            "move the segments of each server to a directory of their own"
+                        )
                     self.run = len(runs)
                     self.headers.append(record)
                 case Pages():
@@ -146,18 +149,6 @@ class TraceReader:
         return record
 
     @staticmethod
-    def _check_same(file: Path, known: Header, other: Header) -> None:
-        """Pages of servers that share nothing would be taken for each other's, or counted as of one size."""
-        for field in ("page_size", "digest", "model"):
-            values = getattr(known, field), getattr(other, field)
-            if values[0] != values[1]:
-                raise TraceError(
-                    f"{file} was recorded with another {field.replace('_', ' ')}, "
-                    f"{values[0]} and {values[1]}: "
-                    "move the segments of each server to a directory of their own"
-                )
-
-    @staticmethod
     def _damaged(file: Path) -> TraceError:
         return TraceError(f"{file} names pages that it does not hold: remove it, or record again")
 
@@ -170,6 +161,15 @@ class TraceReader:
             yield number
 
 
+def _difference(known: Header, other: Header) -> str | None:
+    """Why pages of two servers would be taken for each other's, or counted as of one size; None where not."""
+    for field in ("page_size", "digest", "model"):
+        one, another = getattr(known, field), getattr(other, field)
+        if one != another:
+            return f"another {field.replace('_', ' ')}, {one} and {another}"
+    return None
+
+
 def _expand(runs: Vector, local: list[int]) -> Vector | None:
     """Page numbers of runs (first page, number of pages); None where these are none of the segment's."""
     if not np.issubdtype(runs.dtype, np.integer) or len(runs) % 2:
@@ -180,6 +180,20 @@ def _expand(runs: Vector, local: list[int]) -> Vector | None:
             return None
         pages += local[start : start + count]
     return np.array(pages, dtype=np.int64)
+
+
+def check_continues(directory: Path, header: Header) -> None:
+    """Whether a reader takes a run with this header for one more of what the directory holds.
+
+    Raises:
+        TraceError: it would refuse the directory.
+    """
+    if not segment_files(directory):
+        return
+    reader = TraceReader(directory)
+    next(iter(reader), None)
+    if reader.headers and (difference := _difference(reader.headers[0], header)):
+        raise TraceError(f"{directory} has a recording of {difference}: name a directory of its own")
 
 
 def open_trace(directory: Path | str) -> TraceReader:

@@ -23,11 +23,11 @@ Parse = Callable[..., ServerArgs]
 COST = CostModel(1e-5, 1e-9, 4096, 1e9, 1e8)
 
 
-def recorder_for(trace: Path) -> Any:
+def recorder_for(trace: Path, model: str = "some-model") -> Any:
     allocator = SimpleNamespace(size=640)
     context = SimpleNamespace(
         params=SimpleNamespace(page_size=16, token_to_kv_pool_allocator=allocator),
-        server_args=SimpleNamespace(model_path="models/some-model", dp_size=1),
+        server_args=SimpleNamespace(model_path=f"models/{model}", dp_size=1),
     )
     options = ImportanceOptions(policy="observe", trace=str(trace), trace_megabytes=3)
     return create_recorder(context, options, ImportancePolicy(COST), rows=None)  # type: ignore[arg-type]
@@ -69,6 +69,18 @@ def test_a_directory_that_cannot_be_written_stops_the_launch(tmp_path: Path) -> 
     (line,) = refused.value.reasons
     assert line == (
         f"cannot record in {tmp_path / 'file'} (File exists): give --kv-importance-trace a writable directory"
+    )
+
+
+def test_a_recording_of_another_model_stops_the_launch(tmp_path: Path) -> None:
+    recorder_for(tmp_path).close()
+    recorder_for(tmp_path).close()
+    with pytest.raises(LaunchRefused) as refused:
+        recorder_for(tmp_path, "another")
+    (line,) = refused.value.reasons
+    assert line == (
+        f"--kv-importance-trace: {tmp_path} has a recording of another model, some-model and another: "
+        "name a directory of its own"
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.trace import TraceError, open_trace
 from sgl_importance.trace import record_writer as writer_module
 from sgl_importance.trace import segments as segments_module
+from sgl_importance.trace.reader import check_continues
 from sgl_importance.trace.record_writer import RecordWriter
 from sgl_importance.trace.records import (
     AnswerTold,
@@ -186,6 +189,31 @@ def test_a_second_server_goes_on_behind_the_first(tmp_path: Path) -> None:
         writer.close()
     kinds = [record.run if isinstance(record, Header) else "admitted" for record in open_trace(tmp_path)]
     assert kinds == ["one", "admitted", "two", "admitted"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({}, None),
+        ({"model": "other"}, "another model, .* and other"),
+        ({"page_size": 64}, "another page size"),
+    ],
+)
+def test_a_recording_is_gone_on_with_by_servers_of_the_same_pages(
+    tmp_path: Path, changes: dict[str, Any], difference: str | None
+) -> None:
+    header = msgspec.structs.replace(make_header(run="two"), **changes)
+    check_continues(tmp_path, header)  # nothing is there yet
+    TraceWriter(tmp_path, make_header(run="one"), max_bytes=1 << 20).close()
+    with pytest.raises(TraceError, match=difference) if difference else contextlib.nullcontext():
+        check_continues(tmp_path, header)
+
+
+def test_a_recording_of_which_a_crash_left_nothing_whole_is_gone_on_with(tmp_path: Path) -> None:
+    TraceWriter(tmp_path, make_header(run="one"), max_bytes=1 << 20).close()
+    (file,) = segment_files(tmp_path)
+    file.write_bytes(file.read_bytes()[:-1])
+    check_continues(tmp_path, msgspec.structs.replace(make_header(run="two"), model="other"))
 
 
 def test_a_segment_that_goes_while_others_are_read_is_left_out(tmp_path: Path) -> None:

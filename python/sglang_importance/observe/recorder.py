@@ -18,6 +18,7 @@ from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
 from sgl_importance.signal.fold import Observation
 from sgl_importance.tiers import Tier
+from sgl_importance.trace.reader import check_continues
 from sgl_importance.trace.records import (
     FORMAT_VERSION,
     SCHEMA,
@@ -60,6 +61,7 @@ class Recorder:
 
     Raises:
         OSError: the directory cannot be written.
+        TraceError: it has a recording of another model, or of other pages.
     """
 
     def __init__(
@@ -78,25 +80,23 @@ class Recorder:
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._next_number = 0
         self._awaited: OrderedDict[str, int] = OrderedDict()
-        self._writer = TraceWriter(
-            directory,
-            Header(
-                version=FORMAT_VERSION,
-                run=uuid.uuid4().hex,
-                segment=0,
-                schema=SCHEMA,
-                created=time.time(),
-                page_size=page_size,
-                digest=DIGEST,
-                model=model,
-                layers=tuple(layers),
-                options=asdict(options),
-                capacity_tokens={Tier.DEVICE: device_tokens},
-                cost=asdict(cost),
-                detail=Detail(options.trace_detail),
-            ),
-            max_bytes=options.trace_megabytes << 20,
+        header = Header(
+            version=FORMAT_VERSION,
+            run=uuid.uuid4().hex,
+            segment=0,
+            schema=SCHEMA,
+            created=time.time(),
+            page_size=page_size,
+            digest=DIGEST,
+            model=model,
+            layers=tuple(layers),
+            options=asdict(options),
+            capacity_tokens={Tier.DEVICE: device_tokens},
+            cost=asdict(cost),
+            detail=Detail(options.trace_detail),
         )
+        check_continues(directory, header)
+        self._writer = TraceWriter(directory, header, max_bytes=options.trace_megabytes << 20)
         atexit.register(self.close)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from sgl_importance.settings import flag
 from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.study.shuffled_policy import ShuffledImportancePolicy
 from sgl_importance.tiers import Tier
+from sgl_importance.trace import TraceError
 from sglang_importance.attention.page_lists import PageListProbe
 from sglang_importance.attention.rank_sums import share
 from sglang_importance.attention.rows import ScoreRows
@@ -158,7 +159,7 @@ def create_recorder(
     """The recorder that ``--kv-importance-trace`` asks for.
 
     Raises:
-        LaunchRefused: the directory cannot be written.
+        LaunchRefused: the directory cannot be written, or has a recording that this one cannot go on.
     """
     arguments: Any = ctx.server_args  # sglang puts its fields together at import
     folder = Path(options.trace)
@@ -174,6 +175,8 @@ def create_recorder(
             device_tokens=full_attention_allocator(ctx.params.token_to_kv_pool_allocator).size,
             cost=policy.cost,
         )
+    except TraceError as error:
+        raise LaunchRefused([f"{flag('trace')}: {error}"]) from error
     except OSError as error:
         raise LaunchRefused(
             [
