@@ -85,18 +85,12 @@ class PageTransfer:
 
     def count_present(self, identity: bytes, keys: Sequence[str]) -> int:
         """Number of the first ``keys`` that are there, without a gap; 0 where the answer takes too long."""
-        answer: queue.SimpleQueue[int | PageMiss] = queue.SimpleQueue()
-
-        def look() -> None:
-            try:
-                answer.put(self.pages.count_present(identity, keys))
-            except Exception:
-                answer.put(PageMiss(MissReason.IO))
-
+        look = _Look(self.pages, identity, keys)
         self._lookers.submit(look)
         try:
-            found = answer.get(timeout=self._timeout)
+            found = look.answer.get(timeout=self._timeout)
         except queue.Empty:
+            look.abandon()
             found = PageMiss(MissReason.TIMEOUT)
         if isinstance(found, PageMiss):
             self.counters.add("missed_pages", found.reason.value)
@@ -247,6 +241,28 @@ class PageTransfer:
                 call()
 
         self._leisure.submit(silent)
+
+
+class _Look:
+    """How many of the first keys are there; behind a disk that hangs, what nobody waits for keeps no keys."""
+
+    def __init__(self, pages: Pages, identity: bytes, keys: Sequence[str]) -> None:
+        self.answer: queue.SimpleQueue[int | PageMiss] = queue.SimpleQueue()
+        self._pages = pages
+        self._identity = identity
+        self._keys: Sequence[str] | None = keys
+
+    def abandon(self) -> None:
+        self._keys = None
+
+    def __call__(self) -> None:
+        keys = self._keys  # read once: it may be abandoned meanwhile
+        if keys is None:
+            return
+        try:
+            self.answer.put(self._pages.count_present(self._identity, keys))
+        except Exception:
+            self.answer.put(PageMiss(MissReason.IO))
 
 
 class _ReadRun:

@@ -30,6 +30,7 @@ class HeldPages(PageByPage):
         self.go_on = threading.Event()
         self.holds_writes = True
         self.holds_touches = False
+        self.holds_looks = False
         self.written: list[str] = []
         self.moments: list[int] = []
         self.touched: list[str] = []
@@ -37,6 +38,8 @@ class HeldPages(PageByPage):
         self.order: list[str] = []
 
     def exists(self, identity: bytes, key: str) -> bool:
+        if self.holds_looks:
+            self.go_on.wait(60)
         return False
 
     def read(self, identity: bytes, key: str, body: Page) -> None:
@@ -98,6 +101,28 @@ def test_a_hung_disk_does_not_hoard_what_was_to_be_written(
     assert transfer.write(MODEL, ["new"], copy_page) == [True]
     written = list(pages.written)
     assert len(written) == len(set(written)) <= alive + 1
+    transfer.close()
+
+
+class Keys(list[str]):
+    """Of a prompt; a plain list takes no weak reference."""
+
+
+def test_a_hung_disk_does_not_hoard_what_was_asked_for(
+    pages: HeldPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_transfer, "HANG_SECONDS", 0.05)  # so that threads are given up, too
+    pages.holds_looks = True
+    transfer = open_transfer(pages, timeout=0.01)
+    asked: list[weakref.ref[Keys]] = []
+    for number in range(50):
+        keys = Keys([str(number)])
+        asked.append(weakref.ref(keys))
+        assert transfer.count_present(MODEL, keys) == 0
+    del keys
+    alive = sum(keys() is not None for keys in asked)
+    assert alive <= pages.lanes(PAGE_BYTES).look + MOST_GIVEN_UP
+    pages.go_on.set()
     transfer.close()
 
 
