@@ -19,7 +19,7 @@ import msgspec
 
 from sgl_importance.trace.reader import TraceError, TraceReader, open_trace
 from sgl_importance.trace.record_writer import RecordWriter
-from sgl_importance.trace.records import AnswerTold, Detail, Header, RequestAdmitted, RequestFinished
+from sgl_importance.trace.records import AnswerTold, Detail, RequestAdmitted, RequestFinished
 from sgl_importance.trace.writer import NO_PAGES
 
 _NO_BUDGET = 1 << 60
@@ -42,10 +42,9 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """A record of one recording on the common clock."""
+    """A record of one run on the common clock."""
 
     microseconds: int
-    source: int
     run: int
     record: RequestAdmitted | RequestFinished | AnswerTold
     digests: Sequence[bytes] | None
@@ -62,17 +61,19 @@ def merge_recordings(directories: Sequence[Path], out: Path) -> Merged:
         TraceError: there is no recording, two are of different servers or the same, or ``out`` is there.
         OSError: the new one cannot be written. What was written of it is removed.
     """
-    readers = [open_trace(directory) for directory in directories]
-    headers = [reader.header for reader in readers]
-    _check_same(readers, headers)
+    recordings = [open_trace(directory).by_run() for directory in directories]
+    runs = [run for recording in recordings for run in recording]
+    _check_runs(directories, recordings)
+    headers = [run.header for run in runs]
+    _check_same(runs)
     if not out.parent.is_dir():
         raise TraceError(f"no directory for {out}: create it first")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise TraceError(f"{out} is there already: name a directory that is not")
-    began = min(header.created for header in headers)
+    began = min(header.created for header in headers)  # a clock may have been put back between two runs
     capacity: Counter[str] = Counter()
-    for header in headers:
-        capacity.update(header.capacity_tokens)
+    for recording in recordings:
+        capacity.update(recording[0].header.capacity_tokens)
     header = msgspec.structs.replace(
         headers[0], run=uuid.uuid4().hex, created=began, capacity_tokens=dict(capacity), detail=Detail.FOLDS
     )
@@ -80,56 +81,60 @@ def merge_recordings(directories: Sequence[Path], out: Path) -> Merged:
         merged = Path(unfinished) / "recording"
         writer = RecordWriter(merged, header, max_bytes=_NO_BUDGET)
         try:
-            streams = [_events(reader, source, began) for source, reader in enumerate(readers)]
+            streams = [_events(run, number, began) for number, run in enumerate(runs)]
             requests = _write(writer, merge_sorted(*streams, key=lambda event: event.microseconds))
         finally:
             writer.close()
-        _check_runs(readers)
         merged.replace(out)
-    seen = Counter(digest for reader in readers for digest in reader.digests)
+    seen = Counter(
+        digest for recording in recordings for digest in {each for run in recording for each in run.digests}
+    )
     return Merged(requests, len(seen), sum(count > 1 for count in seen.values()))
 
 
-def _check_same(readers: Sequence[TraceReader], headers: Sequence[Header]) -> None:
-    first = headers[0]
-    for reader, header in zip(readers, headers, strict=True):
+def _check_runs(directories: Sequence[Path], recordings: Sequence[Sequence[TraceReader]]) -> None:
+    """A recording has a run for each start of a server."""
+    known: set[str] = set()
+    for directory, recording in zip(directories, recordings, strict=True):
+        if not recording:
+            raise TraceError(f"{directory} holds no whole record: record again")
+        found = {run.header.run for run in recording}
+        if known & found:
+            raise TraceError(f"{directory} repeats a run of another: name each recording once")
+        known |= found
+
+
+def _check_same(runs: Sequence[TraceReader]) -> None:
+    first = runs[0]
+    for run in runs:
         for field, cure in _SAME.items():
-            if getattr(header, field) != getattr(first, field):
+            one, another = getattr(run.header, field), getattr(first.header, field)
+            if one != another:
                 raise TraceError(
-                    f"{reader.directory} and {readers[0].directory} differ in {field.replace('_', ' ')}, "
-                    f"{getattr(header, field)} and {getattr(first, field)}: merge recordings of {cure}"
+                    f"{run.directory} and {first.directory} differ in {field.replace('_', ' ')}, "
+                    f"{one} and {another}: merge recordings of {cure}"
                 )
 
 
-def _check_runs(readers: Sequence[TraceReader]) -> None:
-    """Known only when all is read: a recording has a run for each start of its server."""
-    known: set[str] = set()
-    for reader in readers:
-        for header in reader.headers:
-            if header.run in known:
-                raise TraceError(f"{reader.directory} repeats a run of another: name each recording once")
-            known.add(header.run)
-
-
-def _events(reader: TraceReader, source: int, began: float) -> Iterator[_Event]:
-    """Requests of one recording, which are in order of time but for what was handed over late."""
+def _events(reader: TraceReader, run: int, began: float) -> Iterator[_Event]:
+    """Requests of one run, in order of time but for what was handed over late."""
+    start = round((reader.header.created - began) * 1e6)
     for record in reader:
-        start, run = round((reader.headers[reader.run].created - began) * 1e6), reader.run
         match record:
             case RequestAdmitted() | RequestFinished():
                 digests = [reader.digest(page) for page in record.pages.tolist()]
-                yield _Event(start + record.microseconds, source, run, record, digests)
+                yield _Event(start + record.microseconds, run, record, digests)
             case AnswerTold():
-                yield _Event(start + record.microseconds, source, run, record, None)
+                yield _Event(start + record.microseconds, run, record, None)
 
 
 def _write(writer: RecordWriter, events: Iterator[_Event]) -> int:
     """Numbers requests and counts admissions anew; returns the number of requests."""
-    numbers: dict[tuple[int, int, int], int] = {}
+    numbers: dict[tuple[int, int], int] = {}
     admitted = 0
     for event in events:
         record = event.record
-        number = numbers.setdefault((event.source, event.run, record.request), len(numbers))
+        number = numbers.setdefault((event.run, record.request), len(numbers))
         admitted += isinstance(record, RequestAdmitted)
         moved = msgspec.structs.replace(
             record, request=number, clock=admitted, microseconds=event.microseconds

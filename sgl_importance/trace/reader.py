@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,6 +36,7 @@ class TraceReader:
 
     Args:
         directory: that a server wrote with ``--kv-importance-trace``.
+        files: of its segments, for some of them only.
 
     Attributes:
         headers: of the runs seen so far.
@@ -50,9 +51,9 @@ class TraceReader:
             other pages than the ones before it.
     """
 
-    def __init__(self, directory: Path | str) -> None:
+    def __init__(self, directory: Path | str, files: Sequence[Path] | None = None) -> None:
         self.directory = Path(directory)
-        self._files = segment_files(self.directory)
+        self._files = segment_files(self.directory) if files is None else files
         if not self._files:
             raise TraceError(
                 f"no recording in {self.directory}: give the directory that a server wrote with "
@@ -84,6 +85,20 @@ class TraceReader:
     def digest(self, page: int) -> bytes:
         """The chained digest of a page number."""
         return self.digests[page]
+
+    def by_run(self) -> list[TraceReader]:
+        """A reader for each run, whose records are in order of time but for what was handed over late.
+
+        Raises:
+            TraceError: as on iteration.
+        """
+        files: dict[str, list[Path]] = {}
+        for file in self._files:
+            segment = TraceReader(self.directory, [file])
+            next(iter(segment), None)
+            if segment.headers:
+                files.setdefault(segment.headers[0].run, []).append(file)
+        return [TraceReader(self.directory, each) for each in files.values()]
 
     def __iter__(self) -> Iterator[Record]:
         self._reset()

@@ -132,6 +132,28 @@ def test_a_server_that_was_started_again_keeps_its_time(tmp_path: Path) -> None:
     assert (last.rid, last.seconds, last.pages.tolist()) == ("again/0", 10.0, [0])
 
 
+def test_servers_that_shared_a_directory_are_put_in_order_of_time(tmp_path: Path) -> None:
+    """Their segments alternate, and the clock of one that came later was behind."""
+    third = _record(tmp_path / "third", [(2.5, SYSTEM)], created=1000.0)
+    shared = _record(tmp_path / "shared", [(0.0, SYSTEM), (4.0, SYSTEM)], created=1000.0)
+    for run, created in (("beside", 1001.0), ("behind", 990.0)):
+        other = _record(tmp_path / run, [(0.0, SYSTEM), (1.0, SYSTEM)], created=created)
+        next(other.iterdir()).rename(shared / f"segment-00000{len(list(shared.iterdir()))}.sgltrace")
+        other.rmdir()
+    assert _run(third, shared, tmp_path / "merged").exit_code == 0
+    admitted = [r for r in open_trace(tmp_path / "merged") if isinstance(r, RequestAdmitted)]
+    assert [(record.rid, record.microseconds // 10**6) for record in admitted] == [
+        ("behind/0", 0),
+        ("behind/1", 1),
+        ("shared/0", 10),
+        ("beside/0", 11),
+        ("beside/1", 12),
+        ("third/0", 12),
+        ("shared/1", 14),
+    ]
+    assert [record.clock for record in admitted] == list(range(1, 8))
+
+
 def test_salted_prompts_stay_apart(tmp_path: Path) -> None:
     first = _record(tmp_path / "first", [(0.0, SYSTEM)])
     second = _record(tmp_path / "second", [(1.0, SYSTEM)], salt="of a tenant")
