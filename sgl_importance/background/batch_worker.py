@@ -60,7 +60,7 @@ class BatchWorker(Generic[T]):
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self.dropped = 0
-        """Items that were refused since the start."""
+        """Items that were refused since the start, or waited when the thread failed."""
         self.unfinished = 0
         """Items that wait or are being worked on."""
         self.has_failed = False
@@ -144,5 +144,8 @@ class BatchWorker(Generic[T]):
     def _refuse_more(self, *, failed: bool = False) -> None:
         with self._changed:
             self._closing.set()
-            self.has_failed = self.has_failed or failed
+            if failed:
+                self.has_failed = True
+                self.dropped += len(self._items)
+                self._items.clear()
             self._changed.notify_all()

@@ -151,16 +151,17 @@ def test_close_waits_for_the_work_and_then_closes_the_resource() -> None:
 
 def test_an_exception_ends_it_with_one_line_and_refuses_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     book = Book(poison=2)
-    book.may_go_on.set()
     worker = started(book, batch_items=1)
     for number in range(5):
         worker.offer(number, 1)
+    book.may_go_on.set()
     wait_until(lambda: worker.has_failed)
     assert not worker.offer(9, 1)
     with pytest.raises(TimeoutError, match="a-worker"):
         worker.settle(HANG_SECONDS)
     worker.close()
     assert book.items == [0, 1, 2]
+    assert worker.dropped == 3
     assert book.log == ["open", "failed", "closed"]
     (line,) = caplog.records
     assert line.message == LAST_WORDS
