@@ -8,6 +8,8 @@ from typing import Any
 from benchmark.intervals import interval as _orders_interval
 from benchmark.results import RESULTS as _RESULTS
 from benchmark.serving import agents_report as _agents_report
+from benchmark.serving.measured import bootstrap as _bootstrap
+from benchmark.serving.measured import paired_ratios as _paired_ratios
 from benchmark.serving.measured import table as _table
 from scripts.pages.cells import interval as _interval
 from scripts.pages.cells import share as _share
@@ -256,6 +258,23 @@ def agents_in_time(name: str) -> str:
         return "Not measured yet."
     made = {"stock": _agents_report.stock, "ratios": _agents_report.ratios, "goals": _agents_report.goals}
     return made[name](results("serving_agents")["rows"])
+
+
+def agents_in_time_change(measured_by: str, value: str) -> str:
+    """By how many percent of stock's ours takes less, or more, in a pass, with the interval."""
+    rows = results("serving_agents")["rows"]
+    ratios = _paired_ratios(rows, _agents_report.WORKLOAD, "ours", value, measured_by=measured_by)
+    median, *ends = _bootstrap(ratios)
+    near, far = sorted((100 * (end - 1) for end in ends), key=abs)
+    assert near * far > 0, f"{value} of {measured_by} may be as stock's: say so"
+    return f"{abs(100 * (median - 1)):.0f} % ({abs(near):.0f} to {abs(far):.0f})"
+
+
+def agents_in_time_stock(measured_by: str, value: str) -> str:
+    """Of stock in a pass, the median of its alternations, with two digits behind the point."""
+    rows = results("serving_agents")["rows"]
+    of_stock = [row[value] for row in rows if (row["pass"], row["arm"]) == (measured_by, "stock LRU")]
+    return f"{_bootstrap(of_stock)[0]:.2f}"
 
 
 def agents_in_time_stock_hits() -> tuple[float, float]:
