@@ -49,6 +49,7 @@ def generate_client(monkeypatch: pytest.MonkeyPatch, policy: str) -> TestClient:
     [
         ({"input_ids": [1, VOCABULARY]}, "input_ids: token id 1000 is beyond the model's vocabulary of 1000"),
         ({"input_ids": [[1], [-1]]}, "input_ids.1: token id -1 is beyond the model's vocabulary of 1000"),
+        ({"input_ids": [[], [VOCABULARY]]}, "input_ids.0: a prompt without tokens"),
         (
             {"sampling_params": {"min_new_tokens": 1, "stop_token_ids": [-5]}},
             "sampling_params.stop_token_ids: token id -5 is beyond the model's vocabulary of 1000",
