@@ -32,6 +32,7 @@ def importance_engine(**arguments: Any) -> Engine:
             ``kv_importance_interval`` and the other options, named as their flags.
 
     Raises:
+        TypeError: there is no ``model_path``.
         ValueError: an option has a value that cannot be used.
         sglang_importance.upstream.refusal.LaunchRefused: the policy cannot run with these arguments, this
             model or this sglang. Its message has one line per reason.
@@ -42,6 +43,8 @@ def importance_engine(**arguments: Any) -> Engine:
 
     from sglang_importance.launch.launcher import prepare_launch
 
+    if "model_path" not in arguments:
+        raise TypeError("model_path is missing: sglang's ServerArgs are given as arguments one by one")
     load_plugins()
     options = take_options(arguments)
     args = argparse.Namespace(**{"log_level": "error", **arguments})
@@ -59,9 +62,12 @@ def take_options(arguments: dict[str, Any]) -> ImportanceOptions:
     Raises:
         ValueError: a value cannot be used.
     """
+    from sglang_importance.launch.flags import NO_LAYERS
+
     chosen = {name: arguments.pop(keyword(name)) for name in SETTINGS if keyword(name) in arguments}
-    if "layers" in chosen:
-        chosen["layers"] = () if chosen["layers"] == "auto" else tuple(chosen["layers"])
+    for name in NO_LAYERS.keys() & chosen.keys():
+        layers = () if chosen[name] == NO_LAYERS[name] else chosen[name]
+        chosen[name] = tuple(layers) if isinstance(layers, list | tuple) else (layers,)
     return ImportanceOptions(**{"policy": "importance", **chosen})
 
 

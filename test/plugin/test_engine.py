@@ -32,6 +32,25 @@ def test_our_arguments_are_taken_out() -> None:
     assert arguments == {"model_path": "m"}
 
 
+@pytest.mark.parametrize("name", ["kv_importance_layers", "kv_sparse_dense_layers"])
+@pytest.mark.parametrize(("given", "taken"), [([1, 0], (1, 0)), ((1,), (1,)), (1, (1,)), ("no", ())])
+def test_layers_are_a_list_or_the_word_of_the_flag(name: str, given: Any, taken: tuple[int, ...]) -> None:
+    word = {"kv_importance_layers": "auto", "kv_sparse_dense_layers": "none"}[name]
+    options = take_options({name: word if given == "no" else given, "kv_residency": "tiered"})
+    assert getattr(options, name.removeprefix("kv_").removeprefix("importance_")) == taken
+
+
+@pytest.mark.parametrize("layers", [None, "1,2", [1.5], [True]])
+def test_layers_that_are_none_are_refused_by_name(layers: object) -> None:
+    with pytest.raises(ValueError, match="kv_importance_layers must be a whole number of at least 0"):
+        take_options({"kv_importance_layers": layers})
+
+
+def test_an_engine_without_a_model_is_refused() -> None:
+    with pytest.raises(TypeError, match="model_path is missing"):
+        importance_engine(kv_policy="observe")
+
+
 def test_a_bad_option_is_named() -> None:
     with pytest.raises(ValueError, match="kv_importance_interval must be a whole number of at least 1"):
         importance_engine(model_path="dummy", kv_importance_interval=0)
