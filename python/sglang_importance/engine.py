@@ -160,7 +160,7 @@ class KvImportance:
 
     @property
     def _manager(self) -> TokenizerManager:
-        manager = self._engine.tokenizer_manager
+        manager: TokenizerManager | None = self._engine.tokenizer_manager
         assert manager is not None, "only the first of several nodes has one"
         return manager
 
