@@ -187,6 +187,27 @@ def test_what_was_asked_for_does_not_wait_for_what_waits_for_an_idle_server():
     assert unasked.done_tokens == 200
 
 
+def test_a_job_looks_for_requests_again_when_its_turn_comes():
+    """``Manager.generate_request`` fails the job that begins a step while a request waits."""
+    manager, jobs = Manager(seconds=0.05), [job(asked_for=True), job(asked_for=True)]
+
+    async def both() -> None:
+        prewarmer = Prewarmer(manager, plenty, page_size=PAGE, min_step_tokens=STEP)
+        running = [asyncio.create_task(prewarmer.run(each, [[path(STEP)]])) for each in jobs]
+        while not manager.overlapping:
+            await asyncio.sleep(0)
+        manager.rid_to_state["user"] = state()
+        while manager.overlapping:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        assert len(manager.steps) == 1
+        manager.rid_to_state.clear()
+        await asyncio.gather(*running)
+
+    asyncio.run(both())
+    assert [each.state for each in jobs] == [State.DONE, State.DONE]
+
+
 def test_what_no_user_waits_for_is_not_waited_for():
     """As upstream leaves it behind of a streamed request with n > 1: entered, never sent, never finished.
 
