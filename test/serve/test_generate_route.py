@@ -61,6 +61,7 @@ def generate_client(monkeypatch: pytest.MonkeyPatch, policy: str) -> TestClient:
         ({"kv_hints": [ENVELOPE]}, "kv_hints: is a list of 1 for a single prompt"),
         ({"text": ["a", "b"], "kv_hints": [ENVELOPE]}, "kv_hints: is a list of 1 for 2 prompts"),
         ({"text": ["a", "b"], "kv_hints": [None, {"prefetch": 1}]}, "kv_hints.prefetch: "),
+        ({"text": ["a", "b"], "kv_hints": [None, {"prefetch": True}]}, "kv_hints.prefetch: give it to every"),
     ],
 )
 def test_what_is_wrong_is_refused_before_the_stream(
