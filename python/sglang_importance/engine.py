@@ -6,6 +6,8 @@ import argparse
 import json
 import uuid
 from collections.abc import Sequence
+from math import inf
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.ledger.steady_time import steady_time
@@ -15,6 +17,7 @@ from sglang_importance.upstream.server_options import attach_options
 
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.engine import Engine
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 __all__ = ["KvImportance", "OperationRefused", "importance_engine"]
 
@@ -29,6 +32,7 @@ def importance_engine(**arguments: Any) -> Engine:
             ``kv_importance_interval`` and the other options, named as their flags.
 
     Raises:
+        TypeError: there is no ``model_path``.
         ValueError: an option has a value that cannot be used.
         sglang_importance.upstream.refusal.LaunchRefused: the policy cannot run with these arguments, this
             model or this sglang. Its message has one line per reason.
@@ -39,6 +43,8 @@ def importance_engine(**arguments: Any) -> Engine:
 
     from sglang_importance.launch.launcher import prepare_launch
 
+    if "model_path" not in arguments:
+        raise TypeError("model_path is missing: sglang's ServerArgs are given as arguments one by one")
     load_plugins()
     options = take_options(arguments)
     args = argparse.Namespace(**{"log_level": "error", **arguments})
@@ -56,9 +62,12 @@ def take_options(arguments: dict[str, Any]) -> ImportanceOptions:
     Raises:
         ValueError: a value cannot be used.
     """
+    from sglang_importance.launch.flags import NO_LAYERS
+
     chosen = {name: arguments.pop(keyword(name)) for name in SETTINGS if keyword(name) in arguments}
-    if "layers" in chosen:
-        chosen["layers"] = () if chosen["layers"] == "auto" else tuple(chosen["layers"])
+    for name in NO_LAYERS.keys() & chosen.keys():
+        layers = () if chosen[name] == NO_LAYERS[name] else chosen[name]
+        chosen[name] = tuple(layers) if isinstance(layers, list | tuple) else (layers,)
     return ImportanceOptions(**{"policy": "importance", **chosen})
 
 
@@ -85,18 +94,22 @@ class KvImportance:
         """The document of ``GET /kv_importance``, of one data-parallel rank.
 
         Raises:
-            OperationRefused: the cursor is none of a snapshot.
+            OperationRefused: the cursor is none of a snapshot, or an argument is not in its range.
         """
+        from sglang_importance.operations.snapshot import MAX_LIMIT
+
+        if not 1 <= limit <= MAX_LIMIT:
+            raise OperationRefused(f"limit must be from 1 to {MAX_LIMIT}, not {limit}")
         arguments = {"limit": limit, "cursor": cursor, "min_tokens": min_tokens}
-        return self._ask("snapshot", arguments)[dp_rank]
+        return self._ask_rank("snapshot", arguments, dp_rank)
 
     def pins(self, *, dp_rank: int = 0) -> dict[str, Any]:
         """The document of ``GET /kv_importance/pins``, of one data-parallel rank.
 
         Raises:
-            OperationRefused: under ``observe``, where a pin would move nothing.
+            OperationRefused: under ``observe``, where a pin would move nothing; there is no such rank.
         """
-        return self._ask("pins", {})[dp_rank]
+        return self._ask_rank("pins", {}, dp_rank)
 
     def pin(
         self,
@@ -118,12 +131,19 @@ class KvImportance:
             What ``POST /kv_importance/pin`` answers for the first data-parallel rank.
 
         Raises:
-            OperationRefused: the prefix fills no page, there is no room for one more pin, or the policy is
-                ``observe``.
+            OperationRefused: the prefix fills no page or has a token that the model does not have, no time is
+                left to it, there is no room for one more pin, or the policy is ``observe``.
         """
+        from sglang_importance.http.requests.token_limits import unknown_token
+
+        tokens = [index(token) for token in input_ids]  # numpy's and torch's too
+        if tokens and (problem := unknown_token(tokens, self._manager.model_config.vocab_size)):
+            raise OperationRefused(f"input_ids: {problem}")
+        if ttl_seconds is not None and not 0 < ttl_seconds < inf:
+            raise OperationRefused(f"ttl_seconds must be a number above 0, not {ttl_seconds}")
         pin = {
             "pin_id": uuid.uuid4().hex,
-            "tokens": list(input_ids),
+            "tokens": tokens,
             "extra_key": extra_key,
             "cache_salt": cache_salt,
             "expires_at": None if ttl_seconds is None else steady_time() + ttl_seconds,
@@ -138,12 +158,22 @@ class KvImportance:
         """
         self._ask("unpin", {"pin_id": pin_id})
 
+    @property
+    def _manager(self) -> TokenizerManager:
+        manager: TokenizerManager | None = self._engine.tokenizer_manager
+        assert manager is not None, "only the first of several nodes has one"
+        return manager
+
+    def _ask_rank(self, operation: str, arguments: dict[str, Any], dp_rank: int) -> dict[str, Any]:
+        answers = self._ask(operation, arguments)
+        if not 0 <= dp_rank < len(answers):
+            raise OperationRefused(f"dp_rank: there is no rank {dp_rank}, the last one is {len(answers) - 1}")
+        return answers[dp_rank]
+
     def _ask(self, operation: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
         from sglang_importance.operations.questions import ask_schedulers
 
-        manager = self._engine.tokenizer_manager
-        assert manager is not None, "only the first of several nodes has one"
-        question = ask_schedulers(manager, operation, arguments)
+        question = ask_schedulers(self._manager, operation, arguments)
         replies = self._engine.loop.run_until_complete(question)
         for reply in replies:
             if reply.error is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 
 from sgl_importance.hints.hints import FIELD, BadHint, Block, Hints
@@ -16,12 +17,13 @@ def locate_messages(hints: Hints, num_messages: int, end_of: Callable[[int], int
     Args:
         hints: of a chat request.
         num_messages: messages of the request; 0 where it has none.
-        end_of: tokens that the first n messages of the prompt take, for n in [0, num_messages].
+        end_of: tokens that the first n messages of the prompt take, n in [0, num_messages]; asked once each.
 
     Raises:
         BadHint: a message is named that the request does not have.
     """
     located = []
+    end_of = cache(end_of)  # a message begins where the one before it ends
     for index, block in enumerate(hints.block_types):
         if block.messages is None:
             located.append(block)

@@ -54,7 +54,7 @@ def superseded(pins: Iterable[Pin], pin: Pin) -> list[str]:
     return [
         other.pin_id
         for other in pins
-        if other.pin_id.startswith(PREFIX)
+        if other.source is PinSource.HINTED
         and other.digests[-1] in pages
         and (other.expires_at is not None and other.expires_at <= pin.expires_at)
     ]

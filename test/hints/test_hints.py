@@ -161,6 +161,18 @@ def test_what_else_an_envelope_carries_is_sglang_s_business() -> None:
 # ---- messages ----
 
 
+def test_an_end_that_messages_share_is_looked_for_once() -> None:
+    asked: list[int] = []
+
+    def end_of(messages: int) -> int:
+        asked.append(messages)
+        return 10 * messages
+
+    blocks = [{"type": "user", "messages": index} for index in (0, 1, 2, 1)]
+    locate_messages(Hints.parse({"block_types": blocks}), 4, end_of)
+    assert sorted(asked) == [0, 1, 2, 3]
+
+
 def test_messages_become_the_tokens_between_their_ends() -> None:
     ends = [0, 10, 30, 60]
     hints = Hints.parse(

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
+import math
 import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.engine import importance_engine, take_options
+from sglang_importance.engine import KvImportance, OperationRefused, importance_engine, take_options
+from sglang_importance.operations import questions
+from sglang_importance.operations.messages import KvImportanceReqOutput
 from sglang_importance.upstream.refusal import LaunchRefused
 
 from support.launches import run_to_end
@@ -22,6 +30,25 @@ def test_our_arguments_are_taken_out() -> None:
     arguments: dict[str, Any] = {"model_path": "m", "kv_importance_window": 5, "kv_importance_layers": [1, 0]}
     assert take_options(arguments) == ImportanceOptions(policy="importance", window=5, layers=(1, 0))
     assert arguments == {"model_path": "m"}
+
+
+@pytest.mark.parametrize("name", ["kv_importance_layers", "kv_sparse_dense_layers"])
+@pytest.mark.parametrize(("given", "taken"), [([1, 0], (1, 0)), ((1,), (1,)), (1, (1,)), ("no", ())])
+def test_layers_are_a_list_or_the_word_of_the_flag(name: str, given: Any, taken: tuple[int, ...]) -> None:
+    word = {"kv_importance_layers": "auto", "kv_sparse_dense_layers": "none"}[name]
+    options = take_options({name: word if given == "no" else given, "kv_residency": "tiered"})
+    assert getattr(options, name.removeprefix("kv_").removeprefix("importance_")) == taken
+
+
+@pytest.mark.parametrize("layers", [None, "1,2", [1.5], [True]])
+def test_layers_that_are_none_are_refused_by_name(layers: object) -> None:
+    with pytest.raises(ValueError, match="kv_importance_layers must be a whole number of at least 0"):
+        take_options({"kv_importance_layers": layers})
+
+
+def test_an_engine_without_a_model_is_refused() -> None:
+    with pytest.raises(TypeError, match="model_path is missing"):
+        importance_engine(kv_policy="observe")
 
 
 def test_a_bad_option_is_named() -> None:
@@ -124,3 +151,55 @@ def test_an_engine_serves_after_a_refused_one(tiny_model: Path, tmp_path: Path) 
     assert "there is no pin" in result["gone"]
     assert all(result["info"]["sgl_importance"].values())
     assert "attention scores" in result["info"]["sgl_importance"]
+
+
+class AskedEngine:
+    """In place of an engine: answers what was asked for, for two replicas."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.tokenizer_manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=512))
+        monkeypatch.setattr(questions, "ask_schedulers", self._answers)
+
+    async def _answers(
+        self, manager: object, operation: str, arguments: dict[str, Any]
+    ) -> list[KvImportanceReqOutput]:
+        document = json.dumps({"asked": operation, **arguments})
+        return [KvImportanceReqOutput(document=document, dp_rank=rank) for rank in range(2)]
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[KvImportance]:
+    engine = AskedEngine(monkeypatch)
+    yield KvImportance(engine)  # type: ignore[arg-type]
+    engine.loop.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda cache: cache.snapshot(limit=0), "limit must be from 1 to 1000, not 0"),
+        (lambda cache: cache.snapshot(limit=1001), "limit must be from 1 to 1000, not 1001"),
+        (lambda cache: cache.snapshot(dp_rank=2), "dp_rank: there is no rank 2, the last one is 1"),
+        (lambda cache: cache.pins(dp_rank=-1), "dp_rank: there is no rank -1, the last one is 1"),
+        (
+            lambda cache: cache.pin([5, 512]),
+            "input_ids: token id 512 is beyond the model's vocabulary of 512",
+        ),
+        (lambda cache: cache.pin([5], ttl_seconds=0), "ttl_seconds must be a number above 0, not 0"),
+        (lambda cache: cache.pin([5], ttl_seconds=math.nan), "ttl_seconds must be a number above 0, not nan"),
+        (lambda cache: cache.pin([5], ttl_seconds=math.inf), "ttl_seconds must be a number above 0, not inf"),
+    ],
+)
+def test_arguments_that_a_route_would_refuse_are_refused(
+    cache: KvImportance, call: Callable[[KvImportance], object], message: str
+) -> None:
+    with pytest.raises(OperationRefused, match=f"^{re.escape(message)}$"):
+        call(cache)
+
+
+def test_a_prefix_may_be_an_array(cache: KvImportance) -> None:
+    assert cache.pin(np.arange(3))["tokens"] == [0, 1, 2]
+    assert cache.pin(torch.arange(3))["tokens"] == [0, 1, 2]
+    with pytest.raises(TypeError, match="float"):
+        cache.pin([1.5])  # type: ignore[list-item]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_importance.http.requests.token_limits import (
+    EmptyPrompt,
     UnknownToken,
     check_stop_tokens,
     check_token_ids,
@@ -48,6 +49,14 @@ def test_what_is_said(given: object, message: str):
 
 
 @pytest.mark.parametrize(
+    ("given", "place"), [([[]], 0), ([[], [100]], 0), ([[1], []], 1), ([(), [1]], 0), (((1,), ()), 1)]
+)
+def test_a_prompt_without_tokens_is_refused_in_a_batch(given: object, place: int):
+    with pytest.raises(EmptyPrompt, match=f"^input_ids.{place}: a prompt without tokens$"):
+        check_token_ids("input_ids", given, SIZE)
+
+
+@pytest.mark.parametrize(
     ("params", "message"),
     [
         ({"stop_token_ids": [5, 100]}, "sampling_params.stop_token_ids: token id 100 is beyond"),
@@ -79,7 +88,7 @@ def nested(depth: int) -> list[object]:
 
 @pytest.mark.parametrize(
     "given",
-    [None, [], [[]], "text", ["text"], 7, {"a": 1}, [None], [1, "a"], [[1], 5], [1, [500]], nested(2000)],
+    [None, [], "text", ["text"], 7, {"a": 1}, [None], [1, "a"], [[1], 5], [1, [500]], [1, []], nested(2000)],
 )
 def test_what_holds_no_ids_is_left_to_sglang(given: object):
     check_token_ids("input_ids", given, SIZE)

@@ -49,6 +49,7 @@ def generate_client(monkeypatch: pytest.MonkeyPatch, policy: str) -> TestClient:
     [
         ({"input_ids": [1, VOCABULARY]}, "input_ids: token id 1000 is beyond the model's vocabulary of 1000"),
         ({"input_ids": [[1], [-1]]}, "input_ids.1: token id -1 is beyond the model's vocabulary of 1000"),
+        ({"input_ids": [[], [VOCABULARY]]}, "input_ids.0: a prompt without tokens"),
         (
             {"sampling_params": {"min_new_tokens": 1, "stop_token_ids": [-5]}},
             "sampling_params.stop_token_ids: token id -5 is beyond the model's vocabulary of 1000",
@@ -60,6 +61,7 @@ def generate_client(monkeypatch: pytest.MonkeyPatch, policy: str) -> TestClient:
         ({"kv_hints": [ENVELOPE]}, "kv_hints: is a list of 1 for a single prompt"),
         ({"text": ["a", "b"], "kv_hints": [ENVELOPE]}, "kv_hints: is a list of 1 for 2 prompts"),
         ({"text": ["a", "b"], "kv_hints": [None, {"prefetch": 1}]}, "kv_hints.prefetch: "),
+        ({"text": ["a", "b"], "kv_hints": [None, {"prefetch": True}]}, "kv_hints.prefetch: give it to every"),
     ],
 )
 def test_what_is_wrong_is_refused_before_the_stream(

@@ -44,7 +44,8 @@ class Manager:
         if len(request.input_ids) > self.refuse_above:
             raise ValueError("too long")
         assert not self.overlapping
-        assert not [rid for rid, state in self.rid_to_state.items() if not is_prewarm(rid)]
+        waiting = (rid for rid, state in self.rid_to_state.items() if not state.time_stats.first_token_time)
+        assert all(map(is_prewarm, waiting))
         self.overlapping += 1
         self.steps.append((request.cache_salt, *request.input_ids))
         try:
@@ -166,6 +167,45 @@ def test_only_what_was_asked_for_runs_beside_decoding_requests():
     assert asyncio.run(is_busy(True, decoding)) is False
     assert asyncio.run(is_busy(False, decoding)) is True
     assert asyncio.run(is_busy(False, state(finished=True))) is False
+
+
+def test_what_was_asked_for_does_not_wait_for_what_waits_for_an_idle_server():
+    manager = Manager(rid_to_state={"user": state(first_token_time=1.0)})
+    unasked, asked_for = job(), job(asked_for=True)
+
+    async def both() -> None:
+        prewarmer = Prewarmer(manager, plenty, page_size=PAGE, min_step_tokens=STEP)
+        waiting = asyncio.create_task(prewarmer.run(unasked, [[path(200)]]))
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(10):
+            await prewarmer.run(asked_for, [[path(400)]])
+            assert (asked_for.done_tokens, unasked.done_tokens) == (400, 0)
+            manager.rid_to_state.clear()
+            await waiting
+
+    asyncio.run(both())
+    assert unasked.done_tokens == 200
+
+
+def test_a_job_looks_for_requests_again_when_its_turn_comes():
+    """``Manager.generate_request`` fails the job that begins a step while a request waits."""
+    manager, jobs = Manager(seconds=0.05), [job(asked_for=True), job(asked_for=True)]
+
+    async def both() -> None:
+        prewarmer = Prewarmer(manager, plenty, page_size=PAGE, min_step_tokens=STEP)
+        running = [asyncio.create_task(prewarmer.run(each, [[path(STEP)]])) for each in jobs]
+        while not manager.overlapping:
+            await asyncio.sleep(0)
+        manager.rid_to_state["user"] = state()
+        while manager.overlapping:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        assert len(manager.steps) == 1
+        manager.rid_to_state.clear()
+        await asyncio.gather(*running)
+
+    asyncio.run(both())
+    assert [each.state for each in jobs] == [State.DONE, State.DONE]
 
 
 def test_what_no_user_waits_for_is_not_waited_for():

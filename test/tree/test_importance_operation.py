@@ -108,6 +108,15 @@ def test_the_operation_answers_in_the_order_of_its_keys(make_driver):
     assert ask(driver, [])[0]["importance"] == []
 
 
+def test_a_connector_that_asks_for_no_key_ends_nothing(make_driver):
+    driver = make_driver("importance")
+    serve(driver, prompt(0, 2))
+    key = digests(prompt(0, 1))[0]
+    assert driver.cache.get_importance(bytearray(key)) is None  # which no table can look up
+    assert driver.component.state.faults.is_learning
+    assert driver.cache.get_importance(key) is not None
+
+
 def test_a_flush_forgets_every_page(make_driver):
     driver = make_driver()
     serve(driver, prompt(0, 4))

@@ -33,6 +33,16 @@ def retain(driver: TreeDriver, tokens: list[int], *, ttl: float = 600.0) -> Requ
     return ask(driver, tokens, retain={"ttl_seconds": ttl})
 
 
+def test_a_hint_ends_no_pin_of_the_operator_whatever_its_name():
+    driver = make_driver()
+    pins = driver.component.pins
+    named = Pin("hint-of-the-operator", array("q", prompt(0, 2)), expires_at=pins.now() + 60)
+    pins.pin(named)
+    assert outcome(retain(driver, prompt(0, 3)))["applied"]
+    assert pins.table.get(named.pin_id) is named
+    assert len(pins.table) == 2
+
+
 def test_each_turn_of_a_session_divides_the_budgets_once(monkeypatch: pytest.MonkeyPatch):
     """However many sessions came before it."""
     driver = make_driver(pin_budget=0.25)

@@ -87,6 +87,13 @@ def test_what_is_left_out_is_counted(driver, bound):
     assert tokens == whole["total"]["tokens"]
 
 
+def test_a_node_of_exactly_as_many_tokens_is_listed(driver):
+    tokens = sorted(row["subtree"]["tokens"] for row in tree(driver)["nodes"])
+    bound = tokens[len(tokens) // 2]
+    listed = tree(driver, min_tokens=bound)["nodes"]
+    assert len(listed) == sum(each >= bound for each in tokens) > sum(each > bound for each in tokens)
+
+
 def test_the_largest_nodes_are_listed_first(driver):
     whole = tree(driver)["nodes"]
     largest = sorted(whole, key=lambda row: (-row["subtree"]["tokens"], row["id"]))[:5]

@@ -181,8 +181,10 @@ class Prewarmer:
         """
         position = path.start
         while position < len(path.token_ids):
+            await self._wait_for_requests(job)
             async with self._turn:
-                await self._wait_for_requests(job)
+                if self._is_busy(any_request=not job.asked_for):
+                    continue  # since then, while another job had its turn
                 if self._manager.gracefully_exit:  # which waits until no request is left
                     job.detail = "the server is stopping"
                     return False

@@ -133,8 +133,15 @@ async def get_events(request: Request) -> dict[str, Any]:
 def _decode(ids: list[int]) -> str:
     tokenizer = tokenizer_manager().tokenizer
     if tokenizer is None:  # --skip-tokenizer-init
-        return " ".join(map(str, ids))
-    return str(tokenizer.decode(ids, skip_special_tokens=False))
+        return _numbers(ids)
+    try:
+        return str(tokenizer.decode(ids, skip_special_tokens=False))
+    except Exception:  # a model may have more ids than its tokenizer; some raise at those
+        return _numbers(ids)
+
+
+def _numbers(ids: list[int]) -> str:
+    return " ".join(map(str, ids))
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from sglang_importance.upstream.server_options import RADIX_CACHE_BACKEND
 
 logger = logging.getLogger(__name__)
 
-_NO_LAYERS = {"layers": "auto", "sparse_dense_layers": "none"}
+NO_LAYERS = {"layers": "auto", "sparse_dense_layers": "none"}
 """Words for an empty list of layers."""
 
 DEFAULT_PAGE_SIZE = 16  # tokens; sglang's own default of 1 would score single tokens
@@ -47,8 +47,8 @@ def add_flags(parser: argparse.ArgumentParser, *, unusable: str | None = None) -
     )
     for name, setting in SETTINGS.items():
         default = getattr(defaults, name)
-        shown = {(): _NO_LAYERS.get(name), "": "none"}.get(default, default)
-        unit = f" {setting.unit}" if setting.unit and shown not in _NO_LAYERS.values() else ""
+        shown = {(): NO_LAYERS.get(name), "": "none"}.get(default, default)
+        unit = f" {setting.unit}" if setting.unit and shown not in NO_LAYERS.values() else ""
         group.add_argument(
             flag(name),
             dest=keyword(name),
@@ -82,7 +82,7 @@ def _convert(text: str, default: object) -> Any:
     """The value that ``text`` stands for; ``text`` itself where it stands for none."""
     try:
         if isinstance(default, tuple):
-            return () if text in _NO_LAYERS.values() else tuple(int(index) for index in text.split(","))
+            return () if text in NO_LAYERS.values() else tuple(int(index) for index in text.split(","))
         if isinstance(default, int | float):
             return type(default)(text)
     except ValueError:
@@ -100,7 +100,7 @@ def options_of(args: argparse.Namespace) -> ImportanceOptions:
     chosen: dict[str, Any] = {}
     for option in fields(ImportanceOptions):
         value = getattr(args, keyword(option.name))
-        chosen[option.name] = _flat(value) if option.name in _NO_LAYERS else value
+        chosen[option.name] = _flat(value) if option.name in NO_LAYERS else value
     return ImportanceOptions(**chosen)
 
 

@@ -39,10 +39,12 @@ class ImportanceRadixCache(UnifiedRadixCache):
     def get_importance(self, key: bytes) -> Importance | None:
         """As ``sgl_importance.interface.ImportanceSource``: for connectors in the scheduler's process.
 
-        None of every page once a fault has ended learning.
+        None of every page once a fault has ended learning, and of what is no key.
         """
         state = self.importance.state
-        return state.faults.learn(FaultPlace.OPERATION, state.tree.source.get_importance, key)
+        if not state.faults.is_learning:
+            return None
+        return state.faults.beside(FaultPlace.OPERATION, state.tree.source.get_importance, key)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         dense_prefix = self.importance.dense_prefix

@@ -93,14 +93,19 @@ class NodeEvents:
 
     def prefetched(self, insertion: Insertion) -> None:
         """The storage tier brought its part of a request into host memory."""
-        for node in self._leaves.take_unknown_host_leaves():
-            metadata = self._state.tree.take_in(node, insertion)
-            self._pins.taken_in(node, metadata)
-            metadata.in_storage = True
-            self._state.events.prefetched(node)
-            self._leaves.refresh(node)
+        tree = self._state.tree
+        for leaf in self._leaves.take_unknown_host_leaves():
+            # Where windows have a pool of their own, one may have cut the leaf, and has entered it once more.
+            for node in [part for part in tree.path(leaf) if tree.known(part) is None]:
+                metadata = tree.take_in(node, insertion)
+                self._pins.taken_in(node, metadata)
+                metadata.in_storage = True
+                self._state.events.prefetched(node)
+                self._leaves.refresh(node)
 
     def split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
+        if self._state.tree.known(child) is None:
+            return  # storage is bringing it: both parts are taken in with ``prefetched``
         self._state.tree.split(new_parent, child)
         self._body_mass.remove(child)
         for part in (new_parent, child):

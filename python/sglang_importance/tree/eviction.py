@@ -93,7 +93,7 @@ class RankedLeaves:
         self._state.policy.enter(Tier.HOST, node.id, metadata, below=tier_below_host(metadata))
 
     def take_unknown_host_leaves(self) -> list[UnifiedTreeNode]:
-        """Host leaves without metadata: those that the storage tier brought since the last call."""
+        """Host leaves without metadata, maybe repeated: those that storage brought since the last call."""
         leaves, self._unknown_host_leaves = self._unknown_host_leaves, []
         return leaves
 

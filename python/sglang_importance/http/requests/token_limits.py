@@ -1,4 +1,4 @@
-"""Token ids that the model does not have: at the first one sglang's scheduler ends, and the server too."""
+"""Prompts that end sglang's scheduler, and the server: of tokens that the model does not have, or of none."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Any
 
 class UnknownToken(ValueError):
     """A prompt holds a token id that the model does not have; the message names the field."""
+
+
+class EmptyPrompt(ValueError):
+    """A prompt of a batch holds no token; the message names the field. sglang itself refuses a single one."""
 
 
 def check_token_ids(field: str, ids: Any, vocabulary: int) -> None:
@@ -22,11 +26,14 @@ def check_token_ids(field: str, ids: Any, vocabulary: int) -> None:
 
     Raises:
         UnknownToken: an id is not in the vocabulary.
+        EmptyPrompt: a prompt of a batch has no ids.
     """
     if not _is_list(ids):
         return
-    is_batch = _is_list(ids[0])
+    is_batch = isinstance(ids[0], list | tuple)
     for index, prompt in enumerate(ids if is_batch else [ids]):
+        if isinstance(prompt, list | tuple) and not prompt:
+            raise EmptyPrompt(f"{field}.{index}: a prompt without tokens")
         if _is_list(prompt) and (problem := unknown_token(prompt, vocabulary)):
             raise UnknownToken(f"{field}.{index}: {problem}" if is_batch else f"{field}: {problem}")
 

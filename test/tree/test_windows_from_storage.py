@@ -1,0 +1,112 @@
+"""Storage brings KV of a model whose sliding windows have a pool of their own, into sglang's real tree."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, ComponentType
+
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.tiers import Tier
+from sgl_importance.trace.records import EventKind
+from sglang_importance.radix_cache.cache_factory import follow_tree
+from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.tree.state import TreeState
+
+PAGE = 4
+WINDOW = 16
+TOKENS = 256
+
+
+def windowed_cache(kind: str) -> ImportanceRadixCache:
+    pool = SWAKVPool(
+        TOKENS,
+        TOKENS,
+        PAGE,
+        torch.float32,
+        head_num=1,
+        head_dim=1,
+        swa_attention_layer_ids=[1],
+        full_attention_layer_ids=[0],
+        device="cpu",
+        enable_memory_saver=False,
+        enable_alt_stream=False,
+    )
+    params = CacheInitParams(
+        disable=False,
+        req_to_token_pool=ReqToTokenPool(4, TOKENS, "cpu", enable_memory_saver=False),
+        token_to_kv_pool_allocator=SWATokenToKVPoolAllocator(
+            TOKENS, TOKENS, PAGE, torch.float32, "cpu", pool, need_sort=False
+        ),
+        page_size=PAGE,
+        tree_components=(ComponentType.FULL, ComponentType.SWA),
+        sliding_window_size=WINDOW,
+    )
+    cost = CostModel(
+        prefill_seconds_per_token=1e-5,
+        prefill_seconds_per_token_pair=1e-9,
+        bytes_per_token=1024,
+        host_bytes_per_second=4e10,
+        storage_bytes_per_second=3e9,
+    )
+    options = ImportanceOptions(policy=kind)
+    follow_tree(
+        params, TreeState.create(options, ImportancePolicy(cost), page_size=PAGE, ghost_pages=TOKENS // PAGE)
+    )
+    cache = ImportanceRadixCache(params)
+    cache.tree_core.set_hicache_enabled()
+    cache.tree_core.has_swa_host_pool = True
+    return cache
+
+
+def bring(cache: ImportanceRadixCache, tokens: int) -> None:
+    """What the cache does with a prefetch that is done: a text from its beginning, and its last window."""
+    core = cache.tree_core
+    root = core.root_node.id
+    hashes = [str(page) for page in range(tokens // PAGE)]
+    found = core.insert_host(root, RadixKey(array("q", range(tokens)), None), torch.arange(tokens), hashes)
+    core.commit_hicache_transfers(
+        root,
+        CacheTransferPhase.PREFETCH,
+        {ComponentType.SWA: [PoolTransfer(name=PoolName.SWA, host_indices=torch.arange(WINDOW))]},
+        cache_actions=[],
+        insert_result=found,
+        pool_storage_result=SimpleNamespace(extra_pool_hit_pages={PoolName.SWA: WINDOW // PAGE}),
+    )
+    cache.importance.prefetched("a request")
+
+
+@pytest.mark.parametrize("kind", ["importance", "observe"])
+@pytest.mark.parametrize(("tokens", "nodes"), [(WINDOW, [(0, WINDOW)]), (40, [(0, 24), (24, WINDOW)])])
+def test_what_storage_brings_is_known_and_can_be_evicted(
+    kind: str, tokens: int, nodes: list[tuple[int, int]]
+) -> None:
+    cache = windowed_cache(kind)
+    bring(cache, tokens)
+    state = cache.importance.state
+    assert state.faults.describe() == {"counts": {}, "fallback": None}
+    known = [state.tree.metadata(node) for node in state.tree.nodes()]
+    assert [(each.depth, each.tokens) for each in known] == nodes
+    assert all(each.in_storage for each in known)
+    events = [event for _, event in state.events.since(0, 9) if event.kind is EventKind.LOAD_BACK]
+    assert [event.tokens for event in events] == [length for _, length in nodes]
+    cache.sanity_check()
+
+    result = cache.tree_core.drive_host_eviction(ComponentType.FULL, tokens)
+    cache._free_values(result.device_frees, result.host_frees)
+    assert result.tracker[ComponentType.FULL] == tokens
+    assert state.counters.demoted_tokens[Tier.HOST] == tokens
+    assert not list(state.tree.nodes())
+    assert state.faults.is_learning
+    cache.sanity_check()
