@@ -105,6 +105,8 @@ class Server:
             raise self._no_address() from None
         except httpx.TimeoutException:
             raise ServerError(f"{self.url} did not answer in {seconds:.0f} s: look into its log") from None
+        except httpx.DecodingError:
+            raise self._not_ours(route) from None
         except httpx.TransportError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ServerError(f"no server at {self.url} ({reason}): start one, or give --url") from None
@@ -114,8 +116,11 @@ class Server:
             raise self._refusal(route, answer)
         document = _json_of(answer)
         if not isinstance(document, dict):
-            raise ServerError(f"{self.url}{route} did not answer with our JSON: is it a server of sglang?")
+            raise self._not_ours(route)
         return document
+
+    def _not_ours(self, route: str) -> ServerError:
+        return ServerError(f"{self.url}{route} did not answer with our JSON: is it a server of sglang?")
 
     def _no_address(self) -> ServerError:
         return ServerError(f"{self.url!r} is no address: give --url such as {DEFAULT_URL}")
@@ -136,5 +141,5 @@ class Server:
 def _json_of(answer: httpx.Response) -> Any:
     try:
         return answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
