@@ -183,9 +183,9 @@ def test_what_is_not_our_json_is_said_in_one_line(answer: dict[str, Any]):
             return httpx.Response(200, **answer)
         return httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(coded))
 
-    with Server("http://server", transport=httpx.MockTransport(handle)) as asked:
-        with pytest.raises(ServerError, match="/kv_importance/pins did not answer with our JSON"):
-            asked.get("/pins")
+    problem = pytest.raises(ServerError, match="/kv_importance/pins did not answer with our JSON")
+    with Server("http://server", transport=httpx.MockTransport(handle)) as asked, problem:
+        asked.get("/pins")
 
 
 def test_a_server_that_is_not_there_is_said_in_one_line():
