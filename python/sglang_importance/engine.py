@@ -124,8 +124,8 @@ class KvImportance:
         pin = {
             "pin_id": uuid.uuid4().hex,
             "tokens": list(input_ids),
-            "extra_key": extra_key,
-            "cache_salt": cache_salt,
+            "extra_key": extra_key or None,  # as sglang has it: an empty one is none
+            "cache_salt": cache_salt or None,
             "expires_at": None if ttl_seconds is None else steady_time() + ttl_seconds,
         }
         return self._ask("pin", pin)[0]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.engine import importance_engine, take_options
+from sglang_importance.engine import KvImportance, importance_engine, take_options
 from sglang_importance.upstream.refusal import LaunchRefused
 
 from support.launches import run_to_end
@@ -55,6 +55,13 @@ def test_the_documented_call_is_understood() -> None:
     arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     assert take_options(arguments) == ImportanceOptions(policy="observe")
     assert arguments == {"model_path": "<model>"}
+
+
+def test_empty_names_of_a_pin_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(KvImportance, "_ask", lambda _, __, arguments: [asked.append(arguments) or {}])
+    KvImportance(None).pin([1, 2], extra_key="", cache_salt="")  # type: ignore[arg-type]
+    assert (asked[0]["extra_key"], asked[0]["cache_salt"]) == (None, None)
 
 
 PROGRAM = """
