@@ -118,9 +118,15 @@ class KvImportance:
             What ``POST /kv_importance/pin`` answers for the first data-parallel rank.
 
         Raises:
-            OperationRefused: the prefix fills no page, there is no room for one more pin, or the policy is
-                ``observe``.
+            OperationRefused: the prefix fills no page, there is no room for one more pin, the policy is
+                ``observe``, or the pin would have no such time.
         """
+        from sglang_importance.http.pins_route import MAX_TTL_SECONDS
+
+        if ttl_seconds is not None and not 0 < ttl_seconds <= MAX_TTL_SECONDS:
+            raise OperationRefused(
+                f"ttl_seconds must be above 0 and at most {MAX_TTL_SECONDS:.0f}, not {ttl_seconds}"
+            )
         pin = {
             "pin_id": uuid.uuid4().hex,
             "tokens": list(input_ids),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sgl_importance.options import ImportanceOptions
-from sglang_importance.engine import KvImportance, importance_engine, take_options
+from sglang_importance.engine import KvImportance, OperationRefused, importance_engine, take_options
 from sglang_importance.upstream.refusal import LaunchRefused
 
 from support.launches import run_to_end
@@ -62,6 +62,12 @@ def test_empty_names_of_a_pin_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KvImportance, "_ask", lambda _, __, arguments: [asked.append(arguments) or {}])
     KvImportance(None).pin([1, 2], extra_key="", cache_salt="")  # type: ignore[arg-type]
     assert (asked[0]["extra_key"], asked[0]["cache_salt"]) == (None, None)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
+def test_a_pin_of_no_such_time_is_refused(seconds: float) -> None:
+    with pytest.raises(OperationRefused, match="ttl_seconds must be above 0"):
+        KvImportance(None).pin([1, 2], ttl_seconds=seconds)  # type: ignore[arg-type]
 
 
 PROGRAM = """
