@@ -11,6 +11,14 @@ import httpx
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 REQUEST_SECONDS = 60.0
+_ONE_OF = {
+    "GET ": {"tiers", "dp_ranks"},
+    "GET /pins": {"pins", "dp_ranks"},
+    "POST /pin": {"pin_id"},
+    "POST /unpin": {"pin_id"},
+    "POST /prewarm": {"job_id"},
+}
+"""Fields, by question: an answer without any of them is that of something else, which answers every path."""
 _NO_SUCH_ROUTE = "Not Found"  # what the server says of a path that nobody serves
 
 
@@ -115,7 +123,8 @@ class Server:
         if answer.is_error:
             raise self._refusal(route, answer)
         document = _json_of(answer)
-        if not isinstance(document, dict):
+        one_of = _ONE_OF.get(f"{method} {path}")
+        if not isinstance(document, dict) or (one_of is not None and one_of.isdisjoint(document)):
             raise self._not_ours(route)
         return document
 

@@ -174,8 +174,14 @@ def test_what_the_server_refuses_is_said_in_one_line(server: HTTPServer, monkeyp
 
 @pytest.mark.parametrize(
     "answer",
-    [{"content": b"["}, {"content": b"[" * 200_000}, {"json": []}, {"coded": b"no gzip"}],
-    ids=["cut", "deep", "list", "wrongly coded"],
+    [
+        {"content": b"["},
+        {"content": b"[" * 200_000},
+        {"json": []},
+        {"json": {"status": "ok"}},
+        {"coded": b"no gzip"},
+    ],
+    ids=["cut", "deep", "list", "of another server", "wrongly coded"],
 )
 def test_what_is_not_our_json_is_said_in_one_line(answer: dict[str, Any]):
     def handle(_: httpx.Request) -> httpx.Response:
