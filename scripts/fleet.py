@@ -66,6 +66,9 @@ def check_flags(flags: Sequence[str], *, is_mooncake: bool) -> None:
 
 def stages(options: argparse.Namespace, flags: Sequence[str]) -> list[list[Process]]:
     """Every program of the fleet; those of a stage need those of the stages before it."""
+    for name in ("servers", "nodes", "store_megabytes"):
+        if (number := getattr(options, name)) < 1:
+            raise FleetError(f"--{name.replace('_', '-')} {number} is too few: give 1 or more")
     check_flags(flags, is_mooncake=options.store == "mooncake")
     folder: Path = options.folder
     wanted = [*flags, "--kv-importance-ledger", options.ledger or str(folder / "ledger")]

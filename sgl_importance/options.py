@@ -19,6 +19,7 @@ from sgl_importance.settings import (
     StoreBackends,
     Switch,
     TraceDetail,
+    has_home,
     keyword,
 )
 
@@ -88,6 +89,11 @@ class ImportanceOptions:
             problems.append(
                 f"{keyword('tiers')} needs {keyword('store')}: a directory for the ledger and for locks"
             )
+        problems += [
+            f"{keyword(name)} {path!r} is in the home of no user here: write the whole path"
+            for name in ("store", "tiers", "ledger")
+            if isinstance(path := getattr(self, name), str) and not has_home(path)
+        ]
         if "://" in self.ledger and (problem := url_problem(self.ledger)):
             problems.append(f"{keyword('ledger')} {problem}")
         if self.is_tiered and self.policy != "importance":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 KvPolicy = Literal["default", "observe", "importance"]
@@ -356,6 +357,15 @@ _OWN_KEYWORDS = {
 def keyword(name: str) -> str:
     """An option's name among sglang's arguments: ``interval`` is ``kv_importance_interval``."""
     return f"kv_{name}" if name in _OWN_KEYWORDS else f"kv_importance_{name}"
+
+
+def has_home(path: str) -> bool:
+    """Whether a ``~`` at the start of a path, if there is one, stands for somebody's home."""
+    try:
+        Path(path).expanduser()
+    except RuntimeError:  # as pathlib says it
+        return False
+    return True
 
 
 def flag(name: str) -> str:

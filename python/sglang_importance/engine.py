@@ -6,7 +6,6 @@ import argparse
 import json
 import uuid
 from collections.abc import Sequence
-from math import inf
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -131,21 +130,24 @@ class KvImportance:
             What ``POST /kv_importance/pin`` answers for the first data-parallel rank.
 
         Raises:
-            OperationRefused: the prefix fills no page or has a token that the model does not have, no time is
-                left to it, there is no room for one more pin, or the policy is ``observe``.
+            OperationRefused: the prefix fills no page or has a token that the model does not have, the pin
+                would have no such time, there is no room for one more, or the policy is ``observe``.
         """
+        from sglang_importance.http.pins_route import MAX_TTL_SECONDS
         from sglang_importance.http.requests.token_limits import unknown_token
 
         tokens = [index(token) for token in input_ids]  # numpy's and torch's too
         if tokens and (problem := unknown_token(tokens, self._manager.model_config.vocab_size)):
             raise OperationRefused(f"input_ids: {problem}")
-        if ttl_seconds is not None and not 0 < ttl_seconds < inf:
-            raise OperationRefused(f"ttl_seconds must be a number above 0, not {ttl_seconds}")
+        if ttl_seconds is not None and not 0 < ttl_seconds <= MAX_TTL_SECONDS:
+            raise OperationRefused(
+                f"ttl_seconds must be above 0 and at most {MAX_TTL_SECONDS:.0f}, not {ttl_seconds}"
+            )
         pin = {
             "pin_id": uuid.uuid4().hex,
             "tokens": tokens,
-            "extra_key": extra_key,
-            "cache_salt": cache_salt,
+            "extra_key": extra_key or None,  # as sglang has it: an empty one is none
+            "cache_salt": cache_salt or None,
             "expires_at": None if ttl_seconds is None else steady_time() + ttl_seconds,
         }
         return self._ask("pin", pin)[0]

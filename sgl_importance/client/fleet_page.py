@@ -119,7 +119,10 @@ class _Handler(BaseHTTPRequestHandler):
         Raises:
             _Refused: a browser asks for one of them.
         """
-        own = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        port = self.server.server_port
+        own = {f"{name}:{port}" for name in (HOST, "localhost")}
+        if port == 80:  # browsers leave it out
+            own |= {HOST, "localhost"}
         site = self.headers.get("Sec-Fetch-Site", "same-origin")
         origin = self.headers.get("Origin")
         is_own = origin is None or origin.removeprefix("http://") in own

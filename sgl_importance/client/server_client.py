@@ -11,6 +11,14 @@ import httpx
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 REQUEST_SECONDS = 60.0
+_ONE_OF = {
+    "GET ": {"tiers", "dp_ranks"},
+    "GET /pins": {"pins", "dp_ranks"},
+    "POST /pin": {"pin_id"},
+    "POST /unpin": {"pin_id"},
+    "POST /prewarm": {"job_id"},
+}
+"""Fields, by question: an answer without any of them is that of something else, which answers every path."""
 _NO_SUCH_ROUTE = "Not Found"  # what the server says of a path that nobody serves
 
 
@@ -105,6 +113,8 @@ class Server:
             raise self._no_address() from None
         except httpx.TimeoutException:
             raise ServerError(f"{self.url} did not answer in {seconds:.0f} s: look into its log") from None
+        except httpx.DecodingError:
+            raise self._not_ours(route) from None
         except httpx.TransportError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ServerError(f"no server at {self.url} ({reason}): start one, or give --url") from None
@@ -113,9 +123,13 @@ class Server:
         if answer.is_error:
             raise self._refusal(route, answer)
         document = _json_of(answer)
-        if not isinstance(document, dict):
-            raise ServerError(f"{self.url}{route} did not answer with our JSON: is it a server of sglang?")
+        one_of = _ONE_OF.get(f"{method} {path}")
+        if not isinstance(document, dict) or (one_of is not None and one_of.isdisjoint(document)):
+            raise self._not_ours(route)
         return document
+
+    def _not_ours(self, route: str) -> ServerError:
+        return ServerError(f"{self.url}{route} did not answer with our JSON: is it a server of sglang?")
 
     def _no_address(self) -> ServerError:
         return ServerError(f"{self.url!r} is no address: give --url such as {DEFAULT_URL}")
@@ -136,5 +150,5 @@ class Server:
 def _json_of(answer: httpx.Response) -> Any:
     try:
         return answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

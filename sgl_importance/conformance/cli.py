@@ -43,7 +43,7 @@ def consumer(target: Target) -> None:
 def _made(target: str) -> Callable[..., Any]:
     """Calls the factory that ``target`` names; its result."""
     module, _, name = target.partition(":")
-    if not module or not name:
+    if not module or not name or module.startswith("."):
         fail(f"{target} names no factory: give MODULE:FACTORY")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -90,8 +90,7 @@ class LedgerWriter:
         self._pins = {pin.pin_id: pin for pin in pins}
         self._written_pins: dict[str, Pin] | None = self._pins
         self._rows: frozenset[str] = frozenset(self._pins)
-        self.kept_pins = self._rows
-        """Names of the pins that are in the ledger, as far as the writer knows: replaced, never changed."""
+        self._kept = self._pins  # in the ledger, as far as the writer knows: replaced, never changed
         self._lookers: DaemonPool | None = None
         self._look: queue.SimpleQueue[frozenset[str]] | None = None
         self._retry_at = 0.0
@@ -120,6 +119,15 @@ class LedgerWriter:
     def is_writing(self) -> bool:
         """Whether the last write succeeded, as far as the writer knows."""
         return not (self._has_warned or self._worker.has_failed)
+
+    @property
+    def kept_pins(self) -> frozenset[str]:
+        """Names of the pins that are in the ledger, as far as the writer knows."""
+        return frozenset(self._kept)
+
+    def keeps(self, pin: Pin) -> bool:
+        """Whether this pin is in the ledger: not an earlier one of its name."""
+        return self._kept.get(pin.pin_id) is pin
 
     def put(self, visit: Visit) -> bool:
         """Hands a visit over; False where it was dropped. Its records must not change afterwards."""
@@ -170,7 +178,7 @@ class LedgerWriter:
         try:
             yield
         except Exception:
-            self.kept_pins = frozenset()  # the next start sets a file aside
+            self._kept = {}  # the next start sets a file aside
             raise
         finally:
             self._ledger.close()
@@ -183,7 +191,7 @@ class LedgerWriter:
         """Whether the ledger is in its place, where it may just have been put again."""
         if self._ledger.database.is_in_place():
             return True
-        self.kept_pins, self._written_pins = frozenset(), None
+        self._kept, self._written_pins = {}, None
         if time.monotonic() < self._retry_at and not self._worker.is_closing:
             return False
         try:
@@ -265,19 +273,22 @@ class LedgerWriter:
         pins = self._pins
         if pins is self._written_pins:
             return
-        kept = self._ledger.pins.write(
-            [pin for name, pin in pins.items() if name not in self.kept_pins],
-            self._rows - pins.keys(),
+        # One that has ended may have a successor of its name already.
+        replaced = {name for name, pin in pins.items() if name in self._kept and not self.keeps(pin)}
+        added = self._ledger.pins.write(
+            [pin for pin in pins.values() if not self.keeps(pin)],
+            (self._rows - pins.keys()) | replaced,
             now=steady_time(),
             budget_bytes=self._budget_bytes,
         )
-        self._rows = self.kept_pins = frozenset(kept) | (self.kept_pins & pins.keys())
+        self._kept = {name: pin for name, pin in pins.items() if name in added or self.keeps(pin)}
+        self._rows = frozenset(self._kept)
         self._written_pins = pins
-        if len(self.kept_pins) < len(pins) and not self._has_told_of_pins:
+        if len(self._kept) < len(pins) and not self._has_told_of_pins:
             self._has_told_of_pins = True
             logger.warning(
                 "KV importance ledger: %d pins will not outlive the server: pins may fill %.0f %% of it; "
                 "unpin some, or raise --kv-importance-ledger-megabytes",
-                len(pins) - len(self.kept_pins),
+                len(pins) - len(self._kept),
                 100 * MAX_SHARE,
             )

@@ -11,8 +11,11 @@ DIGEST_BYTES = 16
 
 
 def root_digest(*namespace: str | None) -> bytes:
-    """Digest that a chain starts with: requests of different salts or adapters never share a page."""
-    return xxh3_128_digest(repr(namespace).encode())
+    """Digest that a chain starts with: requests of different salts or adapters never share a page.
+
+    An empty name is none, as sglang has it.
+    """
+    return xxh3_128_digest(repr(tuple(name or None for name in namespace)).encode())
 
 
 def iterate_chain(parent: bytes, tokens: Sequence[int], page_size: int, *, ahead: int = 0) -> Iterator[bytes]:

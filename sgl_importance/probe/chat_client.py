@@ -107,7 +107,7 @@ class ChatClient:
             raise ServerError(f"{self.base_url}{path} answered status {response.status_code}: {reason}")
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._not_openai() from error
 
 

@@ -77,7 +77,8 @@ class Finding:
         Console(file=console.file, width=max(needed, console.width)).print(table)
         if len(self.rows) > MOST_ROWS:
             console.print(f"{len(self.rows) - MOST_ROWS} more rows are in {self.study}.json")
-        console.print(f"value: {self.value}\nverdict: {self.verdict}")
+        console.print(f"value: {self.value}")
+        console.print(plain(f"verdict: {self.verdict}"))
         if self.p_value is not None:
             console.print(f"p: {self.p_value:.4f}")
         for note in self.notes:

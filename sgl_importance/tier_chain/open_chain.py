@@ -94,6 +94,7 @@ class OpenChain:
         size = record_bytes(page_bytes)
         self._open_backend = open_backend
         self._locks: list[int] = []
+        self._tiers: list[Tier] = []
         members = []
         try:
             for tier in spec.tiers:
@@ -120,16 +121,22 @@ class OpenChain:
                 visits=visits,
             )
         except ChainError:
-            self._unlock()
+            self._give_up()
             raise
         except OSError as error:
-            self._unlock()
+            self._give_up()
             raise ChainError(
                 f"pages of the tiers cannot be taken in ({error}): mend their folders"
             ) from error
 
     def close(self) -> None:
         self.chain.close()
+        self._unlock()
+
+    def _give_up(self) -> None:
+        for tier in self._tiers:
+            with suppress(OSError):
+                tier.close()
         self._unlock()
 
     def _unlock(self) -> None:
@@ -141,6 +148,7 @@ class OpenChain:
         if spec.kind in FOLDER_KINDS:
             self._locks.append(_locked(rank_folder(spec, owner), spec.name))
         tier = open_tier(spec, owner, record_bytes(page_bytes), pages, self._open_backend)
+        self._tiers.append(tier)
         cost = _measured(tier, page_bytes, pages)
         return Member(spec.name, spec.kind.value, tier, pages, cost)
 

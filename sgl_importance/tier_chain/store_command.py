@@ -68,6 +68,7 @@ def tiers_command(
         table = Table("tier", "kind", "of", "rank", "pages", "size", *["damaged"] * check)
         for row in found:
             damaged = ", ".join(f"{count} {reason}" for reason, count in sorted(row.damaged.items()))
+            is_read = row.rank and row.kind not in INDEX_KINDS
             held = (str(row.pages), decimal(row.bytes)) if row.rank else ("in the server", "")
             add_texts(
                 table,
@@ -76,7 +77,7 @@ def tiers_command(
                 decimal(row.capacity),
                 row.rank,
                 *held,
-                *[damaged or ("not read" if row.kind in INDEX_KINDS else "none")] * check,
+                *[damaged or ("none" if is_read else "not read")] * check,
             )
         show(table)
     if any(row.damaged for row in found):

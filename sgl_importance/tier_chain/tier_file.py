@@ -12,6 +12,8 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from sgl_importance.settings import has_home
+
 MAX_FILE_BYTES = 1 << 20
 MAX_TIERS = 16
 _UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**i for i, p in enumerate("KMGTP", start=1)}} | {
@@ -133,6 +135,8 @@ def read_tier_file(path: Path) -> ChainSpec:
         raise TierFileError(f"{path} is larger than {MAX_FILE_BYTES} bytes: name a file that describes tiers")
     try:
         return parse_tiers(data.decode("utf-8-sig"))
+    except RecursionError as error:
+        raise TierFileError(f"{path}: its tables are nested too deeply: write them as documented") from error
     except TierFileError as error:
         raise TierFileError(f"{path}: {error}") from error
     except UnicodeDecodeError as error:
@@ -146,7 +150,7 @@ def parse_tiers(text: str) -> ChainSpec:
     """
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # the former also of numbers of too many digits
         raise TierFileError(f"no TOML: {' '.join(str(error).split())}") from error
     top = _Fields("the file", document)
     speed = top.size("move_bytes_per_second", inf)
@@ -176,7 +180,7 @@ def _tier(number: int, entry: Mapping[str, Any]) -> TierSpec:
     folder = fields.word("folder", "")
     if kind in FOLDER_KINDS and not folder:
         raise TierFileError(f'tier {name} is of kind {kind} and has no folder: give folder = "/some/path"')
-    if folder.startswith("~") and not _has_home(folder):
+    if not has_home(folder):
         raise TierFileError(f"tier {name} has the folder {folder!r}, of no user here: write the whole path")
     if folder and kind not in FOLDER_KINDS:
         raise TierFileError(f"tier {name} is of kind {kind}, which lies in no folder: leave out folder")
@@ -228,14 +232,6 @@ def _check_chain(tiers: tuple[TierSpec, ...]) -> None:
                 f"tier {tier.name} is of kind hicache, whose backends delete nothing, and is not the last: "
                 "put it last, and only one"
             )
-
-
-def _has_home(folder: str) -> bool:
-    try:
-        Path(folder).expanduser()
-    except RuntimeError:  # as pathlib says it
-        return False
-    return True
 
 
 class _Fields:

@@ -10,12 +10,14 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from sgl_importance.client import pin_commands, snapshot_command
 from sgl_importance.client.pin_commands import pin_app, pins_app, unpin_app
+from sgl_importance.client.server_client import Server, ServerError
 from sgl_importance.client.snapshot_command import app as snapshot_app
 from sglang_importance.launch.doctor import app as doctor_app
 
@@ -168,6 +170,28 @@ def test_what_the_server_refuses_is_said_in_one_line(server: HTTPServer, monkeyp
     assert refused.endswith("refuses the key: give --api-key or set SGLANG_API_KEY")
     monkeypatch.delitem(ANSWERS, "/kv_importance/pins")
     assert failure(run(pins_app, server)).endswith("--kv-policy importance")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": b"["},
+        {"content": b"[" * 200_000},
+        {"json": []},
+        {"json": {"status": "ok"}},
+        {"coded": b"no gzip"},
+    ],
+    ids=["cut", "deep", "list", "of another server", "wrongly coded"],
+)
+def test_what_is_not_our_json_is_said_in_one_line(answer: dict[str, Any]):
+    def handle(_: httpx.Request) -> httpx.Response:
+        if (coded := answer.get("coded")) is None:
+            return httpx.Response(200, **answer)
+        return httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(coded))
+
+    problem = pytest.raises(ServerError, match="/kv_importance/pins did not answer with our JSON")
+    with Server("http://server", transport=httpx.MockTransport(handle)) as asked, problem:
+        asked.get("/pins")
 
 
 def test_a_server_that_is_not_there_is_said_in_one_line():

@@ -75,12 +75,18 @@ def test_pages_of_other_sites_are_not_answered(client: httpx.Client, headers: di
         assert "only its own page" in answer.json()["message"]
 
 
-def test_its_own_page_and_programs_are_answered(client: httpx.Client, page: FleetPage) -> None:
+def test_its_own_page_and_programs_are_answered(
+    client: httpx.Client, page: FleetPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     browser = {"Sec-Fetch-Site": "same-origin", "Origin": page.url}
     local = f"localhost:{page.server_port}"
     by_name = {"Host": local, "Origin": f"http://{local}"}
     for headers in (browser, by_name, {}):
         assert client.get("/fleet", headers=headers).status_code == 200
+    without_port = {"Host": "127.0.0.1", "Origin": "http://127.0.0.1"}
+    assert client.get("/fleet", headers=without_port).status_code == 403
+    monkeypatch.setattr(page, "server_port", 80)
+    assert client.get("/fleet", headers=without_port).status_code == 200
 
 
 @pytest.mark.parametrize("key", ["clé", "ключ", "a\x01"])

@@ -18,6 +18,7 @@ from sgl_importance.client import fleet_command, pin_commands
 from sgl_importance.replay.lower_tiers.chain_replay import ChainRow
 from sgl_importance.replay.report.chain_report import chain_table
 from sgl_importance.storage import cli as storage_cli
+from sgl_importance.study import study_report
 from sgl_importance.study.reuse_study import ReuseFinding
 from sgl_importance.study.statistics import Estimate
 from sgl_importance.trace import cli as trace_cli
@@ -67,6 +68,11 @@ def test_a_study_shows_it(text: str) -> None:
     window = Console(width=200, record=True, file=StringIO())
     ReuseFinding(text, 9, 1, 0.5, (), Estimate(0, 0, 0), ()).show(window)
     assert text in window.export_text()
+    # Kinds of requests come from their ids, and into verdicts.
+    study_report.Finding("heads", "claim", Estimate(0, 0, 0), f"supported: {text}", (), ({"a": 1},)).show(
+        window
+    )
+    assert f"verdict: supported: {text}" in window.export_text()
 
 
 @pytest.mark.parametrize("text", OUTSIDE)

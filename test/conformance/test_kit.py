@@ -254,6 +254,7 @@ def off_by_one() -> Callable[[ProducerCase], BlockImportance]:
     ("target", "says"),
     [
         ("nothing", "give MODULE:FACTORY"),
+        ("..producers:reference", "give MODULE:FACTORY"),
         ("no_such_module:x", "cannot import no_such_module"),
         ("sgl_importance.interface:no_such_name", "has no no_such_name"),
         ("conformance.test_kit:off_by_one_page", "raised TypeError"),

@@ -64,6 +64,12 @@ def test_the_printed_keys_are_ours():
         assert len(digests[-1]) == DIGEST_BYTES
 
 
+def test_an_empty_name_of_a_namespace_is_none():
+    assert "absent and an empty name of a namespace are the same" in SPEC
+    assert root_digest("", "") == root_digest(None, None)
+    assert root_digest("a", "") == root_digest("a", None) != root_digest("", "a") == root_digest(None, "a")
+
+
 def test_every_field_and_the_version_are_specified():
     assert SPEC.startswith(f"# BlockImportance, version {SCHEMA_VERSION}\n")
     for field in (*fields(BlockImportance), *fields(Importance)):

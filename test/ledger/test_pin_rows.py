@@ -187,6 +187,28 @@ def test_pins_are_written_while_the_server_runs(place: LedgerPlace, monkeypatch)
     writer.close()
 
 
+def test_a_pin_in_place_of_one_of_its_name_is_written(place: LedgerPlace, monkeypatch):
+    monkeypatch.setattr(ledger_writer, "BATCH_SECONDS", 0.0)
+    now = [100.0]
+    monkeypatch.setattr(ledger_writer, "steady_time", lambda: now[0])
+    writer = writer_of(open_ledger(place))
+    other = make_pin("other")
+    writer.keep_pins([make_pin("renewed", expires_at=200.0), make_pin("moved"), other], 1)
+    wait_until(lambda: writer.kept_pins == {"renewed", "moved", "other"})
+    now[0] = 300.0  # the first has ended; both come anew before the writer has seen them gone
+    renewed, moved = make_pin("renewed", expires_at=400.0), make_pin("moved", 3 * PAGE, cache_salt="tenant")
+    writer.keep_pins([other, renewed, moved], 2)
+    writer.close()
+    assert writer.kept_pins == {"renewed", "moved", "other"}
+    ledger = open_ledger(place)
+    found = {pin.pin_id: pin for pin in read(ledger, now=300.0)}
+    ledger.close()
+    assert list(found) == ["other", "renewed", "moved"]
+    assert found["renewed"].expires_at == 400.0
+    assert found["moved"].tokens == moved.tokens
+    assert found["moved"].cache_salt == "tenant"
+
+
 def test_a_server_only_ends_pins_that_it_knows(place: LedgerPlace):
     ledger = open_ledger(place)
     write(ledger, make_pin("restored"))

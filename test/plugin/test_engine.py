@@ -19,6 +19,7 @@ import torch
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.engine import KvImportance, OperationRefused, importance_engine, take_options
+from sglang_importance.http.pins_route import MAX_TTL_SECONDS
 from sglang_importance.operations import questions
 from sglang_importance.operations.messages import KvImportanceReqOutput
 from sglang_importance.upstream.refusal import LaunchRefused
@@ -175,6 +176,9 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[KvImportance]:
     engine.loop.close()
 
 
+TTL = f"ttl_seconds must be above 0 and at most {MAX_TTL_SECONDS:.0f}, not "
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -186,9 +190,10 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[KvImportance]:
             lambda cache: cache.pin([5, 512]),
             "input_ids: token id 512 is beyond the model's vocabulary of 512",
         ),
-        (lambda cache: cache.pin([5], ttl_seconds=0), "ttl_seconds must be a number above 0, not 0"),
-        (lambda cache: cache.pin([5], ttl_seconds=math.nan), "ttl_seconds must be a number above 0, not nan"),
-        (lambda cache: cache.pin([5], ttl_seconds=math.inf), "ttl_seconds must be a number above 0, not inf"),
+        (lambda cache: cache.pin([5], ttl_seconds=0), TTL + "0"),
+        (lambda cache: cache.pin([5], ttl_seconds=-1.0), TTL + "-1.0"),
+        (lambda cache: cache.pin([5], ttl_seconds=math.nan), TTL + "nan"),
+        (lambda cache: cache.pin([5], ttl_seconds=math.inf), TTL + "inf"),
     ],
 )
 def test_arguments_that_a_route_would_refuse_are_refused(
@@ -196,6 +201,11 @@ def test_arguments_that_a_route_would_refuse_are_refused(
 ) -> None:
     with pytest.raises(OperationRefused, match=f"^{re.escape(message)}$"):
         call(cache)
+
+
+def test_empty_names_of_a_pin_are_none(cache: KvImportance) -> None:
+    pin = cache.pin([1, 2], extra_key="", cache_salt="")
+    assert (pin["extra_key"], pin["cache_salt"]) == (None, None)
 
 
 def test_a_prefix_may_be_an_array(cache: KvImportance) -> None:

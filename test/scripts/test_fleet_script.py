@@ -93,6 +93,13 @@ def test_without_mooncake_its_flags_are_the_user_s(flag: str) -> None:
         assert value(shlex.split(line), flag) == "any"
 
 
+@pytest.mark.parametrize("words", [["--servers", "0"], ["--servers", "-1"], ["--nodes", "0"]], ids=" ".join)
+def test_a_fleet_of_none_is_refused(words: list[str]) -> None:
+    done = dry_run(*words)
+    assert done.returncode == 1
+    assert done.stderr == f"fleet.py: {' '.join(words)} is too few: give 1 or more\n"
+
+
 @pytest.mark.skipif(find_spec("mooncake") is not None, reason="Mooncake is installed")
 def test_without_mooncake_the_package_is_named() -> None:
     done = dry_run("--store", "mooncake")

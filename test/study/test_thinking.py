@@ -25,6 +25,7 @@ from sgl_importance.study.thinking.tier_stalls import stall
 from sgl_importance.study.thinking.wants import Bools, Wants, read_wants
 from sgl_importance.trace.page_steps import PageRecording
 
+from support.workloads import page_recordings
 from support.workloads.page_recordings import Asked, looks_back, recorded
 from support.workloads.recordings import PAGE_SIZE
 from support.workloads.wants import random_wants, wants_of
@@ -223,10 +224,11 @@ def test_marks_survive_their_file(tmp_path: Path) -> None:
         '{"rid": "a"}',
         '{"rid": "a", "milestones": ["x"], "phases": []}',
         '{"rid": "a", "milestones": [Infinity], "phases": []}',
+        '{"rid": "a", "milestones": [1e30], "phases": []}',
         '{"rid": "\udcff", "milestones": [], "phases": []}',
         "[" * 100_000,
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_a_line_that_is_no_mark_is_one_error(tmp_path: Path, line: str) -> None:
     path = tmp_path / "marks.jsonl"
@@ -332,7 +334,7 @@ def test_retracted_tokens_and_short_answers_are_left_out(tmp_path: Path) -> None
 
 def test_kinds_that_are_missing_are_named(tmp_path: Path) -> None:
     recording = recorded(tmp_path, [looks_back("chat", 0, 2)])
-    with pytest.raises(StudyError, match=r"kind 'thought' with pages of 4 tokens \(kinds there: chat\)"):
+    with pytest.raises(StudyError, match=r"kind 'thought' .* pages of 4 tokens \(kinds there: chat\)"):
         study_thinking([recording], {}, KINDS)
 
 
@@ -349,6 +351,28 @@ def test_short_answers_of_a_control_are_measured_beside_the_others(tmp_path: Pat
     assert rows["thought"]["requests"] == 4
     assert found.p_value is not None
     assert 0 < found.p_value <= 1
+
+
+def test_answers_within_the_last_page_of_their_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_recordings, "PAGE_SIZE", 64)
+
+    def asked(kind: str, number: int, *, steps: int = 40, room: int = 1) -> Asked:
+        mass = np.random.default_rng(number).random((steps, 1, 4, 14)) ** 6
+        return Asked(number, 12, mass, kind=kind, room=room)
+
+    others = [asked("thought", number) for number in range(4)]
+    inside = [asked("thought", 4, room=60), asked("control", 5, steps=8, room=60)]
+    recording = recorded(tmp_path / "some", [*inside, *others, asked("decode", 6)], page_size=64)
+    found = study_thinking([recording], {}, KINDS)
+    rows = {row["kind"]: row for row in finding(found, "thinking-attention").rows}
+    assert {kind: row["requests"] for kind, row in rows.items()} == {"thought": 4, "control": 1, "decode": 1}
+    assert rows["control"]["attention score, recall at 10"] is None
+    assert {row["thoughts"] for row in finding(found, "thinking-residency").rows} == {2}
+    recording = recorded(tmp_path / "all", [*inside, asked("decode", 6)], page_size=64)
+    with pytest.raises(StudyError, match="kind 'thought' of 32 tokens or more that leave"):
+        study_thinking([recording], {}, KINDS)
 
 
 def test_short_lists_are_refused(tmp_path: Path) -> None:

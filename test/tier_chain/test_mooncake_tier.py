@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from sgl_importance.storage.page_record import PageDamaged, PageMiss
+from sgl_importance.tier_chain import open_chain
 from sgl_importance.tier_chain.kinds.mooncake_tier import MooncakeTier, connect
+from sgl_importance.tier_chain.kinds.record_index import RecordIndex
 from sgl_importance.tier_chain.kinds.tier_record import (
     NO_PAGE,
     PageName,
@@ -128,6 +130,40 @@ def test_folders_do_not_share_names(tmp_path: Path) -> None:
     two.delete(A)
     assert (read(one, A) == A.page[0]).all()
     assert (read(MooncakeTier(tmp_path / "one", SIZE, store), A) == A.page[0]).all()
+
+
+@pytest.mark.parametrize("left", [b"", bytes(47), b"\xff\xfe"], ids=["empty", "zeros", "no text"])
+def test_a_folder_that_lost_its_name_gets_one_of_its_own(tmp_path: Path, left: bytes) -> None:
+    known = RecordIndex(tmp_path / "a").prefix
+    assert RecordIndex(tmp_path / "a").prefix == known
+    for folder in ("a", "b"):
+        RecordIndex(tmp_path / folder)
+        (tmp_path / folder / "id").write_bytes(left)
+    names = {RecordIndex(tmp_path / folder).prefix for folder in ("a", "b")}
+    assert len(names) == 2
+    assert all(name.startswith("sgl-importance/") for name in names)
+
+
+def test_a_chain_that_cannot_be_opened_keeps_no_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, closed = StandInStore(), []
+    monkeypatch.setattr(store, "close", lambda: closed.append(store))
+    monkeypatch.setattr(open_chain, "connect", lambda **_: store)
+    (tmp_path / "file").write_text("in the way")
+    text = "".join(
+        f'[[tier]]\nkind = "{kind}"\ncapacity = {9 * SIZE}\nfolder = "{tmp_path / folder}"\n{more}'
+        for kind, folder, more in (("rdma", "index", 'master = "host:1"\n'), ("fs", "file", ""))
+    )
+    with pytest.raises(open_chain.ChainError, match="tier fs cannot be used"):
+        OpenChain(
+            parse_tiers(text),
+            owner="tp0",
+            page_bytes=PAGE_BYTES,
+            make_ranking=LruRanking,
+            counters=TierCounters(),
+        )
+    assert closed == [store]
 
 
 def test_without_the_package_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,10 @@ def test_counts_the_pages_of_each_tier(tiers: Path) -> None:
         ("nvme", "tp0", 4, {}),
     ]
     assert rows[1]["bytes"] == 3 * SIZE
-    assert "in the server" in CliRunner().invoke(app, ["tiers", str(tiers)]).stdout
+    lines = CliRunner().invoke(app, ["tiers", str(tiers), "--verify"]).stdout.splitlines()
+    (of_memory,) = (line for line in lines if "in the server" in line)
+    assert "not read" in of_memory
+    assert sum("none" in line for line in lines) == 2
 
 
 def test_finds_damage_in_slots_and_files(tiers: Path) -> None:

@@ -74,6 +74,7 @@ BAD = {
     ): "two tiers lie",
     DRAM + 'capacity = "1GB"\n[[tier]]\nkind = "hbm"\ncapacity = "1GB"': "hbm is not the first",
     "a = [": "no TOML",
+    "move_bytes_per_second = " + "9" * 5000: "no TOML: Exceeds the limit",
     HICACHE: "tier hicache has no backend: give it",
     DRAM + 'capacity = "1GB"\nbackend = "file"': "unknown key 'backend'",
     HICACHE + 'backend = "file"\nconfig = 3': "give a table",
@@ -126,5 +127,10 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TierFileError, match="UTF-8"):
         read_tier_file(tmp_path / "binary")
+    for key in ("config", "source"):
+        deep = f'{HICACHE}backend = "file"\n{key}.{".".join("a" * 5000)} = 1'
+        (tmp_path / "deep.toml").write_text(deep)
+        with pytest.raises(TierFileError, match=r"deep\.toml: its tables are nested too deeply"):
+            read_tier_file(tmp_path / "deep.toml")
     (tmp_path / "tiers.toml").write_text(WHOLE, encoding="utf-8-sig")  # as some editors do
     assert len(read_tier_file(tmp_path / "tiers.toml").tiers) == 2

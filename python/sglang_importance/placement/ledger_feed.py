@@ -89,8 +89,7 @@ class LedgerFeed:
 
     def keep_pins(self, pins: Iterable[Pin]) -> None:
         """The pins that shall outlive the server, oldest first; no new ones where no token ids are kept."""
-        kept = self._writer.kept_pins
-        wanted = [pin for pin in pins if self.keeps_token_ids or pin.pin_id in kept]
+        wanted = [pin for pin in pins if self.keeps_token_ids or self._writer.keeps(pin)]
         self._writer.keep_pins(wanted, self._policy.clock)
 
     def describe(self) -> dict[str, Any]:

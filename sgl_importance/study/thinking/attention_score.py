@@ -145,16 +145,16 @@ def _milestone_row(measured: Measured, kind: str, phase: str) -> dict[str, Any]:
     found = measured.of_kind(kind)
     late = _late(found, phase)
     times = _milestone_times(late)
-    recalls = {
-        rule: ratio_of(rule_parts(found, RuleCell(ANSWER, rule, DECISIVE_SHARE, phase), "recall far"))
-        for rule in RULES
+    parts = {
+        rule: rule_parts(found, RuleCell(ANSWER, rule, DECISIVE_SHARE, phase), "recall far") for rule in RULES
     }
     return {
         "page": measured.page_size,
         "kind": kind,
         "phase": phase,
         "requests": len(late),
-        **{f"{rule}, recall at 10": str(recall) for rule, recall in recalls.items()},
+        # None where no answer has a page of its own.
+        **{f"{rule}, recall at 10": str(ratio_of(known)) if known else None for rule, known in parts.items()},
         "late wants, milestones": _rate([each.milestones for each in late]),
         "late wants, others": _rate([each.others for each in late]),
         "late wants, random control": _rate([each.random for each in late]),

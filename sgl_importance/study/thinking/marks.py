@@ -80,7 +80,8 @@ def read_marks(path: Path) -> dict[str, Marks]:
                 Stretch(str(each["phase"]), int(each["start"]), int(each["end"])) for each in fields["phases"]
             ]
             margins = [float(margin) for margin in fields.get("margins", [])]
-            found[str(fields["rid"])] = Marks([int(at) for at in fields["milestones"]], phases, margins)
+            milestones = np.array([int(at) for at in fields["milestones"]], np.int64).tolist()
+            found[str(fields["rid"])] = Marks(milestones, phases, margins)
         except (ValueError, OverflowError, TypeError, KeyError) as error:
             raise StudyError(
                 f"line {number} of {path} says no marks of a request: it needs rid, milestones and phases "

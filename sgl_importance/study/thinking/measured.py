@@ -16,7 +16,7 @@ from sgl_importance.study.thinking.request_measures import (
     measure_request,
     summed,
 )
-from sgl_importance.study.thinking.wants import read_wants
+from sgl_importance.study.thinking.wants import Wants, read_wants
 from sgl_importance.terminal import counted
 from sgl_importance.trace.page_steps import PageRecording
 
@@ -70,7 +70,7 @@ def measure_recordings(
             inputs = {request.rid: request.input_tokens for request in recording.requests}
             requests = by_size.setdefault(recording.page_size, [])
             for wants in read_wants(recording, WANTED_SHARE, SHORTEST_OTHER, marks):
-                if wants.kind not in kinds or wants.num_steps >= SHORTEST_ANSWER:
+                if wants.kind not in kinds or is_long(wants):
                     requests.append(measure_request(wants, marks.get(wants.rid), inputs[wants.rid]))
                 advance()
     found = [Measured(page_size, requests) for page_size, requests in sorted(by_size.items())]
@@ -79,13 +79,19 @@ def measure_recordings(
     return found
 
 
+def is_long(wants: Wants) -> bool:
+    """Whether verdicts are read from this answer: it has tokens enough, and pages of its own."""
+    return wants.num_steps >= SHORTEST_ANSWER and int(wants.num_pages[-1]) > wants.prompt_pages
+
+
 def _check_kinds(measured: Measured, kinds: Kinds) -> None:
     for kind in kinds:
         if not measured.of_kind(kind):
             raise StudyError(
-                f"no answers of {SHORTEST_ANSWER} tokens or more of kind '{kind}' with pages of "
-                f"{measured.page_size} tokens (kinds there: {', '.join(measured.kinds) or 'none'}): send "
-                f"request ids such as {kind}/1, or name other kinds with --thought and --normal"
+                f"no answers of kind '{kind}' of {SHORTEST_ANSWER} tokens or more that leave the last page "
+                f"of their prompt, with pages of {measured.page_size} tokens (kinds there: "
+                f"{', '.join(measured.kinds) or 'none'}): send request ids such as {kind}/1, or name other "
+                "kinds with --thought and --normal"
             )
 
 

@@ -13,7 +13,13 @@ from sgl_importance.study.study_report import SMALL_MODEL, Finding, StudyError, 
 from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule
 from sgl_importance.study.thinking.learned_rule import fit_rule
 from sgl_importance.study.thinking.marks import Marks
-from sgl_importance.study.thinking.measured import SHORTEST_ANSWER, WANTED_SHARE, Measured, rule_parts
+from sgl_importance.study.thinking.measured import (
+    SHORTEST_ANSWER,
+    WANTED_SHARE,
+    Measured,
+    is_long,
+    rule_parts,
+)
 from sgl_importance.study.thinking.request_measures import (
     ANSWER,
     CONTEXT,
@@ -137,7 +143,7 @@ def thoughts_of(
         for recording in recordings
         if recording.page_size == page_size
         for wants in read_wants(recording, WANTED_SHARE, SHORTEST_ANSWER, marks)
-        if wants.kind == thought
+        if wants.kind == thought and is_long(wants)
     ]
 
 

@@ -14,6 +14,7 @@ from sgl_importance.tier_chain.kinds.tier_record import LINK_BYTES, Bytes, Liste
 
 INDEX = "index"
 _ID_FILE = "id"
+_ID_START = "sgl-importance/"
 _UNFINISHED = ".tmp"
 
 
@@ -115,9 +116,11 @@ def read_entry(path: Path) -> IndexEntry | None:
 
 
 def _own_id(path: Path) -> str:
-    with suppress(FileNotFoundError):
-        return path.read_text(encoding="ascii")
-    name = f"sgl-importance/{uuid.uuid4().hex}"
+    with suppress(FileNotFoundError, UnicodeDecodeError):
+        known = path.read_text(encoding="ascii")
+        if known.startswith(_ID_START):  # a loss of power may leave the file empty, or full of zeros
+            return known
+    name = f"{_ID_START}{uuid.uuid4().hex}"
     unfinished = path.with_suffix(_UNFINISHED)
     unfinished.write_text(name, encoding="ascii")
     os.replace(unfinished, path)

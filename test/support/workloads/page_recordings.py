@@ -23,11 +23,12 @@ class Asked:
 
     Attributes:
         document: whose tokens its prompt begins with.
-        prompt_pages: pages of the prompt, the last token of which is not there yet.
+        prompt_pages: pages of the prompt, the last tokens of which are not there yet.
         wants: mass of the pages of each generated token, for each layer and head; float
             [tokens, layers, heads, pages], of which a token looks at those that it sees.
         reads: pages that a selector chose, alike for each layer; of each token, or None.
         kind: what its request id begins with.
+        room: tokens that the last page of the prompt has room for.
     """
 
     document: int
@@ -35,10 +36,11 @@ class Asked:
     wants: np.ndarray
     reads: Sequence[Sequence[int]] | None = None
     kind: str = "documents"
+    room: int = 1
 
     @property
     def prompt_tokens(self) -> int:
-        return self.prompt_pages * PAGE_SIZE - 1
+        return self.prompt_pages * PAGE_SIZE - self.room
 
 
 def write_asked(directory: Path, asked: Sequence[Asked], *, share: float = 1.0, **header: Any) -> None:
