@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -91,6 +92,29 @@ def test_a_failed_write_is_that_of_all_parts_of_a_node_and_of_what_follows():
     tiers.settle(driver.cache)
     assert in_storage(driver) == 0
     check(driver)
+
+
+@pytest.mark.parametrize("way", ["clear", "detach"])
+def test_what_was_in_a_storage_that_was_emptied_is_in_none(way: str) -> None:
+    """Nodes on the host count as lost with it again, and are offered anew."""
+    driver, tiers = gated("write_through", ScriptedGate())
+    answers = {"clear": False, "detach": (False, "busy")}
+    attachment = SimpleNamespace(clear=lambda: answers["clear"], detach=lambda: answers["detach"])
+    driver.cache._storage_attachment = attachment  # type: ignore[assignment]
+    serve(driver, prompt(0, 4))
+    tiers.settle(driver.cache)
+    empty = getattr(driver.cache, f"{way}_storage_backend")
+    assert empty() == answers[way]
+    assert in_storage(driver) == 4 * PAGE
+    answers |= {"clear": True, "detach": (True, "done")}
+    assert empty() == answers[way]
+    assert in_storage(driver) == 0
+    check(driver)
+    if way == "clear":
+        serve(driver, prompt(0, 6))
+        tiers.settle(driver.cache)
+        assert [len(tokens) for tokens in tiers.stored] == [4 * PAGE, 4 * PAGE, 2 * PAGE]
+        check_prefix_closed(driver)
 
 
 def test_a_node_to_be_dropped_is_not_put_to_the_gate():

@@ -90,6 +90,22 @@ class ImportanceRadixCache(UnifiedRadixCache):
         for write in writes:
             component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.storage_ended, write)
 
+    def clear_storage_backend(self) -> bool:
+        is_clear: bool = super().clear_storage_backend()
+        if is_clear:
+            self._storage_emptied()
+        return is_clear
+
+    def detach_storage_backend(self) -> tuple[bool, str]:
+        done: tuple[bool, str] = super().detach_storage_backend()
+        if done[0]:
+            self._storage_emptied()
+        return done
+
+    def _storage_emptied(self) -> None:
+        component = self.importance
+        component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.storage_emptied)
+
     def _handle_prefetch_result(self, operation: PrefetchOperation) -> None:
         super()._handle_prefetch_result(operation)
         self.importance.prefetched(operation.handle.rid)

@@ -166,6 +166,13 @@ class NodeEvents:
             self._leaves.refresh(node)
             missing += (child for child in node.children.values() if self._is_in_storage(child))
 
+    def storage_emptied(self) -> None:
+        """Storage was cleared or detached: what leaves the host is lost now, and may be written again."""
+        for node in self._state.tree.nodes():
+            if self._is_in_storage(node):
+                self._state.tree.metadata(node).in_storage = False
+                self._leaves.refresh(node)
+
     def _is_in_storage(self, node: UnifiedTreeNode) -> bool:
         known = self._state.tree.known(node)
         return known is not None and known.in_storage

@@ -133,6 +133,8 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_RADIX_CACHE}.release_aborted_request": "self, request",
     f"{_RADIX_CACHE}.backup_node_for_write_back": "self, node_id",
     f"{_RADIX_CACHE}.write_backup_storage": "self, node_id",
+    f"{_RADIX_CACHE}.clear_storage_backend": "self",
+    f"{_RADIX_CACHE}.detach_storage_backend": "self",
     f"{_RADIX_CACHE}._drain_storage_control_queues_impl": (
         "self, n_storage_hit, n_ack_prefetch, n_backup, n_release, extra_release_counts, log_metrics"
     ),
