@@ -181,15 +181,22 @@ class Budget:
             deleted, self._deleted = self._deleted, 0
             return deleted
 
+    def clear(self) -> None:
+        """Deletes every page, whoever wrote it; what cannot be deleted stays, and counts."""
+        with self._lock:
+            self._evict(0)
+
     def _is_full_for(self, size: int) -> bool:
         return self._used is None or self._used + size > self.limit
 
     def _scan(self, size: int) -> None:
         """Sees what is there, and evicts where ``size`` more bytes are too many."""
-        self._failure = None
         room = self.limit - size
-        target = min(int(self.limit * LOW_WATERMARK), room)
-        self._used, deleted = evict(self._pages, room, target=target, on_failure=self._cannot_delete)
+        self._evict(room, target=min(int(self.limit * LOW_WATERMARK), room))
+
+    def _evict(self, limit: int, *, target: int | None = None) -> None:
+        self._failure = None
+        self._used, deleted = evict(self._pages, limit, target=target, on_failure=self._cannot_delete)
         self._admitted_since_scan = 0
         self._deleted += deleted
 

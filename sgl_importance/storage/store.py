@@ -60,6 +60,10 @@ class PageStore(PageByPage):
         """Keeps beside an identity's pages what it stands for, as JSON, for people."""
         describe_identity(self._folder(identity), facts)
 
+    def clear(self) -> None:
+        """Deletes the pages of all servers and models on the directory."""
+        self._budget.clear()
+
     def exists(self, identity: bytes, key: str) -> bool:
         return os.path.exists(self._path(identity, page_digest(key)))
 

@@ -157,6 +157,20 @@ def test_pages_of_another_identity_are_not_there(
     assert stranger.batch_get_v1(KEYS, slots(PAGES)) == [False] * PAGES
 
 
+@pytest.mark.parametrize("wrapped", [None, "file"])
+def test_a_storage_that_was_cleared_holds_nothing_and_takes_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapped: str | None
+) -> None:
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "upstream"))
+    backend = make_backend(make_pool("page_first"), tmp_path / "store", wrapped=wrapped)
+    backend.batch_set_v1(KEYS, slots(0))
+    backend.clear()
+    assert backend.batch_exists(KEYS) == 0
+    assert not list((tmp_path / "store").rglob("*.page"))
+    assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
+    assert backend.batch_get_v1(KEYS, slots(PAGES)) == [True] * PAGES
+
+
 def test_pages_of_another_layout_are_not_there(tmp_path: Path) -> None:
     make_backend(make_pool("page_first"), tmp_path).batch_set_v1(KEYS, slots(0))
     assert make_backend(make_pool("layer_first"), tmp_path).batch_exists(KEYS) == 0

@@ -67,6 +67,9 @@ def test_pages_come_back_bit_for_bit(tmp_path: Path, tiers: Path, served: Served
     assert [tier["pages"] for tier in snapshot] == [2, 3, 3]
     assert served.ranking == "least recently used"
     assert "injected" in snapshot[1]["note"]
+    with pytest.raises(NotImplementedError, match="delete the folders of its tiers"):
+        backend.clear()
+    assert backend.batch_exists(KEYS) == PAGES
     backend.close()
     assert served.chain is None, "nobody is shown tiers that were detached"
     again = make_backend(pool, tmp_path / "store", tiers=str(tiers))

@@ -156,6 +156,21 @@ class VerifiedStorage(HiCacheStorage):
         if self._opened is not None:
             SERVED.close(self._opened)
 
+    def clear(self) -> None:
+        """What ``/clear_hicache_storage_backend`` asks for; sglang logs what this raises, in one line.
+
+        Raises:
+            NotImplementedError: there is a chain of tiers, of which other servers may share some.
+        """
+        if self._backend is not None:
+            self._backend.clear()
+        elif isinstance(self._pages, PageStore):
+            self._pages.clear()
+        else:
+            raise NotImplementedError(
+                "the pages of --kv-importance-tiers stay: stop the server and delete the folders of its tiers"
+            )
+
     # ---- what the storage threads call ----
 
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
