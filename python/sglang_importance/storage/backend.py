@@ -157,7 +157,7 @@ class VerifiedStorage(HiCacheStorage):
             SERVED.close(self._opened)
 
     def clear(self) -> None:
-        """What ``/clear_hicache_storage_backend`` asks for; sglang logs what this raises, in one line.
+        """What ``POST /hicache/storage-backend/clear`` asks for; sglang logs what this raises, in one line.
 
         Raises:
             NotImplementedError: there is a chain of tiers, of which other servers may share some.
