@@ -91,7 +91,7 @@ class ImportanceOptions:
             )
         problems += [
             f"{keyword(name)} {path!r} is in the home of no user here: write the whole path"
-            for name in ("store", "tiers", "ledger")
+            for name in ("store", "tiers", "ledger", "trace")
             if isinstance(path := getattr(self, name), str) and not has_home(path)
         ]
         if "://" in self.ledger and (problem := url_problem(self.ledger)):

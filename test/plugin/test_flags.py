@@ -179,6 +179,7 @@ def test_a_config_file_that_cannot_be_read_is_one_line(
         ("--kv-importance-gate-payback 2", "of at least 0 and at most 1 (probability), not 2.0"),
         ("--kv-importance-half-life-queries inf", "must be a number above 0 (queries), not inf"),
         ("--kv-importance-store ~nobody-here/kv", "is in the home of no user here: write the whole path"),
+        ("--kv-importance-trace ~nobody-here", "kv_importance_trace '~nobody-here' is in the home of no"),
         ("--kv-importance-ledger ~nobody-here", "kv_importance_ledger '~nobody-here' is in the home of no"),
         ("--kv-importance-g maybe", "argument --kv-importance-g: invalid choice: 'maybe'"),
     ],

@@ -62,6 +62,12 @@ def test_the_header_names_the_model_without_its_folders(tmp_path: Path) -> None:
     assert header.options["trace_megabytes"] == 3
 
 
+def test_a_directory_may_be_in_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    recorder_for(Path("~/recordings")).close()
+    assert open_trace(tmp_path / "recordings").header.page_size == 16
+
+
 def test_a_directory_that_cannot_be_written_stops_the_launch(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchRefused) as refused:

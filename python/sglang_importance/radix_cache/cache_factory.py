@@ -162,7 +162,7 @@ def create_recorder(
         LaunchRefused: the directory cannot be written, or has a recording that this one cannot go on.
     """
     arguments: Any = ctx.server_args  # sglang puts its fields together at import
-    folder = Path(options.trace)
+    folder = Path(options.trace).expanduser()
     if arguments.dp_size > 1:  # each tree is a recording of its own
         folder /= f"dp{data_parallel_rank()}"
     try:
