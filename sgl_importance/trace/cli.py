@@ -16,7 +16,7 @@ from sgl_importance.trace.arrivals import arrivals, mooncake_rows
 from sgl_importance.trace.merge import merge_recordings
 from sgl_importance.trace.reader import TraceError, open_trace
 from sgl_importance.trace.records import TreeEvent
-from sgl_importance.trace.segments import segment_files, size
+from sgl_importance.trace.segments import segment_bytes, segment_files
 
 app = typer.Typer(
     help="Recordings made with --kv-importance-trace.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -48,7 +48,7 @@ def describe(directory: Path) -> dict[str, Any]:
         "detail": str(header.detail),
         "options": header.options,
         "capacity_tokens": header.capacity_tokens,
-        "bytes": sum(map(size, segment_files(directory))),
+        "bytes": sum(map(segment_bytes, segment_files(directory))),
         "requests": len(requests),
         "input_tokens": sum(request.input_tokens for request in requests),
         "cached_tokens": sum(request.cached_tokens for request in requests),

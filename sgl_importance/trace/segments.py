@@ -28,7 +28,7 @@ def _number(file: Path) -> str:
     return file.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
 
 
-def size(file: Path) -> int:
+def segment_bytes(file: Path) -> int:
     """Bytes of a segment file; 0 where a server that still records has deleted it."""
     with contextlib.suppress(FileNotFoundError):
         return file.stat().st_size
@@ -106,7 +106,7 @@ class SegmentStore:
 
         Another writer of the directory may delete meanwhile, too.
         """
-        sizes = {file: size(file) for file in segment_files(self._directory)}
+        sizes = {file: segment_bytes(file) for file in segment_files(self._directory)}
         total = sum(sizes.values())
         for file in list(sizes)[:-1]:
             if total <= self._max_bytes:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_importance.http.requests.token_limits import (
-    EmptyPrompt,
-    UnknownToken,
+    BadTokens,
     check_stop_tokens,
     check_token_ids,
     unknown_token,
@@ -29,7 +28,7 @@ def test_of_a_batch_the_first_wrong_prompt_is_named(batch: list[list[int]]):
     if not wrong:
         check_token_ids("prompt", batch, SIZE)
         return
-    with pytest.raises(UnknownToken, match=f"^prompt.{wrong[0]}: token id "):
+    with pytest.raises(BadTokens, match=f"^prompt.{wrong[0]}: token id "):
         check_token_ids("prompt", batch, SIZE)
 
 
@@ -43,7 +42,7 @@ def test_of_a_batch_the_first_wrong_prompt_is_named(batch: list[list[int]]):
     ],
 )
 def test_what_is_said(given: object, message: str):
-    with pytest.raises(UnknownToken) as refused:
+    with pytest.raises(BadTokens) as refused:
         check_token_ids("input_ids", given, SIZE)
     assert str(refused.value) == message
 
@@ -52,7 +51,7 @@ def test_what_is_said(given: object, message: str):
     ("given", "place"), [([[]], 0), ([[], [100]], 0), ([[1], []], 1), ([(), [1]], 0), (((1,), ()), 1)]
 )
 def test_a_prompt_without_tokens_is_refused_in_a_batch(given: object, place: int):
-    with pytest.raises(EmptyPrompt, match=f"^input_ids.{place}: a prompt without tokens$"):
+    with pytest.raises(BadTokens, match=f"^input_ids.{place}: a prompt without tokens$"):
         check_token_ids("input_ids", given, SIZE)
 
 
@@ -65,9 +64,9 @@ def test_a_prompt_without_tokens_is_refused_in_a_batch(given: object, place: int
     ],
 )
 def test_stop_tokens_are_looked_at_where_sglang_masks_them(params: dict, message: str):
-    with pytest.raises(UnknownToken, match=message):
+    with pytest.raises(BadTokens, match=message):
         check_stop_tokens({**params, "min_new_tokens": 2}, SIZE)
-    with pytest.raises(UnknownToken, match=message.replace("params", "params.1")):
+    with pytest.raises(BadTokens, match=message.replace("params", "params.1")):
         check_stop_tokens([{}, {**params, "min_new_tokens": 2}], SIZE)
     check_stop_tokens({**params, "min_new_tokens": 0}, SIZE)
     check_stop_tokens(params, SIZE)

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class UnknownToken(ValueError):
-    """A prompt holds a token id that the model does not have; the message names the field."""
+class BadTokens(ValueError):
+    """Token ids that the model does not have, or, in a batch, a prompt without any; the message says where.
 
-
-class EmptyPrompt(ValueError):
-    """A prompt of a batch holds no token; the message names the field. sglang itself refuses a single one."""
+    sglang itself refuses a single prompt without any.
+    """
 
 
 def check_token_ids(field: str, ids: Any, vocabulary: int) -> None:
@@ -25,17 +24,16 @@ def check_token_ids(field: str, ids: Any, vocabulary: int) -> None:
         vocabulary: number of token ids that the model has.
 
     Raises:
-        UnknownToken: an id is not in the vocabulary.
-        EmptyPrompt: a prompt of a batch has no ids.
+        BadTokens: an id is not in the vocabulary, or a prompt of a batch has no ids.
     """
     if not _is_list(ids):
         return
     is_batch = isinstance(ids[0], list | tuple)
     for index, prompt in enumerate(ids if is_batch else [ids]):
         if isinstance(prompt, list | tuple) and not prompt:
-            raise EmptyPrompt(f"{field}.{index}: a prompt without tokens")
+            raise BadTokens(f"{field}.{index}: a prompt without tokens")
         if _is_list(prompt) and (problem := unknown_token(prompt, vocabulary)):
-            raise UnknownToken(f"{field}.{index}: {problem}" if is_batch else f"{field}: {problem}")
+            raise BadTokens(f"{field}.{index}: {problem}" if is_batch else f"{field}: {problem}")
 
 
 def check_stop_tokens(sampling_params: Any, vocabulary: int) -> None:
@@ -44,7 +42,7 @@ def check_stop_tokens(sampling_params: Any, vocabulary: int) -> None:
     It does so until ``min_new_tokens`` are generated; else they are only compared, and any will do.
 
     Raises:
-        UnknownToken: a stop token is not in the vocabulary.
+        BadTokens: a stop token is not in the vocabulary.
     """
     is_batch = _is_list(sampling_params)
     for index, params in enumerate(sampling_params if is_batch else [sampling_params]):
