@@ -182,8 +182,9 @@ def test_2q_hits_are_those_of_libcachesim_at_any_setting(
 @settings(max_examples=12, deadline=None)
 @given(trace=zipf_traces, capacity=capacities)
 def test_lirs_hits_are_almost_those_of_libcachesim(trace: Trace, capacity: int) -> None:
-    """They differ most, in up to 3 % of the requests, where few objects are asked for nearly alike."""
-    assert (object_hits(LirsPolicy(capacity), trace) == their_hits("LIRS", trace, capacity)).mean() > 0.95
+    """They differ most, in up to 3 % of the requests, where some fifty objects are asked for nearly alike."""
+    agreement = (object_hits(LirsPolicy(capacity), trace) == their_hits("LIRS", trace, capacity)).mean()
+    assert agreement > (0.98 if trace.num_blocks >= 100 else 0.95)
 
 
 @pytest.mark.parametrize("capacity", [200, 1_000])
