@@ -17,12 +17,14 @@ import pytest
 
 from sgl_importance.metrics_table import PREFIX
 from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import PageLists, Step
+from sgl_importance.trace.records import PageLists, RequestFinished, Step
 
 from support.families import FAMILIES, VOCABULARY, write_random_model
 from support.python_path import CHECKS, python_path
+from support.recordings import records_about
 from support.reference_attention import attention
 from support.servers import ServerProcess
+from support.waiting import wait_until
 from support.workloads.shared_prefixes import shared_prefixes
 
 pytestmark = pytest.mark.server
@@ -83,12 +85,18 @@ def test_page_scores_are_those_of_the_layers_that_attend(model: Path, tmp_path: 
         env=ENV,
     )
     with server:
-        answer = asked(server, first)["output_ids"]
-        second = [*first, *answer, *some_tokens(20, 2)]
+        answered = asked(server, first)
+        second = [*first, *answered["output_ids"], *some_tokens(20, 2)]
         reply = asked(server, second)
         assert reply["meta_info"]["cached_tokens"] == len(first) + ANSWER_TOKENS - 1
         assert f"Page scores from layers {list(FULL_ATTENTION)}" in server.log()
         server.flush_cache()
+
+        def are_recorded() -> bool:
+            records = records_about(tmp_path, [answered, reply])
+            return sum(isinstance(each, RequestFinished) for each in records) == 2
+
+        wait_until(are_recorded)
     (expected,) = attention(model, [[*second, *reply["output_ids"]]], FULL_ATTENTION)
     records = list(open_trace(tmp_path))
     assert any(isinstance(record, PageLists) for record in records)
