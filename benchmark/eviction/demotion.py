@@ -105,6 +105,7 @@ def main(
                     "low": before.low,
                     "high": before.high,
                     "bytes": float(np.mean(whole)) if whole else None,
+                    "by thought": [round(part, 4) for part in parts],
                 }
             )
             write_results("thought_demotion", rows, out=out)

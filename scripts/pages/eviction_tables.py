@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmark.serving.measured import table
 from scripts.pages.figures import results
+from sgl_importance.study.statistics import mean_of
 from sgl_importance.study.thinking.measured import WANTED_SHARE
 
 KINDS = ("thought", "decode")
@@ -85,16 +86,28 @@ def demotion_table() -> str:
         return f"{row['right']:.2f} ({row['right before']:.2f}){size}"
 
     return table(
-        ["bits", *arms],
+        ["bits", "thoughts", *arms],
         [
-            [str(bits), *(cell(rows[bits, arm]) if (bits, arm) in rows else "" for arm in arms)]
+            [
+                str(bits),
+                str(rows[bits, arms[0]]["n"]),
+                *(cell(rows[bits, arm]) if (bits, arm) in rows else "" for arm in arms),
+            ]
             for bits in sorted({bits for bits, _ in rows}, reverse=True)
         ],
     )
 
 
-def demotion_thoughts() -> int:
-    return int(results("thought_demotion")["rows"][0]["n"])
+def milestones_spared(bits: int, beside: str) -> str:
+    """More thoughts right to the end where milestones stay whole than in another arm, paired."""
+    rows = {
+        (row["bits"], row["arm"]): row["by thought"]
+        for row in results("thought_demotion")["rows"]
+        if row["bits"] == bits
+    }
+    pairs = zip(rows[bits, "milestones whole"], rows[bits, beside], strict=True)
+    more = mean_of([float(spared == 1) - float(other == 1) for spared, other in pairs])
+    return f"{more.value:.2f} ({more.low:.2f} to {more.high:.2f})"
 
 
 def predictors_table() -> str:
