@@ -99,13 +99,13 @@ class Ledger:
         """
         if not self.database.prepare_return():
             return False
-        former = self.database
+        former = vars(self).copy()
         try:
             self._open()
         except BaseException:
-            self.database = former
+            vars(self).update(former)  # all of it: the number of the model is of one database, as well
             raise
-        former.close()
+        former["database"].close()
         return True
 
     # ---- writing ----
