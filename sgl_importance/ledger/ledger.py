@@ -56,6 +56,8 @@ class Ledger:
         self.page_size = page_size
         self.keep_token_ids = keep_token_ids
         self.damaged_rows = 0
+        self.is_kept_after_all = False
+        """Whether what ``write`` failed to write last was there when the place was taken again."""
         self._open()
 
     def _open(self) -> None:
@@ -102,7 +104,11 @@ class Ledger:
         former = vars(self).copy()
         try:
             self._open()
+            in_doubt = former["database"].in_doubt
+            self.is_kept_after_all = in_doubt is not None and self.database.was_kept(in_doubt)
         except BaseException:
+            if self.database is not former["database"]:
+                self.close()
             vars(self).update(former)  # all of it: the number of the model is of one database, as well
             raise
         former["database"].close()
