@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from sgl_importance.client.server_client import NotThere, Server, ServerError
 
+FLEET_CURE = "another URL"
+"""What to give where nobody is at an address: commands of a fleet take addresses without an option."""
 FLEET_SECONDS = 20.0
 """Longest wait for one answer: a server that hangs must not hide the others for long."""
 CANDIDATE_NODES = 200

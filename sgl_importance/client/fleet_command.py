@@ -24,7 +24,7 @@ from sgl_importance.client.client_arguments import (
     print_json,
     prompt_body,
 )
-from sgl_importance.client.fleet import FLEET_SECONDS, ask_all, pins_of, pins_together
+from sgl_importance.client.fleet import FLEET_CURE, FLEET_SECONDS, ask_all, pins_of, pins_together
 from sgl_importance.client.fleet_page import FleetPage
 from sgl_importance.client.fleet_view import FleetView
 from sgl_importance.client.pin_commands import pinned_sentence
@@ -181,7 +181,7 @@ def _servers(urls: list[str], api_key: str | None) -> Iterator[list[Server]]:
     names = dict.fromkeys(url.rstrip("/") for url in urls)
     with ExitStack() as open_servers:
         try:
-            servers = [Server(url, api_key, seconds=FLEET_SECONDS) for url in names]
+            servers = [Server(url, api_key, seconds=FLEET_SECONDS, cure=FLEET_CURE) for url in names]
         except ServerError as error:
             fail(str(error))
         yield [open_servers.enter_context(server) for server in servers]

@@ -138,7 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdecimal() and int(length) <= LARGEST_BODY):
+        is_number = length.isascii() and length.isdecimal() and len(length) <= 20  # int() takes no thousands
+        if not (is_number and int(length) <= LARGEST_BODY):
             raise _Refused(HTTPStatus.BAD_REQUEST, f"a body wants a length of up to {LARGEST_BODY:,} bytes")
         try:
             document = json.loads(self.rfile.read(int(length)))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import httpx
 
 from sgl_importance.client.fleet import (
+    FLEET_CURE,
     FLEET_SECONDS,
     Prefix,
     ask_all,
@@ -112,7 +113,9 @@ class FleetView:
     ) -> Iterator[list[Server]]:
         with ExitStack() as opened:
             yield [
-                opened.enter_context(Server(url, key, seconds=seconds, left=left, transport=self._transport))
+                opened.enter_context(
+                    Server(url, key, seconds=seconds, left=left, cure=FLEET_CURE, transport=self._transport)
+                )
                 for url in self.urls
             ]
 

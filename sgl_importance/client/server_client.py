@@ -48,6 +48,7 @@ class Server:
         api_key: its API key; None where it demands none.
         seconds: longest wait for an answer.
         left: seconds until the whole of what is asked must be done; later nothing is asked.
+        cure: what to give where nobody is at the address, by the command that asks.
         transport: replaces the network, for tests.
 
     Raises:
@@ -61,11 +62,13 @@ class Server:
         *,
         seconds: float = REQUEST_SECONDS,
         left: Callable[[], float] = lambda: math.inf,
+        cure: str = "--url",
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._seconds = seconds
         self._left = left
+        self._cure = cure
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
         try:
             self._client = httpx.Client(headers=headers, transport=transport)
@@ -117,7 +120,9 @@ class Server:
             raise self._not_ours(route) from None
         except httpx.TransportError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ServerError(f"no server at {self.url} ({reason}): start one, or give --url") from None
+            raise ServerError(
+                f"no server at {self.url} ({reason}): start one, or give {self._cure}"
+            ) from None
         if answer.status_code in (401, 403):
             raise KeyRefused(f"{self.url} refuses the key: give --api-key or set SGLANG_API_KEY")
         if answer.is_error:
@@ -132,7 +137,7 @@ class Server:
         return ServerError(f"{self.url}{route} did not answer with our JSON: is it a server of sglang?")
 
     def _no_address(self) -> ServerError:
-        return ServerError(f"{self.url!r} is no address: give --url such as {DEFAULT_URL}")
+        return ServerError(f"{self.url!r} is no address: give {self._cure} such as {DEFAULT_URL}")
 
     def _refusal(self, route: str, answer: httpx.Response) -> ServerError:
         document = _json_of(answer)

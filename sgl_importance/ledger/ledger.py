@@ -56,6 +56,8 @@ class Ledger:
         self.page_size = page_size
         self.keep_token_ids = keep_token_ids
         self.damaged_rows = 0
+        self.is_kept_after_all = False
+        """Whether what ``write`` failed to write last was there when the place was taken again."""
         self._open()
 
     def _open(self) -> None:
@@ -99,13 +101,17 @@ class Ledger:
         """
         if not self.database.prepare_return():
             return False
-        former = self.database
+        former = vars(self).copy()
         try:
             self._open()
+            in_doubt = former["database"].in_doubt
+            self.is_kept_after_all = in_doubt is not None and self.database.was_kept(in_doubt)
         except BaseException:
-            self.database = former
+            if self.database is not former["database"]:
+                self.close()
+            vars(self).update(former)  # all of it: the number of the model is of one database, as well
             raise
-        former.close()
+        former["database"].close()
         return True
 
     # ---- writing ----

@@ -34,6 +34,7 @@ class LedgerDatabase(Protocol):
     Attributes:
         cure: what to do where it cannot be written.
         return_notice: what a ledger that was out of place has gone through, once it is back.
+        in_doubt: names the last transaction where nobody answered whether it is kept; None elsewhere.
 
     Raises:
         LedgerError: from every method that runs statements.
@@ -41,6 +42,7 @@ class LedgerDatabase(Protocol):
 
     cure: str
     return_notice: str
+    in_doubt: int | None
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
         """Runs one statement; its rows, none where it has none."""
@@ -57,6 +59,9 @@ class LedgerDatabase(Protocol):
         Args:
             alone: keeps every other transaction that asks for it waiting.
         """
+
+    def was_kept(self, transaction: int) -> bool:
+        """Whether a transaction that was in doubt is kept; asked of the database as it was opened anew."""
 
     def is_in_place(self) -> bool:
         """Whether a server that starts now would find what is written here. From any thread; may wait."""

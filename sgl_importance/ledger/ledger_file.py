@@ -159,7 +159,11 @@ def is_damage(error: sqlite3.DatabaseError) -> bool:
 
 def set_aside(path: Path) -> Path:
     """Renames a ledger and its side files; returns the new name."""
-    aside = path.with_name(f"{path.name}.set-aside-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}")
+    name = f"{path.name}.set-aside-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+    aside, number = path.with_name(name), 1
+    while any(os.path.lexists(f"{aside}{suffix}") for suffix in _SIDE_FILES):
+        number += 1
+        aside = path.with_name(f"{name}-{number}")
     for suffix in _SIDE_FILES:
         with suppress(FileNotFoundError):
             os.replace(f"{path}{suffix}", f"{aside}{suffix}")

@@ -87,6 +87,8 @@ class LedgerWriter:
         self._worth = worth
         self._clock = clock
         self._evidence = evidence
+        self._failed: tuple[int, ReuseEvidence] | None = None
+        """Clock and evidence with which the last write failed."""
         self._pins = {pin.pin_id: pin for pin in pins}
         self._written_pins: dict[str, Pin] | None = self._pins
         self._rows: frozenset[str] = frozenset(self._pins)
@@ -197,6 +199,9 @@ class LedgerWriter:
         try:
             if not self._ledger.take_place():
                 return False
+            if self._failed is not None and self._ledger.is_kept_after_all:
+                self._clock, self._evidence = self._failed
+            self._failed = None
             # A copied file is complete; a file that another server began gets the evidence and pins it lacks.
             self._clock = min(self._clock, self._ledger.clock)
             if self._ledger.evidence() is None:
@@ -254,6 +259,7 @@ class LedgerWriter:
         records = {record.digest: record for visit in visits for record in visit.records}
         evidence = next((visit.evidence for visit in reversed(visits) if visit.evidence), None)
         clock = visits[-1].clock if visits else self._clock
+        self._failed = clock, evidence or self._evidence
         self._ledger.write(
             list(records.values()),
             clock=clock,
@@ -261,8 +267,7 @@ class LedgerWriter:
             evidence=None if evidence is None else evidence.since(self._evidence),
             namespaces=dict.fromkeys(visit.namespace for visit in visits if visit.namespace is not None),
         )
-        self._clock = clock
-        self._evidence = evidence or self._evidence
+        (self._clock, self._evidence), self._failed = self._failed, None
         self.written += len(records)
         self._write_pins()
         if self._has_warned:

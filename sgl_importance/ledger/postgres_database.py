@@ -66,6 +66,7 @@ class PostgresDatabase:
     def __init__(self, url: str) -> None:
         self.url = url
         self._turn = threading.RLock()
+        self.in_doubt: int | None = None
         self.connection = _connect(url)
         try:
             self._create_schema()
@@ -95,10 +96,23 @@ class PostgresDatabase:
 
     @contextmanager
     def transaction(self, *, alone: bool = False) -> Iterator[None]:
-        with self._turn, _our_errors(), self.connection.transaction():
-            if alone:
-                self.execute("SELECT pg_advisory_xact_lock(?)", (_LOCK,))
-            yield
+        with self._turn, _our_errors():
+            self.in_doubt = None
+            with self.connection.transaction():
+                if alone:
+                    self.execute("SELECT pg_advisory_xact_lock(?)", (_LOCK,))
+                yield
+                ((self.in_doubt,),) = self.execute("SELECT txid_current()")
+            self.in_doubt = None
+
+    def was_kept(self, transaction: int) -> bool:
+        try:
+            ((status,),) = self.execute("SELECT txid_status(?)", (transaction,))
+        except LedgerError:
+            if self.connection.closed:
+                raise
+            return False  # this database has come to no transaction of that number: it is a restored copy
+        return bool(status == "committed")
 
     def is_in_place(self) -> bool:
         """Whether the database answers and has the tables that we opened; without asking while a statement is

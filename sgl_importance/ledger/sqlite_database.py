@@ -31,6 +31,7 @@ class SqliteDatabase:
 
     cure = "make room or make it writable"
     return_notice = "was removed, moved away or replaced: there is one again"
+    in_doubt: int | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,6 +61,10 @@ class SqliteDatabase:
             if self.connection.in_transaction:
                 self.execute("ROLLBACK")
             raise
+
+    def was_kept(self, transaction: int) -> bool:
+        """None is ever in doubt."""
+        return False
 
     def is_in_place(self) -> bool:
         """Whether opening the path now gives this file; waits for the disk."""

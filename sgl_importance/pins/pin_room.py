@@ -36,6 +36,11 @@ def check_room(pin: Pin, held: Iterable[Pin], *, largest_tier: int, max_hinted: 
     rivals = [other for other in held if other.source is pin.source]
     theirs = [other for other in rivals if other.tenant == pin.tenant]
     if not theirs and len({other.tenant for other in rivals}) >= MAX_TENANTS:
+        if pin.source is PinSource.HINTED:
+            raise PinRefused(
+                f"requests of {MAX_TENANTS} cache salts hold pins already: use one of these, or ask again "
+                "when some have ended"
+            )
         raise PinRefused(f"{MAX_TENANTS} cache salts hold pins already: unpin those of one")
     if pin.source is PinSource.HINTED:
         if len(pin.tokens) > max_hinted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import struct
 import threading
 import time
 import uuid
@@ -15,6 +16,8 @@ from sgl_importance.storage.store_counters import StoreCounters
 MARK_SUFFIX = ".process"
 LOOK_SECONDS = 1.0
 LOST_MARK_SECONDS = 600.0
+_FLOCK = "hhqqi4x"
+"""C's ``struct flock`` on 64-bit Linux: type, whence, start, length, process."""
 
 
 class Presence:
@@ -99,14 +102,12 @@ class Presence:
         path = self._folder / name
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if name not in self._alive:
+            if not _is_locked(file):
+                self._lost.add(name)
+                self._note_lost(file, path)
+            elif name not in self._alive:
                 self._alive.add(name)
                 self._counters.add("neighbours")
-        else:
-            self._lost.add(name)
-            self._note_lost(file, path)
         finally:
             os.close(file)
 
@@ -120,3 +121,11 @@ class Presence:
         self._counters.add("lost_neighbours")
         if not was_known:
             os.ftruncate(file, 1)  # which dates it, too: until now it had the date of the process's start
+
+
+def _is_locked(file: int) -> bool:
+    """Whether another process holds a shared lock on the file. Only asks: who took one to find out would be
+    taken for alive by others that look at the same moment."""
+    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, wanted))
+    return bool(kind == fcntl.F_RDLCK)

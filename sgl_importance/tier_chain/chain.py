@@ -38,6 +38,10 @@ from sgl_importance.tier_chain.tier_health import TierHealth
 
 PATIENCE_SECONDS = 10.0
 """For whoever changes places at the moment; he may hang in a disk."""
+HOLD_SECONDS = 1.0
+"""For which a promotion keeps others from changing places, or for as long as one page takes."""
+GIVE_WAY_SECONDS = 0.001
+"""Between two such times; a lock goes to whoever asks first, not to whoever waits."""
 LOOKS = 3
 """For a page that others move meanwhile, and for a way to make room."""
 
@@ -243,20 +247,41 @@ class TierChain:
         return bool(over)
 
     def touch(self, identity: bytes, keys: list[str], moment: int) -> None:
-        """A sequence was used: its pages come up where that pays."""
-        names = [PageName(identity, page_digest(key)) for key in keys]
+        """A sequence was used: its pages come up where that pays.
+
+        Others may store in between: a slow tier takes longer to read a long prompt than anybody waits.
+        """
         present = self.count_present(identity, keys)
-        with self._changing(identity, names[:present]):
-            pages = [self._numbers.ensure(name) for name in names[:present]]
-            for page in reversed(pages):
-                self._ranking.use(page)
-            parent = None
-            for page, name in zip(pages, names, strict=False):
-                if self._placement.level_of(page) is None:
-                    break
-                for step in self._plan(page, parent):
-                    self._mover.move(step)
-                parent = name
+        names = [PageName(identity, page_digest(key)) for key in keys[:present]]
+        with self._changing(identity, names):
+            for name in reversed(names):
+                self._ranking.use(self._numbers.ensure(name))
+            seen = self._bring_up(names, 0)
+        while seen < len(names):
+            time.sleep(GIVE_WAY_SECONDS)
+            with self._changing(identity, names[seen - 1 :]):
+                seen = self._bring_up(names, seen)
+
+    def _bring_up(self, names: Sequence[PageName], seen: int) -> int:
+        """Moves pages of a sequence up for ``HOLD_SECONDS``, one at least.
+
+        Args:
+            names: of the whole sequence.
+            seen: pages of it that have been looked at before.
+
+        Returns:
+            Pages that have been looked at now: all of them where one is gone, behind which nobody looks.
+        """
+        end = time.monotonic() + HOLD_SECONDS
+        for index in range(seen, len(names)):
+            page = self._numbers.ensure(names[index])
+            if self._placement.level_of(page) is None:
+                break
+            for step in self._plan(page, names[index - 1] if index else None):
+                self._mover.move(step)
+            if time.monotonic() >= end:
+                return index + 1
+        return len(names)
 
     def _plan(self, page: int, parent: PageName | None) -> list[Step]:
         front = None if parent is None else self._numbers.ensure(parent)

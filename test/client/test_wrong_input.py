@@ -104,7 +104,8 @@ WRONG = [
     (f"pin --messages nan.json {NOBODY}", "give finite numbers"),
     ("pins --url http://gpu1..local:30000", "is no address: give --url such as http://"),
     (f"fleet http://127.0.0.1:9 {DOTS}", "none of 2 servers did it"),
-    (f"fleet {DOTS}", "is no address"),
+    (f"fleet {DOTS}", "is no address: give another URL such as http://"),
+    ("fleet http://127.0.0.1:9", "start one, or give another URL"),
     (f"fleet pin --text x --ttl inf {DOTS}", "give finite numbers"),
     (f"probe eval --url {DOTS} --n 1", "start one, or correct --url"),
 ]

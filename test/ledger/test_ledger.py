@@ -7,6 +7,7 @@ import json
 import random
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +232,16 @@ def test_a_broken_file_is_set_aside_and_a_new_one_begins(tmp_path: Path, break_i
     again.close()
 
 
+def test_each_broken_file_is_kept_under_a_name_of_its_own(tmp_path: Path) -> None:
+    """A disk that damages a file damages the next one soon, too."""
+    path = tmp_path / "ledger.sqlite"
+    for number in range(3):
+        path.write_bytes(b"broken %d, " % number * 500)
+        open_ledger(path).close()
+    begins = sorted(each.read_bytes()[:8] for each in damaged(tmp_path))
+    assert begins == [b"broken 0", b"broken 1", b"broken 2"]
+
+
 @settings(max_examples=60)
 @given(data=st.data())
 def test_flipped_bits_are_never_taken_for_knowledge(tmp_path_factory: pytest.TempPathFactory, data):
@@ -318,6 +329,37 @@ def test_a_file_that_another_server_is_making_is_shared(tmp_path: Path, monkeypa
     assert not damaged(tmp_path)
     ours.close()
     other.close()
+
+
+def test_a_ledger_that_could_not_be_opened_anew_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another file models have other numbers: rows would be another model's."""
+    path, away = tmp_path / "ledger.sqlite", tmp_path / "away"
+    away.mkdir()
+    open_ledger(path, b"other").close()
+    ledger = open_ledger(path, b"ours")
+    ledger.write([record([1, 2, 3, 4])], clock=1, requests=1)
+    for file in tmp_path.glob("ledger.sqlite*"):
+        file.rename(away / file.name)
+    open_ledger(path, b"ours").close()
+
+    class Unreadable:
+        def __init__(self, database: object) -> None:
+            raise LedgerError("disk I/O error")
+
+    with monkeypatch.context() as context:
+        context.setattr("sgl_importance.ledger.ledger.NamespaceRows", Unreadable)
+        with pytest.raises(LedgerUnusable, match="disk I/O error"):
+            ledger.take_place()
+    for file in away.iterdir():
+        file.replace(tmp_path / file.name)
+    assert ledger.database.is_in_place()
+    ledger.write([record([5, 6, 7, 8])], clock=2, requests=1)
+    assert (len(ledger), ledger.clock, ledger.pins.num_bytes) == (2, 2, 0)
+    ledger.close()
+    with closing(open_ledger(path, b"other")) as other:
+        assert (len(other), other.clock) == (0, 0)
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path):

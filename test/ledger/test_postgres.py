@@ -8,8 +8,9 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 
+import numpy as np
 import pytest
 
 from sgl_importance.ledger import ledger_writer
@@ -228,6 +229,46 @@ def test_a_database_that_goes_down_while_serving_comes_back(
     with closing(open_ledger(database.url, b"m")) as ledger:
         assert {row.token_ids[0] for row in ledger.prefixes() if row.token_ids} == {1, 9}
         assert ledger.clock == 9, "time went on while it was down"
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])
+def test_a_batch_whose_commit_was_not_answered_counts_once(
+    database: Postgres, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    import psycopg
+
+    writer = writer_of(database.url)
+    connection = writer._ledger.database.connection
+    begin = connection.transaction
+
+    @contextmanager
+    def dying() -> Iterator[None]:
+        with begin():
+            yield
+            if not is_kept:
+                database.stop()
+        database.stop()
+        connection.close()
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    reuse = ReuseEstimator()
+    reuse.began(3)
+    monkeypatch.setattr(connection, "transaction", dying)
+    writer.put(Visit([record([1, 2, 3, 4])], reuse.tick(), NAMESPACE, ReuseEvidence.of(reuse)))
+    wait_until(lambda: writer.lost == 1)
+    database.start()
+    reuse.began(4)
+    clock = reuse.tick()
+    visit = Visit([record([5, 6, 7, 8])], clock, NAMESPACE, ReuseEvidence.of(reuse))
+    wait_until(lambda: writer.put(visit) and writer.written > 0)
+    writer.close()
+    with closing(open_ledger(database.url, b"m")) as ledger:
+        assert (len(ledger), ledger.clock) == (1 + is_kept, clock)
+        evidence = ledger.evidence()
+        assert evidence is not None
+        np.testing.assert_allclose(evidence.reached, reuse.counts()[1])
+        assert evidence.reached.any()
 
 
 @pytest.mark.usefixtures("_at_once")

@@ -167,6 +167,51 @@ def test_each_replica_keeps_a_tree_and_all_answer(
 @pytest.mark.nightly
 @pytest.mark.tested(
     kind="mode",
+    name="`--dp-size 2 --kv-importance-tiers`: tokens from the tiers of each replica",
+    mode="page scores from attention",
+    backend="torch_native",
+)
+def test_each_replica_has_tiers_of_its_own(
+    model: Path, prompts: list[list[int]], answers: list[list[int]], tmp_path: Path
+) -> None:
+    tiers = tmp_path / "tiers.toml"
+    tiers.write_text(
+        '[[tier]]\nkind = "dram"\ncapacity = "1MB"\n'
+        f'[[tier]]\nkind = "fs"\ncapacity = "50MB"\nfolder = "{tmp_path / "fs"}"\n'
+    )
+    with ServerProcess(
+        *("--kv-policy", "importance", *APART, *COMMON, "--max-total-tokens", str(POOL_TOKENS)),
+        *("--kv-importance-store", str(tmp_path / "store"), "--kv-importance-tiers", str(tiers)),
+        *("--hicache-ratio", "2", "--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--hicache-storage-backend-extra-config", PREFETCH),
+        model=model,
+        env={**python_path(CHECKS / "tree_check"), **cores_of_ranks(2)},
+        nccl_port=False,
+    ) as server:
+
+        def from_tiers(rank: int) -> int:
+            replies = [asked(server, prompt, rank) for prompt in prompts[:4]]
+            assert [reply["output_ids"] for reply in replies] == answers[:4]
+            details = [reply["meta_info"]["cached_tokens_details"] or {} for reply in replies]
+            return sum(each.get("storage", 0) for each in details)
+
+        def held() -> list[int]:
+            ranks = server.get("/kv_importance", limit=1)["dp_ranks"]
+            return [sum(tier["pages"] for tier in rank["store_tiers"]["tiers"]) for rank in ranks]
+
+        assert from_tiers(0) == 0
+        wait_until(lambda: held()[0] >= 2 * PREFIX_TOKENS // PAGE_TOKENS)
+        assert held()[1] == 0
+        assert from_tiers(1) == 0, "what the other has stored is not its own"
+        wait_until(lambda: held()[1] == held()[0])
+        server.flush_cache()
+        assert [from_tiers(rank) > 0 for rank in (0, 1)] == [True, True]
+    assert len(list((tmp_path / "fs").iterdir())) == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.tested(
+    kind="mode",
     name="`--dp-size 2 --tokenizer-worker-num 2`: tokens over evictions, reports, routes and pins",
     mode="page scores from attention",
     backend="torch_native",

@@ -258,8 +258,18 @@ def test_the_table_is_bounded_for_each_tenant_and_in_all(monkeypatch: pytest.Mon
     with pytest.raises(PinRefused, match="holds 2 pins already"):
         table.add(make_pin("3", text(0, 1), "a"))
     table.add(make_pin("3", text(0, 1), "b"))
-    with pytest.raises(PinRefused, match="2 cache salts hold pins already"):
+    with pytest.raises(PinRefused, match="2 cache salts hold pins already: unpin"):
         table.add(make_pin("4", text(0, 1), "c"))
+    table.check_integrity()
+
+
+def test_a_client_who_cannot_unpin_is_told_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pin_room, "MAX_TENANTS", 2)
+    table = make_table()
+    for salt in ("a", "b"):
+        table.add(make_pin(salt, text(0, 1), salt, source=PinSource.HINTED, expires_at=60.0))
+    with pytest.raises(PinRefused, match=r"requests of 2 cache salts .* use one of these, or ask again"):
+        table.add(make_pin("c", text(0, 1), "c", source=PinSource.HINTED, expires_at=60.0))
     table.check_integrity()
 
 

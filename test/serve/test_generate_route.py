@@ -54,6 +54,8 @@ def generate_client(monkeypatch: pytest.MonkeyPatch, policy: str) -> TestClient:
             {"sampling_params": {"min_new_tokens": 1, "stop_token_ids": [-5]}},
             "sampling_params.stop_token_ids: token id -5 is beyond the model's vocabulary of 1000",
         ),
+        ({"top_logprobs_num": 1001}, "top_logprobs_num: 1001 is more than the model's vocabulary of 1000"),
+        ({"text": ["a", "b"], "top_logprobs_num": [1000, 1001]}, "top_logprobs_num.1: 1001 is more than"),
         ({"kv_hints": {"pin": True}}, "kv_hints.pin: unknown hint 'pin'"),
         ({"kv_hints": {"actions": []}}, "kv_hints.protocol_version: is missing beside actions"),
         # Complete but for what FastAPI drops when it reads the envelope.
@@ -80,6 +82,8 @@ def test_what_is_wrong_is_refused_before_the_stream(
     [
         {"text": "a"},
         {"input_ids": [0, VOCABULARY - 1]},
+        {"text": "a", "top_logprobs_num": VOCABULARY},
+        {"text": ["a", "b"], "top_logprobs_num": [-1, 5]},
         {"input_ids": [[0], [1]], "kv_hints": [None, {"report": True}]},
         {"input_ids": [[0], [1]], "kv_hints": {"report": True}},
         {"text": "a", "kv_hints": ENVELOPE},

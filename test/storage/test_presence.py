@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,10 @@ def use(directory: Path, ready: Any, leave: Any) -> None:
 
 
 class Neighbour:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, path: Path, does: Callable[[Path, Any, Any], None] = use) -> None:
         context = multiprocessing.get_context("fork")
         ready, self._leave = context.Event(), context.Event()
-        self.process = context.Process(target=use, args=(directory, ready, self._leave))
+        self.process = context.Process(target=does, args=(path, ready, self._leave))
         self.process.start()
         assert ready.wait(30)
 
@@ -58,6 +60,27 @@ def test_a_killed_process_is_counted_once_and_one_that_leaves_is_not(tmp_path: P
     other.look()  # comes later, as a restarted server does
     assert others["lost_neighbours"] == int(kill)
     other.leave()
+
+
+def hold(mark: Path, ready: Any, leave: Any) -> None:
+    """As a process does that looks at the mark and is stopped meanwhile."""
+    with mark.open("r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ready.set()
+        leave.wait(30)
+
+
+def test_a_lost_process_is_no_neighbour_while_another_looks_at_it(tmp_path: Path) -> None:
+    Neighbour(tmp_path).end(kill=True)
+    (mark,) = (tmp_path / "processes").iterdir()
+    looker = Neighbour(mark, hold)
+    counters = StoreCounters()
+    presence = Presence(tmp_path, counters)
+    presence.look()
+    looker.end(kill=False)
+    presence.look()
+    assert (counters["neighbours"], counters["lost_neighbours"]) == (0, 1)
+    presence.leave()
 
 
 def make_older(mark: Path) -> None:

@@ -17,6 +17,7 @@ from sgl_importance.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.tier_chain.kinds.tier import DramTier
 from sgl_importance.tier_chain.kinds.tier_record import Bytes, PageName
 from sgl_importance.tier_chain.open_chain import OpenChain
+from sgl_importance.tier_chain.page_mover import Point
 from sgl_importance.tier_chain.placement import Step
 from sgl_importance.tier_chain.ranking import LruRanking
 from sgl_importance.tier_chain.tier_counters import TierCounters
@@ -354,3 +355,37 @@ def test_all_together_wait_for_a_hung_change_as_long_as_one(
             write(chain, keys_of("a", 1))
     chain._changing_since = None
     assert write(chain, keys_of("a", 1)) == [True]
+
+
+def test_what_is_to_be_stored_does_not_wait_for_a_long_promotion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be given up after ten seconds, and a slow tier needs longer for a long prompt."""
+    monkeypatch.setattr("sgl_importance.tier_chain.chain.HOLD_SECONDS", 0.0)
+    stored = threading.Event()
+    monkeypatch.setattr(time, "sleep", lambda seconds: stored.wait(60))
+    promoted: list[int] = []
+
+    def store() -> None:
+        assert write(chain, keys_of("x", 1), moment=9) == [True]
+        promoted.append(chain.counters["promoted_pages"] - before)
+        stored.set()
+
+    writer = threading.Thread(target=store)
+
+    def at(point: Point) -> None:
+        if is_promoting and writer.ident is None:
+            writer.start()
+
+    is_promoting = False
+    chain = open_chain(tmp_path, at=at)
+    for moment, session in enumerate("abcde"):
+        write(chain, keys_of(session, 2), moment=moment)
+    before = chain.counters["promoted_pages"]
+    is_promoting = True
+    chain.touch(MODEL, keys_of("a", 2), 8)
+    writer.join()
+    assert promoted == [1], "of two"
+    assert chain.counters["promoted_pages"] - before == 2
+    assert kept(chain, "a", 2) == 2
+    chain.check_integrity()

@@ -102,6 +102,22 @@ def test_what_is_evicted_is_demoted_where_the_host_has_it_and_is_loaded_back(mak
     assert driver.component.state.counters.loaded_back_tokens == 4 * PAGE
 
 
+def test_a_copy_that_the_host_gives_up_while_the_device_has_the_kv_is_no_eviction():
+    """Upstream takes such copies first under ``write_back``; nothing is lost with them."""
+    driver, tiers = gated("write_back", ScriptedGate(otherwise=True), storage=False)
+    serve(driver, prompt(0, 4))
+    driver.evict(1)
+    serve(driver, prompt(0, 4))  # it comes back, and stays in the host
+    tiers.settle(driver.cache)
+    held = driver.core.full_host_duplicates
+    assert held
+    assert moved(driver, lambda: driver.evict_host(4 * PAGE)) == {"used_tokens"}
+    assert not held
+    told = [(event.kind, event.tier, event.reason) for _, event in driver.component.state.events.since(0, 99)]
+    assert told[-1] == ("evict", "host", "stock_order")
+    assert moved(driver, lambda: driver.evict(1)) >= {"demoted_tokens_total"}, "copied anew"
+
+
 def test_copies_that_are_made_and_copies_that_are_refused():
     gate = ScriptedGate(otherwise=False)
     driver, tiers = gated("write_through", gate, storage=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
 
 from sgl_importance.metrics_table import FaultPlace
-from sgl_importance.nodes.ghosts import Eviction
+from sgl_importance.nodes.ghosts import Eviction, EvictionReason
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.tiers import Tier
 from sgl_importance.trace.records import EventKind
@@ -185,7 +185,10 @@ class NodeEvents:
             self._state.counters.evicted_body_mass += self._body_mass.remove(node)
         below = {Tier.DEVICE: Tier.HOST if node.backuped else None, Tier.HOST: tier_below_host(metadata)}
         for tier, tokens in ((Tier.DEVICE, device_tokens), (Tier.HOST, host_tokens)):
-            if tokens:
+            if tokens and tier is Tier.HOST and not node.evicted:
+                # Upstream takes copies of what the device has first, in its own order; no KV leaves.
+                self.record(EventKind.EVICT, tier, node, EvictionReason.STOCK_ORDER)
+            elif tokens:
                 reason = self._order.reason(metadata)
                 self._state.counters.evicted(tier, tokens, reason, below=below[tier])
                 self.record(EventKind.EVICT, tier, node, reason)

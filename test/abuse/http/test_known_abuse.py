@@ -210,3 +210,25 @@ def test_a_stop_token_that_the_model_does_not_have_is_refused(
         assert answer.status_code == 400, (path, answer.text)
         assert message(answer).startswith("sampling_params.stop_token_ids: token id ")
     server.raise_if_ended(0.5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_likeliest_tokens_than_the_model_has_are_refused(
+    server: ServerProcess, client: httpx.Client, stream: bool
+):
+    """sglang would ask for so many of the logits."""
+    bodies = {
+        "/generate": {"text": "Alice copper.", "return_logprob": True, "top_logprobs_num": BEYOND},
+        "/v1/completions": {"model": server.name, "prompt": "Alice copper.", "logprobs": BEYOND},
+        "/v1/chat/completions": {
+            "model": server.name,
+            "messages": [{"role": "user", "content": "Alice"}],
+            "logprobs": True,
+            "top_logprobs": BEYOND,
+        },
+    }
+    for path, body in bodies.items():
+        answer = client.post(path, json={**body, "stream": stream})
+        assert answer.status_code == 400, (path, answer.text)
+        assert message(answer).startswith(f"top_logprobs_num: {BEYOND} is more than the model's vocabulary")
+    server.raise_if_ended(0.5)

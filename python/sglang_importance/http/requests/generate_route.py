@@ -11,7 +11,11 @@ from fastapi.routing import APIRoute
 
 from sgl_importance.hints.hints import FIELD
 from sglang_importance.http.requests.request_hints import read_native_hints
-from sglang_importance.http.requests.token_limits import check_stop_tokens, check_token_ids
+from sglang_importance.http.requests.token_limits import (
+    check_stop_tokens,
+    check_token_ids,
+    check_top_logprobs,
+)
 from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.upstream.server_options import importance_options
 
@@ -51,9 +55,11 @@ async def refuse_unusable(request: Request) -> None:
         return  # sglang says so
     if not isinstance(body, dict):
         return
+    vocabulary = manager.model_config.vocab_size
     try:
-        check_token_ids("input_ids", body.get("input_ids"), manager.model_config.vocab_size)
-        check_stop_tokens(body.get("sampling_params"), manager.model_config.vocab_size)
+        check_token_ids("input_ids", body.get("input_ids"), vocabulary)
+        check_stop_tokens(body.get("sampling_params"), vocabulary)
+        check_top_logprobs("top_logprobs_num", body.get("top_logprobs_num"), vocabulary)
         if hints := body.get(FIELD):
             read_native_hints(hints, _num_prompts(body))
     except ValueError as error:

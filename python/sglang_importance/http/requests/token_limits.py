@@ -1,4 +1,4 @@
-"""Prompts that end sglang's scheduler, and the server: of tokens that the model does not have, or of none."""
+"""Requests that end sglang's scheduler, and the server: of tokens that the model has not, or of none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 
 class BadTokens(ValueError):
-    """Token ids that the model does not have, or, in a batch, a prompt without any; the message says where.
+    """Token ids that the model does not have, more than it has, or, in a batch, a prompt without any.
+
+    The message says where.
 
     sglang itself refuses a single prompt without any.
     """
@@ -56,6 +58,24 @@ def check_stop_tokens(sampling_params: Any, vocabulary: int) -> None:
             continue
         place = f"sampling_params.{index}" if is_batch else "sampling_params"
         check_token_ids(f"{place}.stop_token_ids", ids, vocabulary)
+
+
+def check_top_logprobs(field: str, number: Any, vocabulary: int) -> None:
+    """Looks at the number of likeliest tokens that an answer is to name, or at those of a batch.
+
+    Args:
+        field: where it stands in the request.
+        number: what stands there.
+        vocabulary: number of token ids that the model has.
+
+    Raises:
+        BadTokens: the model has fewer tokens.
+    """
+    is_batch = _is_list(number)
+    for index, each in enumerate(number if is_batch else [number]):
+        if isinstance(each, int) and each > vocabulary:
+            place = f"{field}.{index}" if is_batch else field
+            raise BadTokens(f"{place}: {each} is more than the model's vocabulary of {vocabulary}")
 
 
 def unknown_token(ids: Sequence[Any], vocabulary: int) -> str | None:
