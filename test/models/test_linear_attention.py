@@ -7,7 +7,6 @@ did. On GPUs it keeps them within prompts too (``extra_buffer``), which a plugin
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,12 @@ from sgl_importance.trace.reader import open_trace
 from sgl_importance.trace.records import PageLists, Step
 
 from support.families import FAMILIES, VOCABULARY, write_random_model
+from support.kept import wait_until_kept
+from support.prewarms import ended
 from support.python_path import CHECKS, python_path
 from support.reference_attention import attention
 from support.servers import ServerProcess
+from support.waiting import wait_until
 from support.workloads.shared_prefixes import shared_prefixes
 
 pytestmark = pytest.mark.server
@@ -140,8 +142,7 @@ def test_a_pinned_prefix_stays_and_is_a_hit_once_a_request_ended_there(model: Pa
         assert hit(server, prefix + some_tokens(20, 3)) == 0, "its keys and values are there, no state is"
 
         job = server.post("/kv_importance/prewarm", {"input_ids": prefix})["job_id"]
-        while (state := server.get(f"/kv_importance/prewarm/{job}"))["state"] == "running":
-            time.sleep(0.1)
+        state = ended(server, job)
         assert (state["state"], state["done_tokens"]) == ("done", len(prefix))
         assert [hit(server, prefix + some_tokens(20, seed)) for seed in (4, 5)] == [len(prefix)] * 2
 
@@ -149,12 +150,11 @@ def test_a_pinned_prefix_stays_and_is_a_hit_once_a_request_ended_there(model: Pa
         assert server.get("/kv_importance/tree")["nodes"]
         server.flush_cache()
         assert "tree_check: sound with" in server.log()
-        time.sleep(1.5)  # the ledger is at most half a second behind
+        wait_until_kept(server)
 
     # What a conversation said is brought in at the start, with a state at its end.
     with ServerProcess(*flags, "--kv-importance-prewarm", "start", model=model, env=ENV) as server:
-        while "pre-warm: {" not in server.log():
-            time.sleep(0.1)
+        wait_until(lambda: "pre-warm: {" in server.log())
         assert sum(found for _, found in conversations(server, turns=1)) > 0
         assert server.metric(f"{PREFIX}prewarmed_hit_tokens_total") > 0
         server.flush_cache()
