@@ -20,6 +20,7 @@ from support.families import FAMILIES, VOCABULARY, Family, write_random_model
 from support.python_path import CHECKS, python_path
 from support.reference_attention import Planted, planted
 from support.servers import ServerProcess
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -157,6 +158,7 @@ def test_a_family_is_served(family: Family, way: tuple[str, ...], stock: Stock, 
         check_scores(server, wanted=has_scores)
         if has_scores:
             prompts_planted = ask_planted(server, model)
+            wait_until(lambda: len(planted_steps(tmp_path)) == len(prompts_planted))
         server.flush_cache()
         assert re.search(r"tree_check: sound with [1-9]\d* tokens", server.log())
     if has_scores:
@@ -199,10 +201,15 @@ def ask_planted(server: ServerProcess, model: Path) -> tuple[Planted, ...]:
     return pair
 
 
+def planted_steps(trace: Path) -> list[Step]:
+    """The prefills of what was planted, as far as they are written."""
+    records = [record for record in open_trace(trace) if isinstance(record, Step)]
+    return [step for step in records if (step.phase, step.seq_len) == ("prefill", PLANTED_TOKENS)]
+
+
 def check_planted(prompts: tuple[Planted, ...], trace: Path, *, page_tokens: int) -> None:
     """Each page has the share of attention that transformers gives it: it moves with what was planted."""
-    records = [record for record in open_trace(trace) if isinstance(record, Step)]
-    steps = [step for step in records if (step.phase, step.seq_len) == ("prefill", PLANTED_TOKENS)]
+    steps = planted_steps(trace)
     assert len(steps) == len(prompts)
     pages = range(0, PLANTED_TOKENS, page_tokens)
     for step, each in zip(steps, prompts, strict=True):

@@ -22,6 +22,7 @@ from support.families import FAMILIES, VOCABULARY, write_random_model
 from support.kept import wait_until_kept
 from support.prewarms import ended
 from support.python_path import CHECKS, python_path
+from support.recordings import wait_until_recorded
 from support.reference_attention import attention
 from support.servers import ServerProcess
 from support.waiting import wait_until
@@ -90,6 +91,7 @@ def test_page_scores_are_those_of_the_layers_that_attend(model: Path, tmp_path: 
         reply = asked(server, second)
         assert reply["meta_info"]["cached_tokens"] == len(first) + ANSWER_TOKENS - 1
         assert f"Page scores from layers {list(FULL_ATTENTION)}" in server.log()
+        wait_until_recorded(tmp_path, [reply["meta_info"]["id"]])
         server.flush_cache()
     (expected,) = attention(model, [[*second, *reply["output_ids"]]], FULL_ATTENTION)
     records = list(open_trace(tmp_path))

@@ -17,6 +17,7 @@ from sgl_importance_kernels.reference.page_scores import PageScores, combine_lay
 
 from support.models import SMALL_LLAMA, write_random_llama
 from support.python_path import CHECKS, python_path
+from support.recordings import wait_until_recorded
 from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
@@ -98,6 +99,7 @@ def test_prefill_windows_and_decode_steps_are_folded_as_defined(
         assert "HAS NOT RUN ON ANY GPU" in server.log()
         nodes = server.get("/kv_importance", limit=100)["nodes"]
         assert sum(node["queries"] for node in nodes) > 0
+        wait_until_recorded(tmp_path, [reply["meta_info"]["id"] for reply in replies])
     *_, prefill_1, decode_1, prefill_2, decode_2 = (
         record for record in open_trace(tmp_path) if isinstance(record, Fold)
     )
