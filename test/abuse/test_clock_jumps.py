@@ -25,6 +25,8 @@ from sgl_importance.storage.page_transfer import PageTransfer
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
 
+from support.waiting import wait_until
+
 PAGE_BYTES = 512
 MODEL = bytes(32)
 DAY = 86_400.0
@@ -58,10 +60,7 @@ def test_a_pin_keeps_its_time_and_its_row(
     ledger = Ledger(tmp_path / "l.sqlite", MODEL, page_size=4)
     writer = LedgerWriter(ledger, worth=lambda *_: 1.0, clock=0, evidence=evidence, budget_bytes=1 << 20)
     writer.keep_pins([held], 1)
-    deadline = time.monotonic() + 30
-    while writer.surviving_pins() != {"held"}:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: writer.surviving_pins() == {"held"})
     wall.seconds = seconds
     assert before <= steady_time() < before + 60
     writer.keep_pins([held, Pin("new", array("q", range(4)))], 2)  # every write also forgets what has ended

@@ -21,6 +21,7 @@ from sgl_importance import cli
 from sgl_importance.terminal import interrupts_behind_compilation
 
 from support.processes import command_line
+from support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 120
@@ -52,7 +53,7 @@ def interrupt(command: Sequence[str], ready: Callable[[psutil.Process], bool], c
         _, stderr = process.communicate(timeout=LIMIT_SECONDS)
     finally:
         process.kill()
-        _, alive = psutil.wait_procs(family, timeout=20)
+        _, alive = psutil.wait_procs(family, timeout=HANG_SECONDS)
         for left in alive:
             with suppress(psutil.NoSuchProcess):
                 left.kill()

@@ -9,7 +9,7 @@ import sqlite3
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -79,11 +79,21 @@ def busy_writer(folder: Path) -> LedgerWriter:
     return writer
 
 
+def remove(folder: Path) -> None:
+    """With what is in it; a writer that looks meanwhile puts nothing new into what is about to go."""
+    shutil.rmtree(folder.rename(folder.with_name("removed")))
+
+
+def replace(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.mkdir(exist_ok=True)  # the writer may have been quicker
+
+
 TAKE_AWAY = {
-    "removed": lambda folder: shutil.rmtree(folder),
+    "removed": remove,
     "moved": lambda folder: folder.rename(folder.with_name("elsewhere")),
     "only the file": lambda folder: (folder / LEDGER_FILE).unlink(),
-    "replaced": lambda folder: (folder.rename(folder.with_name("elsewhere")), folder.mkdir()),
+    "replaced": replace,
 }
 
 
@@ -109,13 +119,13 @@ def test_pins_are_said_to_be_lost_from_the_moment_on(
 ) -> None:
     monkeypatch.setattr(LedgerWriter, "_has_place", lambda self: False)  # the writer has not noticed yet
     time.sleep(0.1)
-    assert writer.surviving_pins() == {"a", "b"}
+    wait_until(lambda: writer.surviving_pins() == {"a", "b"})  # where the look takes long, there are none
     TAKE_AWAY[taken](folder)
     assert writer.surviving_pins() == frozenset()
 
 
 def test_a_file_of_another_server_in_its_place_is_used_as_it_is(folder: Path, writer: LedgerWriter) -> None:
-    shutil.rmtree(folder)
+    remove(folder)
     other = writer_of(open_ledger(folder / LEDGER_FILE))
     other.put(Visit([prefix(9, 100)], 100, NAMESPACE, None))
     other.keep_pins([pin("theirs")], 100)
@@ -130,7 +140,7 @@ def test_two_servers_on_a_directory_that_is_removed(folder: Path, writer: Ledger
     other = writer_of(open_ledger(folder / LEDGER_FILE))
     other.keep_pins([pin("theirs")], 7)
     wait_until(lambda: other.surviving_pins() == {"theirs"})
-    shutil.rmtree(folder)
+    remove(folder)
     wait_until(lambda: writer.surviving_pins() == {"a", "b"} and other.surviving_pins() == {"theirs"})
     assert content(folder / LEDGER_FILE)[:2] == ({"a", "b", "theirs"}, {1, 2, 3, 4, 5})
     writer.keep_pins([pin("a")], 8)
@@ -150,7 +160,7 @@ def test_what_was_counted_of_reuse_comes_along(folder: Path) -> None:
         if clock == 2000:
             writer.put(Visit((), clock, None, ReuseEvidence.of(reuse)))
             wait_until(lambda: content(folder / LEDGER_FILE)[2] == 2000)
-            shutil.rmtree(folder)
+            remove(folder)
     writer.put(Visit((), 2999, None, ReuseEvidence.of(reuse)))
     writer.close()
     with closing(open_ledger(folder / LEDGER_FILE)) as ledger:
@@ -165,8 +175,18 @@ def test_where_none_can_be_made_pins_are_lost_until_one_can(
     folder: Path, writer: LedgerWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    shutil.rmtree(folder)
-    folder.write_text("in the way")
+    remove(folder)
+    file = folder.with_name("file")
+    file.write_text("in the way")
+
+    def is_in_the_way() -> bool:
+        if folder.is_dir():  # the writer has been quicker
+            remove(folder)
+        with suppress(OSError):
+            file.rename(folder)
+        return folder.is_file()
+
+    wait_until(is_in_the_way)
     wait_until(lambda: "the server goes on without" in caplog.text)
     assert writer.surviving_pins() == frozenset()
     writer.keep_pins([pin("a"), pin("c")], 9)
@@ -181,7 +201,7 @@ def test_where_none_can_be_made_pins_are_lost_until_one_can(
 def test_a_stop_makes_it_again_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_writer, "LOOK_SECONDS", 3600.0)
     writer = busy_writer(folder)
-    shutil.rmtree(folder)
+    remove(folder)
     writer.close()
     assert content(folder / LEDGER_FILE) == ({"a", "b"}, {1, 2, 3, 4, 5}, 7)
 

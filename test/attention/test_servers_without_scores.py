@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +10,9 @@ import pytest
 
 from sgl_importance.metrics_table import PREFIX
 
+from support.kept import wait_until_kept
 from support.models import write_random_llama
+from support.prewarms import ended
 from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
@@ -99,15 +100,12 @@ def test_pins_ledger_prewarm_and_store_need_no_scores(model: Path, tmp_path: Pat
         (held,) = server.get("/kv_importance/pins")["pins"]
         assert (held["pin_id"], held["resident_tokens"]) == (pin["pin_id"], 160)
         check_no_scores(server)
-        time.sleep(1.5)  # the ledger is at most half a second behind
+        wait_until_kept(server)
         server.kill_launcher()
     with ServerProcess(*flags, model=model) as server:
-        deadline = time.monotonic() + 60
-        while not (jobs := server.get("/kv_importance/prewarm")["jobs"]) or jobs[0]["state"] == "running":
-            assert time.monotonic() < deadline, "no pre-warm at the start"
-            time.sleep(0.1)
-        assert (jobs[0]["origin"], jobs[0]["state"], jobs[0]["refused_tokens"]) == ("start", "done", 0)
-        assert jobs[0]["hit_tokens"]["storage"] > 0
+        job = ended(server)
+        assert (job["origin"], job["state"], job["refused_tokens"]) == ("start", "done", 0)
+        assert job["hit_tokens"]["storage"] > 0
         (restored,) = server.get("/kv_importance/pins")["pins"]
         assert restored["tokens"] == 160
         reply = asked(server, documents[0])

@@ -202,14 +202,15 @@ def ask_planted(server: ServerProcess, model: Path) -> tuple[Planted, ...]:
 
 
 def planted_steps(trace: Path) -> list[Step]:
-    """The prefill of each planted prompt."""
-    steps = (record for record in open_trace(trace) if isinstance(record, Step))
-    return [step for step in steps if (step.phase, step.seq_len) == ("prefill", PLANTED_TOKENS)]
+    """The prefills of what was planted, as far as they are written."""
+    records = [record for record in open_trace(trace) if isinstance(record, Step)]
+    return [step for step in records if (step.phase, step.seq_len) == ("prefill", PLANTED_TOKENS)]
 
 
 def check_planted(prompts: tuple[Planted, ...], trace: Path, *, page_tokens: int) -> None:
     """Each page has the share of attention that transformers gives it: it moves with what was planted."""
     steps = planted_steps(trace)
+    assert len(steps) == len(prompts)
     pages = range(0, PLANTED_TOKENS, page_tokens)
     for step, each in zip(steps, prompts, strict=True):
         assert step.query_tokens == WINDOW

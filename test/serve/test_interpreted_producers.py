@@ -5,22 +5,20 @@ The expected scores are made of the attention that transformers computes for the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from sgl_importance.trace.reader import open_trace
 from sgl_importance.trace.records import Fold
 from sgl_importance_kernels.reference.page_scores import PageScores, combine_layers, pages_of
 
 from support.models import SMALL_LLAMA, write_random_llama
 from support.python_path import CHECKS, python_path
-from support.recordings import records_about
+from support.recordings import wait_until_recorded
 from support.servers import ServerProcess
-from support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -71,10 +69,6 @@ def definition(layers: list[torch.Tensor], positions: list[int]) -> tuple[np.nda
     return (body_mass / body_mass.sum()).numpy(), combined.peak.amax(dim=0).numpy()
 
 
-def folds_of(trace: Path, replies: Sequence[dict[str, Any]]) -> list[Fold]:
-    return [each for each in records_about(trace, replies) if isinstance(each, Fold)]
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -105,8 +99,10 @@ def test_prefill_windows_and_decode_steps_are_folded_as_defined(
         assert "HAS NOT RUN ON ANY GPU" in server.log()
         nodes = server.get("/kv_importance", limit=100)["nodes"]
         assert sum(node["queries"] for node in nodes) > 0
-        wait_until(lambda: len(folds_of(tmp_path, replies)) == 4)
-    prefill_1, decode_1, prefill_2, decode_2 = folds_of(tmp_path, replies)
+        wait_until_recorded(tmp_path, [reply["meta_info"]["id"] for reply in replies])
+    *_, prefill_1, decode_1, prefill_2, decode_2 = (
+        record for record in open_trace(tmp_path) if isinstance(record, Fold)
+    )
     for prompt, reply, folds in (
         (FIRST, replies[0], (prefill_1, decode_1)),
         (SECOND, replies[1], (prefill_2, decode_2)),

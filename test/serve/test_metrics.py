@@ -18,7 +18,9 @@ from sgl_importance.metrics_table import METRICS, PREFIX, TIER, Metric
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
 
+from support.prewarms import ended
 from support.servers import ServerProcess, free_port
+from support.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.server
 
@@ -55,11 +57,7 @@ def busy(server: ServerProcess) -> ServerProcess:
         server.generate(encode(document.messages(name)), max_new_tokens=4)
     server.get("/kv_importance")
     prompt = [7 + i % 40 for i in range(256)]
-    job = server.post("/kv_importance/prewarm", {"input_ids": prompt})["job_id"]
-    deadline = time.monotonic() + 30
-    while server.get(f"/kv_importance/prewarm/{job}")["state"] == "running":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    ended(server, server.post("/kv_importance/prewarm", {"input_ids": prompt})["job_id"])
     server.generate(prompt, max_new_tokens=2)
     return server
 
@@ -150,7 +148,9 @@ def prometheus(busy: ServerProcess, tmp_path_factory: pytest.TempPathFactory) ->
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=10) as client:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=HANG_SECONDS
+        ) as client:
             _wait_until(lambda: _is_ready(port, client) and _scrapes(client) >= 1, folder)
             busy.generate([9] * 200, max_new_tokens=4)
             seen = _scrapes(client)
@@ -172,8 +172,8 @@ def _scrapes(client: httpx.Client) -> int:
     return int(result[0]["value"][1]) if result else 0
 
 
-def _wait_until(holds, folder: Path, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
+def _wait_until(holds, folder: Path) -> None:
+    deadline = time.monotonic() + HANG_SECONDS
     while not holds():
         assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
         time.sleep(0.1)

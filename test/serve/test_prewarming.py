@@ -20,6 +20,8 @@ from sglang_importance.http.prewarming import (
 )
 from sglang_importance.placement.prewarm_request import is_prewarm, new_rid
 
+from support.waiting import HANG_SECONDS
+
 PAGE = 16
 STEP = 64
 
@@ -177,7 +179,7 @@ def test_what_was_asked_for_does_not_wait_for_what_waits_for_an_idle_server():
         prewarmer = Prewarmer(manager, plenty, page_size=PAGE, min_step_tokens=STEP)
         waiting = asyncio.create_task(prewarmer.run(unasked, [[path(200)]]))
         await asyncio.sleep(0.05)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await prewarmer.run(asked_for, [[path(400)]])
             assert (asked_for.done_tokens, unasked.done_tokens) == (400, 0)
             manager.rid_to_state.clear()
@@ -248,7 +250,15 @@ def test_what_nobody_asked_for_leaves_a_tenth_of_the_device_free(short_of: int, 
 
 
 def test_time_ends_a_job():
-    manager, the_job = Manager(seconds=0.2), job(max_seconds=0.3)
+    class Slowing(Manager):
+        """Its first step ends at once; the second does not."""
+
+        async def generate_request(self, request, _):
+            async for answer in super().generate_request(request, _):
+                yield answer
+            self.seconds = 3600.0
+
+    manager, the_job = Slowing(), job(max_seconds=0.3)
     run(manager, the_job, path(10_000))
     assert the_job.state is State.DONE
     assert "0.3 seconds were over" in the_job.detail
@@ -257,12 +267,13 @@ def test_time_ends_a_job():
 
 
 def test_a_cancelled_job_aborts_its_step():
-    manager, the_job = Manager(seconds=5.0), job()
+    manager, the_job = Manager(seconds=3600.0), job(max_seconds=3600.0)
 
     async def cancel() -> None:
         prewarmer = Prewarmer(manager, plenty, page_size=PAGE, min_step_tokens=STEP)
         running = asyncio.create_task(prewarmer.run(the_job, [[path(1000)]]))
-        await asyncio.sleep(0.05)
+        while not manager.overlapping:
+            await asyncio.sleep(0)
         running.cancel()
         await running
 

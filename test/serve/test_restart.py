@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +11,14 @@ import pytest
 from sgl_importance.probe.tasks import make_document
 from sgl_importance.probe.tokenizer import encode
 
+from support.kept import wait_until_kept
+from support.prewarms import PATH, ended
 from support.servers import ServerProcess
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 
 POOL_TOKENS = 8192
-PATH = "/kv_importance/prewarm"
 
 
 def prompts() -> list[list[int]]:
@@ -40,18 +41,6 @@ def flags(folder: Path) -> tuple[str, ...]:
     )
 
 
-def ended(server: ServerProcess, job_id: str | None = None) -> dict:
-    """The job, or the server's own at its start, once it has ended."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        jobs = server.get(PATH)["jobs"]
-        chosen = [job for job in jobs if job["job_id"] == job_id or (not job_id and job["origin"] == "start")]
-        if chosen and chosen[0]["state"] != "running":
-            return chosen[0]
-        time.sleep(0.1)
-    raise AssertionError(f"no pre-warm ended: {server.get(PATH)}")
-
-
 @pytest.fixture(scope="module")
 def before(
     probe_model: Path, tmp_path_factory: pytest.TempPathFactory
@@ -67,7 +56,8 @@ def before(
             server.post("/kv_importance/pin", body)
         ended = server.post("/kv_importance/pin", PINS["unsalted"])["pin_id"]
         server.post("/kv_importance/unpin", {"pin_id": ended})
-        time.sleep(1.5)  # the ledger is at most half a second behind
+        wait_until_kept(server)
+        wait_until(lambda: all(pin["survives_restart"] for pin in server.get("/kv_importance/pins")["pins"]))
         pins = server.get("/kv_importance/pins")
         server.kill_launcher()
     return folder, warm, tree, pins
@@ -115,8 +105,9 @@ def test_what_was_learnt_is_there_again(before, after: ServerProcess):
 
 def test_pins_hold_again_for_what_is_left_of_their_time(before, after: ServerProcess):
     *_, held = before
+    # Where it takes long to look whether the ledger is still there, a server says that none survives.
+    wait_until(lambda: all(pin["survives_restart"] for pin in after.get("/kv_importance/pins")["pins"]))
     restored = after.get("/kv_importance/pins")["pins"]
-    assert all(pin["survives_restart"] for pin in (*held["pins"], *restored))
     for name in ("pin_id", "tokens", "cache_salt", "granted_tokens", "source"):
         assert [pin[name] for pin in restored] == [pin[name] for pin in held["pins"]], name
     assert [pin["cache_salt"] for pin in restored] == [None, "kept", "kept"]
@@ -184,15 +175,19 @@ def test_a_job_can_be_cancelled(after: ServerProcess):
 
 
 def test_an_idle_server_fills_the_room_that_it_has(after: ServerProcess):
-    def idle_tokens() -> int:
-        return sum(job["done_tokens"] for job in after.get(PATH)["jobs"] if job["origin"] == "idle")
+    def idle_jobs() -> dict[str, dict]:
+        return {job["job_id"]: job for job in after.get(PATH)["jobs"] if job["origin"] == "idle"}
 
-    before = idle_tokens()
+    before = idle_jobs()
     after.flush_cache()
-    deadline = time.monotonic() + 30
-    while idle_tokens() < before + 700:
-        assert time.monotonic() < deadline, after.get(PATH)
-        time.sleep(0.2)
+    # Each is begun behind a request of a user; that of the last ones may have begun before the flush.
+    after.generate([1, 2, 3], max_new_tokens=1)
+
+    def has_filled() -> bool:
+        new = [job for job_id, job in idle_jobs().items() if job_id not in before]
+        return any(job["state"] != "running" and job["done_tokens"] >= 700 for job in new)
+
+    wait_until(has_filled)
     assert after.generate(prompts()[0], max_new_tokens=1)["meta_info"]["cached_tokens"] == 400
 
 

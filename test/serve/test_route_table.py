@@ -9,10 +9,20 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY
 from sglang.srt.utils.auth import add_api_key_middleware
-from sglang.srt.utils.common import add_prometheus_track_response_middleware
 
 from sgl_importance.options import ImportanceOptions
 from sglang_importance.http.routes import PREFIX, install_routes
+
+try:
+    from sglang.srt.observability import http_request_metrics
+except ImportError:  # before 0.5.23
+    from sglang.srt.utils.common import add_prometheus_track_response_middleware as count_requests
+else:
+
+    def count_requests(app: FastAPI) -> None:
+        http_request_metrics.init_http_request_metrics()
+        http_request_metrics.add_http_request_metrics_middleware(app)
+
 
 ADMIN_KEY, USER_KEY = "admin", "user"
 
@@ -37,7 +47,7 @@ def operations() -> Iterator[tuple[str, str]]:
 def counted() -> TestClient:
     """Our routes behind sglang's counting of requests, whose series can be registered once in a process."""
     app = our_app()
-    add_prometheus_track_response_middleware(app)
+    count_requests(app)
     return TestClient(app, raise_server_exceptions=False)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,9 @@ from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.trace.reader import TraceReader
 from sgl_importance.trace.records import Header, RequestAdmitted, RequestFinished
 
+from support.recordings import wait_until_recorded
 from support.servers import ServerProcess, free_port
+from support.waiting import wait_until
 
 API_KEY = "secret"
 POOL_TOKENS, PAGE_SIZE = 2048, 16
@@ -68,13 +69,9 @@ def test_a_live_comparison_is_the_replay_of_its_recording(probe_model: Path, tmp
         *("--kv-importance-trace", str(tmp_path)),
     )
     with ServerProcess(*flags, model=probe_model, api_key=API_KEY) as server:
-        for prompt in _questions(40):
-            server.generate(prompt, max_new_tokens=3)
-        for _ in range(100):
-            observed = server.get("/kv_importance", limit=1)["observe"]
-            if not observed["waiting_events"]:
-                break
-            time.sleep(0.1)
+        replies = [server.generate(prompt, max_new_tokens=3) for prompt in _questions(40)]
+        wait_until_recorded(tmp_path, [reply["meta_info"]["id"] for reply in replies])
+        wait_until(lambda: not server.get("/kv_importance", limit=1)["observe"]["waiting_events"])
         refused = _run("--url", server.base_url)
         assert (refused.exit_code, "--api-key" in refused.output) == (2, True)
         asked = _run("--url", server.base_url, "--api-key", API_KEY, "--json")

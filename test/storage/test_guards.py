@@ -15,6 +15,8 @@ from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
 from sglang_importance.storage import guards
 from sglang_importance.storage.weights import WATCH
 
+from support.waiting import HANG_SECONDS, wait_until
+
 pytestmark = pytest.mark.usefixtures("watch")
 
 
@@ -70,16 +72,24 @@ class Controller(SimpleNamespace):
     def _reduce_prefetch_ack(self, ack: PrefetchAck) -> None:
         guards._around_reduce_ack(lambda controller, ack: None, self, ack)
 
-    def completed(self, seconds: float = 0.5) -> list[Any]:
-        """Operations whose last acknowledgement reaches the scheduler."""
-        time.sleep(seconds)
-        acks = [self.ack_prefetch_queue.get() for _ in range(self.ack_prefetch_queue.qsize())]
-        return [ack.operation for ack in acks if ack.completed_req]
+    def completed(self, expected: int = 1) -> list[Any]:
+        """Operations whose last acknowledgement reaches the scheduler: as many, and what follows at once."""
+        found: list[Any] = []
+
+        def are_there() -> bool:
+            acks = [self.ack_prefetch_queue.get() for _ in range(self.ack_prefetch_queue.qsize())]
+            found.extend(ack.operation for ack in acks if ack.completed_req)
+            return len(found) >= expected
+
+        wait_until(are_there)
+        time.sleep(0.3)
+        are_there()
+        return found
 
     def stop(self) -> None:
         self.storage_stop_event.set()
         for thread in self.threads:
-            thread.join(5)
+            thread.join(HANG_SECONDS)
             assert not thread.is_alive()
 
 
@@ -109,7 +119,8 @@ def test_a_thread_that_dies_between_prefetches_acknowledges_none_again() -> None
     assert controller.completed() == [operation]
     controller.prefetch_buffer.dies_at = "get"
     controller.prefetch_buffer.put(None)
-    assert controller.completed() == []
+    wait_until(lambda: WATCH.counters["thread_faults"])
+    assert controller.completed(0) == []
     assert WATCH.counters["thread_faults"] == 1
     controller.stop()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from sgl_importance.storage.page_record import decode_header
 
 from support.servers import ServerProcess
 from support.store_bench import COMMON_FLAGS, PAGE_TOKENS, PROMPT_PAGES, answer, count, flush, store_flags
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.nightly]
 
@@ -44,10 +44,8 @@ def test_a_page_that_fails_on_one_rank_is_a_miss_on_both(
 
     with ServerProcess(*store_flags(tmp_path), *RANKS, model=models[0], env=ranks_env) as server:
         served(server)
-        deadline = time.monotonic() + 20
-        while len(files := [file.path for file in scan(tmp_path / "pages")]) < 2 * PROMPTS * PROMPT_PAGES:
-            assert time.monotonic() < deadline, f"{len(files)} pages were written"
-            time.sleep(0.1)
+        wait_until(lambda: len(list(scan(tmp_path / "pages"))) >= 2 * PROMPTS * PROMPT_PAGES)
+        files = [file.path for file in scan(tmp_path / "pages")]
         of_ranks = sorted({file.parent for file in files})
         assert len(of_ranks) == 2, "each rank has an identity of its own"
         flush(server)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from sgl_importance.storage.page_record import decode_header
 
 from support.servers import ServerProcess
 from support.store_bench import PAGE_TOKENS, Disk, count, fault_env, flush, store_flags, wait_for_memory
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -40,11 +40,8 @@ class Thought:
     def files(self) -> list[StoredFile]:
         """Of all pages, once they are written."""
         expected = (len(self.prompt) + len(self.tokens) - 1) // PAGE_TOKENS
-        for _ in range(200):
-            if len(found := list(scan(self.disk.store / "pages"))) >= expected:
-                return found
-            time.sleep(0.05)
-        raise AssertionError(f"{len(found)} of {expected} pages were stored")
+        wait_until(lambda: len(list(scan(self.disk.store / "pages"))) >= expected)
+        return list(scan(self.disk.store / "pages"))
 
     def continued(self, step: int, tokens: int = GOES_ON) -> tuple[list[int], int]:
         """What follows the first ``step`` tokens, and how many tokens of all before came from storage."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from support.fuzz import run
+from support.kept import wait_until_kept
 from support.models import write_random_llama
 from support.python_path import CHECKS, python_path
 from support.servers import ServerProcess
@@ -50,7 +50,7 @@ def test_an_upgrade_of_sglang(tmp_path: Path) -> None:
     with ServerProcess(*flags, model=model) as server:
         pin = server.post("/kv_importance/pin", {"input_ids": documents[0][:PINNED_TOKENS]})
         answers = [asked(server, document)["output_ids"] for document in documents]
-        time.sleep(1.5)  # the ledger is at most half a second behind
+        wait_until_kept(server)
     (before,) = store("stat", str(tmp_path / "store"))["models"]
     # The same release would find everything: test/serve/test_restart.py.
     assert before["pages"] >= len(documents) * STORED_TOKENS // 16
@@ -67,7 +67,7 @@ def test_an_upgrade_of_sglang(tmp_path: Path) -> None:
         assert [reply["output_ids"] for reply in replies] == answers
         (held,) = server.get("/kv_importance/pins")["pins"]
         assert held["resident_tokens"] == PINNED_TOKENS
-        time.sleep(1.5)
+        wait_until_kept(server)
 
     new, old = store("stat", str(tmp_path / "store"))["models"]
     assert (new["facts"]["sglang"], old["identity"]) == ("0.5.99", before["identity"])

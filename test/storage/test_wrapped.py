@@ -248,7 +248,7 @@ def test_a_write_that_goes_wrong_stores_nothing(tmp_path: Path, fault: str) -> N
 
 
 def test_nobody_waits_for_a_backend_that_hangs_and_its_late_bytes_go_nowhere(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, timeout_ms=200)
+    bench = Bench(tmp_path, timeout_ms=1000)
     bench.raw.fault = "get hangs"
     bench.overwrite_host_pool()
     before = bench.pool.kv_buffer.clone()

@@ -1,18 +1,26 @@
-"""What a running server has written into its recording by now; a thread of its own writes it."""
+"""Recordings of a server that still runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import Record, RequestAdmitted
+from sgl_importance.trace.records import RequestAdmitted, RequestFinished
+
+from support.waiting import wait_until
 
 
-def records_about(directory: Path, replies: Sequence[dict[str, Any]]) -> list[Record]:
-    """Records of the requests behind some answers, in the order in which they were written."""
-    records = list(open_trace(directory))
-    rids = {reply["meta_info"]["id"] for reply in replies}
-    asked = {each.request for each in records if isinstance(each, RequestAdmitted) and each.rid in rids}
-    return [each for each in records if getattr(each, "request", None) in asked]
+def wait_until_recorded(trace: Path, rids: Collection[str]) -> None:
+    """Until the ends of these requests are written, and what came before: a thread writes behind the answers.
+
+    What a server asks itself is recorded, too: to count requests would not do.
+    """
+
+    def are_written() -> bool:
+        records = list(open_trace(trace))
+        names = {record.request: record.rid for record in records if isinstance(record, RequestAdmitted)}
+        ended = {names.get(record.request) for record in records if isinstance(record, RequestFinished)}
+        return ended.issuperset(rids)
+
+    wait_until(are_written, look_every=0.1)

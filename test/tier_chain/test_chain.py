@@ -27,6 +27,7 @@ from support.tier_chains import (
     write,
     wrong_pages,
 )
+from support.waiting import wait_until
 
 KINDS = ["dram", "cxl", "fs"]
 
@@ -223,6 +224,7 @@ def test_readers_meet_moves(tmp_path: Path) -> None:
         thread.start()
     for turn in range(60):
         chain.touch(MODEL, keys_of("abcde"[turn % 5], 2), turn)
+    wait_until(lambda: read[0])
     stop.set()
     for thread in threads:
         thread.join()

@@ -334,7 +334,7 @@ def test_writes_of_a_backend_that_go_wrong_keep_the_other_tier(
 def test_nobody_waits_for_a_backend_that_hangs(tmp_path: Path, served: ServedChain) -> None:
     pool = make_pool("page_first")
     tiers = str(hicache_tiers(tmp_path, "zero copy"))
-    backend = make_backend(pool, tmp_path / "store", tiers=tiers, timeout_ms=200)
+    backend = make_backend(pool, tmp_path / "store", tiers=tiers, timeout_ms=1000)
     assert backend.batch_set_v1(KEYS, slots(0)) == [True] * PAGES
     raw = raw_backend(backend)
     raw.fault = "get hangs"

@@ -38,7 +38,7 @@ from sgl_importance.trace.segments import segment_files
 from sgl_importance.trace.token_sequence import TokenSequence
 from sgl_importance.trace.writer import NO_PAGES, TraceWriter
 
-from support.waiting import wait_until
+from support.waiting import HANG_SECONDS, wait_until
 from support.workloads.recordings import PAGE_SIZE, make_header
 
 
@@ -278,7 +278,7 @@ def test_a_slow_disk_drops_records_and_says_how_many(tmp_path: Path, monkeypatch
 
     def encode_late(record: Record) -> bytes:
         if not isinstance(record, Header):
-            disk_works.wait(10)
+            disk_works.wait(HANG_SECONDS)
         return encode_now(record)
 
     monkeypatch.setattr(writer_module, "encode", encode_late)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from sgl_importance.trace.page_steps import PageRecording, RequestEnd, load_page
 from sgl_importance.trace.records import RequestAdmitted, Step
 
 from support.servers import ServerProcess
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -44,15 +44,15 @@ def ask(server: ServerProcess) -> list[list[int]]:
 
 
 def load_when_written(directory: Path, requests: int) -> PageRecording:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if any(directory.iterdir()):
-            recording = load_page_steps(directory)
-            ends = [event.request for event in recording.events if isinstance(event, RequestEnd)]
-            if [recording.requests[end].kind for end in ends].count("asked") == requests:
-                return recording
-        time.sleep(0.1)
-    raise AssertionError(f"fewer than {requests} requests were recorded in time")
+    def is_written() -> bool:
+        if not any(directory.iterdir()):
+            return False
+        recording = load_page_steps(directory)
+        ends = [event.request for event in recording.events if isinstance(event, RequestEnd)]
+        return [recording.requests[end].kind for end in ends].count("asked") == requests
+
+    wait_until(is_written, look_every=0.1)
+    return load_page_steps(directory)
 
 
 def test_a_server_records_what_every_token_attends_to(probe_model: Path, tmp_path: Path) -> None:

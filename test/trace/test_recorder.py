@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from sgl_importance.trace.records import (
     TreeEvent,
 )
 
+from support.recordings import wait_until_recorded
 from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
@@ -75,15 +75,6 @@ def make_prompts() -> list[list[int]]:
     return prompts
 
 
-def wait_for(directory: Path, finished: int) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if sum(isinstance(record, RequestFinished) for record in open_trace(directory)) >= finished:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"fewer than {finished} requests were recorded in time")
-
-
 def ask_all(server: ServerProcess, prompts: list[list[int]]) -> list[dict[str, Any]]:
     return [server.generate(p, max_new_tokens=ANSWER_TOKENS, ignore_eos=True) for p in prompts]
 
@@ -103,7 +94,7 @@ def recorded(probe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Rec
     with ServerProcess(*flags, *tracing, model=probe_model) as server:
         replies = ask_all(server, prompts)
         snapshot = server.get("/kv_importance", limit=1000)
-        wait_for(directory, len(prompts))
+        wait_until_recorded(directory, [reply["meta_info"]["id"] for reply in replies])
     reader = open_trace(directory)
     return Recorded(prompts, replies, plain_replies, snapshot, reader, list(reader))
 
