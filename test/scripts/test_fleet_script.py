@@ -127,6 +127,13 @@ def test_the_router_knows_every_server() -> None:
     assert value(front, "--port") == "29500"
 
 
+def is_alive(number: int) -> bool:
+    try:
+        return bool(psutil.Process(number).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def process(folder: Path, script: str) -> Process:
     return Process("some", ["bash", "-c", script], "http://127.0.0.1:9/health", folder)
 
@@ -152,7 +159,7 @@ def test_it_ends_with_all_that_it_started(tmp_path: Path) -> None:
     child = int(number.read_text())
     assert psutil.pid_exists(child)
     parent.stop(signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+    wait_until(lambda: not is_alive(child))
 
 
 FLEET = """
@@ -195,10 +202,6 @@ def started(*words, **settings):
 fleet_processes.subprocess = Namespace(**{**vars(subprocess), "Popen": started})
 """
 """For ``FLEET``: Ctrl-C while a program starts, which runs before it is known that it does."""
-
-
-def is_alive(number: int) -> bool:
-    return psutil.pid_exists(number) and psutil.Process(number).status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(

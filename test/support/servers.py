@@ -37,8 +37,11 @@ FAULT_SERIES = ("sglang:kv_importance_faults_total", "sglang:kv_importance_store
 FAULT_LINES = re.compile(r"KV importance: fault in \w+|kv-importance-store: \w+ thread: .*")
 
 
-PORTS = range(20_000, 32_768)
-"""Below those that Linux gives to connections: a server binds its port many seconds after it was chosen."""
+PORTS = range(20_000, 29_000)
+"""Below those that Linux gives to connections: a server binds its port many seconds after it was chosen.
+
+Nor those that scripts are tried with, 30000 by default, which look whether somebody listens there.
+"""
 
 
 def free_port() -> int:
