@@ -15,6 +15,7 @@ __all__ = ["NO_PARENT", "IntArray", "Trace", "TraceBuilder"]
 
 IntArray = npt.NDArray[np.int64]
 NO_PARENT = -1
+MOST_TOKENS = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +116,11 @@ class TraceBuilder:
         """Appends one request.
 
         Raises:
-            ValueError: a block has another parent than before, or appears twice in the request; or time
-                runs backwards. The request is then not added.
+            ValueError: a block has another parent than before, or appears twice in the request; time runs
+                backwards; or there are more tokens than 64 bits count. The request is then not added.
         """
+        if (tokens := max(input_tokens, output_tokens)) > MOST_TOKENS:
+            raise ValueError(f"has {tokens} tokens")
         if self._seconds and seconds < self._seconds[-1]:
             raise ValueError(f"arrives at {seconds} s, before the request ahead of it")
         names = list(blocks)

@@ -71,11 +71,16 @@ def read_requests(path: Path) -> list[WorkloadRequest]:
     """Reads what ``write_requests`` wrote.
 
     Raises:
-        WorkloadError: a line is no request, or there is none; names file, line and cause.
+        WorkloadError: the file cannot be read, a line is no request, or there is none; names file, line and
+            cause.
     """
     requests = []
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise WorkloadError(f"{path}: {error.strerror}: name a file that can be read") from error
     decoder = msgspec.json.Decoder(WorkloadRequest)
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(content.splitlines(), start=1):
         try:
             requests.append(decode_json(decoder.decode, line))
         except BadJson as error:

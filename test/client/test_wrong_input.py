@@ -49,6 +49,7 @@ WRONG = [
     (f"replay ok.jsonl {SIZE} --json folder", "is a directory: name a file in it"),
     (f"replay ok.jsonl {SIZE} --plot rates.xyz", "end the name in .png"),
     (f"replay /proc/self/mem {SIZE}", "Input/output error"),
+    ("study sensitivity folder --workload /proc/self/mem", "name a file that can be read"),
     ("replay missing.jsonl", "no such file"),
     ("replay ''", "is empty: name a file or a directory"),
     ("size missing", "no such file"),

@@ -122,7 +122,8 @@ def test_prompts_of_every_form(client: httpx.Client, share: int):
 
     def send(path: str, prompt: dict[str, Any], namespace: dict[str, str]) -> None:
         nonlocal accepted
-        answer = client.post(PREFIX + path, json={**prompt, **namespace})
+        content = json.dumps({**prompt, **namespace})  # httpx sends no NaN
+        answer = client.post(PREFIX + path, content=content, headers={"content-type": "application/json"})
         check(answer.status_code, answer.json())
         accepted += answer.status_code == 200
 
@@ -153,7 +154,9 @@ NAMES = ("origin", "host", "sec-fetch-site", "content-type", "authorization", "c
 MORE_NAMES = ("expect", "x-forwarded-for", "x-forwarded-host", "x-smg-routing-key", "content-encoding")
 headers = st.dictionaries(
     st.sampled_from(NAMES + MORE_NAMES),
-    st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40)
+    st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40).map(
+        lambda text: text.strip(" ")  # httpx sends none around a value
+    )
     | st.sampled_from(
         ["http://[", "http://[::1", "https://a:b:c", "null", "*/*", "100-continue", "bytes=0-"]
     ),
