@@ -68,6 +68,9 @@ def test_a_missing_shard_and_a_damaged_index_are_named(checkpoint: Path):
     index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
     (line,) = checkpoint_problems(str(checkpoint))
     assert "model-2.safetensors is missing" in line
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "x" * 300}}))
+    (line,) = checkpoint_problems(str(checkpoint))
+    assert "x is missing" in line, "no disk has room for such a name"
     index.write_text("{")
     (line,) = checkpoint_problems(str(checkpoint))
     assert "index.json is damaged" in line

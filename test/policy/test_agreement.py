@@ -187,7 +187,7 @@ def test_lirs_hits_are_almost_those_of_libcachesim(trace: Trace, capacity: int) 
     From a hundred objects on, the worst of 7,000 traces differed in 1.8 %.
     """
     agreement = (object_hits(LirsPolicy(capacity), trace) == their_hits("LIRS", trace, capacity)).mean()
-    assert agreement > (0.97 if trace.num_blocks >= 100 else 0.95)
+    assert agreement > (0.98 if trace.num_blocks >= 100 else 0.95)
 
 
 @pytest.mark.parametrize("capacity", [200, 1_000])

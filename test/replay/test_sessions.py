@@ -90,3 +90,11 @@ def test_a_trace_that_is_looked_at_in_parts_has_the_classes_of_the_whole(trace: 
     assert np.array_equal(found.is_evidence, whole.is_evidence)
     given_facts = access_classes(trace, whole)
     assert np.array_equal(given_facts.classes, found.classes)
+
+
+def test_more_tokens_than_64_bits_count_are_refused() -> None:
+    builder = TraceBuilder("small", BLOCK)
+    with pytest.raises(ValueError, match="has 9223372036854775808 tokens"):
+        builder.add([1], input_tokens=BLOCK, output_tokens=1 << 63)
+    builder.add([1], input_tokens=BLOCK)
+    assert builder.build().output_tokens.tolist() == [0]

@@ -11,11 +11,7 @@ from fastapi.routing import APIRoute
 
 from sgl_importance.hints.hints import FIELD
 from sglang_importance.http.requests.request_hints import read_native_hints
-from sglang_importance.http.requests.token_limits import (
-    check_stop_tokens,
-    check_token_ids,
-    check_top_logprobs,
-)
+from sglang_importance.http.requests.token_limits import check_request
 from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.upstream.server_options import importance_options
 
@@ -57,9 +53,9 @@ async def refuse_unusable(request: Request) -> None:
         return
     vocabulary = manager.model_config.vocab_size
     try:
-        check_token_ids("input_ids", body.get("input_ids"), vocabulary)
-        check_stop_tokens(body.get("sampling_params"), vocabulary)
-        check_top_logprobs("top_logprobs_num", body.get("top_logprobs_num"), vocabulary)
+        check_request(
+            body.get("input_ids"), body.get("sampling_params"), body.get("top_logprobs_num"), vocabulary
+        )
         if hints := body.get(FIELD):
             read_native_hints(hints, _num_prompts(body))
     except ValueError as error:

@@ -18,11 +18,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_importance.hints.block_places import locate_messages
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
-from sglang_importance.http.requests.token_limits import (
-    check_stop_tokens,
-    check_token_ids,
-    check_top_logprobs,
-)
+from sglang_importance.http.requests.token_limits import check_request
 from sglang_importance.http.requests.user_requests import is_of_user, noting
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.differences import release_requests
@@ -86,10 +82,11 @@ def _around_generate_request(
     options = importance_options(manager.server_args)
     if options is None:
         return generate(manager, obj, request)
-    check_token_ids("input_ids", obj.input_ids, manager.model_config.vocab_size)
-    check_stop_tokens(obj.sampling_params, manager.model_config.vocab_size)
-    check_top_logprobs(
-        "top_logprobs_num", getattr(obj, "top_logprobs_num", None), manager.model_config.vocab_size
+    check_request(
+        obj.input_ids,
+        obj.sampling_params,
+        getattr(obj, "top_logprobs_num", None),  # requests for embeddings have none
+        manager.model_config.vocab_size,
     )
     if options.prewarm == "idle" and is_of_user(obj.rid):
         generate = partial(noting, generate)

@@ -15,6 +15,17 @@ class BadTokens(ValueError):
     """
 
 
+def check_request(input_ids: Any, sampling_params: Any, top_logprobs_num: Any, vocabulary: int) -> None:
+    """Looks at what a request to ``/generate`` or an engine says in these fields.
+
+    Raises:
+        BadTokens: one of them would end the scheduler.
+    """
+    check_token_ids("input_ids", input_ids, vocabulary)
+    check_stop_tokens(sampling_params, vocabulary)
+    check_top_logprobs("top_logprobs_num", top_logprobs_num, vocabulary)
+
+
 def check_token_ids(field: str, ids: Any, vocabulary: int) -> None:
     """Looks at the ids of a prompt, or of each prompt of a batch.
 
