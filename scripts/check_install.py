@@ -57,7 +57,7 @@ print(f"    {len(names) - len(OF_EXTRAS)} modules of the core import without {',
 
 print(f"    {command('--version').strip()}, help of {len(command('--help').splitlines())} lines")
 assert replayed_hits() == LRU_HITS
-assert "FAIL" not in command("conformance", "consumer", "sgl_importance.conformance.memory:model")
+assert "FAIL" not in command("conformance", "consumer", "sgl_importance_lab.conformance.memory:model")
 assert json.loads(command("probe", "prompt", "--length", "64"))["answer"]
 print("    replay, conformance cases, prompts of the embedded model")
 assert "this command needs torch, which is not installed" in command("kernels", "build", fails=True)

@@ -116,7 +116,7 @@ case $(given model || given model-path || echo retrieval) in
 esac
 if [[ -n $embedded ]]; then
   if [[ ! -f $embedded/model.safetensors ]]; then
-    echo "serve.sh: no checkpoint in $embedded: train it with scripts/train_reasoner.py" >&2
+    echo "serve.sh: no checkpoint in $embedded: train it with benchmark/lab/scripts/train_reasoner.py" >&2
     exit 1
   fi
   overrides=(--model-path "$embedded")  # behind the flags given: the last one wins

@@ -31,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "scripts", root / "scripts")
     shutil.copy(ROOT / "pyproject.toml", root)
-    weights = root / "sgl_importance/probe/checkpoint/model.safetensors"
+    weights = root / "sgl_importance/embedded_model/checkpoint/model.safetensors"
     weights.parent.mkdir(parents=True)
     weights.touch()
     python = root / ".venv/bin/python"

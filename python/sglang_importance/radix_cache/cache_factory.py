@@ -16,9 +16,9 @@ from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.settings import flag
 from sgl_importance.shadow.shadow_pair import ShadowPair
-from sgl_importance.study.shuffled_policy import ShuffledImportancePolicy
 from sgl_importance.tiers import Tier
 from sgl_importance.trace import TraceError
+from sgl_importance_lab.study.shuffled_policy import ShuffledImportancePolicy
 from sglang_importance.attention.page_lists import PageListProbe
 from sglang_importance.attention.rank_sums import share
 from sglang_importance.attention.rows import ScoreRows
