@@ -105,14 +105,14 @@ embedded=
 overrides=()
 case $(given model || given model-path || echo retrieval) in
   retrieval)
-    embedded=$root/sgl_importance/probe/checkpoint
+    embedded=$root/sgl_importance/embedded_model/checkpoint
     default --kv-importance-layers 1  # measured: the layer whose heads find the record
     ;;
   reasoner)
-    embedded=$root/sgl_importance/reasoner/checkpoint
+    embedded=$root/benchmark/lab/sgl_importance_lab/reasoner/checkpoint
     default --reasoning-parser qwen3
     ;;
-  reasoner-control) embedded=$root/sgl_importance/reasoner/control ;;
+  reasoner-control) embedded=$root/benchmark/lab/sgl_importance_lab/reasoner/control ;;
 esac
 if [[ -n $embedded ]]; then
   if [[ ! -f $embedded/model.safetensors ]]; then

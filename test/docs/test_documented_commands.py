@@ -95,11 +95,11 @@ def check_pytest(arguments: list[str]) -> None:
 
 def check_pip(arguments: list[str]) -> None:
     assert arguments[0] == "install"
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for word in arguments[1:]:
-        found = re.fullmatch(r"\.(?:\[([\w,]+)\])?", word)
+        found = re.fullmatch(r"(\.|\./benchmark/lab)(?:\[([\w,]+)\])?", word)
         assert found, word
-        assert set((found[1] or "replay").split(",")) <= set(extras), word
+        project = tomllib.loads((ROOT / found[1] / "pyproject.toml").read_text())["project"]
+        assert not found[2] or set(found[2].split(",")) <= set(project["optional-dependencies"]), word
 
 
 def check_server_flags(arguments: list[str]) -> None:

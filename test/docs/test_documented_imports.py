@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-OURS = ("sgl_importance", "sgl_importance_kernels", "sglang_importance")
+OURS = ("sgl_importance", "sgl_importance_kernels", "sgl_importance_lab", "sglang_importance")
 
 ONCE_SHOWN = [("sgl_importance_lab.policies.registry", "create_policy")]
 """Imports that earlier pages showed and present ones do not: somebody may have copied them."""

@@ -160,7 +160,7 @@ def _embedded_model() -> Iterator[Finding]:
 
     from sgl_importance.embedded_model import checkpoint_path
 
-    cure = "reinstall sgl-importance, or make it with benchmark/lab/scripts/train_probe.py"
+    cure = "reinstall sgl-importance, or make it with benchmark/lab/scripts/train_probe.py of a clone"
     try:
         with safe_open(checkpoint_path() / "model.safetensors", framework="numpy") as weights:
             tensors = len(weights.keys())

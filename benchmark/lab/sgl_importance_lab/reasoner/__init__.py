@@ -22,7 +22,7 @@ def _checkpoint(folder: str, option: str) -> Path:
     path = Path(__file__).parent / folder
     if not (path / "model.safetensors").is_file():
         raise FileNotFoundError(
-            f"no checkpoint in {path}: reinstall sgl-importance, or run "
+            f"no checkpoint in {path}: reinstall sgl-importance-lab, or run "
             f"benchmark/lab/scripts/train_reasoner.py --out {path}{option}"
         )
     return path

@@ -97,7 +97,7 @@ def _connected(cluster: RayCluster) -> Any:
     try:
         ray: Any = import_module("ray")
     except ImportError as error:
-        raise ClusterError("--jobs ray needs Ray: pip install 'sgl-importance[ray]'") from error
+        raise ClusterError("--jobs ray needs Ray: pip install './benchmark/lab[ray]'") from error
     named = cluster.address or os.environ.get("RAY_ADDRESS")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if named is None:

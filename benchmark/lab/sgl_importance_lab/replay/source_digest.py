@@ -8,14 +8,16 @@ from pathlib import Path
 from xxhash import xxh3_64
 
 import sgl_importance
+import sgl_importance_lab
 
 
 @cache
 def source_digest() -> str:
-    """Of all modules of the core; 16 hexadecimal digits. Releases of its dependencies are not in it."""
+    """Of all modules of core and laboratory, without their dependencies'; 16 hexadecimal digits."""
     digest = xxh3_64()
-    folder = Path(sgl_importance.__path__[0])
-    for file in sorted(folder.rglob("*.py")):
-        digest.update(str(file.relative_to(folder)).encode())
-        digest.update(file.read_bytes())
+    for package in (sgl_importance, sgl_importance_lab):
+        folder = Path(package.__path__[0])
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(str(file.relative_to(folder.parent)).encode())
+            digest.update(file.read_bytes())
     return digest.hexdigest()

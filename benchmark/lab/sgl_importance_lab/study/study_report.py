@@ -136,7 +136,9 @@ def draw(path: Path, panels: Sequence[tuple[str, Callable[[Axes], None]]]) -> No
         StudyError: matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise StudyError("figures need matplotlib: pip install 'sgl-importance[replay]', or give --no-figure")
+        raise StudyError(
+            "figures need matplotlib: pip install './benchmark/lab[replay]', or give --no-figure"
+        )
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

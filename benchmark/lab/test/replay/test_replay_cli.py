@@ -248,7 +248,7 @@ def test_missing_matplotlib_is_said_before_the_work(
     monkeypatch.setattr(console, "read_trace", lambda *args, **kwargs: pytest.fail("the work began"))
     result = _run(trace_file, "--capacity-blocks", "4", "--plot", "a.png")
     assert result.exit_code == 2
-    assert result.stderr == "error: --plot needs matplotlib: pip install 'sgl-importance[replay]'\n"
+    assert result.stderr == "error: --plot needs matplotlib: pip install './benchmark/lab[replay]'\n"
 
 
 def test_processes_give_the_rows_of_one(trace_file: Path) -> None:

@@ -23,7 +23,7 @@ def check_plot(path: Path) -> None:
         PlotError: matplotlib is missing, or does not know such files.
     """
     if find_spec("matplotlib") is None:
-        raise PlotError("--plot needs matplotlib: pip install 'sgl-importance[replay]'")
+        raise PlotError("--plot needs matplotlib: pip install './benchmark/lab[replay]'")
     if path.suffix.lower() not in FILE_TYPES:
         raise PlotError(f"--plot cannot write {path.name!r}: end the name in {', '.join(FILE_TYPES)}")
 
