@@ -129,7 +129,7 @@ def build(root: Path, out: Path) -> list[Path]:
 
 
 def try_out(wheels: list[Path], *, anew: bool) -> None:
-    """Runs scripts/check_install.py where only the core and what it asks for is installed, then the laboratory too."""
+    """Runs scripts/check_install.py where only what serves is installed, then with the laboratory too."""
     core, laboratory = wheels
     asked_for = (ROOT / "pyproject.toml").read_bytes()  # as long as it is the same, so are its dependencies
     programs = environment("empty", core, made_for=asked_for, anew=anew)

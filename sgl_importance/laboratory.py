@@ -1,4 +1,4 @@
-"""What the laboratory, a distribution of its own, brings to this one: commands that measure, and control arms."""
+"""What the laboratory, a distribution of its own, adds to this one: commands that measure, control arms."""
 
 from __future__ import annotations
 
@@ -24,6 +24,4 @@ def load_control(name: str) -> type[ImportancePolicy]:
     for point in entry_points(group=CONTROLS_GROUP, name=name):
         policy: type[ImportancePolicy] = point.load()
         return policy
-    raise MissingControlError(
-        f"the control arm '{name}' is of the laboratory, which is not installed: {INSTALL}"
-    )
+    raise MissingControlError(f"control arms are of the laboratory, which is not installed: {INSTALL}")

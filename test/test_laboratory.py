@@ -70,5 +70,5 @@ def test_each_control_arm_is_a_policy_of_the_laboratory() -> None:
 
 @pytest.mark.usefixtures("no_laboratory")
 def test_a_control_arm_that_is_not_installed_names_the_cure() -> None:
-    with pytest.raises(MissingControlError, match=r"'shuffled' .* pip install './benchmark/lab'"):
+    with pytest.raises(MissingControlError, match=r"not installed: pip install './benchmark/lab' in a clone"):
         load_control("shuffled")

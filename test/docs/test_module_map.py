@@ -139,7 +139,7 @@ def python_files() -> list[Path]:
 
 
 def test_the_name_of_a_file_says_which_file() -> None:
-    """In core, plugin and laboratory, beside `__init__` and `cli`. The two embedded models have the same parts."""
+    """In core, plugin and laboratory, beside `__init__` and `cli`. Both models have the same parts."""
     files = [
         file
         for package in ("sgl_importance", "python/sglang_importance", "benchmark/lab/sgl_importance_lab")
