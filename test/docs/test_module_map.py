@@ -40,7 +40,8 @@ def packages() -> set[str]:
         found |= {
             str(file.parent.relative_to(ROOT))
             for file in (ROOT / top).rglob("*.py")
-            if not file.is_relative_to(ROOT / "benchmark/lab/test")
+            if file.relative_to(ROOT).parts[:3]
+            not in (("benchmark", "lab", "test"), ("benchmark", "lab", "build"))
         }
     found |= {str(file.parent.relative_to(ROOT)) for file in (ROOT / "test/support").glob("**/__init__.py")}
     return found
