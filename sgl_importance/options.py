@@ -10,7 +10,6 @@ from sgl_importance.settings import (
     SETTINGS,
     AutoPins,
     ImportanceG,
-    ImportanceGate,
     KvPolicy,
     Prewarm,
     Residency,
@@ -41,8 +40,6 @@ class ImportanceOptions:
     local_tokens: int = 16
     half_life_queries: float = 32.0
     g: ImportanceG = "auto"
-    gate: ImportanceGate = "auto"
-    gate_payback: float = 0.1
     pin_budget: float = 0.2
     auto_pins: AutoPins = "off"
     trace: str = ""
@@ -67,11 +64,9 @@ class ImportanceOptions:
     sparse_prune: str = "none"
     sparse_min_context: int = 1024
     sparse_prompt_tokens: int = 0
-    sparse_dense_layers: tuple[int, ...] = ()
     sparse_resident_bias: float = 0.0
     sparse_audit_interval: int = 0
     sparse_audit_missed_page: float = 1.0
-    sparse_audit_confidence: float = 0.0
 
     def __post_init__(self) -> None:
         problems = [
@@ -118,7 +113,7 @@ class ImportanceOptions:
                 f"{keyword('sparse_audit_missed_page')} needs audits: give {keyword('sparse_audit_interval')}"
             )
         if not self.is_sparse:
-            if self.sparse_audit_interval or self.sparse_audit_confidence:
+            if self.sparse_audit_interval:
                 problems.append(f"audits need {keyword('sparse_selector')} to be a selector, not 'all'")
             return problems
         selector = f"{keyword('sparse_selector')} {self.sparse_selector!r}"
@@ -154,11 +149,6 @@ class ImportanceOptions:
     def use_importance(self) -> bool:
         """Whether g moves the ranking. ``auto`` follows the measurements: none showed a gain."""
         return self.g in ("on", "shuffled")
-
-    @property
-    def use_gate(self) -> bool:
-        """Whether copies to host and storage must be worth their bytes (docs/placement.md)."""
-        return self.policy == "importance" and self.gate == "on"
 
     @property
     def ledger_place(self) -> str:

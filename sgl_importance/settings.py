@@ -9,19 +9,17 @@ from typing import Literal, get_args
 
 KvPolicy = Literal["default", "observe", "importance"]
 ImportanceG = Literal["auto", "on", "off", "shuffled"]
-ImportanceGate = Literal["auto", "on", "off"]
 AutoPins = Literal["off", "on"]
 TraceDetail = Literal["folds", "steps"]
 StoreBackends = Literal["tested", "any"]
 Switch = Literal["on", "off"]
 Prewarm = Literal["off", "start", "idle"]
 Residency = Literal["full", "tiered"]
-ResidencyPolicy = Literal["lru", "bucketed_lru", "lfu", "ema", "importance"]
+ResidencyPolicy = Literal["lru", "bucketed_lru", "ema", "importance"]
 SparseSelector = Literal["all", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 IMPORTANCE_G: tuple[ImportanceG, ...] = get_args(ImportanceG)
-IMPORTANCE_GATE: tuple[ImportanceGate, ...] = get_args(ImportanceGate)
 AUTO_PINS: tuple[AutoPins, ...] = get_args(AutoPins)
 TRACE_DETAILS: tuple[TraceDetail, ...] = get_args(TraceDetail)
 STORE_BACKENDS: tuple[StoreBackends, ...] = get_args(StoreBackends)
@@ -137,21 +135,6 @@ SETTINGS: dict[str, Setting] = {
         "measurement has shown that the factor helps (docs/findings.md); 'shuffled' gives each node "
         "the factor of another, the control arm of experiments",
         choices=IMPORTANCE_G,
-    ),
-    "gate": Setting(
-        "'on' copies to host and storage only what is worth its bytes, 'off' copies what sglang's write "
-        "policy offers; 'auto' is 'off'",
-        choices=IMPORTANCE_GATE,
-        cost="'on' leaves less in the store for the time after a restart",
-    ),
-    "gate_payback": Setting(
-        "what the gate stores: pages that are read back, while they stay, with at least this probability; at "
-        "0.1 ten bytes may be written for one that is read",
-        unit="probability",
-        minimum=0,
-        maximum=1,
-        whole=False,
-        cost="the higher, the less is stored, and found after a restart",
     ),
     "pin_budget": Setting(
         "part of each tier's tokens that soft pins may hold, divided among the cache salts that pin; "
@@ -274,8 +257,8 @@ SETTINGS: dict[str, Setting] = {
     ),
     "residency_policy": Setting(
         "which page leaves the device for one that a selector chose: the least recently read ('lru'; "
-        "'bucketed_lru' with ages in powers of two), the least often chosen ('lfu'), the least often chosen "
-        "of late ('ema'), or the one that was chosen for the least attention of late ('importance')",
+        "'bucketed_lru' with ages in powers of two), the least often chosen of late ('ema'), or the one that "
+        "was chosen for the least attention of late ('importance')",
         choices=RESIDENCY_POLICIES,
     ),
     "sparse_selector": Setting(
@@ -304,12 +287,6 @@ SETTINGS: dict[str, Setting] = {
         unit="tokens",
         minimum=0,
     ),
-    "sparse_dense_layers": Setting(
-        "attention layers that read every page all the same, separated by commas",
-        unit="layer index",
-        minimum=0,
-        cost="every step loads the whole context in each layer named, as far as it is not resident",
-    ),
     "sparse_resident_bias": Setting(
         "a page on the device counts (1 + X)-fold when a selector chooses: fewer pages are loaded, and "
         "answers depend on what is on the device",
@@ -330,14 +307,6 @@ SETTINGS: dict[str, Setting] = {
         "layer's output becomes the exact one, and the request's budget doubles until an audit passes; at 1 "
         "none fails",
         unit="share",
-        minimum=0,
-        maximum=1,
-        whole=False,
-    ),
-    "sparse_audit_confidence": Setting(
-        "a token whose probability is less than this doubles the budget of those behind it, until one is "
-        "surer; 0 for never",
-        unit="probability",
         minimum=0,
         maximum=1,
         whole=False,

@@ -53,7 +53,6 @@ NOT_RUN = {
     "sgl-importance size recording --bytes": "takes 10 s; the other one runs",
     "sgl-importance replay recording --pages": "needs recorded page lists; the lab's test/replay has them",
     "sgl-importance study h2": "needs hundreds of recorded questions; the lab's test/study has them",
-    "sgl-importance study heads": "needs recorded page lists; the lab's test/study has them",
     "sgl-importance study thinking": "needs recorded page lists; the lab's test/study has them",
 }
 
