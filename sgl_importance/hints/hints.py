@@ -136,7 +136,8 @@ class Block(_Model):
 
 
 class Hints(_Model):
-    """All hints of one request. Only ``selector`` and ``budget`` may change the tokens of the answer.
+    """All hints of one request. Of an answer's tokens ``selector`` and ``budget`` may change some; ``prefetch``
+    wants none.
 
     Attributes:
         retain: keep the prompt's KV for a while.

@@ -24,11 +24,13 @@ class AnswerPlace:
     """The object of an answer that takes the reports.
 
     Attributes:
+        path: of the reports, as documents name it.
         in_answer: finds it in a whole answer; None where there is none.
         in_event: finds it in an event of a stream; None in all but one.
         markers: words of which that event has one, so that others need not be read.
     """
 
+    path: str
     in_answer: Callable[[Document], Document | None]
     in_event: Callable[[Document], Document | None]
     markers: tuple[str, ...]
@@ -99,8 +101,8 @@ def _itself_at_end(document: Document) -> Document | None:
     return document if document.get("done") else None
 
 
-OPENAI = AnswerPlace(_usage, _usage_at_end, ('"choices":[]',))
-RESPONSES = AnswerPlace(_usage, _usage_of_response, _RESPONSE_ENDS)
-ANTHROPIC = AnswerPlace(_usage, _usage_of_message, ("message_delta",))
-OLLAMA = AnswerPlace(_itself, _itself_at_end, ('"done":true',))
+OPENAI = AnswerPlace("usage.kv_importance", _usage, _usage_at_end, ('"choices":[]',))
+RESPONSES = AnswerPlace("usage.kv_importance", _usage, _usage_of_response, _RESPONSE_ENDS)
+ANTHROPIC = AnswerPlace("usage.kv_importance", _usage, _usage_of_message, ("message_delta",))
+OLLAMA = AnswerPlace("kv_importance", _itself, _itself_at_end, ('"done":true',))
 """Ollama's answers have no usage: the reports stand beside their counts."""

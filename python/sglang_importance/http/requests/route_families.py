@@ -37,6 +37,10 @@ class Family:
     messages: Callable[[Any, Request], PromptMessages] = no_messages
     takes_lists: bool = False
 
+    @property
+    def has_messages(self) -> bool:
+        return self.messages is not no_messages
+
 
 CHAT = Family(OPENAI, messages=chat_messages)
 COMPLETIONS = Family(OPENAI, takes_lists=True)
