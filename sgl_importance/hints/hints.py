@@ -136,8 +136,7 @@ class Block(_Model):
 
 
 class Hints(_Model):
-    """All hints of one request. Of an answer's tokens ``selector`` and ``budget`` may change some; ``prefetch``
-    wants none.
+    """All hints of one request: ``selector`` and ``budget`` may change an answer, ``prefetch`` wants none.
 
     Attributes:
         retain: keep the prompt's KV for a while.

@@ -1,4 +1,4 @@
-"""What an HTTP request carries of its body: a namespace for each request that its handler makes, and the reports."""
+"""What an HTTP request carries of its body: a namespace for what its handler asks, and reports."""
 
 from __future__ import annotations
 

@@ -77,16 +77,12 @@ ROUTES: dict[str, Callable[[int], Body]] = {
     "/v1/score": lambda seed: {"query": tokens(seed), "items": [[9]], "label_token_ids": [9]},
 }
 OWN_PROMPT: dict[str, Callable[[int], Body]] = {
-    "/v1/decisions": lambda seed: {
-        "input": words(seed),
-        "questions": [{"id": "q", "type": "yes_no", "question": "Alice?"}],
-    },
     "/v1/systemone": lambda seed: {
         "state": words(seed),
-        "questions": {"q": {"type": "noul", "question": "Alice?"}},
+        "questions": {"q": {"type": "noul", "instructions": "Alice?"}},
     },
 }
-"""They make prompts of their own, which no other route can spell."""
+"""Its prompts are its own, no other route can spell them."""
 
 
 def found(server: ServerProcess, route: str, body: Body, namespace: Body) -> dict[str, int]:

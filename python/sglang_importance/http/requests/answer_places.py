@@ -42,7 +42,7 @@ class AnswerPlace:
             return answer
         if not isinstance(answer, Response):
             return JSONResponse(_filled(jsonable_encoder(answer), self.in_answer, reports))
-        if answer.status_code == 200 and isinstance(answer, JSONResponse):
+        if answer.status_code == 200 and answer.media_type == JSONResponse.media_type:
             document = _filled(json.loads(bytes(answer.body)), self.in_answer, reports)
             return JSONResponse(document, background=answer.background)
         return answer

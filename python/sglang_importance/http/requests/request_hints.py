@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sglang.srt.managers.io_struct import GenerateReqInput
+from transformers import BatchEncoding
 
 from sgl_importance.hints.block_places import locate_messages
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
@@ -44,6 +45,8 @@ def _around_generate_request(
     options = importance_options(manager.server_args)
     if options is None:
         return generate(manager, obj, request)
+    if isinstance(obj.input_ids, BatchEncoding):  # of Ollama's chats, before sglang 0.5.23
+        obj.input_ids = obj.input_ids["input_ids"]
     check_request(
         obj.input_ids,
         obj.sampling_params,

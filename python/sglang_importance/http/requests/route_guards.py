@@ -150,9 +150,7 @@ async def _carried(family: Family, request: Any, raw_request: Request) -> Carrie
 def _check_report(fields: KvFields, request: Any) -> None:
     in_background = getattr(request, "background", False) and not request.stream
     if in_background and fields.hints is not None and fields.hints.report:
-        raise BadHint(
-            f"{FIELD}.report", "what is answered in the background has no place for it: leave one out"
-        )
+        raise BadHint(f"{FIELD}.report", "an answer in the background has no place for it: leave one out")
 
 
 def _refused(raw_request: Request, error: ValueError) -> ORJSONResponse:
