@@ -55,7 +55,6 @@ CARRYING: dict[str, Family] = {
     "ollama_chat": Family(OLLAMA, (TOP, "options")),
     "ollama_generate": Family(OLLAMA, (TOP, "options")),
     "v1_score_request": SCORES,
-    "systemone_decisions": SCORES,
 }
 """They take the fields through us."""
 
@@ -68,14 +67,14 @@ REFUSING: dict[str, str] = {
     "openai_v1_embeddings": "/v1/completions",
     "openai_v1_classify": "/v1/completions",
     "v1_rerank_request": "/v1/score",
-    "v1_decisions_request": "/v1/systemone",
+    "v1_decisions_request": "/v1/score",
+    "systemone_decisions": "/v1/score",
     "openai_v1_audio_transcriptions": "/v1/chat/completions",
 }
 """They compute KV that others may be served from, and cannot keep a namespace.
 
-sglang's requests for embeddings have none, and its model of decisions forbids fields that it does not know.
-
-By what to use instead.
+sglang's requests for embeddings have none; its model of decisions forbids fields that it does not know, and
+``/v1/systemone``, which scores in the same way, goes with it. By what to use instead.
 """
 
 WITHOUT_BODY = frozenset({"openai_v1_realtime_transcription"})
