@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from benchmark.serving.measured import table as _table
@@ -41,6 +41,36 @@ def http_refusals() -> str:
     from sglang_importance.http.openapi import REFUSALS
 
     return _table(["status", "when"], [[str(code), each["description"]] for code, each in REFUSALS.items()])
+
+
+def routes_with_kv_fields() -> str:
+    """sglang's own routes that compute: where the fields about KV stand, and where the report does."""
+    from sglang.srt.entrypoints.http_server import app
+
+    from sglang_importance.http.requests.route_families import CARRYING, NATIVE, REFUSING
+
+    paths: dict[str, str] = {}
+    for route in app.router.routes:
+        if (endpoint := getattr(route, "endpoint", None)) is not None:
+            paths[endpoint.__name__] = f"`{route.path}`"  # type: ignore[attr-defined]  # it has both
+    lines = [
+        [
+            paths[name],
+            _words(family.places),
+            f"`{family.answer.path}`",
+            "by index" if family.has_messages else "",
+        ]
+        for name, family in CARRYING.items()
+    ]
+    lines += [
+        [paths[name], _words([place]), "`meta_info.kv_importance`", ""] for name, place in NATIVE.items()
+    ]
+    lines += [[paths[name], f"refused: use `{instead}`", "", ""] for name, instead in REFUSING.items()]
+    return _table(["route", "the fields stand", "the report stands", "messages in `block_types`"], lines)
+
+
+def _words(places: Iterable[str]) -> str:
+    return " or ".join(f"in `{place}`" if place else "at the top" for place in places)
 
 
 def _route(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:

@@ -136,7 +136,7 @@ class Block(_Model):
 
 
 class Hints(_Model):
-    """All hints of one request. Only ``selector`` and ``budget`` may change the tokens of the answer.
+    """All hints of one request: ``selector`` and ``budget`` may change an answer, ``prefetch`` wants none.
 
     Attributes:
         retain: keep the prompt's KV for a while.
