@@ -38,13 +38,15 @@ def _routes(options: ImportanceOptions, *, is_alone: bool = True) -> None:
     if server is None:
         return
     from sglang_importance.http import answer_reports
-    from sglang_importance.http.requests import openai_hints
+    from sglang_importance.http.requests import conversions, openai_hints
+    from sglang_importance.http.requests.checked_routes import check_routes
     from sglang_importance.http.requests.generate_route import check_generate
     from sglang_importance.http.routes import install_routes
 
     install_routes(server.app, options, is_alone=is_alone)
     check_generate(server.app)
-    install_hooks(openai_hints.HOOKS | answer_reports.HOOKS)
+    check_routes(server.app)
+    install_hooks(openai_hints.HOOKS | answer_reports.HOOKS | conversions.HOOKS)
 
 
 def _hints(_: object) -> None:

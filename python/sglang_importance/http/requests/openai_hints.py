@@ -22,7 +22,6 @@ from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
 from sgl_importance.json_text import read_json
 from sglang_importance.http.requests.request_hints import STATE_ATTRIBUTE, OpenAIHints
-from sglang_importance.http.requests.token_limits import BadTokens, check_token_ids
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.hooks import Hook, HookType
 from sglang_importance.upstream.server_options import importance_options
@@ -39,11 +38,6 @@ async def _around_handle_request(
 ) -> Any:
     if importance_options(serving.tokenizer_manager.server_args) is None:
         return await handle(serving, request, raw_request)
-    if isinstance(request, CompletionRequest):
-        try:
-            check_token_ids("prompt", request.prompt, serving.tokenizer_manager.model_config.vocab_size)
-        except BadTokens as error:
-            return serving.create_error_response(str(error), err_type="BadRequest", param="prompt")
     try:
         value = await _hints_in_body(request, raw_request)
         if value is None:

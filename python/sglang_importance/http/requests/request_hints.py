@@ -18,7 +18,9 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_importance.hints.block_places import locate_messages
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
-from sglang_importance.http.requests.token_limits import check_request
+from sglang_importance.http.requests.fields.request_check import check_request
+from sglang_importance.http.requests.fields.server_facts import facts_of
+from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
 from sglang_importance.http.requests.user_requests import is_of_user, noting
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.differences import release_requests
@@ -82,12 +84,8 @@ def _around_generate_request(
     options = importance_options(manager.server_args)
     if options is None:
         return generate(manager, obj, request)
-    check_request(
-        obj.input_ids,
-        obj.sampling_params,
-        getattr(obj, "top_logprobs_num", None),  # requests for embeddings have none
-        manager.model_config.vocab_size,
-    )
+    check_request(obj, facts_of(manager), manager.rid_to_state)
+    generate = partial(_refuse_unreadable, generate)
     if options.prewarm == "idle" and is_of_user(obj.rid):
         generate = partial(noting, generate)
     if getattr(obj, "stream", False) and _num_samples(obj) > 1:
@@ -98,6 +96,22 @@ def _around_generate_request(
         obj.kv_hints = None  # sglang takes an empty object for none, but not beside a batch
         return generate(manager, obj, request)
     return _generate_with_hints(generate, manager, obj, request, openai)
+
+
+async def _refuse_unreadable(
+    generate: Callable[..., AsyncGenerator[Any, None]], manager: TokenizerManager, obj: Any, request: Any
+) -> AsyncGenerator[Any, None]:
+    """What the check missed and sglang stumbles over before it answers is still the client's error."""
+    began = False
+    try:
+        async with aclosing(generate(manager, obj, request)) as outputs:
+            async for output in outputs:
+                began = True
+                yield output
+    except UNREADABLE as error:
+        if began:
+            raise
+        raise ValueError(unreadable(error)) from error
 
 
 async def _generate_and_forget(
