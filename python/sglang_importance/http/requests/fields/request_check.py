@@ -107,4 +107,20 @@ def _check_params(place: str, params: Any, server: ServerFacts) -> int:
         ids = [token for token in stops if token is not None]
         if ids and (problem := unknown_token(ids, server.vocabulary)):
             raise BadField(f"{place}.stop_token_ids", problem)
+    _check_together(place, params)
     return 1 if (params.get("beam_width") or 1) > 1 else samples
+
+
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_DEFAULT_NEW_TOKENS = 128
+
+
+def _check_together(place: str, params: dict[str, Any]) -> None:
+    most = params.get("max_new_tokens", _DEFAULT_NEW_TOKENS)
+    if (least := params.get("min_new_tokens")) and most is not None and least > most:
+        raise BadField(f"{place}.min_new_tokens", f"is {least}, above max_new_tokens of {most}")
+    given = [name for name in _GRAMMARS if params.get(name)]
+    if len(given) > 1:
+        raise BadField(
+            f"{place}.{given[1]}", f"does not go with {given[0]}: give one of {', '.join(_GRAMMARS)}"
+        )

@@ -72,9 +72,7 @@ def check_values(
             continue
         row = table.get(name)
         if row is None:
-            raise BadField(
-                place + name, "is new in this release of sglang, and not known here yet: leave it out"
-            )
+            raise BadField(place + name, "is new in sglang, and not known here yet: leave it out")
         _check_row(place + name, row, value, server, prompts)
 
 
