@@ -229,4 +229,4 @@ def _take_report(meta_info: dict[str, Any]) -> dict[str, Any] | None:
 
 
 HOOKS: dict[str, Hook] = {GENERATE_TARGET: (_around_generate_request, HookType.AROUND)}
-"""The hook in the launcher through which the tokenizer manager takes hints and refuses what the server cannot take."""
+"""The hook in the launcher through which the tokenizer manager takes hints and refuses what is wrong."""

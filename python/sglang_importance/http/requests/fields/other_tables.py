@@ -88,6 +88,11 @@ MESSAGES: Table = {
     "temperature": Field(sampling.temperature),
     "top_k": Field(top_k),
     "top_p": Field(sampling.top_p),
+    "bootstrap_host": GENERATE["bootstrap_host"],
+    "bootstrap_port": GENERATE["bootstrap_port"],
+    "bootstrap_room": GENERATE["bootstrap_room"],
+    "routed_dp_rank": GENERATE["routed_dp_rank"],
+    "disagg_prefill_dp_rank": GENERATE["disagg_prefill_dp_rank"],
 }
 
 EMBEDDINGS: Table = {
@@ -179,6 +184,7 @@ DECISION: Table = {
 
 SYSTEM_ONE: Table = {
     "state": _deep,
+    "images": _deep,
     "model": Field(name),
     "questions": _deep,
     "chat_template_kwargs": _deep,
