@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
 from sgl_importance.options import ImportanceOptions
@@ -62,7 +63,7 @@ class Server:
             del self.rid_to_state[rid]
 
     async def request(self, rid: str | None) -> None:
-        obj = SimpleNamespace(rid=rid, stream=False, sampling_params={}, input_ids=[1], kv_hints=None)
+        obj = GenerateReqInput(rid=rid, sampling_params={}, input_ids=[1])
         async for _ in _around_generate_request(self.generate, self, obj):
             pass
 

@@ -38,15 +38,17 @@ def _routes(options: ImportanceOptions, *, is_alone: bool = True) -> None:
     if server is None:
         return
     from sglang_importance.http import answer_reports
-    from sglang_importance.http.requests import completion_tokens
+    from sglang_importance.http.requests import conversions
+    from sglang_importance.http.requests.checked_routes import check_routes
     from sglang_importance.http.requests.generate_route import check_generate
     from sglang_importance.http.requests.route_guards import guard_routes
     from sglang_importance.http.routes import install_routes
 
     check_generate(server.app)
     guard_routes(server.app)
+    check_routes(server.app)
     install_routes(server.app, options, is_alone=is_alone)
-    install_hooks(completion_tokens.HOOKS | answer_reports.HOOKS)
+    install_hooks(answer_reports.HOOKS | conversions.HOOKS)
 
 
 def _hints(_: object) -> None:

@@ -20,7 +20,9 @@ from sgl_importance.hints.block_places import locate_messages
 from sgl_importance.hints.hints import FIELD, BadHint, Hints
 from sglang_importance.http.adapter_namespaces import name_adapters
 from sglang_importance.http.requests.carried_fields import CarriedFields, carried_by
-from sglang_importance.http.requests.token_limits import check_request
+from sglang_importance.http.requests.fields.request_check import check_request
+from sglang_importance.http.requests.fields.server_facts import facts_of
+from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
 from sglang_importance.http.requests.user_requests import is_of_user, noting
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.differences import release_requests
@@ -47,12 +49,8 @@ def _around_generate_request(
         return generate(manager, obj, request)
     if isinstance(obj.input_ids, BatchEncoding):  # of Ollama's chats, before sglang 0.5.23
         obj.input_ids = obj.input_ids["input_ids"]
-    check_request(
-        obj.input_ids,
-        obj.sampling_params,
-        getattr(obj, "top_logprobs_num", None),  # requests for embeddings have none
-        manager.model_config.vocab_size,
-    )
+    check_request(obj, facts_of(manager), manager.rid_to_state)
+    generate = partial(_refuse_unreadable, generate)
     carried = carried_by(request)
     if carried is not None:
         carried.put_namespace(obj)
@@ -68,6 +66,22 @@ def _around_generate_request(
         obj.kv_hints = None  # sglang takes an empty object for none, but not beside a batch
         return generate(manager, obj, request)
     return _generate_with_hints(generate, manager, obj, request, hinted)
+
+
+async def _refuse_unreadable(
+    generate: Callable[..., AsyncGenerator[Any, None]], manager: TokenizerManager, obj: Any, request: Any
+) -> AsyncGenerator[Any, None]:
+    """What the check missed and sglang stumbles over before it answers is still the client's error."""
+    began = False
+    try:
+        async with aclosing(generate(manager, obj, request)) as outputs:
+            async for output in outputs:
+                began = True
+                yield output
+    except UNREADABLE as error:
+        if began:
+            raise
+        raise ValueError(unreadable(error)) from error
 
 
 async def _generate_and_forget(
@@ -193,4 +207,4 @@ def _take_report(meta_info: dict[str, Any]) -> dict[str, Any] | None:
 
 
 HOOKS: dict[str, Hook] = {GENERATE_TARGET: (_around_generate_request, HookType.AROUND)}
-"""The hook in the launcher through which the tokenizer manager takes hints and refuses unknown tokens."""
+"""The hook in the launcher through which the tokenizer manager takes hints and refuses what is wrong."""
