@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS
 from sgl_importance.embedded_model import checkpoint_path
-from sgl_importance.trace.page_steps import PageRecording, load_page_steps
+from sgl_importance.observe.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance_lab.probe.tokenizer import encode_text
 from sgl_importance_lab.reasoner import control_path, reasoner_path
 from sgl_importance_lab.reasoner.milestones import milestones, phases

@@ -19,8 +19,8 @@ from random import Random
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "test"))
 
-from sgl_importance.client.fleet_page import FleetPage  # noqa: E402
-from sgl_importance.client.fleet_view import FleetView  # noqa: E402
+from sgl_importance.cli.fleet_page import FleetPage  # noqa: E402
+from sgl_importance.cli.fleet_view import FleetView  # noqa: E402
 from sgl_importance.embedded_model import checkpoint_path  # noqa: E402
 from sgl_importance_lab.probe.tasks import make_document  # noqa: E402
 

@@ -13,7 +13,7 @@ from itertools import product
 from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.reuse.calibration import BUCKETS, HORIZON
 from sgl_importance.storage.store_counters import LABEL_VALUES, SERIES
-from sgl_importance.tier_chain.tier_counters import TIER_SERIES
+from sgl_importance.storage.tier_chain.tier_counters import TIER_SERIES
 from sgl_importance.tiers import Tier
 
 PREFIX = "sglang:kv_importance_"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_importance.pages.prune import Prune
 from sgl_importance.postgres_url import url_problem
 from sgl_importance.settings import (
     SETTINGS,
@@ -21,6 +20,7 @@ from sgl_importance.settings import (
     has_home,
     keyword,
 )
+from sgl_importance.sparse.prune import Prune
 
 
 @dataclass(frozen=True, slots=True)

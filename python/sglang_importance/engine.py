@@ -10,8 +10,8 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.gone_options import GONE, refusal
-from sgl_importance.ledger.steady_time import steady_time
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.placement.ledger.steady_time import steady_time
 from sgl_importance.settings import SETTINGS, keyword
 from sglang_importance.upstream.server_options import attach_options
 

@@ -60,7 +60,7 @@ LITTLE: dict[str, tuple[str, ...]] = {
 }
 # Commands that are tried elsewhere, with the reason.
 ELSEWHERE = {
-    "fleet page": "serves until Ctrl-C; test/client sends it garbage",
+    "fleet page": "serves until Ctrl-C; test/cli sends it garbage",
     "kernels build": "compiles for minutes",
 }
 # Numbers of these decide how much is made: a large one is meant, and takes as long as it takes.

@@ -25,7 +25,7 @@ from support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 120
-PROGRAM = (sys.executable, "-c", "from sgl_importance.cli import main; main()")
+PROGRAM = (sys.executable, "-c", "from sgl_importance.cli.main import main; main()")
 
 
 def interrupt(command: Sequence[str], ready: Callable[[psutil.Process], bool], cwd: Path) -> tuple[int, str]:

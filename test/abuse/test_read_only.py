@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_database import LedgerUnusable
-from sgl_importance.ledger.ledger_place import LEDGER_FILE
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.ledger_database import LedgerUnusable
+from sgl_importance.placement.ledger.ledger_place import LEDGER_FILE
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.storage.cli import app
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
-from sglang_importance.radix_cache.cache_factory import create_recorder
+from sglang_importance.cache.cache_factory import create_recorder
 from sglang_importance.storage.store_launch import mount
 from sglang_importance.upstream.refusal import LaunchRefused
 

@@ -176,7 +176,7 @@ def test_servers_of_two_models_side_by_side_on_one_directory(probe_model: Path, 
             stat = [
                 sys.executable,
                 "-c",
-                "from sgl_importance.cli import main; main()",
+                "from sgl_importance.cli.main import main; main()",
                 "store",
                 "stat",
                 str(store),

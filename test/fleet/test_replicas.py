@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.client.fleet_command import app
-from sgl_importance.client.fleet_view import FleetView
-from sgl_importance.client.pin_commands import pins_app
+from sgl_importance.cli.fleet_command import app
+from sgl_importance.cli.fleet_view import FleetView
+from sgl_importance.cli.pin_commands import pins_app
 
 from support.servers import ServerProcess
 from support.victims import cores_of_ranks

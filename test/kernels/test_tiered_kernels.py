@@ -7,12 +7,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sgl_importance_kernels.pages.page_slots import PageSlots
-from sgl_importance_kernels.pages.representations import Representations
-from sgl_importance_kernels.pages.selectors.registry import SELECTORS
-from sgl_importance_kernels.pages.triton.attention_kernel import SPLIT_PAGES, attend_places
-from sgl_importance_kernels.pages.triton.copy_kernel import copy_pages
-from sgl_importance_kernels.pages.triton.scan_kernel import scan
+from sgl_importance_kernels.sparse.page_slots import PageSlots
+from sgl_importance_kernels.sparse.representations import Representations
+from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
+from sgl_importance_kernels.sparse.triton.attention_kernel import SPLIT_PAGES, attend_places
+from sgl_importance_kernels.sparse.triton.copy_kernel import copy_pages
+from sgl_importance_kernels.sparse.triton.scan_kernel import scan
 
 pytestmark = pytest.mark.triton
 

@@ -16,7 +16,7 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from sgl_importance_kernels.pages.triton import attention_kernel, copy_kernel, scan_kernel  # noqa: E402
+from sgl_importance_kernels.sparse.triton import attention_kernel, copy_kernel, scan_kernel  # noqa: E402
 from sgl_importance_kernels.triton import logit_reduction, page_reduction, qk_probe, score_mod  # noqa: E402
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from sgl_importance.metrics_table import PREFIX
-from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import Step
+from sgl_importance.observe.trace.reader import open_trace
+from sgl_importance.observe.trace.records import Step
 
 from support.families import FAMILIES, VOCABULARY, Family, write_random_model
 from support.python_path import CHECKS, python_path

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from sgl_importance.metrics_table import PREFIX
-from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import PageLists, Step
+from sgl_importance.observe.trace.reader import open_trace
+from sgl_importance.observe.trace.records import PageLists, Step
 
 from support.families import FAMILIES, VOCABULARY, write_random_model
 from support.kept import wait_until_kept

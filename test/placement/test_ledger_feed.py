@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_database import LedgerDamaged
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.ledger_database import LedgerDamaged
 from sglang_importance.placement.ledger_feed import model_digest, open_ledger_feed
 from sglang_importance.storage.weights import WATCH, Weights
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from sglang.srt.server_args import ServerArgs
 
+from sgl_importance.observe.trace import open_trace
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sgl_importance.trace import open_trace
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
+from sglang_importance.cache.cache_factory import create_recorder
 from sglang_importance.launch.modes.tiered_pages import page_list_refusals
-from sglang_importance.radix_cache.cache_factory import create_recorder
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import importance_options
 

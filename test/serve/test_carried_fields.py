@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 
-from sgl_importance.hints.hints import Hints
+from sgl_importance.placement.hints.hints import Hints
 from sglang_importance.http.requests.carried_fields import CarriedFields
 from sglang_importance.http.requests.kv_fields import KvFields
 from sglang_importance.http.requests.prompt_messages import PromptMessages

@@ -16,8 +16,8 @@ from sglang.srt.entrypoints.http_server import ORJSONRoute
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
-from sgl_importance.hints.hints import BadHint, Hints
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.placement.hints.hints import BadHint, Hints
 from sglang_importance.http import server_state
 from sglang_importance.http.requests.checked_routes import check_routes
 from sglang_importance.http.requests.generate_route import check_generate

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import Fold
+from sgl_importance.observe.trace.reader import open_trace
+from sgl_importance.observe.trace.records import Fold
 from sgl_importance_kernels.reference.page_scores import PageScores, combine_layers, pages_of
 
 from support.models import SMALL_LLAMA, write_random_llama

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from sgl_importance.hints.hinted_request import HintedRequest
+from sgl_importance.placement.hints.hinted_request import HintedRequest
+from sglang_importance.cache.component import ImportanceComponent
+from sglang_importance.cache.node_events import NodeEvents
+from sglang_importance.cache.request_flow import RequestFlow
 from sglang_importance.metrics.publisher import MetricsPublisher
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.placement.hint_follower import HintFollower
 from sglang_importance.placement.pinning import Pinning
-from sglang_importance.radix_cache.component import ImportanceComponent
-from sglang_importance.radix_cache.node_events import NodeEvents
-from sglang_importance.radix_cache.request_flow import RequestFlow
 from sglang_importance.tree.eviction import MarginalLossOrder, RankedLeaves, StockOrder
 from sglang_importance.tree.folding import Folding
 

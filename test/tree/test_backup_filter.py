@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
-from sgl_importance.hints.hints import Hints
+from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.tiers import Tier
 
 from support.doubles.lower_tiers import LowerTiers

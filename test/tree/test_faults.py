@@ -10,10 +10,10 @@ import pytest
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
 from sgl_importance.metrics_table import FaultPlace
+from sglang_importance.cache.component import ImportanceComponent
+from sglang_importance.cache.request_flow import RequestFlow
 from sglang_importance.operations.job import Document, Job
 from sglang_importance.operations.runner import Desk
-from sglang_importance.radix_cache.component import ImportanceComponent
-from sglang_importance.radix_cache.request_flow import RequestFlow
 from sglang_importance.tree.faults import Faults, UpstreamError, upstream
 
 from support.callbacks import LEARNING, OBSERVING, RECORDING, name_of

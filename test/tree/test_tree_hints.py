@@ -8,9 +8,9 @@ import pytest
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from sgl_importance.hints.hints import Hints
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.reuse.reuse_class import BlockType, Transition
 from sgl_importance.tiers import Tier
 from sglang_importance.placement.hint_follower import HINTED_ATTRIBUTE

@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.pins.pin import HALF_LIFE_REQUESTS, Pin
+from sgl_importance.placement.pins.pin import HALF_LIFE_REQUESTS, Pin
 from sgl_importance.tiers import Tier
 
 from support.drivers.tree_driver import PAGE, TreeDriver

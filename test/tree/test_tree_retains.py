@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.pins import pin_table
-from sgl_importance.pins.pin import Pin, PinSource
-from sgl_importance.pins.pin_budget import divide
+from sgl_importance.placement.pins import pin_table
+from sgl_importance.placement.pins.pin import Pin, PinSource
+from sgl_importance.placement.pins.pin_budget import divide
 from sgl_importance.tiers import Tier
 from sglang_importance.placement.hint_follower import HINTED_ATTRIBUTE
 

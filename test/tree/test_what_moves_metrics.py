@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from sgl_importance.metrics_table import METRICS, OPERATIONS, Kind, Process, of_process
+from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.pins.pin import Pin
+from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.reuse.calibration import HORIZON
-from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.signal.node_importance import NodeImportance
 from sgl_importance.tiers import Tier
+from sglang_importance.cache.gauges import gauge_values
 from sglang_importance.metrics.publisher import counter_values, label_values
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.operations import handlers
 from sglang_importance.operations.runner import Desk
 from sglang_importance.placement.prewarm_request import new_rid
-from sglang_importance.radix_cache.gauges import gauge_values
 from sglang_importance.tree.body_mass import body_mass_of
 
 from support.drivers.tiered_driver import tiered

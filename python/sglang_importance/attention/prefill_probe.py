@@ -11,8 +11,8 @@ import torch
 from sglang.srt.model_executor.cuda_graph_config import Backend, check_cuda_graph_backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from sgl_importance.observe.trace.records import Detail
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.trace.records import Detail
 from sgl_importance_kernels.triton.log_sums import LogSums, bytes_per_query
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries

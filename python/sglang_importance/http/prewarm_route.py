@@ -14,12 +14,12 @@ from fastapi import APIRouter, FastAPI, HTTPException, Request
 from pydantic import Field
 from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_database import LedgerError
-from sgl_importance.ledger.ledger_place import named_place
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.prewarm.ledger_plan import WarmPath, plan_from_ledger
-from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.ledger_database import LedgerError
+from sgl_importance.placement.ledger.ledger_place import named_place
+from sgl_importance.placement.prewarm.ledger_plan import WarmPath, plan_from_ledger
+from sgl_importance.policy.cost_model import CostModel
 from sglang_importance.http import openapi, prewarm_metrics
 from sglang_importance.http.prewarming import RESERVE, Job, Prewarmer, State, requests_under_way
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
-    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+    from sglang_importance.cache.importance_cache import ImportanceRadixCache
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def _attention(options: ImportanceOptions) -> None:
     before = dict(ATTENTION_BACKENDS)
     install(options)
     if options.is_tiered:
-        from sglang_importance.pages.install import install_before_scheduler
+        from sglang_importance.sparse.install import install_before_scheduler
 
         install_before_scheduler(options)
     if options.trace_pages:
@@ -158,7 +158,7 @@ def _tiered_pages(scheduler: Scheduler) -> None:
 
 
 def _cache(scheduler: Scheduler) -> ImportanceRadixCache:
-    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+    from sglang_importance.cache.importance_cache import ImportanceRadixCache
 
     cache = scheduler.tree_cache
     assert isinstance(cache, ImportanceRadixCache), "sglang built another cache"
@@ -202,7 +202,7 @@ def build_radix_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     Raises:
         LaunchRefused: the loaded model is none that we have tested.
     """
-    from sglang_importance.radix_cache.cache_factory import create_importance_cache
+    from sglang_importance.cache.cache_factory import create_importance_cache
 
     options = importance_options(ctx.server_args)
     assert options is not None, "sglang chose our cache without our options"

@@ -21,9 +21,9 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
     Raises nothing on a stock scheduler: there, all is False.
     """
     from sglang_importance.attention.source import softmax_backend
+    from sglang_importance.cache.component import ImportanceComponent
+    from sglang_importance.cache.importance_cache import ImportanceRadixCache
     from sglang_importance.operations.messages import KvImportanceReq
-    from sglang_importance.radix_cache.component import ImportanceComponent
-    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
     from sglang_importance.tree.leaf_sets import WatchedLeaves
 
     cache = scheduler.tree_cache

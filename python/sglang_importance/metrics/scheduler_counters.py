@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import OPERATIONS, SHADOWS, FaultPlace
 from sgl_importance.nodes.ghosts import EvictionReason
-from sgl_importance.pages.audits import AuditCounts
 from sgl_importance.reuse.calibration import Calibration
+from sgl_importance.sparse.audits import AuditCounts
 from sgl_importance.tiers import Tier
-from sgl_importance_kernels.pages.traffic import PageTraffic
+from sgl_importance_kernels.sparse.traffic import PageTraffic
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

@@ -12,9 +12,9 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.node_metadata import NOT_PINNED, NodeMetadata
-from sgl_importance.pins.automatic_pins import deserves_pin
-from sgl_importance.pins.pin import Pin, PinEnd, PinSource
-from sgl_importance.pins.pin_table import PinTable
+from sgl_importance.placement.pins.automatic_pins import deserves_pin
+from sgl_importance.placement.pins.pin import Pin, PinEnd, PinSource
+from sgl_importance.placement.pins.pin_table import PinTable
 from sgl_importance.tiers import Tier
 from sglang_importance.tree.faults import upstream
 from sglang_importance.tree.occupancy import capacity_tokens

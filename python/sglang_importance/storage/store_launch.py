@@ -13,8 +13,8 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import flag
 from sgl_importance.storage.checksum import checksum_problem
 from sgl_importance.storage.store import check_writable
-from sgl_importance.tier_chain.open_chain import chain_problems
-from sgl_importance.tier_chain.tier_file import TierFileError, read_tier_file
+from sgl_importance.storage.tier_chain.open_chain import chain_problems
+from sgl_importance.storage.tier_chain.tier_file import TierFileError, read_tier_file
 from sglang_importance.storage.extra_config import read_extra_config
 from sglang_importance.storage.interfaces import DYNAMIC, INTERFACES, TESTED, UNUSABLE
 from sglang_importance.upstream.hooks import install_hooks, is_applied

@@ -16,11 +16,11 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.pages.device_plan import KvShape
+from sgl_importance.sparse.device_plan import KvShape
 from sgl_importance_kernels.reference import combine_layers, layer_page_scores
 from sglang_importance.attention.rows import Phase, RowScores
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
-from sglang_importance.pages.pool import TieredKVPool
+from sglang_importance.sparse.pool import TieredKVPool
 
 # Tensor cores multiply no narrower heads than 16, FlashInfer has none narrower than 64.
 HEADS, KV_HEADS, HEAD_DIM, NUM_LAYERS = 4, 2, 64 if torch.cuda.is_available() else 8, 3

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sgl_importance.shadow.shadow_cache import ShadowCache
-from sgl_importance.shadow.shadow_node import ShadowNode
-from sgl_importance.shadow.shadow_ranking import ImportanceRanking
+from sgl_importance.observe.shadow.shadow_cache import ShadowCache
+from sgl_importance.observe.shadow.shadow_node import ShadowNode
+from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST, ImportanceReplayPolicy
 from sgl_importance_lab.replay.trace import Trace

@@ -10,9 +10,9 @@ from typing import Any
 
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
-from sgl_importance.hints.hints import Hints
-from sgl_importance.pins.pin import Pin
-from sgl_importance.pins.pin_room import PinRefused
+from sgl_importance.placement.hints.hints import Hints
+from sgl_importance.placement.pins.pin import Pin
+from sgl_importance.placement.pins.pin_room import PinRefused
 
 from support.drivers.hosted_driver import PAGE, HostedDriver, Request
 

@@ -18,12 +18,12 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
 from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.placement.backup_filter import BackupFilter
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.upstream.differences import (
     insert_finished,
     insert_unfinished,

@@ -14,8 +14,6 @@ from sgl_importance_lab.replay.chain_command import replay_chain
 from sgl_importance_lab.replay.formats.line_reader import ReadOptions
 from sgl_importance_lab.replay.lower_tiers.chain_replay import ChainHardware
 from sgl_importance_lab.replay.lower_tiers.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
-from sgl_importance_lab.replay.pages.page_command import parse_page_policies, replay_pages
-from sgl_importance_lab.replay.pages.page_replay import PAGE_POLICIES, Selection
 from sgl_importance_lab.replay.policy_registry import DEFAULT_POLICIES, OPTIMUM
 from sgl_importance_lab.replay.ray_cluster import RayCluster
 from sgl_importance_lab.replay.replay_arguments import (
@@ -49,6 +47,8 @@ from sgl_importance_lab.replay.report.console import (
 from sgl_importance_lab.replay.report.plot import plot_rows
 from sgl_importance_lab.replay.report.replay_report import results_table
 from sgl_importance_lab.replay.report.tier_report import TieredJob, TieredRow, run_tiered_job, tiered_table
+from sgl_importance_lab.replay.residency.page_command import parse_page_policies, replay_pages
+from sgl_importance_lab.replay.residency.page_replay import PAGE_POLICIES, Selection
 from sgl_importance_lab.replay.trace import Trace
 
 app = typer.Typer(

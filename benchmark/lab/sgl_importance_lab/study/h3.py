@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from sgl_importance.observe.trace.page_steps import PageRecording
 from sgl_importance.settings import RESIDENCY_POLICIES
 from sgl_importance.terminal import counted
-from sgl_importance.trace.page_steps import PageRecording
-from sgl_importance_lab.replay.pages.page_replay import (
+from sgl_importance_lab.replay.policy_registry import OPTIMUM
+from sgl_importance_lab.replay.replay_runner import ReplayError, run_jobs
+from sgl_importance_lab.replay.residency.page_replay import (
     PageCounts,
     PageReplayError,
     Selection,
@@ -22,8 +24,6 @@ from sgl_importance_lab.replay.pages.page_replay import (
     longest_context,
     run_policy,
 )
-from sgl_importance_lab.replay.policy_registry import OPTIMUM
-from sgl_importance_lab.replay.replay_runner import ReplayError, run_jobs
 from sgl_importance_lab.study.statistics import Estimate, Floats, bootstrap
 from sgl_importance_lab.study.study_report import SMALL_MODEL, Finding, StudyError, draw
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.routing import APIRoute
 
-from sgl_importance.hints.hints import FIELD
+from sgl_importance.placement.hints.hints import FIELD
 from sglang_importance.http.requests.request_hints import read_native_hints
 from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.upstream.server_options import importance_options

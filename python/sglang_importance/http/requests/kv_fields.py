@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_importance.hints.hints import FIELD, BadHint, Hints
 from sgl_importance.json_text import read_json
+from sgl_importance.placement.hints.hints import FIELD, BadHint, Hints
 
 NAMESPACE_FIELDS = ("cache_salt", "extra_key")
 FIELDS = (*NAMESPACE_FIELDS, FIELD)

@@ -8,8 +8,8 @@ from typing import Any
 
 from fastapi import Request
 
-from sgl_importance.hints.block_places import locate_messages
-from sgl_importance.hints.hints import Hints
+from sgl_importance.placement.hints.block_places import locate_messages
+from sgl_importance.placement.hints.hints import Hints
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import msgspec
 from sglang.srt.managers.io_struct import GenerateReqInput
 from transformers import BatchEncoding
 
-from sgl_importance.hints.block_places import locate_messages
-from sgl_importance.hints.hints import FIELD, BadHint, Hints
+from sgl_importance.placement.hints.block_places import locate_messages
+from sgl_importance.placement.hints.hints import FIELD, BadHint, Hints
 from sglang_importance.http.adapter_namespaces import name_adapters
 from sglang_importance.http.requests.carried_fields import CarriedFields, carried_by
 from sglang_importance.http.requests.fields.request_check import check_request

@@ -15,7 +15,7 @@ from fastapi.responses import ORJSONResponse
 from fastapi.routing import APIRoute
 from sglang.srt.entrypoints.openai.protocol import ErrorResponse
 
-from sgl_importance.hints.hints import FIELD, BadHint
+from sgl_importance.placement.hints.hints import FIELD, BadHint
 from sglang_importance.http.adapter_namespaces import check_extra_key
 from sglang_importance.http.requests.carried_fields import CarriedFields
 from sglang_importance.http.requests.kv_fields import (

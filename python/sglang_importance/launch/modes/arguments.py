@@ -12,8 +12,8 @@ from typing import Any
 
 from sglang.srt.environ import envs
 
-from sgl_importance.ledger.ledger_place import address_problem
 from sgl_importance.options import ImportanceOptions
+from sgl_importance.placement.ledger.ledger_place import address_problem
 from sgl_importance.settings import flag
 from sglang_importance.launch.modes.attention_source import attention_source_refusals
 from sglang_importance.launch.modes.rule import Rule, above, outside, refused

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 
-from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
+from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
 from sglang_importance.http.requests.fields.embedding_table import EMBEDDING
 from sglang_importance.http.requests.fields.field import Table
 from sglang_importance.http.requests.fields.generate_table import CLIENT_ONLY_DEFAULT, GENERATE
