@@ -37,6 +37,7 @@ from sgl_importance_lab.study.thinking.measured import Kinds
 from sgl_importance_lab.study.thinking.study_thinking import study_thinking
 from sgl_importance_lab.workload.kinds import Shape, generation
 
+from support.config_file import config_flags
 from support.served import script_server
 from support.servers import ServerProcess
 
@@ -54,7 +55,7 @@ def recording_server(model: Path, page_size: int, longest: int, directory: Path)
         *("--kv-policy", "observe", "--page-size", str(page_size), "--max-running-requests", "1"),
         *("--max-total-tokens", str(2 * longest), "--context-length", str(longest)),
         *("--kv-importance-source", "none", "--kv-importance-trace", str(directory)),
-        *("--kv-importance-trace-pages", str(LISTED)),
+        *config_flags(trace={"pages": LISTED}),
         model=model,
     )
 

@@ -44,6 +44,7 @@ from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
 from sgl_importance_lab.probe.tokenizer import ASSISTANT, BEGIN, SYSTEM, USER, piece_ids
 from sgl_importance_lab.probe.vocabulary import INSTRUCTION, NAMES, QUESTION, held_out_values, name_piece
 
+from support.config_file import config_flags
 from support.served import script_server
 from support.servers import ServerProcess
 
@@ -55,10 +56,7 @@ LATE_TOKENS = 2000
 AT_A_TIME = 4
 SECONDS = 3600.0
 """For an answer: late ones are long, and the machine may be shared."""
-MODES = {
-    "none": ("--kv-sparse-audit-interval", "1"),
-    "audit": ("--kv-sparse-audit-interval", "1", "--kv-sparse-audit-missed-page"),
-}
+MODES = ("none", "audit")
 
 
 @dataclass(frozen=True)
@@ -222,7 +220,7 @@ def main(
     path = out or RESULTS / "pages_adversarial.json"
     rows = rows_so_far(path)
     done = {(row["selector"], row["mode"], row["case"]) for row in rows}
-    bounds = {"none": (), "audit": (str(missed_page),)}
+    bounds = {"none": (), "audit": config_flags(sparse={"audit_missed_page": missed_page})}
     arms = [(selector, mode) for mode in modes.split(",") for selector in selectors.split(",")]
     arms.insert(0, ("all", "none"))
     for selector, mode in arms:
@@ -235,7 +233,7 @@ def main(
             *("--kv-sparse-budget", str(budget), "--max-running-requests", str(AT_A_TIME)),
             *("--max-total-tokens", "40000", "--enable-custom-logit-processor"),
             "--disable-overlap-schedule",  # which lets a request's own list of tokens fall a step behind
-            *(*MODES[mode], *bounds[mode]),
+            *("--kv-sparse-audit-interval", "1", *bounds[mode]),
         )
         with script_server(*flags, model=checkpoint_path()) as server:
             for name in missing:

@@ -30,6 +30,7 @@ from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
 from sgl_importance_lab.probe.tokenizer import encode
 from sgl_importance_lab.study.h3 import study_h3
 
+from support.config_file import config_flags
 from support.served import script_server
 from support.servers import ServerProcess
 
@@ -55,7 +56,7 @@ def record(length: int, documents: int, n: int, directory: Path) -> PageRecordin
         *("--kv-policy", "observe", "--page-size", str(PAGE), "--max-running-requests", "1"),
         *("--max-total-tokens", str((documents + 1) * (length + 256) // PAGE * PAGE)),
         *("--kv-importance-source", "none", "--kv-importance-trace", str(directory)),
-        *("--kv-importance-trace-pages", str(LISTED)),
+        *config_flags(trace={"pages": LISTED}),
     )
     with script_server(*flags, model=checkpoint_path()) as server:
         # Two of a document in a row, as when somebody asks back.

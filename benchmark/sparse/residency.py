@@ -26,6 +26,7 @@ from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.sparse.device_plan import KvShape, plan_device
 from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
 
+from support.config_file import config_flags
 from support.served import script_server
 from support.servers import ServerProcess
 
@@ -70,8 +71,8 @@ def arm_flags(pool: int, room: int, policy: str, bias: float) -> tuple[str, ...]
         *("--kv-policy", "importance", "--kv-residency", "tiered", "--kv-device-tokens", str(room)),
         *("--max-total-tokens", str(pool), "--max-running-requests", "1", "--page-size", str(PAGE)),
         *("--kv-sparse-selector", "rep", "--kv-sparse-budget", str(SELECTED)),
-        *("--kv-sparse-prompt-tokens", str(QUESTION_TOKENS), "--kv-residency-policy", policy),
-        *("--kv-sparse-resident-bias", str(bias)),
+        *("--kv-sparse-prompt-tokens", str(QUESTION_TOKENS)),
+        *config_flags(tiered={"policy": policy}, sparse={"resident_bias": bias}),
     )
 
 

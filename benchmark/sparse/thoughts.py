@@ -34,6 +34,7 @@ from sgl_importance_lab.reasoner.evaluate import grade
 from sgl_importance_lab.reasoner.tasks import ReasoningTask, make_task
 from sgl_importance_lab.reasoner.tokenizer import reasoner_tokenizer, render
 
+from support.config_file import config_flags
 from support.served import script_server
 from support.servers import ServerProcess
 
@@ -57,11 +58,11 @@ def arms(tokens: int, budget: float, selectors: list[str], min_context: int) -> 
             *("--hicache-ratio", f"{everything / device + 1:.1f}"),
         ),
         "stock, resident": ("--kv-policy", "default", "--max-total-tokens", str(everything)),
-        "tiered all, lru": (*tiered, "--kv-residency-policy", "lru"),
+        "tiered all, lru": (*tiered, *config_flags(tiered={"policy": "lru"})),
         **{
             f"tiered {name}, {policy}": (
                 *(*tiered, *sparse, "--kv-sparse-selector", name),
-                *("--kv-residency-policy", policy),
+                *config_flags(tiered={"policy": policy}),
             )
             for name in selectors
             for policy in ("lru", "ema")

@@ -13,23 +13,34 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def flag_reference() -> str:
-    """Every flag of ours: meaning, default, values, process and cost."""
-    from sgl_importance.options import ImportanceOptions
-    from sgl_importance.settings import SETTINGS, flag
+    """Every flag of ours, and every key of the file of options: meaning, default, values and cost."""
+    from sgl_importance.options.importance_options import CONFIG_FLAG, SETTINGS
+
+    flags = [place for place, setting in SETTINGS.items() if setting.flag]
+    keys = [place for place, setting in SETTINGS.items() if not setting.flag]
+    flag_sections = [_option(f"### {SETTINGS[place].flag}", place) for place in flags]
+    key_sections = [_option("### [{}] {}".format(*place.split(".")), place) for place in keys]
+    config = (
+        f"### {CONFIG_FLAG}\n\nA TOML file with the options below, each under its group. One that has a flag "
+        "is refused there, and so is a key that does not exist, with the nearest that does."
+    )
+    return "\n\n".join(
+        ["## Flags", *flag_sections, config, f"## Keys in the file of {CONFIG_FLAG}", *key_sections]
+    )
+
+
+def _option(title: str, place: str) -> str:
+    from sgl_importance.options.importance_options import DEFAULTS, SETTINGS
     from sglang_importance.attention.score_sources import SOURCES
 
-    defaults, sections = ImportanceOptions(), []
-    for name, setting in SETTINGS.items():
-        default = getattr(defaults, name)
-        shown = {(): "auto", "": "none"}.get(default, default)
-        unit = f" {setting.unit}" if setting.unit and shown != "auto" else ""
-        values = ", ".join(f"`{source}`" for source in SOURCES) if name == "source" else _values(setting)
-        process = "scheduler and launcher" if setting.process == "both" else setting.process
-        facts = [f"`{shown}`{unit}", values, process, _words(setting.cost) or "nothing"]
-        meaning = setting.help[0].upper() + setting.help[1:]
-        table = _table(["default", "takes", "acts in", "costs"], [facts])
-        sections.append(f"## {flag(name)}\n\n{_words(meaning)}.\n\n{table}")
-    return "\n\n".join(sections)
+    setting, default = SETTINGS[place], DEFAULTS[place]
+    shown = {(): "auto", "": "none"}.get(default, default)
+    unit = f" {setting.unit}" if setting.unit and shown != "auto" else ""
+    values = ", ".join(f"`{source}`" for source in SOURCES) if place == "source" else _values(setting)
+    process = "scheduler and launcher" if setting.process == "both" else setting.process
+    facts = [f"`{shown}`{unit}", values, process, _words(setting.cost) or "nothing"]
+    meaning = setting.help[0].upper() + setting.help[1:]
+    return f"{title}\n\n{_words(meaning)}.\n\n{_table(['default', 'takes', 'acts in', 'costs'], [facts])}"
 
 
 def _words(text: str) -> str:

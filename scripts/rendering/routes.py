@@ -19,7 +19,7 @@ def _document() -> dict[str, Any]:
     """The OpenAPI document of our routes alone."""
     from fastapi import FastAPI
 
-    from sgl_importance.options import ImportanceOptions
+    from sgl_importance.options.importance_options import ImportanceOptions
     from sglang_importance.http.routes import install_routes
 
     app = FastAPI()

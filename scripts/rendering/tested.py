@@ -62,7 +62,7 @@ def tested_families() -> str:
 
 def deepseek_command() -> str:
     """Each flag of a command that serves DeepSeek: what a launch says of it, and the test that has run it."""
-    from sgl_importance.options import ImportanceOptions
+    from sgl_importance.options.importance_options import ImportanceOptions
     from sglang_importance.launch.modes.arguments import refusals
 
     options = ImportanceOptions(policy="importance")

@@ -1,4 +1,4 @@
-"""``--kv-sparse-prune``: fewer pages than the budget allows, where the rest would matter little."""
+"""``sparse.prune``: fewer pages than the budget allows, where the rest would matter little."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_the_pages_have_every_flag_and_every_route() -> None:
     """Seen from the other side: what the parser takes and what the app serves."""
     from fastapi import FastAPI
 
-    from sgl_importance.options import ImportanceOptions
+    from sgl_importance.options.importance_options import ImportanceOptions
     from sglang_importance.http.routes import install_routes
     from sglang_importance.launch.flags import add_flags
 

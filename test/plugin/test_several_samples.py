@@ -11,7 +11,7 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.http.requests.request_hints import _around_generate_request
 from sglang_importance.upstream.server_options import attach_options
 

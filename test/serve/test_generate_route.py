@@ -16,7 +16,7 @@ from sglang.srt.entrypoints.http_server import ORJSONRoute
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.placement.hints.hints import BadHint, Hints
 from sglang_importance.http import server_state
 from sglang_importance.http.requests.checked_routes import check_routes

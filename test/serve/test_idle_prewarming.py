@@ -11,7 +11,8 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.placement import PrewarmOptions
 from sglang_importance.http import prewarm_route
 from sglang_importance.http.prewarm_route import IDLE_SECONDS
 from sglang_importance.http.requests import user_requests
@@ -36,7 +37,9 @@ class Server:
         self.begun: list[str] = []
         self.server_status = ServerStatus.Up
         self.server_args = SimpleNamespace()
-        attach_options(self.server_args, ImportanceOptions(policy="importance", prewarm="idle"))
+        attach_options(
+            self.server_args, ImportanceOptions(policy="importance", prewarm=PrewarmOptions(at="idle"))
+        )
         self.model_config = SimpleNamespace(vocab_size=100)
         self.rid_to_state: dict[str, Any] = {}
         self.may_end = asyncio.Event()

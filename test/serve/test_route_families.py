@@ -20,7 +20,7 @@ from sglang.srt.entrypoints.openai.protocol import (
     ResponsesRequest,
 )
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.http import server_state
 from sglang_importance.http.requests.carried_fields import carried_by
 from sglang_importance.http.requests.route_families import (

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.tiered import SparseOptions, TieredOptions
 from sgl_importance.sparse.audits import MAX_BUDGET_FACTOR, AuditCounts, AuditRule, AuditTrail, BudgetFactor
 from sgl_importance_kernels.sparse.audit import audit
 from sgl_importance_kernels.sparse.streamed_attention import PartialAttention, stream_attention
@@ -124,13 +125,13 @@ def test_what_is_not_finite_stays_in_no_sum(number: str) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"sparse_audit_missed_page": 0.5}, "needs audits"),
-        ({"sparse_audit_interval": 8}, "to be a selector"),
+        ({"sparse.audit_missed_page": 0.5}, "needs audits"),
+        ({"sparse.audit_interval": 8}, "to be a selector"),
     ],
 )
 def test_audits_of_nothing_are_refused(options: dict[str, float], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        ImportanceOptions(**options)
+        ImportanceOptions.of(options)
 
 
 @pytest.mark.parametrize("selecting_prompt_tokens", [0, 16])
@@ -138,11 +139,10 @@ def test_audits_are_counted_from_the_first_generated_token(selecting_prompt_toke
     """Also where tokens of the prompt select before it."""
     options = ImportanceOptions(
         policy="importance",
-        residency="tiered",
-        sparse_selector="rep",
-        sparse_prompt_tokens=selecting_prompt_tokens,
-        sparse_min_context=0,
-        sparse_audit_interval=7,
+        tiered=TieredOptions(residency="tiered"),
+        sparse=SparseOptions(
+            selector="rep", prompt_tokens=selecting_prompt_tokens, min_context=0, audit_interval=7
+        ),
     )
     req = SimpleNamespace(rid="a", origin_input_ids=[0] * 80)
     selection = Selections(options, PAGE).open(req, reads_all=False, budget=None)

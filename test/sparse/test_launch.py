@@ -11,7 +11,9 @@ import pytest
 import torch
 from sglang.srt.server_args import ServerArgs
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.storage import StoreOptions
+from sgl_importance.options.tiered import TieredOptions
 from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.modes.arguments import refusals
@@ -21,7 +23,7 @@ from sglang_importance.sparse.tiered_backend import TieredAttentionBackend
 from sglang_importance.storage.store_launch import TIERED_STAGING_RATIO, mount, store_refusals
 from sglang_importance.upstream.refusal import LaunchRefused
 
-TIERED = ImportanceOptions(policy="importance", residency="tiered")
+TIERED = ImportanceOptions(policy="importance", tiered=TieredOptions(residency="tiered"))
 
 
 def args(**changes: Any) -> ServerArgs:
@@ -31,7 +33,7 @@ def args(**changes: Any) -> ServerArgs:
 @pytest.mark.parametrize("policy", ["default", "observe"])
 def test_tiered_pages_need_the_policy(policy: str) -> None:
     with pytest.raises(ValueError, match="kv_residency 'tiered' needs kv_policy to be 'importance'"):
-        ImportanceOptions(policy=policy, residency="tiered")
+        ImportanceOptions(policy=policy, tiered=TieredOptions(residency="tiered"))
 
 
 @pytest.mark.parametrize(
@@ -130,14 +132,20 @@ def test_what_is_not_named_is_chosen(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_storage_below_gets_a_staging_buffer_not_a_host_tier(tmp_path: Path) -> None:
-    options = ImportanceOptions(policy="importance", residency="tiered", store=str(tmp_path))
+    options = ImportanceOptions(
+        policy="importance",
+        tiered=TieredOptions(residency="tiered"),
+        store=StoreOptions(directory=str(tmp_path)),
+    )
     given = args()
     mount(given, options)  # type: ignore[arg-type]
     assert given.hicache_host_memory_mode == "buffer_only"
     assert given.hicache_ratio == TIERED_STAGING_RATIO
     assert store_refusals(given, options) == []
     assert refusals(given, options) == []
-    (line,) = store_refusals(given, ImportanceOptions(policy="importance", store=str(tmp_path)))
+    (line,) = store_refusals(
+        given, ImportanceOptions(policy="importance", store=StoreOptions(directory=str(tmp_path)))
+    )
     assert "use --hicache-host-memory-mode cache" in line
 
     chosen = args(hicache_ratio=0.5)
@@ -147,4 +155,4 @@ def test_storage_below_gets_a_staging_buffer_not_a_host_tier(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("given", "tokens"), [(0.25, 1024), (1.0, 1), (512, 512)])
 def test_device_memory_is_told_in_tokens_or_as_a_share(given: float, tokens: int) -> None:
-    assert ImportanceOptions(device_tokens=given).device_tokens_of(4096) == tokens
+    assert ImportanceOptions(tiered=TieredOptions(device_tokens=given)).device_tokens_of(4096) == tokens

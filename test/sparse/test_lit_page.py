@@ -13,6 +13,7 @@ from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
 from sgl_importance_lab.probe.tokenizer import encode
 
 from support.browser import NoBrowser, open_browser
+from support.config_file import config_flags
 from support.live_page import TREEITEM, choose
 from support.served import script_server
 from support.servers import ServerProcess
@@ -23,7 +24,13 @@ PAGE_SIZE = 16
 FORCED = 4  # pages at either end of a context that every query reads
 BRIGHT = 8  # of about 150: a question's other words and other heads look elsewhere
 FLAGS = (
-    *("--kv-policy", "importance", "--kv-residency", "tiered", "--kv-residency-policy", "importance"),
+    *(
+        "--kv-policy",
+        "importance",
+        "--kv-residency",
+        "tiered",
+        *config_flags(tiered={"policy": "importance"}),
+    ),
     *("--kv-sparse-selector", "rep", "--kv-sparse-budget", "0.05", "--kv-sparse-prompt-tokens", "16"),
     *("--max-total-tokens", "16384", "--max-running-requests", "2", "--kv-device-tokens", "0.2"),
     *("--chunked-prefill-size", "4096"),  # sglang's own hangs on free memory; a chunk is a node

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.tiered import SparseOptions, TieredOptions
 from sgl_importance.sparse.prune import Prune
 from sgl_importance.sparse.selection_rule import SelectionRule, Span, read_all, selection_rule
 
@@ -76,11 +77,13 @@ def test_a_budget_is_whole_pages(budget: float, context: int, pages: int) -> Non
 @pytest.mark.parametrize("text", ["topp", "topp:1", "topp:x", "blasst:0", "blasst:nan", "other:0.5", ""])
 def test_a_prune_that_means_nothing_names_what_does(text: str) -> None:
     with pytest.raises(ValueError, match="kv_sparse_prune must be 'none', 'topp:P' or 'blasst:L'"):
-        ImportanceOptions(sparse_prune=text)
+        ImportanceOptions(sparse=SparseOptions(prune=text))
     assert Prune.parse("topp:0.9") == Prune("topp", 0.9)
 
 
 def test_a_selector_needs_tiered_pages() -> None:
     with pytest.raises(ValueError, match="'rep' needs kv_residency to be 'tiered'"):
-        ImportanceOptions(policy="importance", sparse_selector="rep")
-    assert ImportanceOptions(policy="importance", residency="tiered", sparse_selector="rep").is_sparse
+        ImportanceOptions(policy="importance", sparse=SparseOptions(selector="rep"))
+    assert ImportanceOptions(
+        policy="importance", tiered=TieredOptions(residency="tiered"), sparse=SparseOptions(selector="rep")
+    ).is_sparse

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.config_file import config_flags
 from support.models import write_random_llama
 from support.servers import ServerProcess
 from support.tiered import tiered_server
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.server
 
 SPARSE = (
     *("--kv-sparse-selector", "rep", "--kv-sparse-budget", "64", "--kv-sparse-min-context", "64"),
-    *("--kv-sparse-audit-interval", "2", "--kv-sparse-audit-missed-page", "0.1"),
+    *("--kv-sparse-audit-interval", "2", *config_flags(sparse={"audit_missed_page": 0.1})),
     *("--kv-device-tokens", "480"),
 )
 SHARED = [100 + 7 * at % 89 for at in range(100)]

@@ -19,7 +19,7 @@ from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking
 from sgl_importance.observe.trace import open_trace
 from sgl_importance.observe.trace.arrivals import arrivals
 from sgl_importance.observe.trace.records import AnswerTold, RequestFinished
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd

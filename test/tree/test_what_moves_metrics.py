@@ -11,7 +11,8 @@ import pytest
 
 from sgl_importance.metrics_table import METRICS, OPERATIONS, Kind, Process, of_process
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.placement import PinOptions
 from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.reuse.calibration import HORIZON
 from sgl_importance.signal.node_importance import NodeImportance
@@ -151,7 +152,9 @@ def test_pins_within_their_budget(make_driver):
     assert moved(driver, lambda: pins.pin(wanted)) == {"pins", "pinned_tokens"}
     assert pins.budgets()[Tier.DEVICE][0] == 2 * PAGE
     assert moved(driver, lambda: pins.unpin("p")) == {"pins", "pinned_tokens"}
-    smaller = make_driver(options=ImportanceOptions(policy="importance", pin_budget=0.125), tokens=128)
+    smaller = make_driver(
+        options=ImportanceOptions(policy="importance", pins=PinOptions(budget=0.125)), tokens=128
+    )
     differ = {name for (name, _), value in values(smaller).items() if value != values(driver)[name, _]}
     assert differ == {"size_tokens", "pin_budget_tokens"}
     assert smaller.component.pins.budgets()[Tier.DEVICE] == (0, 16)

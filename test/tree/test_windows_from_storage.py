@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, ComponentType
 
 from sgl_importance.observe.trace.records import EventKind
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.tiers import Tier

@@ -14,10 +14,9 @@ from sgl_importance.laboratory import load_control
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.observe.trace import TraceError
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
-from sgl_importance.settings import flag
 from sglang_importance.attention.page_lists import PageListProbe
 from sglang_importance.attention.rank_sums import share
 from sglang_importance.attention.rows import ScoreRows
@@ -76,7 +75,9 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     rows = emitted_rows(ctx)
     ranks = Ranks(ctx.params.tp_cache_group)
     share(rows, ctx.params.tp_cache_group)
-    recorder = create_recorder(ctx, options, policy, rows) if options.trace and ranks.leads else None
+    recorder = (
+        create_recorder(ctx, options, policy, rows) if options.trace.directory and ranks.leads else None
+    )
     if rows is not None and recorder is not None and recorder.wants_steps:
         rows.on_step = recorder.step
     shadowing = None
@@ -148,7 +149,7 @@ def create_recorder(
         LaunchRefused: the directory cannot be written, or has a recording that this one cannot go on.
     """
     arguments: Any = ctx.server_args  # sglang puts its fields together at import
-    folder = Path(options.trace).expanduser()
+    folder = Path(options.trace.directory).expanduser()
     if arguments.dp_size > 1:  # each tree is a recording of its own
         folder /= f"dp{data_parallel_rank()}"
     try:
@@ -162,11 +163,11 @@ def create_recorder(
             cost=policy.cost,
         )
     except TraceError as error:
-        raise LaunchRefused([f"{flag('trace')}: {error}"]) from error
+        raise LaunchRefused([f"{name_of('trace.directory')}: {error}"]) from error
     except OSError as error:
         raise LaunchRefused(
             [
-                f"cannot record in {options.trace} ({error.strerror}): "
-                f"give {flag('trace')} a writable directory"
+                f"cannot record in {options.trace.directory} ({error.strerror}): "
+                f"give {name_of('trace.directory')} a writable directory"
             ]
         ) from error

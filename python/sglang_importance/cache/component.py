@@ -96,7 +96,7 @@ class ImportanceComponent(FullComponent):
             recorder=recorder,
             shadowing=shadowing,
         )
-        if state.options.tiers and state.options.policy == "importance":
+        if state.options.store.tiers and state.options.policy == "importance":
             SERVED.predict_by(state.policy.reuse)
             self.requests.storage_tiers = SERVED
         self._faults = state.faults

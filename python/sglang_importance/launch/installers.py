@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.launch.modes.loaded_model import model_refusals
 from sglang_importance.upstream.hooks import install_hooks
 from sglang_importance.upstream.refusal import LaunchRefused, cure
@@ -81,10 +81,10 @@ def _attention(options: ImportanceOptions) -> None:
         from sglang_importance.sparse.install import install_before_scheduler
 
         install_before_scheduler(options)
-    if options.trace_pages:
+    if options.trace.pages:
         from sglang_importance.attention.page_lists import install_page_lists
 
-        install_page_lists(options.trace_pages)
+        install_page_lists(options.trace.pages)
     for name, create in ATTENTION_BACKENDS.items():
         if create is not before.get(name):
             ATTENTION_BACKENDS[name] = _refusing(create)
@@ -104,7 +104,7 @@ def _refusing(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weight_watch(options: ImportanceOptions) -> None:
-    if options.ledger_place and not options.store:
+    if options.ledger_place and not options.store.directory:
         from sglang_importance.storage.guards import WEIGHT_HOOKS
 
         install_hooks(WEIGHT_HOOKS)

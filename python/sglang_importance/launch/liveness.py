@@ -35,7 +35,7 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
     tiered = options is not None and options.is_tiered
     takes_none = options is not None and options.source == NONE
     return {
-        **({"page lists": hasattr(backend, "page_lists")} if options and options.trace_pages else {}),
+        **({"page lists": hasattr(backend, "page_lists")} if options and options.trace.pages else {}),
         **({"tiered pages": hasattr(runner.token_to_kv_pool, "slots")} if tiered else {}),
         "radix cache": isinstance(cache, ImportanceRadixCache),
         "Python tree core": isinstance(core, UnifiedTreeCore),

@@ -29,7 +29,7 @@ from sgl_importance.observe.trace.records import (
     TreeEvent,
 )
 from sgl_importance.observe.trace.writer import NO_PAGES, TraceWriter
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
 from sgl_importance.signal.fold import Observation
@@ -75,7 +75,7 @@ class Recorder:
         device_tokens: int,
         cost: CostModel,
     ) -> None:
-        self.wants_steps = options.trace_detail == Detail.STEPS.value
+        self.wants_steps = options.trace.detail == Detail.STEPS.value
         self._start = time.perf_counter()
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._next_number = 0
@@ -93,10 +93,10 @@ class Recorder:
             options=asdict(options),
             capacity_tokens={Tier.DEVICE: device_tokens},
             cost=asdict(cost),
-            detail=Detail(options.trace_detail),
+            detail=Detail(options.trace.detail),
         )
         check_continues(directory, header)
-        self._writer = TraceWriter(directory, header, max_bytes=options.trace_megabytes << 20)
+        self._writer = TraceWriter(directory, header, max_bytes=options.trace.megabytes << 20)
         atexit.register(self.close)
 
     def close(self) -> None:

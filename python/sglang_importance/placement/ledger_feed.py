@@ -200,7 +200,7 @@ def open_ledger_feed(state: TreeState, pins: Pinning | None, scheduler: Schedule
         state.tree,
         state.policy,
         weights=weights,
-        budget_bytes=state.options.ledger_megabytes << 20,
+        budget_bytes=state.options.ledger.megabytes << 20,
         pins=restored_pins,
     )
 
@@ -216,7 +216,7 @@ def _opened(state: TreeState) -> tuple[Ledger | None, LedgerContents | None]:
                 place,
                 model_digest(weights, state.tree.page_size),
                 page_size=state.tree.page_size,
-                keep_token_ids=options.ledger_token_ids == "on",
+                keep_token_ids=options.ledger.token_ids == "on",
             )
         except LedgerUnusable as problem:
             logger.warning("KV importance ledger: %s; the server goes on without", problem)

@@ -73,7 +73,7 @@ class Pinning:
         self._cache = cache
         self._refresh = refresh
         self.now = now or state.ranks.now
-        self.table = PinTable(state.tree.page_size, state.options.pin_budget, {})
+        self.table = PinTable(state.tree.page_size, state.options.pins.budget, {})
         self.table.on_ended = self._ended
         self._has_kept = True
         """Whether the ledger knows of every change."""
@@ -161,7 +161,7 @@ class Pinning:
 
     def folded(self, path: Sequence[UnifiedTreeNode]) -> None:
         """Attention was folded into these nodes: pins those that deserve it, where automatic pins are on."""
-        if self._state.options.auto_pins == "off":
+        if self._state.options.pins.auto == "off":
             return
         deserving = [deserves_pin(self._tree.metadata(node).importance) for node in path]
         if not any(deserving):

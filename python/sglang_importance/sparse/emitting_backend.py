@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend

@@ -13,8 +13,7 @@ from sglang.srt.layers.attention.attention_registry import register_attention_ba
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.runtime_context import get_parallel, get_schedule
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import flag
+from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.sparse.device_plan import DevicePlan, DeviceTooSmall, KvShape, plan_device
 from sgl_importance.sparse.prune import Prune
 from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
@@ -88,8 +87,8 @@ def _host_bytes(profile: Callable[..., int], configurator: KVCacheConfigurator, 
     if plan.device_bytes > device_bytes:
         raise LaunchRefused(
             [
-                f"{flag('device_tokens')} asks for {plan.device_bytes / 2**30:.1f} GiB of a device that has "
-                f"{device_bytes / 2**30:.1f} left: use a smaller one"
+                f"{name_of('tiered.device_tokens')} asks for {plan.device_bytes / 2**30:.1f} GiB of a device "
+                f"that has {device_bytes / 2**30:.1f} left: use a smaller one"
             ]
         )
     return int(psutil.virtual_memory().available * HOST_SHARE)
@@ -112,7 +111,7 @@ def _tiered_pool(
     if configurator.kv_cache_dtype.itemsize == 1:
         # The checkpoint asks for it, where --kv-cache-dtype says auto. Refused here, not with the other
         # models (launch/modes): those are refused when the pool is there.
-        residency = flag("residency")
+        residency = name_of("tiered.residency")
         what = "a checkpoint's quantized KV cache"
         raise LaunchRefused([f"{residency} tiered does not support {what}: use {residency} full"])
     plan = _plan(configurator, max_total_num_tokens)
@@ -126,7 +125,7 @@ def _tiered_pool(
     pool.attach_slots(
         plan,
         configurator.device,
-        options.residency_policy,
+        options.tiered.policy,
         _selector(options, plan.page_size),
         Selections(options, plan.page_size) if options.is_sparse else None,
         uses_triton="triton" in attention_backends(configurator.server_args),
@@ -136,20 +135,20 @@ def _tiered_pool(
 
 
 def _selector(options: ImportanceOptions, page_size: int) -> Selector | None:
-    return SELECTORS[options.sparse_selector](page_size) if options.is_sparse else None
+    return SELECTORS[options.sparse.selector](page_size) if options.is_sparse else None
 
 
 def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[PageChooser, list[int]]:
     """What makes steps read chosen pages, and the layers whose steps do."""
     pool = model_runner.token_to_kv_pool
     assert isinstance(pool, TieredKVPool), "sglang built another pool"
-    prune = Prune.parse(options.sparse_prune)
+    prune = Prune.parse(options.sparse.prune)
     rule = ChoiceRule(
         sink_tokens=SINK_TOKENS,
         window_tokens=WINDOW_TOKENS,
         top_p=prune.bound if prune.kind == "topp" else 1.0,
         least_share=prune.bound if prune.kind == "blasst" else 0.0,
-        resident_bias=options.sparse_resident_bias,
+        resident_bias=options.sparse.resident_bias,
     )
     slots, representations = pool.slots, pool.slots.representations
     assert representations is not None, "a selector without representations"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.sparse.audits import AuditCounts, AuditRule, AuditTrail
 from sgl_importance.sparse.selection_rule import SelectionRule, read_all, selection_rule
 
@@ -65,7 +65,7 @@ class Selections:
         self.audits = AuditCounts()
         self._options = options
         self._page_size = page_size
-        self._audit_rule = AuditRule(options.sparse_audit_interval, options.sparse_audit_missed_page)
+        self._audit_rule = AuditRule(options.sparse.audit_interval, options.sparse.audit_missed_page)
         # Of a request in a batch that nobody opened, such as a warm-up.
         self._unopened = self._selection(read_all(page_size))
         self._by_rid: WeakValueDictionary[str, Selection] = WeakValueDictionary()
@@ -86,9 +86,9 @@ class Selections:
         else:
             rule = selection_rule(
                 prompt_tokens=len(req.origin_input_ids),
-                selecting_prompt_tokens=self._options.sparse_prompt_tokens,
-                min_context_tokens=self._options.sparse_min_context,
-                budget=self._options.sparse_budget if budget is None else budget,
+                selecting_prompt_tokens=self._options.sparse.prompt_tokens,
+                min_context_tokens=self._options.sparse.min_context,
+                budget=self._options.sparse.budget if budget is None else budget,
                 page_size=self._page_size,
             )
         selection = self._selection(rule)

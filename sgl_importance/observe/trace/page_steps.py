@@ -138,7 +138,8 @@ def load_page_steps(directory: Path) -> PageRecording:
                 events.append(((run, record.request), record))
     if not any(isinstance(record, PageLists) for _, record in events):
         raise TraceError(
-            f"{directory} holds no page lists: record with --kv-importance-trace-pages 0.4, or another share"
+            f"{directory} holds no page lists: record with trace.pages = 0.4 of --kv-importance-config, or "
+            "another share"
         )
     served = {
         key: record for key, record in admitted.items() if not record.rid.startswith(HEALTH_CHECK_PREFIX)

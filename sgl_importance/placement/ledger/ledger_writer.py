@@ -298,7 +298,7 @@ class LedgerWriter:
             self._has_told_of_pins = True
             logger.warning(
                 "KV importance ledger: %d pins will not outlive the server: pins may fill %.0f %% of it; "
-                "unpin some, or raise --kv-importance-ledger-megabytes",
+                "unpin some, or raise ledger.megabytes of --kv-importance-config",
                 len(pins) - len(self._kept),
                 100 * MAX_SHARE,
             )

@@ -15,6 +15,7 @@ from sgl_importance_lab.probe.tasks import make_document
 from sgl_importance_lab.probe.tokenizer import encode
 from sgl_importance_lab.replay.residency.page_replay import Selection, run_policy
 
+from support.config_file import config_flags
 from support.servers import ServerProcess
 from support.waiting import wait_until
 
@@ -57,13 +58,12 @@ def load_when_written(directory: Path, requests: int) -> PageRecording:
 
 def test_a_server_records_what_every_token_attends_to(probe_model: Path, tmp_path: Path) -> None:
     """Beside the page scores of the same steps, which are summed over heads and layers elsewhere."""
-    flags = ("--kv-policy", "observe", *COMMON, "--kv-importance-interval", "1")
-    recorded = ("--kv-importance-trace", str(tmp_path), "--kv-importance-trace-pages", "1")
-    with ServerProcess(*flags, model=probe_model) as server:
+    flags = ("--kv-policy", "observe", *COMMON)
+    signal, trace = {"interval": 1}, {"pages": 1, "detail": "steps"}
+    recorded = ("--kv-importance-trace", str(tmp_path), *config_flags(signal=signal, trace=trace))
+    with ServerProcess(*flags, *config_flags(signal=signal), model=probe_model) as server:
         plain = ask(server)
-    with ServerProcess(
-        *flags, *recorded, "--kv-importance-trace-detail", "steps", model=probe_model
-    ) as server:
+    with ServerProcess(*flags, *recorded, model=probe_model) as server:
         assert ask(server) == plain
         recording = load_when_written(tmp_path, len(plain))
     names = {
@@ -107,9 +107,10 @@ def test_a_server_records_what_every_token_attends_to(probe_model: Path, tmp_pat
 def test_a_replay_of_chosen_pages_loads_what_the_server_loaded(probe_model: Path, tmp_path: Path) -> None:
     flags = (
         *("--kv-policy", "importance", "--kv-residency", "tiered", "--kv-device-tokens", "1400", *COMMON),
-        *("--max-running-requests", "1", "--kv-residency-policy", "ema"),
+        *("--max-running-requests", "1"),
         *("--kv-sparse-selector", "rep", "--kv-sparse-budget", "0.2", "--kv-sparse-min-context", "64"),
-        *("--kv-importance-trace", str(tmp_path), "--kv-importance-trace-pages", "0.4"),
+        *("--kv-importance-trace", str(tmp_path)),
+        *config_flags(tiered={"policy": "ema"}, trace={"pages": 0.4}),
     )
     with ServerProcess(*flags, model=probe_model) as server:
         before = server.get("/kv_importance?limit=1")["pages"]

@@ -130,7 +130,7 @@ def test_foreign_directories_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no recording in"):
         load_page_steps(tmp_path)
     write_recording(tmp_path, queries=1)
-    with pytest.raises(TraceError, match="no page lists: record with --kv-importance-trace-pages"):
+    with pytest.raises(TraceError, match=r"no page lists: record with trace\.pages"):
         load_page_steps(tmp_path)
 
 

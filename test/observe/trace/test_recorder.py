@@ -24,6 +24,7 @@ from sgl_importance.observe.trace.records import (
 from sgl_importance_lab.probe.tasks import make_document
 from sgl_importance_lab.probe.tokenizer import encode
 
+from support.config_file import config_flags
 from support.recordings import wait_until_recorded
 from support.servers import ServerProcess
 
@@ -83,14 +84,15 @@ def ask_all(server: ServerProcess, prompts: list[list[int]]) -> list[dict[str, A
 def recorded(probe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     flags = [
         *("--kv-policy", "importance", "--page-size", str(PAGE_SIZE), "--max-total-tokens", str(POOL_TOKENS)),
-        *("--kv-importance-half-life-queries", str(HALF_LIFE), "--kv-importance-interval", "1"),
         *("--enable-hierarchical-cache", "--hicache-ratio", "1.3"),
     ]
     directory = tmp_path_factory.mktemp("trace")
     prompts = make_prompts()
-    with ServerProcess(*flags, model=probe_model) as plain:
+    signal = {"half_life_queries": HALF_LIFE, "interval": 1}
+    with ServerProcess(*flags, *config_flags(signal=signal), model=probe_model) as plain:
         plain_replies = ask_all(plain, prompts)
-    tracing = ("--kv-importance-trace", str(directory), "--kv-importance-trace-detail", "steps")
+    options = config_flags(signal=signal, trace={"detail": "steps"})
+    tracing = ("--kv-importance-trace", str(directory), *options)
     with ServerProcess(*flags, *tracing, model=probe_model) as server:
         replies = ask_all(server, prompts)
         snapshot = server.get("/kv_importance", limit=1000)

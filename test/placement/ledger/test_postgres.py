@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager, closing, contextmanager
 import numpy as np
 import pytest
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.placement import LedgerOptions
 from sgl_importance.placement.ledger import ledger_writer
 from sgl_importance.placement.ledger.ledger_database import LedgerUnusable
 from sgl_importance.placement.ledger.ledger_place import LedgerPlace, address_problem
@@ -143,7 +144,10 @@ def test_a_wrong_password_is_named_and_not_shown(
     ],
 )
 def test_a_password_in_the_address_is_refused_and_not_repeated(url: str) -> None:
-    for read in (lambda: ImportanceOptions(policy="importance", ledger=url), lambda: open_ledger(url)):
+    for read in (
+        lambda: ImportanceOptions(policy="importance", ledger=LedgerOptions(place=url)),
+        lambda: open_ledger(url),
+    ):
         with pytest.raises((ValueError, LedgerUnusable), match=r"holds a password.*PGPASSWORD") as refused:
             read()
         assert "sesame" not in str(refused.value)
@@ -159,7 +163,7 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(url: str) -> None
 )
 def test_what_is_no_address_is_refused(url: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        ImportanceOptions(policy="importance", ledger=url)
+        ImportanceOptions(policy="importance", ledger=LedgerOptions(place=url))
 
 
 def test_what_libpq_cannot_read_is_refused_before_the_launch() -> None:

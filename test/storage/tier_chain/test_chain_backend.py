@@ -12,7 +12,8 @@ import pytest
 import sglang  # noqa: F401  # first: with it come the shims
 import torch
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.storage import StoreOptions
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.storage.tier_chain.chain import TierChain
 from sgl_importance.storage.tier_chain.kinds.backend_tier import BackendTier
@@ -142,7 +143,7 @@ def test_pages_are_ranked_by_what_the_tree_predicts(tmp_path: Path, tiers: Path,
 def test_what_cannot_be_used_is_refused_at_launch(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "tiers.toml"
     file.write_text(text)
-    options = ImportanceOptions(store=str(tmp_path / "store"), tiers=str(file))
+    options = ImportanceOptions(store=StoreOptions(directory=str(tmp_path / "store"), tiers=str(file)))
     with pytest.raises(LaunchRefused, match=problem):
         store_launch.mount(argparse.Namespace(), options)
 
@@ -156,13 +157,17 @@ def test_a_tier_without_room_for_two_pages_is_refused(tmp_path: Path, served: Se
 
 def test_the_launch_takes_the_file_along(tmp_path: Path, tiers: Path) -> None:
     args = argparse.Namespace()
-    store_launch.mount(args, ImportanceOptions(store=str(tmp_path / "store"), tiers=str(tiers)))
+    store_launch.mount(
+        args, ImportanceOptions(store=StoreOptions(directory=str(tmp_path / "store"), tiers=str(tiers)))
+    )
     assert json.loads(args.hicache_storage_backend_extra_config)["tiers"] == str(tiers)
     args = argparse.Namespace(hicache_storage_backend="file")
     with pytest.raises(LaunchRefused, match="drop --hicache-storage-backend"):
-        store_launch.mount(args, ImportanceOptions(store=str(tmp_path / "store"), tiers=str(tiers)))
+        store_launch.mount(
+            args, ImportanceOptions(store=StoreOptions(directory=str(tmp_path / "store"), tiers=str(tiers)))
+        )
     with pytest.raises(ValueError, match="needs kv_importance_store"):
-        ImportanceOptions(tiers=str(tiers))
+        ImportanceOptions(store=StoreOptions(tiers=str(tiers)))
 
 
 def test_doctor_says_what_each_tier_is(tmp_path: Path, tiers: Path, served: ServedChain) -> None:
@@ -364,7 +369,8 @@ def test_backends_that_cannot_hold_a_tier_are_refused(tmp_path: Path, backend: s
     )
     with pytest.raises(LaunchRefused, match=problem):
         store_launch.mount(
-            argparse.Namespace(), ImportanceOptions(store=str(tmp_path / "store"), tiers=str(file))
+            argparse.Namespace(),
+            ImportanceOptions(store=StoreOptions(directory=str(tmp_path / "store"), tiers=str(file))),
         )
 
 

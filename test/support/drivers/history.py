@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sglang_importance.tree.folding as folding_module
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.signal.fold import Observation, fold
 from sgl_importance.signal.node_importance import NodeImportance, Origin

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.placement import PinOptions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance_lab.offline.standalone_cache import CacheKind
 from sglang_importance.observe.recorder import Recorder
@@ -101,7 +102,7 @@ class Soak:
         options = ImportanceOptions(
             policy="observe" if self.kind == "observe" else "importance",
             g="on" if self.auto_pins else "auto",
-            auto_pins="on" if self.auto_pins else "off",
+            pins=PinOptions(auto="on" if self.auto_pins else "off"),
         )
         self.recorder = None
         if self.record_to is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 
 from support.doubles.lower_tiers import LowerTiers
 from support.drivers.tree_driver import TreeDriver

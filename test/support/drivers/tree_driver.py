@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParam
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
 from sglang_importance.attention.rows import Phase, RowScores, ScoreRows

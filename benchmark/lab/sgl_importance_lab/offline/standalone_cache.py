@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MHATokenToKVP
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sglang_importance.attention.rows import ScoreRows

@@ -136,9 +136,9 @@ def replay_command(
         typer.Option(
             "--pages",
             rich_help_panel=_PAGES,
-            help="Replay which pages tokens read (recorded with --kv-importance-trace-pages) through the "
-            f"policies of residency: {', '.join(PAGE_POLICIES)}. Capacities are pages that each layer and "
-            "KV head keeps, or parts of the longest context.",
+            help="Replay which pages tokens read (recorded with trace.pages of --kv-importance-config) "
+            f"through the policies of residency: {', '.join(PAGE_POLICIES)}. Capacities are pages that each "
+            "layer and KV head keeps, or parts of the longest context.",
         ),
     ] = False,
     selected: Annotated[

@@ -70,8 +70,8 @@ def study_h1(recordings: Sequence[Recording], *, figure: Path | None = None) -> 
     found = [stream for recording in recordings for stream in streams(recording)]
     if not found:
         raise StudyError(
-            "no stream of decode steps in the recordings: record with --kv-importance-trace-detail steps "
-            "--kv-importance-interval 1"
+            "no stream of decode steps in the recordings: record with trace.detail = 'steps' "
+            "and signal.interval = 1 of --kv-importance-config"
         )
     cells = run_grid(found)
     rows: list[dict[str, Any]] = []

@@ -54,7 +54,7 @@ def _around_generate_request(
     carried = carried_by(request)
     if carried is not None:
         carried.put_namespace(obj)
-    if options.prewarm == "idle" and is_of_user(obj.rid):
+    if options.prewarm.at == "idle" and is_of_user(obj.rid):
         generate = partial(noting, generate)
     if getattr(obj, "stream", False) and _num_samples(obj) > 1:
         generate = partial(_generate_and_forget, generate)

@@ -38,7 +38,7 @@ class Selection:
     Attributes:
         share: of the pages of its context, those of largest attention mass, apart for each layer and KV head.
             0: what the server's selector chose, alike for the heads of a layer.
-        bias: a resident page's mass counts (1 + this)-fold, as under ``--kv-sparse-resident-bias``.
+        bias: a resident page's mass counts (1 + this)-fold, as under ``sparse.resident_bias``.
     """
 
     share: float = 0.1
@@ -115,7 +115,7 @@ def check_selection(recording: PageRecording, selection: Selection) -> None:
             listed = step.wanted.shape[-1] / pages
             raise PageReplayError(
                 f"{recording.name}: its lists hold {listed:.0%} of the pages: select at most that, or record "
-                f"with --kv-importance-trace-pages {selection.share:g}"
+                f"with trace.pages = {selection.share:g} of --kv-importance-config"
             )
 
 

@@ -101,7 +101,7 @@ def check_lists(recording: PageRecording) -> None:
         if step.wanted.shape[-1] < max(KEPT_SHARES) * pages - 1:
             raise StudyError(
                 f"{recording.name} lists {step.wanted.shape[-1] / pages:.0%} of the pages: record with "
-                f"--kv-importance-trace-pages {max(KEPT_SHARES):g} or more"
+                f"trace.pages = {max(KEPT_SHARES):g} or more of --kv-importance-config"
             )
 
 
