@@ -72,7 +72,7 @@ def _depth(value: str) -> int:
 def _schema_problem(node: Any) -> str | None:
     if isinstance(node, dict):
         for name in _COUNTS:
-            count = node.get(name)
+            count: Any = node.get(name)
             if type(count) in (int, float) and count > MAX_REPEAT:
                 return f"has {name} {shown(count)}: give at most {MAX_REPEAT}"
         pattern = node.get("pattern")

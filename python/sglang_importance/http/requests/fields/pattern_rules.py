@@ -11,7 +11,7 @@ from sglang_importance.http.requests.fields.refusal import shown
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 
 # Part of Python's own re; sglang reads patterns with it too (sampling/sampling_params.py).
-sre: Any = re._parser  # type: ignore[attr-defined]
+sre: Any = re._parser
 
 MAX_BYTES = 256
 MAX_PATTERNS = 32
