@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sgl_importance.probe.tokenizer import encode, render
+from sgl_importance_lab.probe.tokenizer import encode, render
 
 from support.kept import wait_until_kept
 from support.servers import ServerProcess
