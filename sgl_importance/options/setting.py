@@ -51,7 +51,7 @@ class Setting:
         if self.unit is None:
             if not isinstance(value, str):
                 return f"must be a word, not {value!r}"
-            if self.is_path and not _has_home(value):
+            if self.is_path and not has_home(value):
                 return f"{value!r} is in the home of no user here: write the whole path"
             return None
         numbers = value if isinstance(value, tuple) else (value,)
@@ -82,7 +82,7 @@ def option(default: Any, **facts: Any) -> Any:
     return field(default=default, metadata={METADATA_KEY: Setting(**facts)})
 
 
-def _has_home(path: str) -> bool:
+def has_home(path: str) -> bool:
     """Whether a ``~`` at the start of a path, if there is one, stands for somebody's home."""
     try:
         Path(path).expanduser()

@@ -11,6 +11,9 @@ Residency = Literal["full", "tiered"]
 ResidencyPolicy = Literal["lru", "bucketed_lru", "ema", "importance"]
 SparseSelector = Literal["all", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
 
+RESIDENCY_POLICIES: tuple[ResidencyPolicy, ...] = get_args(ResidencyPolicy)
+SPARSE_SELECTORS: tuple[SparseSelector, ...] = get_args(SparseSelector)
+
 
 @dataclass(frozen=True, slots=True)
 class TieredOptions:
@@ -40,7 +43,7 @@ class TieredOptions:
         help="which page leaves the device for one that a selector chose: the least recently read ('lru'; "
         "'bucketed_lru' with ages in powers of two), the least often chosen of late ('ema'), or the one "
         "that was chosen for the least attention of late ('importance')",
-        choices=get_args(ResidencyPolicy),
+        choices=RESIDENCY_POLICIES,
     )
 
 
@@ -53,7 +56,7 @@ class SparseOptions:
         help="which pages of its context a generated token reads, of tiered pages: 'all', or those that the "
         "named selector estimates highest (docs/sparse.md), which may change answers",
         flag="--kv-sparse-selector",
-        choices=get_args(SparseSelector),
+        choices=SPARSE_SELECTORS,
         cost="but for 'all', 'window' and 'oracle': device memory for what the selector keeps of every page",
     )
     budget: float = option(

@@ -12,7 +12,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from sgl_importance.settings import has_home
+from sgl_importance.options.setting import has_home
 
 MAX_FILE_BYTES = 1 << 20
 MAX_TIERS = 16
