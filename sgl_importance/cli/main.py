@@ -18,6 +18,8 @@ from sgl_importance.terminal import INTERRUPTED, interrupted, interrupts_behind_
 _UsageError: Any = typer.BadParameter.__mro__[1]
 PROGRAM = "sgl-importance"
 COMMANDS_GROUP = "sgl_importance.commands"
+MOVED = {"pins": "pin list", "unpin": "pin rm"}
+"""Commands of an earlier release, and what does their work now."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -32,7 +34,7 @@ def _root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Importance-guided KV cache tiering for SGLang."""
+    """Look at, and act on, the KV cache of SGLang servers with --kv-policy; measure it in the laboratory."""
 
 
 class _Commands(TyperGroup):
@@ -47,6 +49,10 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in OF_THE_LABORATORY and self.get_command(ctx, args[0]) is None:
             _end(f"{PROGRAM} {args[0]} is of the laboratory, which is not installed: {INSTALL}", code=1)
+        if args[0] in MOVED:
+            _end(f"{PROGRAM} {args[0]} is now {PROGRAM} {MOVED[args[0]]}")
+        if args[0] == "pin" and len(args) > 1 and args[1].startswith("--") and args[1] != "--help":
+            _end(f"a prefix is pinned with {PROGRAM} pin add, which takes {args[1]}")
         return super().resolve_command(ctx, args)
 
 
@@ -54,8 +60,11 @@ def build_app() -> typer.Typer:
     """Collects the sub-commands; the core knows none by name, so it never imports sglang."""
     app = typer.Typer(name=PROGRAM, cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for command in sorted(entry_points(group=COMMANDS_GROUP), key=lambda point: point.name):
-        app.add_typer(command.load(), name=command.name)
+    commands = entry_points(group=COMMANDS_GROUP)
+    # In the order of their panels in --help: those that operate a server first.
+    for command in sorted(commands, key=lambda point: (point.name in OF_THE_LABORATORY, point.name)):
+        panel = "Laboratory" if command.name in OF_THE_LABORATORY else "Operate a server"
+        app.add_typer(command.load(), name=command.name, rich_help_panel=panel)
     return app
 
 

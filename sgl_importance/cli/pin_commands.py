@@ -1,4 +1,4 @@
-"""`sgl-importance pin`, `unpin` and `pins`: prefixes that a running server evicts last."""
+"""`sgl-importance pin`: prefixes that a running server evicts last."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from sgl_importance.cli.fleet import pins_of
 from sgl_importance.cli.server_client import DEFAULT_URL
 from sgl_importance.terminal import add_texts, show
 
-pin_app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
-unpin_app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
-pins_app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
-_ANY_ORDER = {"allow_interspersed_args": True}
+app = typer.Typer(pretty_exceptions_enable=False, no_args_is_help=True)
 
 
-@pin_app.callback(invoke_without_command=True)
-def pin(
+@app.callback()
+def _pin() -> None:
+    """Pin prefixes, which a running server evicts last; list and end pins."""
+
+
+@app.command("add")
+def add(
     text: Text = None,
     text_file: TextFile = None,
     messages: Messages = None,
@@ -47,7 +49,7 @@ def pin(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pin a prefix: a running server evicts it last, within the budget of pins."""
+    """Pin a prefix, within the budget of pins."""
     body = prompt_body(text, text_file, messages, input_ids)
     body |= {"ttl_seconds": ttl, "cache_salt": cache_salt, "extra_key": extra_key}
     with connected(url, api_key) as server:
@@ -64,9 +66,9 @@ def pinned_sentence(answer: dict[str, Any]) -> str:
     return f"{answer['tokens']} tokens pinned, within the budget {granted}"
 
 
-@unpin_app.callback(invoke_without_command=True, context_settings=_ANY_ORDER)
-def unpin(
-    pin_id: Annotated[str, typer.Argument(help="What pin printed, and pins lists.")],
+@app.command("rm")
+def remove(
+    pin_id: Annotated[str, typer.Argument(help="What add printed, and list shows.")],
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     as_json: AsJson = False,
@@ -80,8 +82,8 @@ def unpin(
         typer.echo(f"{answer['pin_id']}: unpinned")
 
 
-@pins_app.callback(invoke_without_command=True)
-def pins(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
+@app.command("list")
+def list_pins(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """List the pins of a running server, and what their budget is spent on."""
     with connected(url, api_key) as server:
         answer = server.get("/pins") if as_json else pins_of(server)
@@ -95,7 +97,7 @@ def pins(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
-    table.add_column("pin", no_wrap=True, min_width=32)  # whole, because unpin takes it
+    table.add_column("pin", no_wrap=True, min_width=32)  # whole, because rm takes it
     for title in ("by", "salt"):
         table.add_column(title, overflow="fold")
     for title in ("tokens", "granted", "in the cache", "strength", "ends in"):

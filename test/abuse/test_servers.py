@@ -106,7 +106,7 @@ def check_admin_key(server: ServerProcess) -> None:
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("SGLANG_API_KEY", raising=False)
-            ended, output, error = run(["pins", "--url", server.base_url, *words])
+            ended, output, error = run(["pin", "list", "--url", server.base_url, *words])
         assert (ended, said in output + error) == (code, True), (words, error)
 
 

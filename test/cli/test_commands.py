@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sgl_importance.cli import pin_commands, snapshot_command
-from sgl_importance.cli.pin_commands import pin_app, pins_app, unpin_app
+from sgl_importance.cli.pin_commands import app as pin_app
 from sgl_importance.cli.server_client import Server, ServerError
 from sgl_importance.cli.snapshot_command import app as snapshot_app
 from sglang_importance.launch.doctor import app as doctor_app
@@ -112,7 +112,7 @@ def run(app: Any, server: HTTPServer, *arguments: str, key: str = KEY, stdin: st
 def test_pin_sends_one_form_and_says_what_was_pinned(server: HTTPServer, tmp_path: Path):
     messages = tmp_path / "messages.json"
     messages.write_text(json.dumps([{"role": "system", "content": "x"}]))
-    result = run(pin_app, server, "--messages", str(messages), "--ttl", "60", "--cache-salt", "tenant")
+    result = run(pin_app, server, "add", "--messages", str(messages), "--ttl", "60", "--cache-salt", "tenant")
     assert result.exit_code == 0, result.output
     assert result.output == "abc: 1280 tokens pinned, within the budget 800 on the device\n"
     ((path, body),) = server.seen  # type: ignore[attr-defined]
@@ -125,18 +125,18 @@ def test_pin_sends_one_form_and_says_what_was_pinned(server: HTTPServer, tmp_pat
 
 
 def test_a_prompt_may_come_from_standard_input(server: HTTPServer):
-    assert run(pin_app, server, "--input-ids", "-", stdin="[1, 2]").exit_code == 0
-    assert run(pin_app, server, "--text-file", "-", stdin="some text").exit_code == 0
+    assert run(pin_app, server, "add", "--input-ids", "-", stdin="[1, 2]").exit_code == 0
+    assert run(pin_app, server, "add", "--text-file", "-", stdin="some text").exit_code == 0
     bodies = [json.loads(body) for _, body in server.seen]  # type: ignore[attr-defined]
     assert bodies == [{"input_ids": [1, 2]}, {"text": "some text"}]
 
 
 def test_tables_and_json(server: HTTPServer):
-    table = run(pins_app, server).output
+    table = run(pin_app, server, "list").output
     for cell in ("abc", "requested", "tenant", "1,280", "800", "640", "1.00", "60 s", "held"):
         assert cell in table
     assert "device: 800 of 800 tokens of the budget" in table
-    assert json.loads(run(pins_app, server, "--json").output)["pins"] == [PIN]
+    assert json.loads(run(pin_app, server, "list", "--json").output)["pins"] == [PIN]
     tree = run(snapshot_app, server, "--limit", "1", "--min-tokens", "64").output
     for cell in ("device host", "pinned", "1,280", "0.25", "0.900", "1e-06", "more: --cursor more"):
         assert cell in tree
@@ -165,11 +165,11 @@ def failure(result: Any) -> str:
 
 
 def test_what_the_server_refuses_is_said_in_one_line(server: HTTPServer, monkeypatch: pytest.MonkeyPatch):
-    assert failure(run(unpin_app, server, "abc")) == "error: pin_id: there is no pin abc"
-    refused = failure(run(pins_app, server, key="wrong"))
+    assert failure(run(pin_app, server, "rm", "abc")) == "error: pin_id: there is no pin abc"
+    refused = failure(run(pin_app, server, "list", key="wrong"))
     assert refused.endswith("refuses the key: give --api-key or set SGLANG_API_KEY")
     monkeypatch.delitem(ANSWERS, "/kv_importance/pins")
-    assert failure(run(pins_app, server)).endswith("--kv-policy importance")
+    assert failure(run(pin_app, server, "list")).endswith("--kv-policy importance")
 
 
 @pytest.mark.parametrize(
@@ -196,10 +196,10 @@ def test_what_is_not_our_json_is_said_in_one_line(answer: dict[str, Any]):
 
 def test_a_server_that_is_not_there_is_said_in_one_line():
     url = f"http://127.0.0.1:{free_port()}"
-    line = failure(CliRunner().invoke(pins_app, ["--url", url], env={"NO_PROXY": "*"}))
+    line = failure(CliRunner().invoke(pin_app, ["list", "--url", url], env={"NO_PROXY": "*"}))
     assert line.startswith(f"error: no server at {url} (")
     assert line.endswith("start one, or give --url")
-    assert "is no address" in failure(CliRunner().invoke(pins_app, ["--url", "nonsense"]))
+    assert "is no address" in failure(CliRunner().invoke(pin_app, ["list", "--url", "nonsense"]))
 
 
 def test_the_doctor_says_of_another_server_that_it_is_not_ours(server: HTTPServer):
@@ -222,6 +222,6 @@ def test_a_wrong_prompt_is_said_before_anything_is_sent(
 ):
     file = tmp_path / "prompt"
     file.write_text(content)
-    line = failure(run(pin_app, server, *(each.replace("FILE", str(file)) for each in arguments)))
+    line = failure(run(pin_app, server, "add", *(each.replace("FILE", str(file)) for each in arguments)))
     assert problem in line
     assert server.seen == []  # type: ignore[attr-defined]

@@ -287,7 +287,7 @@ PRINTED = {
     "curl -s http://127.0.0.1:30000/kv_importance?limit=5": "cross_mass",
     "curl -s http://127.0.0.1:30000/metrics": "sglang:kv_importance_",
     "sgl-importance replay mooncake": "belady",
-    "sgl-importance pin --": "tokens pinned",
+    "sgl-importance pin add --": "tokens pinned",
     "sgl-importance trace info": "requests",
 }
 
