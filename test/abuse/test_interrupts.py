@@ -17,7 +17,7 @@ import psutil
 import pytest
 from numba.core.compiler_lock import global_compiler_lock
 
-from sgl_importance import cli
+from sgl_importance.cli import main as cli
 from sgl_importance.terminal import interrupts_behind_compilation
 
 from support.processes import command_line

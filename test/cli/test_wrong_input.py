@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sgl_importance import cli
+from sgl_importance.cli import main as cli
 from sgl_importance_lab.workload import cli as workload_cli
 
 NOBODY = "--url http://127.0.0.1:9"  # the discard port, where nobody answers
