@@ -10,7 +10,6 @@ from sgl_importance.settings import (
     SETTINGS,
     AutoPins,
     ImportanceG,
-    ImportanceGate,
     KvPolicy,
     Prewarm,
     Residency,
@@ -41,8 +40,6 @@ class ImportanceOptions:
     local_tokens: int = 16
     half_life_queries: float = 32.0
     g: ImportanceG = "auto"
-    gate: ImportanceGate = "auto"
-    gate_payback: float = 0.1
     pin_budget: float = 0.2
     auto_pins: AutoPins = "off"
     trace: str = ""
@@ -154,11 +151,6 @@ class ImportanceOptions:
     def use_importance(self) -> bool:
         """Whether g moves the ranking. ``auto`` follows the measurements: none showed a gain."""
         return self.g in ("on", "shuffled")
-
-    @property
-    def use_gate(self) -> bool:
-        """Whether copies to host and storage must be worth their bytes (docs/placement.md)."""
-        return self.policy == "importance" and self.gate == "on"
 
     @property
     def ledger_place(self) -> str:

@@ -9,7 +9,6 @@ from typing import Literal, get_args
 
 KvPolicy = Literal["default", "observe", "importance"]
 ImportanceG = Literal["auto", "on", "off", "shuffled"]
-ImportanceGate = Literal["auto", "on", "off"]
 AutoPins = Literal["off", "on"]
 TraceDetail = Literal["folds", "steps"]
 StoreBackends = Literal["tested", "any"]
@@ -21,7 +20,6 @@ SparseSelector = Literal["all", "rep", "quest", "infllm", "mean", "window", "tok
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 IMPORTANCE_G: tuple[ImportanceG, ...] = get_args(ImportanceG)
-IMPORTANCE_GATE: tuple[ImportanceGate, ...] = get_args(ImportanceGate)
 AUTO_PINS: tuple[AutoPins, ...] = get_args(AutoPins)
 TRACE_DETAILS: tuple[TraceDetail, ...] = get_args(TraceDetail)
 STORE_BACKENDS: tuple[StoreBackends, ...] = get_args(StoreBackends)
@@ -137,21 +135,6 @@ SETTINGS: dict[str, Setting] = {
         "measurement has shown that the factor helps (docs/findings.md); 'shuffled' gives each node "
         "the factor of another, the control arm of experiments",
         choices=IMPORTANCE_G,
-    ),
-    "gate": Setting(
-        "'on' copies to host and storage only what is worth its bytes, 'off' copies what sglang's write "
-        "policy offers; 'auto' is 'off'",
-        choices=IMPORTANCE_GATE,
-        cost="'on' leaves less in the store for the time after a restart",
-    ),
-    "gate_payback": Setting(
-        "what the gate stores: pages that are read back, while they stay, with at least this probability; at "
-        "0.1 ten bytes may be written for one that is read",
-        unit="probability",
-        minimum=0,
-        maximum=1,
-        whole=False,
-        cost="the higher, the less is stored, and found after a restart",
     ),
     "pin_budget": Setting(
         "part of each tier's tokens that soft pins may hold, divided among the cache salts that pin; "

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from sgl_importance.gone_options import GONE, refusal
 from sgl_importance.ledger.steady_time import steady_time
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import SETTINGS, keyword
@@ -59,10 +60,12 @@ def take_options(arguments: dict[str, Any]) -> ImportanceOptions:
     """Moves our options out of an engine's arguments.
 
     Raises:
-        ValueError: a value cannot be used.
+        ValueError: a value cannot be used, or an option is gone.
     """
     from sglang_importance.launch.flags import NO_LAYERS
 
+    if gone := [refusal(name) for name in GONE if keyword(name) in arguments]:
+        raise ValueError("; ".join(gone))
     chosen = {name: arguments.pop(keyword(name)) for name in SETTINGS if keyword(name) in arguments}
     for name in NO_LAYERS.keys() & chosen.keys():
         layers = () if chosen[name] == NO_LAYERS[name] else chosen[name]

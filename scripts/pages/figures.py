@@ -211,6 +211,12 @@ def study(name: str) -> Row:
     return value
 
 
+def write_back_hits() -> str:
+    """What ``write_back`` hits, in times what ``write_through`` does: the least and most of all traces."""
+    of_traces = [gate(trace, "write_back", "open", "hits") for trace in ("mooncake", "miniswe", "taubench")]
+    return f"{min(of_traces):.2f} to {max(of_traces):.2f}"
+
+
 def gate_beside(other: str, trace: str, write_policy: str, value: str, arm: str = "gate") -> float:
     """The same of an arm over ``other`` under the same write policy."""
     return gate(trace, write_policy, arm, value) / gate(trace, write_policy, other, value)

@@ -11,7 +11,6 @@ import typer
 from sgl_importance.replay.chain_command import replay_chain
 from sgl_importance.replay.formats.line_reader import ReadOptions
 from sgl_importance.replay.lower_tiers.chain_replay import ChainHardware
-from sgl_importance.replay.lower_tiers.gated_tiers import Gating, StorageOffer, check_gating
 from sgl_importance.replay.lower_tiers.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
 from sgl_importance.replay.pages.page_command import parse_page_policies, replay_pages
 from sgl_importance.replay.pages.page_replay import PAGE_POLICIES, Selection
@@ -128,12 +127,6 @@ def replay_command(
     write_policy: Annotated[
         WritePolicy, typer.Option(rich_help_panel=_TIERS, help="How blocks come to the lower tiers.")
     ] = WritePolicy.WRITE_THROUGH,
-    gate: Annotated[
-        bool,
-        typer.Option(
-            "--gate", rich_help_panel=_TIERS, help="Copy only what is worth its bytes, as the server's gate."
-        ),
-    ] = False,
     host_gbps: HostGbps = HOST_GBPS,
     storage_gbps: StorageGbps = STORAGE_GBPS,
     prefill_tokens_per_second: PrefillTokensPerSecond = PREFILL_TOKENS_PER_SECOND,
@@ -191,7 +184,7 @@ def replay_command(
     seeds = parse_seeds(seed)
     tier_sizes = device_blocks is not None or bool(host_blocks) or bool(storage_blocks)
     if pages:
-        if any((object_level, node_granular, plot_file, gate, tiers_file, tier_sizes)):
+        if any((object_level, node_granular, plot_file, tiers_file, tier_sizes)):
             fail("--pages replays page lists: leave out --plot, and the modes and sizes of other replays")
         _replay_pages(
             traces,
@@ -208,7 +201,7 @@ def replay_command(
     blocks = parse_numbers("--capacity-blocks", capacity_blocks, int)
     fractions = parse_numbers("--capacity-fraction", capacity_fraction, float)
     if tiers_file is not None:
-        if blocks or any((object_level, node_granular, plot_file, gate, tier_sizes)):
+        if blocks or any((object_level, node_granular, plot_file, tier_sizes)):
             fail("--tiers takes sizes from its file or --capacity-fraction: leave out other sizes and modes")
         replay_chain(
             traces,
@@ -228,8 +221,6 @@ def replay_command(
         fail("say how large the cache is: one of --capacity-blocks, --capacity-fraction and --device-blocks")
     if object_level and node_granular:
         fail("objects have no nodes: leave out one of --object-level and --node-granular")
-    if gate and not host_blocks:
-        fail("--gate decides about copies to the host: give --host-blocks")
     if device_blocks is None and (host_blocks or storage_blocks):
         fail("--host-blocks and --storage-blocks need --device-blocks")
     if device_blocks is not None and (object_level or node_granular or plot_file is not None):
@@ -253,19 +244,14 @@ def replay_command(
                     write_policy,
                     prefill_tokens_per_second,
                     bytes_per_token,
-                    shared_order=gate,
                 )
                 for name in names
             ]
-            gating = Gating(storage_offer=StorageOffer.EVICTED) if gate else None
-            if gating is not None:
-                for setup in setups:
-                    check_gating(setup, gating)
         except TierError as error:
             fail(str(error))
         read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
         tiered = [
-            TieredJob(index, setup, gating, seeds[index % len(seeds)])
+            TieredJob(index, setup, seeds[index % len(seeds)])
             for index in range(len(read))
             for setup in setups
         ]

@@ -15,7 +15,7 @@ from support import warm_start
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmark"
-REPLAYED = ("policy.py", "gating.py")
+REPLAYED = ("policy.py",)
 DAY = "day.py"
 SMALLEST = {
     "emission.py": ("--layers", "1", "--rounds", "1"),

@@ -146,7 +146,6 @@ def _decisions(arm: Arm, tiers: str) -> dict[str, Any]:
         "environment": dict(arm.env),
         "policy": options.policy,
         "g": options.g if options.use_importance else "off",
-        "gate": options.use_gate and tiers != "device" and options.gate_payback,
         "pins": options.pin_budget if options.auto_pins == "on" else 0,
         "prewarm": options.prewarm if options.ledger_place else "off",
     }

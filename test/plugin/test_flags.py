@@ -74,7 +74,6 @@ def test_every_flag_reaches_the_options(parse: Parse) -> None:
         *("--kv-importance-window", "9", "--kv-importance-sink-tokens", "0"),
         *("--kv-importance-local-tokens", "5", "--kv-importance-half-life-queries", "1.5"),
         *("--kv-importance-g", "on", "--kv-importance-auto-pins", "on", "--kv-importance-pin-budget", "0.1"),
-        *("--kv-importance-gate", "on", "--kv-importance-gate-payback", "0.25"),
     )
     assert _options(server_args) == ImportanceOptions(
         policy="observe",
@@ -88,8 +87,6 @@ def test_every_flag_reaches_the_options(parse: Parse) -> None:
         g="on",
         auto_pins="on",
         pin_budget=0.1,
-        gate="on",
-        gate_payback=0.25,
     )
 
 
@@ -176,7 +173,8 @@ def test_a_config_file_that_cannot_be_read_is_one_line(
         ("--kv-importance-half-life-queries nan", "must be a number above 0 (queries), not nan"),
         ("--kv-importance-pin-budget 1.5", "must be a number of at least 0 and at most 1 (share), not 1.5"),
         ("--kv-importance-pin-budget all", "must be a number of at least 0 and at most 1 (share), not 'all'"),
-        ("--kv-importance-gate-payback 2", "of at least 0 and at most 1 (probability), not 2.0"),
+        ("--kv-importance-gate on", "--kv-importance-gate is gone: leave it out"),
+        ("--kv-importance-gate-payback 0.2", "--kv-importance-gate-payback is gone: leave it out"),
         ("--kv-importance-half-life-queries inf", "must be a number above 0 (queries), not inf"),
         ("--kv-importance-store ~nobody-here/kv", "is in the home of no user here: write the whole path"),
         ("--kv-importance-trace ~nobody-here", "kv_importance_trace '~nobody-here' is in the home of no"),

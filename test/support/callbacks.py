@@ -40,13 +40,11 @@ LEARNING: list[Callback] = [
     (MarginalLossOrder, "host_victim", 1),
     (MarginalLossOrder, "end", 2),
     (BackupFilter, "_copies_to_host", 2),
-    (BackupFilter, "offer_again", 2),
 ]
 """Under ``importance``; the first fault ends learning."""
 WITH_STORAGE: list[Callback] = [
     (NodeEvents, "handed_to_storage", 2),
     (NodeEvents, "storage_ended", 2),
-    (BackupFilter, "_storage_chain", 2),
     (NodeEvents, "prefetched", 2),
 ]
 """The same where there is a storage tier; the last wants one that holds something."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
+from sgl_importance.gone_options import GONE, refusal
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import SETTINGS, Setting, flag, keyword
 from sglang_importance.attention.score_sources import SOURCES
@@ -60,6 +61,21 @@ def add_flags(parser: argparse.ArgumentParser, *, unusable: str | None = None) -
             metavar=_metavar(default) if setting.unit else None,
             help=f"{setting.help.replace('%', '%%')} (default: {shown}{unit})",
         )
+    for name in GONE:
+        parser.add_argument(
+            flag(name), dest=argparse.SUPPRESS, action=_Gone, option=name, help=argparse.SUPPRESS
+        )
+
+
+class _Gone(argparse.Action):
+    """A flag that earlier versions had."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, option: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs="*", default=argparse.SUPPRESS, **kwargs)
+        self._option = option
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> None:
+        parser.error(refusal(self._option))
 
 
 def _metavar(default: object) -> str:

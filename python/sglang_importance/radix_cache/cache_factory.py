@@ -17,7 +17,6 @@ from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.settings import flag
 from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.study.shuffled_policy import ShuffledImportancePolicy
-from sgl_importance.tiers import Tier
 from sgl_importance.trace import TraceError
 from sglang_importance.attention.page_lists import PageListProbe
 from sglang_importance.attention.rank_sums import share
@@ -27,7 +26,7 @@ from sglang_importance.metrics.publisher import MetricsPublisher
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.pages.pool import TieredKVPool
-from sglang_importance.placement.backup_filter import BackupFilter, open_gate
+from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.radix_cache.component import ImportanceComponent
 from sglang_importance.radix_cache.dense_prefix import DensePrefix
 from sglang_importance.radix_cache.gauges import gauge_values
@@ -35,7 +34,7 @@ from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.radix_cache.state_component import StateComponent
 from sglang_importance.storage.store_metrics import StorePublisher
 from sglang_importance.tree.nominal_costs import cost_model
-from sglang_importance.tree.occupancy import capacity_tokens, full_attention_allocator
+from sglang_importance.tree.occupancy import full_attention_allocator
 from sglang_importance.tree.ranks import Ranks
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.refusal import LaunchRefused
@@ -107,7 +106,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     )
     cache = cast(ImportanceRadixCache, create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache))
     if options.policy == "importance":
-        filter_backups(cache)
+        cache.importance.backups = BackupFilter(state, cache.python_core)
     logger.info("KV policy %s: page size %d, %s", options.policy, page_size, policy.cost)
     return cache
 
@@ -131,19 +130,6 @@ def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None
         ComponentType.FULL: partial(ImportanceComponent, state=state, **parts),  # type: ignore[dict-item]
         ComponentType.MAMBA: partial(StateComponent, state=state),  # type: ignore[dict-item]
     }
-
-
-def filter_backups(cache: ImportanceRadixCache) -> None:
-    """Puts the backup filter ahead of every copy to a lower tier of a cache whose tiers are built."""
-    state = cache.importance.state
-    backups = BackupFilter(
-        state,
-        cache.python_core,
-        cache,
-        host_tokens=capacity_tokens(cache).get(Tier.HOST, 0),
-        gate=open_gate(cache, state),
-    )
-    cache.importance.attach_backups(backups)
 
 
 def create_policy(options: ImportanceOptions, cost: CostModel) -> ImportancePolicy:

@@ -118,11 +118,6 @@ class ImportanceComponent(FullComponent):
         self.node_events.on_cut.append(ledger.cut)
         self._faults.on_fallback.append(ledger.abandon)
 
-    def attach_backups(self, backups: BackupFilter) -> None:
-        self.backups = self.requests.backups = backups
-        if backups.gate is not None:
-            self.node_events.backup_reason = "worth_its_bytes"
-
     def publish(self) -> None:
         """Exports the counts so far, where a publisher is set."""
         if self._publish is not None:
@@ -137,8 +132,6 @@ class ImportanceComponent(FullComponent):
         self.state.tree.watch(self.tree_core)
         self.body_mass.clear()
         self.state.counters.calibration.clear()
-        if self.backups is not None:
-            self.backups.reset()
         self.pins.reset()
         self.state.events.reset()
         if self.requests.answer_ends is not None:
@@ -288,12 +281,8 @@ class ImportanceComponent(FullComponent):
             super().drive_host_eviction(num_tokens, tracker, *collected, **named)
 
     def _host_victim(self) -> UnifiedTreeNode | None:
-        while (node_id := self.order.host_victim()) is not None:
-            node = self.tree_core.node_by_id(node_id)
-            # Locked until its pages are in storage, then a leaf again.
-            if self.backups is None or not self.backups.stores_first(node):
-                return node
-        return None
+        node_id = self.order.host_victim()
+        return None if node_id is None else self.tree_core.node_by_id(node_id)
 
     def check_integrity(self) -> None:
         """Asserts that orders, leaf sets and facts agree with the tree, while this server learns."""

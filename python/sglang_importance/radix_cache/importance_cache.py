@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
@@ -17,7 +16,6 @@ from sglang_importance.radix_cache.component import ImportanceComponent
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, MatchPrefixParams, MatchResult
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
 class ImportanceRadixCache(UnifiedRadixCache):
@@ -71,15 +69,9 @@ class ImportanceRadixCache(UnifiedRadixCache):
         if not self.enable_storage:
             return
         node = self.tree_core.node_by_id(node_id)
-        backups = self.importance.backups
-        self.store_chain([node] if backups is None else backups.worth_storing(node))
-
-    def store_chain(self, chain: Sequence[UnifiedTreeNode]) -> None:
-        """Hands nodes with a host copy to the storage tier, ancestors first."""
+        super().write_backup_storage(node_id)
         component = self.importance
-        for node in chain:
-            super().write_backup_storage(node.id)
-            component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.handed_to_storage, node)
+        component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.handed_to_storage, node)
 
     def _drain_storage_control_queues_impl(  # type: ignore[override]  # upstream names every argument
         self, *, n_backup: int | None, **counts: Any

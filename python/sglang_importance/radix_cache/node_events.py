@@ -35,7 +35,6 @@ class NodeEvents:
 
     Attributes:
         on_cut: called with each node whose first tokens became a node of their own.
-        backup_reason: reason of a node's copy in a lower tier.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class NodeEvents:
         recorder: Recorder | None,
     ) -> None:
         self.on_cut: list[Callable[[UnifiedTreeNode], None]] = []
-        self.backup_reason = "write_policy"
         self._state = state
         self._leaves = leaves
         self._order = order
@@ -134,7 +132,7 @@ class NodeEvents:
             return
         if phase is CacheTransferPhase.BACKUP_HOST:
             self._state.counters.written_tokens[Tier.HOST] += len(key_of(node))
-            self.record(EventKind.BACK_UP, Tier.HOST, node, self.backup_reason)
+            self.record(EventKind.BACK_UP, Tier.HOST, node, "write_policy")
         elif phase is CacheTransferPhase.LOAD_BACK and transfers[0].device_indices is not None:
             for node_id in transfers[0].nodes_to_load or ():
                 loaded = self._state.tree.core.node_by_id(node_id)
@@ -153,7 +151,7 @@ class NodeEvents:
         node = self._state.tree.core.node_by_id(write.node_id)
         if write.is_stored:
             self._state.counters.written_tokens[Tier.STORAGE] += write.tokens
-            self.record(EventKind.BACK_UP, Tier.STORAGE, node, self.backup_reason)
+            self.record(EventKind.BACK_UP, Tier.STORAGE, node, "write_policy")
             return
         while (left := write.tokens - len(key_of(node))) > 0:  # its front was cut off meanwhile
             assert node.parent is not None, "a node's front stays in front of it"

@@ -16,7 +16,6 @@ from sgl_importance.trace.records import EventKind
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.placement.answer_ends import AnswerEnds
-from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.placement.hint_follower import HintFollower
 from sglang_importance.placement.ledger_feed import LedgerFeed
 from sglang_importance.placement.pinning import Pinning
@@ -45,7 +44,6 @@ class RequestFlow:
     at prefill end and at finish, retraction or abort, after the answers of the same pass.
 
     Attributes:
-        backups: takes admissions and the paths that were used; None where there is no tier below the device.
         ledger: takes finished requests, for the ledger's file; None where there is none.
         storage_tiers: takes finished requests, to rank stored pages by; None without a chain of tiers.
         answer_ends: tells how an answer ended; None where the server parses no calls of tools: then only
@@ -64,7 +62,6 @@ class RequestFlow:
         recorder: Recorder | None,
         shadowing: Shadowing | None,
     ) -> None:
-        self.backups: BackupFilter | None = None
         self.ledger: LedgerFeed | None = None
         self.answer_ends: AnswerEnds | None = None
         self.storage_tiers: ServedChain | None = None
@@ -119,8 +116,6 @@ class RequestFlow:
             tree.accessed(metadata, transition)
             self._node_events.record_only(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
         self._pins.admitted(hits)
-        if self.backups is not None:
-            self.backups.admitted()
         self.count(req)
         return query
 
@@ -262,8 +257,6 @@ class RequestFlow:
             for node in path:
                 self._body_mass.update(node)
         self._pins.folded(path)
-        if is_finished and self.backups is not None:
-            self.backups.offer_again(path)
         if is_finished and self._recorder is not None:
             state.faults.beside(
                 FaultPlace.RECORDING, self._recorder.finished, req, state.policy.clock, answer_end

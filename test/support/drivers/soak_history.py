@@ -75,7 +75,7 @@ class Soak:
         kind: whose evictions.
         write_policy: of the host tier.
         seed: decides every operation.
-        gated: whether copies to the host are gated, and nodes pinned by what attention said.
+        auto_pins: whether nodes are pinned by what attention said.
         record_to: folder of a recording of all events; None records nothing.
         counts_objects: whether live Python objects are counted at rest, of those made since the start.
 
@@ -87,7 +87,7 @@ class Soak:
     write_policy: WriteMode
     seed: int = 0
     tokens: int = 1536
-    gated: bool = False
+    auto_pins: bool = False
     record_to: Path | None = None
     counts_objects: bool = True
     happened: Counter[str] = field(default_factory=Counter)
@@ -100,9 +100,8 @@ class Soak:
         self._rng = random.Random(self.seed)
         options = ImportanceOptions(
             policy="observe" if self.kind == "observe" else "importance",
-            gate="on" if self.gated else "off",
-            g="on" if self.gated else "auto",
-            auto_pins="on" if self.gated else "off",
+            g="on" if self.auto_pins else "auto",
+            auto_pins="on" if self.auto_pins else "off",
         )
         self.recorder = None
         if self.record_to is not None:
