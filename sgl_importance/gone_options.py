@@ -7,6 +7,7 @@ from sgl_importance.settings import flag
 GONE: dict[str, str] = {
     "gate": "leave it out; --hicache-write-policy write_back writes less to storage, and hits more",
     "gate_payback": "leave it out; --hicache-write-policy write_back writes less to storage, and hits more",
+    "sparse_audit_confidence": "use --kv-sparse-audit-interval with --kv-sparse-audit-missed-page",
 }
 """By the name that it had in ``SETTINGS``: what to do instead."""
 

@@ -134,7 +134,6 @@ _SCHEDULER = (
         "page_audit_output_error_total",
         "Length of the difference from the exact output, in lengths of that, summed over audits",
     ),
-    Metric("unsure_tokens_total", "Generated tokens that were less probable than audits ask for"),
     # ---- memory ----
     Metric("size_tokens", "Tokens that a tier can hold", Kind.GAUGE, {"tier": _EVICTING}),
     Metric("used_tokens", "Tokens of a tier that are taken", Kind.GAUGE, {"tier": _EVICTING}),

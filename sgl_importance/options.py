@@ -68,7 +68,6 @@ class ImportanceOptions:
     sparse_resident_bias: float = 0.0
     sparse_audit_interval: int = 0
     sparse_audit_missed_page: float = 1.0
-    sparse_audit_confidence: float = 0.0
 
     def __post_init__(self) -> None:
         problems = [
@@ -115,7 +114,7 @@ class ImportanceOptions:
                 f"{keyword('sparse_audit_missed_page')} needs audits: give {keyword('sparse_audit_interval')}"
             )
         if not self.is_sparse:
-            if self.sparse_audit_interval or self.sparse_audit_confidence:
+            if self.sparse_audit_interval:
                 problems.append(f"audits need {keyword('sparse_selector')} to be a selector, not 'all'")
             return problems
         selector = f"{keyword('sparse_selector')} {self.sparse_selector!r}"

@@ -317,14 +317,6 @@ SETTINGS: dict[str, Setting] = {
         maximum=1,
         whole=False,
     ),
-    "sparse_audit_confidence": Setting(
-        "a token whose probability is less than this doubles the budget of those behind it, until one is "
-        "surer; 0 for never",
-        unit="probability",
-        minimum=0,
-        maximum=1,
-        whole=False,
-    ),
 }
 
 _OWN_KEYWORDS = {

@@ -58,7 +58,6 @@ SECONDS = 3600.0
 MODES = {
     "none": ("--kv-sparse-audit-interval", "1"),
     "audit": ("--kv-sparse-audit-interval", "1", "--kv-sparse-audit-missed-page"),
-    "confidence": ("--kv-sparse-audit-confidence",),
 }
 
 
@@ -206,7 +205,6 @@ def summary(asked: list[dict[str, Any]]) -> dict[str, Any]:
             found = [each[name] for each in those if each[name] is not None]
             row[f"{name}_{label}"] = mean(found)
     row["failed_audits"] = mean([each["failed_audits"] for each in asked])
-    row["unsure_tokens"] = mean([each["unsure_tokens"] for each in asked])
     return row
 
 
@@ -217,7 +215,6 @@ def main(
     length: Annotated[int, typer.Option(help="Tokens of a document; middle has twice as many.")] = 8000,
     budget: Annotated[float, typer.Option(help="As --kv-sparse-budget.")] = 0.05,
     missed_page: Annotated[float, typer.Option(help="Above which an audit fails.")] = 0.2,
-    confidence: Annotated[float, typer.Option(help="Below which a token is unsure.")] = 0.5,
     n: Annotated[int, typer.Option(help="Questions of a case.")] = 20,
     late_n: Annotated[int, typer.Option(help="Questions of the case late.")] = 5,
     out: Annotated[Path | None, typer.Option(help="Write the JSON there.")] = None,
@@ -225,7 +222,7 @@ def main(
     path = out or RESULTS / "pages_adversarial.json"
     rows = rows_so_far(path)
     done = {(row["selector"], row["mode"], row["case"]) for row in rows}
-    bounds = {"none": (), "audit": (str(missed_page),), "confidence": (str(confidence),)}
+    bounds = {"none": (), "audit": (str(missed_page),)}
     arms = [(selector, mode) for mode in modes.split(",") for selector in selectors.split(",")]
     arms.insert(0, ("all", "none"))
     for selector, mode in arms:

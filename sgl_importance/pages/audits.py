@@ -18,12 +18,10 @@ class AuditRule:
         interval: generated tokens from one audit to the next; 0 for none.
         largest_missed_page: an audit fails where a head has more of its attention than this on one page that
             was not read; at 1 none does.
-        least_confidence: a generated token fails below this probability; at 0 none does.
     """
 
     interval: int
     largest_missed_page: float
-    least_confidence: float
 
     def turn(self, step: int) -> int | None:
         """Number of the audit in a step; None in most.
@@ -44,7 +42,6 @@ class AuditCounts:
         missed_mass: share of attention outside the pages that were read, mean over heads, summed over audits.
         missed_page: largest share of a head's attention on one page that was not read, summed over audits.
         output_error: of audited outputs, in lengths of the exact one, summed over audits.
-        unsure: generated tokens that were less probable than they must be.
     """
 
     audits: int = 0
@@ -52,11 +49,10 @@ class AuditCounts:
     missed_mass: float = 0.0
     missed_page: float = 0.0
     output_error: float = 0.0
-    unsure: int = 0
 
 
 class BudgetFactor:
-    """The multiple of a request's budget that holds at each position, by one kind of check.
+    """The multiple of a request's budget that holds at each position, by its audits.
 
     It doubles behind a check that fails and halves behind one that passes, down to 1. A position is judged
     once: what a retraction makes a request compute again is computed with the factors of the first time, so
@@ -108,8 +104,7 @@ class AuditTrail:
         self._rule = rule
         self._first = first
         self._totals = totals
-        self._by_audits = BudgetFactor()
-        self._by_confidence = BudgetFactor()
+        self._factor = BudgetFactor()
 
     def turn(self, position: int) -> int | None:
         """Number of the audit of the token at a position; None for most."""
@@ -117,7 +112,7 @@ class AuditTrail:
 
     def budget_factor(self, position: int) -> int:
         """The multiple of the request's budget for the token at a position."""
-        return max(self._by_audits.at(position), self._by_confidence.at(position))
+        return self._factor.at(position)
 
     def audited(self, position: int, *, missed_mass: float, missed_page: float, output_error: float) -> bool:
         """Takes in an audit; returns whether the exact output is to take the place of the other.
@@ -129,22 +124,13 @@ class AuditTrail:
             missed_mass: as in ``AuditCounts``, of this audit; so are the others.
         """
         is_finite = all(map(math.isfinite, (missed_mass, missed_page, output_error)))
-        if is_finite and not self._by_audits.is_judged(position):
+        if is_finite and not self._factor.is_judged(position):
             fails = missed_page > self._rule.largest_missed_page
-            self._by_audits.judge(position, fails=fails)
+            self._factor.judge(position, fails=fails)
             for counts in (self.counts, self._totals):
                 counts.audits += 1
                 counts.failed += fails
                 counts.missed_mass += missed_mass
                 counts.missed_page += missed_page
                 counts.output_error += output_error
-        return self._by_audits.has_failed(position)
-
-    def sampled(self, position: int, confidence: float) -> None:
-        """Takes in the probability of the token that followed on the one at a position."""
-        if position < self._first - 1 or self._by_confidence.is_judged(position):
-            return
-        fails = confidence < self._rule.least_confidence
-        self._by_confidence.judge(position, fails=fails)
-        for counts in (self.counts, self._totals):
-            counts.unsure += fails
+        return self._factor.has_failed(position)

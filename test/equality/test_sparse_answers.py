@@ -58,10 +58,7 @@ def sparse_then_exact(
     return [sparse for sparse, _ in pairs], [exact for _, exact in pairs]
 
 
-AUDITED = (
-    *("--kv-sparse-audit-interval", "2", "--kv-sparse-audit-missed-page", "0.1"),
-    *("--kv-sparse-audit-confidence", "0.05"),
-)
+AUDITED = ("--kv-sparse-audit-interval", "2", "--kv-sparse-audit-missed-page", "0.1")
 
 
 def test_what_follows_from_audits_depends_on_the_request_alone(
@@ -82,7 +79,6 @@ def test_what_follows_from_audits_depends_on_the_request_alone(
     assert sum(reply["meta_info"]["num_retractions"] for reply in together) > 0
     assert number_differing([reply["output_ids"] for reply in together], alone) == 0
     assert 0 < once["failed"] < once["audits"]
-    assert once["unsure"] > 0
     # What was computed again after a retraction was not counted again.
     assert twice["audits"] == 2 * once["audits"]
     assert twice["failed"] == 2 * once["failed"]

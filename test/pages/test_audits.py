@@ -71,7 +71,7 @@ def test_a_factor_doubles_and_halves_and_remembers_every_position(outcomes: list
 
 
 def test_audits_take_place_at_every_nth_generated_token() -> None:
-    trail = AuditTrail(AuditRule(3, 1.0, 0.0), 10, AuditCounts())
+    trail = AuditTrail(AuditRule(3, 1.0), 10, AuditCounts())
     assert [trail.turn(position) for position in range(8, 18)] == [
         None,
         None,
@@ -84,12 +84,12 @@ def test_audits_take_place_at_every_nth_generated_token() -> None:
         2,
         None,
     ]
-    assert AuditRule(0, 1.0, 0.0).turn(0) is None
+    assert AuditRule(0, 1.0).turn(0) is None
 
 
 def test_a_failed_audit_is_replaced_and_one_that_is_made_again_counts_once() -> None:
     totals = AuditCounts()
-    trail = AuditTrail(AuditRule(1, 0.25, 0.0), 10, totals)
+    trail = AuditTrail(AuditRule(1, 0.25), 10, totals)
 
     def audited(position: int, missed_page: float) -> bool:
         return trail.audited(position, missed_mass=0.75, missed_page=missed_page, output_error=0.5)
@@ -112,7 +112,7 @@ def test_a_failed_audit_is_replaced_and_one_that_is_made_again_counts_once() -> 
 @pytest.mark.parametrize("number", ["missed_mass", "missed_page", "output_error"])
 def test_what_is_not_finite_stays_in_no_sum(number: str) -> None:
     totals = AuditCounts()
-    trail = AuditTrail(AuditRule(1, 0.25, 0.0), 10, totals)
+    trail = AuditTrail(AuditRule(1, 0.25), 10, totals)
     found = {"missed_mass": 0.5, "missed_page": 0.5, "output_error": 0.5}
     assert not trail.audited(10, **{**found, number: float("nan")})
     assert trail.counts == totals == AuditCounts()
@@ -121,22 +121,11 @@ def test_what_is_not_finite_stays_in_no_sum(number: str) -> None:
     assert totals.audits == totals.failed == 1
 
 
-def test_an_unsure_token_doubles_the_budget_of_the_next_until_one_is_sure() -> None:
-    trail = AuditTrail(AuditRule(0, 1.0, 0.5), 10, AuditCounts())
-    trail.sampled(8, 0.1)  # of a chunk of the prompt
-    for position, confidence in ((9, 0.4), (10, 0.2), (11, 0.5), (12, 0.9)):
-        trail.sampled(position, confidence)
-    assert [trail.budget_factor(position) for position in range(9, 14)] == [1, 2, 4, 2, 1]
-    assert trail.counts.unsure == 2
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"sparse_audit_missed_page": 0.5}, "needs audits"),
         ({"sparse_audit_interval": 8}, "to be a selector"),
-        ({"sparse_audit_confidence": 0.5}, "to be a selector"),
-        ({"sparse_audit_confidence": 1.5}, "at most 1"),
     ],
 )
 def test_audits_of_nothing_are_refused(options: dict[str, float], problem: str) -> None:

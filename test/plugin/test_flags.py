@@ -175,6 +175,10 @@ def test_a_config_file_that_cannot_be_read_is_one_line(
         ("--kv-importance-pin-budget all", "must be a number of at least 0 and at most 1 (share), not 'all'"),
         ("--kv-importance-gate on", "--kv-importance-gate is gone: leave it out"),
         ("--kv-importance-gate-payback 0.2", "--kv-importance-gate-payback is gone: leave it out"),
+        (
+            "--kv-sparse-audit-confidence 0.5",
+            "--kv-sparse-audit-confidence is gone: use ",
+        ),
         ("--kv-importance-half-life-queries inf", "must be a number above 0 (queries), not inf"),
         ("--kv-importance-store ~nobody-here/kv", "is in the home of no user here: write the whole path"),
         ("--kv-importance-trace ~nobody-here", "kv_importance_trace '~nobody-here' is in the home of no"),

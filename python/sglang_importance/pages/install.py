@@ -24,7 +24,6 @@ from sgl_importance_kernels.pages.selectors.registry import SELECTORS
 from sgl_importance_kernels.pages.selectors.selector import Selector
 from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.score_sources import NONE
-from sglang_importance.pages import confidence
 from sglang_importance.pages.emitting_backend import EmittingTieredBackend
 from sglang_importance.pages.pool import TieredKVPool, continue_by_whole_pages, forget_freed_pages
 from sglang_importance.pages.selections import Selections
@@ -57,8 +56,6 @@ def install_before_scheduler(options: ImportanceOptions) -> None:
             f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator": (_tiered_allocator, HookType.AROUND),
         }
     )
-    if options.sparse_audit_confidence:
-        install_hooks(confidence.HOOKS)
 
     def create_backend(model_runner: ModelRunner, *, emits: bool) -> AttentionBackend:
         if model_runner.is_draft_worker:

@@ -47,7 +47,6 @@ class Selection:
             "missed_mass": mean(counts.missed_mass),
             "missed_page": mean(counts.missed_page),
             "output_error": mean(counts.output_error),
-            "unsure_tokens": counts.unsure,
         }
 
 
@@ -66,9 +65,7 @@ class Selections:
         self.audits = AuditCounts()
         self._options = options
         self._page_size = page_size
-        self._audit_rule = AuditRule(
-            options.sparse_audit_interval, options.sparse_audit_missed_page, options.sparse_audit_confidence
-        )
+        self._audit_rule = AuditRule(options.sparse_audit_interval, options.sparse_audit_missed_page)
         # Of a request in a batch that nobody opened, such as a warm-up.
         self._unopened = self._selection(read_all(page_size))
         self._by_rid: WeakValueDictionary[str, Selection] = WeakValueDictionary()
