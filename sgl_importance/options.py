@@ -64,7 +64,6 @@ class ImportanceOptions:
     sparse_prune: str = "none"
     sparse_min_context: int = 1024
     sparse_prompt_tokens: int = 0
-    sparse_dense_layers: tuple[int, ...] = ()
     sparse_resident_bias: float = 0.0
     sparse_audit_interval: int = 0
     sparse_audit_missed_page: float = 1.0

@@ -287,12 +287,6 @@ SETTINGS: dict[str, Setting] = {
         unit="tokens",
         minimum=0,
     ),
-    "sparse_dense_layers": Setting(
-        "attention layers that read every page all the same, separated by commas",
-        unit="layer index",
-        minimum=0,
-        cost="every step loads the whole context in each layer named, as far as it is not resident",
-    ),
     "sparse_resident_bias": Setting(
         "a page on the device counts (1 + X)-fold when a selector chooses: fewer pages are loaded, and "
         "answers depend on what is on the device",

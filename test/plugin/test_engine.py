@@ -33,12 +33,15 @@ def test_our_arguments_are_taken_out() -> None:
     assert arguments == {"model_path": "m"}
 
 
-@pytest.mark.parametrize("name", ["kv_importance_layers", "kv_sparse_dense_layers"])
-@pytest.mark.parametrize(("given", "taken"), [([1, 0], (1, 0)), ((1,), (1,)), (1, (1,)), ("no", ())])
-def test_layers_are_a_list_or_the_word_of_the_flag(name: str, given: Any, taken: tuple[int, ...]) -> None:
-    word = {"kv_importance_layers": "auto", "kv_sparse_dense_layers": "none"}[name]
-    options = take_options({name: word if given == "no" else given, "kv_residency": "tiered"})
-    assert getattr(options, name.removeprefix("kv_").removeprefix("importance_")) == taken
+@pytest.mark.parametrize(("given", "taken"), [([1, 0], (1, 0)), ((1,), (1,)), (1, (1,)), ("auto", ())])
+def test_layers_are_a_list_or_the_word_of_the_flag(given: Any, taken: tuple[int, ...]) -> None:
+    options = take_options({"kv_importance_layers": given, "kv_residency": "tiered"})
+    assert options.layers == taken
+
+
+def test_an_option_that_is_gone_is_refused_by_its_flag() -> None:
+    with pytest.raises(ValueError, match="--kv-sparse-dense-layers is gone: leave it out"):
+        take_options({"kv_sparse_dense_layers": [1]})
 
 
 @pytest.mark.parametrize("layers", [None, "1,2", [1.5], [True]])

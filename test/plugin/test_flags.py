@@ -179,6 +179,7 @@ def test_a_config_file_that_cannot_be_read_is_one_line(
             "--kv-sparse-audit-confidence 0.5",
             "--kv-sparse-audit-confidence is gone: use ",
         ),
+        ("--kv-sparse-dense-layers 0,1", "--kv-sparse-dense-layers is gone: leave it out"),
         ("--kv-importance-half-life-queries inf", "must be a number above 0 (queries), not inf"),
         ("--kv-importance-store ~nobody-here/kv", "is in the home of no user here: write the whole path"),
         ("--kv-importance-trace ~nobody-here", "kv_importance_trace '~nobody-here' is in the home of no"),

@@ -16,7 +16,7 @@ from sglang_importance.upstream.server_options import RADIX_CACHE_BACKEND
 
 logger = logging.getLogger(__name__)
 
-NO_LAYERS = {"layers": "auto", "sparse_dense_layers": "none"}
+NO_LAYERS = {"layers": "auto"}
 """Words for an empty list of layers."""
 
 DEFAULT_PAGE_SIZE = 16  # tokens; sglang's own default of 1 would score single tokens

@@ -140,25 +140,9 @@ def _selector(options: ImportanceOptions, page_size: int) -> Selector | None:
 
 
 def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[PageChooser, list[int]]:
-    """What makes steps read chosen pages, and the layers whose steps do.
-
-    Raises:
-        ValueError: a layer is named that the model does not have; the message names those that it has.
-    """
+    """What makes steps read chosen pages, and the layers whose steps do."""
     pool = model_runner.token_to_kv_pool
     assert isinstance(pool, TieredKVPool), "sglang built another pool"
-    layers = full_attention_layers(model_runner.model)
-    if unknown := set(options.sparse_dense_layers) - set(layers):
-        raise ValueError(
-            f"{flag('sparse_dense_layers')}: {sorted(unknown)} not among the attention layers of this model, "
-            f"which are {layers}"
-        )
-    if options.sparse_dense_layers:
-        logger.info(
-            "Layers %s read every page: a step copies up to %.1f MiB per 1,000 tokens of its context",
-            list(options.sparse_dense_layers),
-            1000 * len(options.sparse_dense_layers) * pool.plan.shape.layer_token_bytes / 2**20,
-        )
     prune = Prune.parse(options.sparse_prune)
     rule = ChoiceRule(
         sink_tokens=SINK_TOKENS,
@@ -170,8 +154,7 @@ def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[Pa
     slots, representations = pool.slots, pool.slots.representations
     assert representations is not None, "a selector without representations"
     chooser = PageChooser(representations, pool.page_size, rule, slots.traffic, is_resident=slots.is_resident)
-    selecting = [layer for layer in layers if layer not in options.sparse_dense_layers]
-    return chooser, selecting
+    return chooser, full_attention_layers(model_runner.model)
 
 
 def _tiered_allocator(
