@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from sgl_importance.settings import flag
-
 GONE: dict[str, str] = {
-    "gate": "leave it out; --hicache-write-policy write_back writes less to storage, and hits more",
-    "gate_payback": "leave it out; --hicache-write-policy write_back writes less to storage, and hits more",
-    "sparse_audit_confidence": "use --kv-sparse-audit-interval with --kv-sparse-audit-missed-page",
-    "sparse_dense_layers": "leave it out, and raise --kv-sparse-budget where answers miss something",
+    "kv_importance_gate": "leave it out; --hicache-write-policy write_back stores less, and hits more",
+    "kv_importance_gate_payback": "leave it out, as --kv-importance-gate, which it was for",
+    "kv_sparse_audit_confidence": "use --kv-sparse-audit-interval with --kv-sparse-audit-missed-page",
+    "kv_sparse_dense_layers": "leave it out, and raise --kv-sparse-budget where answers miss something",
 }
-"""By the name that it had in ``SETTINGS``: what to do instead."""
+"""By the name that it had among sglang's arguments: what to do instead."""
 
 
-def refusal(name: str) -> str:
-    """One line for whoever gives the option ``name`` of ``GONE``."""
-    return f"{flag(name)} is gone: {GONE[name]}"
+def gone_flag(keyword: str) -> str:
+    """The flag that an option of ``GONE`` had."""
+    return "--" + keyword.replace("_", "-")
+
+
+def refusal(keyword: str) -> str:
+    """One line for whoever gives an option of ``GONE``."""
+    return f"{gone_flag(keyword)} is gone: {GONE[keyword]}"

@@ -15,7 +15,7 @@ StoreBackends = Literal["tested", "any"]
 Switch = Literal["on", "off"]
 Prewarm = Literal["off", "start", "idle"]
 Residency = Literal["full", "tiered"]
-ResidencyPolicy = Literal["lru", "bucketed_lru", "lfu", "ema", "importance"]
+ResidencyPolicy = Literal["lru", "bucketed_lru", "ema", "importance"]
 SparseSelector = Literal["all", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
@@ -257,8 +257,8 @@ SETTINGS: dict[str, Setting] = {
     ),
     "residency_policy": Setting(
         "which page leaves the device for one that a selector chose: the least recently read ('lru'; "
-        "'bucketed_lru' with ages in powers of two), the least often chosen ('lfu'), the least often chosen "
-        "of late ('ema'), or the one that was chosen for the least attention of late ('importance')",
+        "'bucketed_lru' with ages in powers of two), the least often chosen of late ('ema'), or the one that "
+        "was chosen for the least attention of late ('importance')",
         choices=RESIDENCY_POLICIES,
     ),
     "sparse_selector": Setting(

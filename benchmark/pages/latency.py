@@ -40,7 +40,7 @@ from support.served import script_server
 from support.servers import ServerProcess
 
 DECODE_TOKENS = 96
-ARMS = (("lru", 0.0), ("lfu", 0.0), ("ema", 0.0), ("ema", 1.0), ("ema", 3.0))
+ARMS = (("lru", 0.0), ("ema", 0.0), ("ema", 1.0), ("ema", 3.0))
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 Question = tuple[ProbeDocument, str]
 

@@ -35,7 +35,6 @@ SELECTED, SLOTS = 0.1, 0.2
 QUESTION_TOKENS, ANSWER_TOKENS, DECODE_TOKENS = 16, 8, 128
 ARMS = (
     *(("lru", bias) for bias in (0.0, 1.0, 3.0)),
-    ("lfu", 0.0),
     ("importance", 0.0),
     *(("ema", bias) for bias in (0.0, 1.0, 3.0)),
 )

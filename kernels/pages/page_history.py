@@ -20,9 +20,9 @@ class PageHistory:
 
     Args:
         policy: ``lru`` values a page by its last read, ``bucketed_lru`` by that in powers of two of passes, a
-            bounded range that a device can count through where ``lru`` must sort (SPIN), ``lfu`` by how often
-            it was chosen, ``ema`` by choices that fade with time, ``importance`` by the attention that it was
-            chosen for, which fades, too.
+            bounded range that a device can count through where ``lru`` must sort (SPIN), ``lfu`` (only in
+            replays) by how often it was chosen, ``ema`` by choices that fade with time, ``importance`` by the
+            attention that it was chosen for, which fades, too.
         num_layers: layers, each with pages of its own.
         num_pages: logical pages of the pool.
         device: where the tables are.

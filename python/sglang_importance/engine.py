@@ -64,7 +64,7 @@ def take_options(arguments: dict[str, Any]) -> ImportanceOptions:
     """
     from sglang_importance.launch.flags import NO_LAYERS
 
-    if gone := [refusal(name) for name in GONE if keyword(name) in arguments]:
+    if gone := [refusal(name) for name in GONE if name in arguments]:
         raise ValueError("; ".join(gone))
     chosen = {name: arguments.pop(keyword(name)) for name in SETTINGS if keyword(name) in arguments}
     for name in NO_LAYERS.keys() & chosen.keys():

@@ -50,7 +50,7 @@ class Arm:
 
 
 JOINT = Arm("ema", 1.0)
-INDEPENDENT = tuple(Arm(policy) for policy in RESIDENCY_POLICIES)
+INDEPENDENT = tuple(Arm(policy) for policy in (*RESIDENCY_POLICIES, "lfu"))
 ARMS = (*INDEPENDENT, Arm("random"), Arm(OPTIMUM), Arm("lru", 1.0), JOINT, Arm("lru", 3.0), Arm("ema", 3.0))
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.settings import RESIDENCY_POLICIES
-from sgl_importance_kernels.pages.page_history import DECAY, PageHistory
+from sgl_importance_kernels.pages.page_history import DECAY, PageHistory, Residency
 from sgl_importance_kernels.pages.page_slots import PageSlots
 
 PAGE = 4
@@ -37,7 +37,7 @@ def test_worth_is_what_the_choices_say(passes: list[set[int]]) -> None:
         "ema": summed(lambda page, at: DECAY ** (now - at)),
         "importance": summed(lambda page, at: page / 10 * DECAY ** (now - at)),
     }
-    for policy in RESIDENCY_POLICIES:
+    for policy in get_args(Residency):
         history = PageHistory(policy, 2, 6, "cpu")
         for at, some in enumerate(passes):
             pages = torch.tensor(sorted(some), dtype=torch.int64)

@@ -174,7 +174,10 @@ def test_a_config_file_that_cannot_be_read_is_one_line(
         ("--kv-importance-pin-budget 1.5", "must be a number of at least 0 and at most 1 (share), not 1.5"),
         ("--kv-importance-pin-budget all", "must be a number of at least 0 and at most 1 (share), not 'all'"),
         ("--kv-importance-gate on", "--kv-importance-gate is gone: leave it out"),
-        ("--kv-importance-gate-payback 0.2", "--kv-importance-gate-payback is gone: leave it out"),
+        (
+            "--kv-importance-gate-payback 0.2",
+            "--kv-importance-gate-payback is gone: leave it out, as --kv-importance-gate",
+        ),
         (
             "--kv-sparse-audit-confidence 0.5",
             "--kv-sparse-audit-confidence is gone: use ",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sgl_importance.gone_options import GONE, refusal
+from sgl_importance.gone_options import GONE, gone_flag, refusal
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import SETTINGS, Setting, flag, keyword
 from sglang_importance.attention.score_sources import SOURCES
@@ -63,7 +63,7 @@ def add_flags(parser: argparse.ArgumentParser, *, unusable: str | None = None) -
         )
     for name in GONE:
         parser.add_argument(
-            flag(name), dest=argparse.SUPPRESS, action=_Gone, option=name, help=argparse.SUPPRESS
+            gone_flag(name), dest=argparse.SUPPRESS, action=_Gone, option=name, help=argparse.SUPPRESS
         )
 
 

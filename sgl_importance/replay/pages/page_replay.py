@@ -23,7 +23,8 @@ from sgl_importance.trace.page_steps import Floats, Numbers, PageRecording, Page
 if TYPE_CHECKING:
     from sgl_importance_kernels.pages.residency_replay import ResidencyReplay
 
-PAGE_POLICIES: tuple[str, ...] = (*RESIDENCY_POLICIES, "random", OPTIMUM)
+PAGE_POLICIES: tuple[str, ...] = (*RESIDENCY_POLICIES, "lfu", "random", OPTIMUM)
+"""What a server offers, and what is replayed beside it to compare with."""
 
 
 class PageReplayError(ValueError):
