@@ -6,8 +6,9 @@ from typing import Any
 
 from benchmark.serving.measured import table
 from scripts.pages.figures import results
-from sgl_importance.study.heads.choices import LAYER_CHOICE, SAME_ATTENTION, SINGLE_HEADS, WHOLE_PAGES
 
+SINGLE_HEADS, WHOLE_PAGES = "each head, single heads", "each head, whole pages"
+LAYER_CHOICE, SAME_ATTENTION = "the layer, whole pages", "the layer, same attention"
 KEPT, RULE, PAGE, BUFFER = 0.2, "EMA", 16, 0.05
 RULE_NAMES = {"EMA": "EMA of attention (importance)", "oracle": "optimum"}
 KINDS = ("thought", "decode")

@@ -139,21 +139,6 @@ def thinking_command(
     run_study_on(load_page_steps, "thinking", directories, out, figure, study)
 
 
-@app.command("heads")
-def heads_command(
-    directories: Directories, out: Out = Path("."), figure: WithFigure = True, marks: MarksFile = None
-) -> None:
-    """Do slots of single KV heads, and pages fetched by distance, save what steps wait for? (page lists)"""
-    from sgl_importance.study.heads.study_heads import study_heads
-    from sgl_importance.study.thinking.marks import read_marks
-
-    def study(recordings: Sequence[PageRecording], path: Path | None) -> Sequence[Finding]:
-        known = {} if marks is None else read_marks(marks)
-        return study_heads(recordings, known, figures=None if path is None else path.parent)
-
-    run_study_on(load_page_steps, "heads", directories, out, figure, study)
-
-
 @app.command("sensitivity")
 def sensitivity_command(
     directories: Directories,

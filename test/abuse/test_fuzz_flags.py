@@ -43,7 +43,6 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "study g": ("folder",),
     "study sensitivity": ("folder",),
     "study thinking": ("folder",),
-    "study heads": ("folder",),
     "study reuse": ("ok.jsonl",),
     "conformance producer": ("os:getcwd",),
     "conformance consumer": ("os:getcwd",),

@@ -54,7 +54,6 @@ NOT_RUN = {
     "sgl-importance size recording --bytes": "takes 10 s; the other one runs, test/sizing has the options",
     "sgl-importance replay recording --pages": "needs recorded page lists; test/replay has them",
     "sgl-importance study h2": "needs hundreds of recorded questions; test/study has them",
-    "sgl-importance study heads": "needs recorded page lists; test/study has them",
     "sgl-importance study thinking": "needs recorded page lists; test/study has them",
 }
 
