@@ -123,7 +123,7 @@ def residency_table() -> str:
 
 
 def _replayed(**setting: Any) -> list[Mapping[str, Any]]:
-    """Rows of the replay of pages brought at admission in a setting; what is not named is as the server has it."""
+    """Rows of the replay of pages brought at admission; what is not named is as the server has it."""
     wanted = {
         "part": "replay",
         "questions": "fresh",
