@@ -214,7 +214,7 @@ def test_what_a_request_gets_does_not_depend_on_the_batch_or_the_threads(
 
 
 class Sizes(TorchDispatchMode):
-    """Numbers in the largest tensor that an operator makes (views are none), and the queries of each attention."""
+    """Numbers in the largest tensor that operators make, views aside, and the queries of each attention."""
 
     def __init__(self) -> None:
         super().__init__()
