@@ -28,7 +28,7 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.signal import SignalOptions
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
-from sglang_importance.cpu.attention import ExtendComputesCachedRows
+from sglang_importance.cpu.attention import DecodeCopiesContext, ExtendComputesCachedRows
 from sglang_importance.cpu.shim import apply_needed
 
 HEADS, KV_HEADS, HEAD_DIM = 8, 2, 32
@@ -171,7 +171,7 @@ def main(
 ) -> None:
     """Times attention passes with and without page scores."""
     torch.set_num_threads(threads)
-    apply_needed((ExtendComputesCachedRows(),))
+    apply_needed((ExtendComputesCachedRows(), DecodeCopiesContext()))
     with torch.inference_mode():
         rows = [measure(workload, layers, rounds) for workload in track(WORKLOADS, "Attention passes")]
     print_rows("Page scores on CPU, attention only, microseconds per pass", rows)

@@ -146,7 +146,9 @@ def test_one_line_names_the_cure(
 
 
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1080", "nonsense://x", "http://x:port"])
-@pytest.mark.parametrize("command", ["pin list", "doctor --url http://x", "fleet http://x", "probe eval --n 1"])
+@pytest.mark.parametrize(
+    "command", ["pin list", "doctor --url http://x", "fleet http://x", "probe eval --n 1"]
+)
 def test_a_proxy_that_cannot_be_used_is_one_line(
     command: str, proxy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

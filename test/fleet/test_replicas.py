@@ -60,7 +60,9 @@ def test_a_pin_is_on_both_and_is_one(server: ServerProcess, tmp_path: Path) -> N
     assert told.exit_code == 0, told.output
     assert "pinned on 1 of 1 servers" in told.output
     (pin,) = command("pins", server.base_url)["pins"]
-    alone = CliRunner().invoke(pin_app, ["list", "--url", server.base_url], env={"NO_PROXY": "*", "COLUMNS": "120"})
+    alone = CliRunner().invoke(
+        pin_app, ["list", "--url", server.base_url], env={"NO_PROXY": "*", "COLUMNS": "120"}
+    )
     assert alone.exit_code == 0, alone.output
     assert pin["pin_id"] in alone.output
     ranks = server.get("/kv_importance/pins")["dp_ranks"]

@@ -131,7 +131,11 @@ def _cpu_shims() -> Iterator[Finding]:
     if accelerator_visible():
         yield Finding("CPU shims", Status.OK, "inert: an accelerator is visible")
         return
-    install()
+    try:
+        install()
+    except ValueError as error:
+        yield Finding("CPU shims", Status.PROBLEM, "none", str(error))
+        return
     yield Finding("CPU shims", Status.OK, ", ".join(applied_shims()) or "none needed")
 
 
