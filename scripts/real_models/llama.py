@@ -74,9 +74,9 @@ def llama_tensors(file: GgufFile) -> Iterator[tuple[str, NDArray[np.float32]]]:
 def halves_apart(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """Undoes the order that llama.cpp gives the rows of queries and keys, [heads * head size, inputs].
 
-    Rotary embeddings turn pairs of channels: GGUF has the two of a pair side by side, transformers has the first
-    of all pairs in one half of the head and the second in the other (llama.cpp: ``LlamaModel.permute`` of
-    convert_hf_to_gguf.py).
+    Rotary embeddings turn pairs of channels: GGUF has the two of a pair side by side, transformers has the
+    first of all pairs in one half of the head and the second in the other (llama.cpp: ``LlamaModel.permute``
+    of convert_hf_to_gguf.py).
     """
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1)
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows.shape))
