@@ -76,8 +76,8 @@ def gemma3_config(file: GgufFile) -> dict[str, Any]:
 def gemma3_tensors(file: GgufFile) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Name in the checkpoint and values of each tensor.
 
-    Norms multiply by one more than the checkpoint holds; GGUF has the sum. Queries and keys are in the same order
-    in both.
+    Norms multiply by one more than the checkpoint holds; GGUF has the sum. Queries and keys are in the same
+    order in both.
     """
     for name in file.names():
         values = file.tensor(name)
