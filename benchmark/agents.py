@@ -28,17 +28,17 @@ from intervals import interval
 from results import print_rows, write_results
 from rich.progress import track
 
-from sgl_importance.replay.compiled.fast_importance import replay_importance
-from sgl_importance.replay.compiled.fast_turns import replay_estimated, replay_turns
-from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
-from sgl_importance.replay.formats.line_reader import refuse_bad_record
-from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM
-from sgl_importance.replay.replay_runner import ReplayMode, choose_replay, run_jobs
-from sgl_importance.replay.sessions import BlockFacts, block_facts
-from sgl_importance.replay.trace import NO_PARENT, Trace
-from sgl_importance.replay.trace_turns import GONE_ON, TraceTurns
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.turns import NO_RHYTHM, Classify, turn_class
+from sgl_importance_lab.replay.compiled.fast_importance import replay_importance
+from sgl_importance_lab.replay.compiled.fast_turns import replay_estimated, replay_turns
+from sgl_importance_lab.replay.formats.kv_cache_tester import merge_sessions, read_sessions
+from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
+from sgl_importance_lab.replay.policy_registry import IMPORTANCE, OPTIMUM
+from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay, run_jobs
+from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
+from sgl_importance_lab.replay.trace import NO_PARENT, Trace
+from sgl_importance_lab.replay.trace_turns import GONE_ON, TraceTurns
 
 BLOCK_TOKENS = 512
 FRACTIONS = (0.01, 0.02, 0.04, 0.08)

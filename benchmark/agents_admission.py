@@ -28,17 +28,17 @@ from agents import BLOCK_TOKENS, Cell, Job, hit_rates
 from intervals import interval
 from results import RESULTS, print_rows, rows_so_far, write_results
 
-from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.compiled.fast_turns import replay_estimated
-from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
-from sgl_importance.replay.formats.line_reader import refuse_bad_record
-from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM
-from sgl_importance.replay.replay_runner import ReplayMode, choose_replay
-from sgl_importance.replay.sessions import BlockFacts, block_facts
-from sgl_importance.replay.trace import Trace
-from sgl_importance.replay.trace_turns import TraceTurns
-from sgl_importance.replay.turn_replay import TurnReplayPolicy
 from sgl_importance.reuse.turns import NUM_TURN_CLASSES, TurnEstimator
+from sgl_importance_lab.replay.cache import replay_tree
+from sgl_importance_lab.replay.compiled.fast_turns import replay_estimated
+from sgl_importance_lab.replay.formats.kv_cache_tester import merge_sessions, read_sessions
+from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
+from sgl_importance_lab.replay.policy_registry import IMPORTANCE, OPTIMUM
+from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
+from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
+from sgl_importance_lab.replay.trace import Trace
+from sgl_importance_lab.replay.trace_turns import TraceTurns
+from sgl_importance_lab.replay.turn_replay import TurnReplayPolicy
 
 LRU = "lru"
 WEIGHTS = {

@@ -38,19 +38,19 @@ from agents import BLOCK_TOKENS, FRACTIONS
 from intervals import interval
 from results import RESULTS, print_rows, rows_so_far, write_results
 
-from sgl_importance.policy.session_requests import NO_REQUEST
-from sgl_importance.replay.compiled.fast_lru import replay_lru
-from sgl_importance.replay.compiled.fast_turns import replay_estimated, replay_turns
-from sgl_importance.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
-from sgl_importance.replay.formats.line_reader import refuse_bad_record
-from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM
-from sgl_importance.replay.replay_runner import ReplayMode, choose_replay
-from sgl_importance.replay.sessions import BlockFacts, block_facts
-from sgl_importance.replay.trace import NO_PARENT, Trace
-from sgl_importance.replay.trace_turns import GONE_ON, TraceTurns, session_requests
 from sgl_importance.reuse.estimator import DECAY, REFRESH_INTERVAL
 from sgl_importance.reuse.life_table import BUCKET_STARTS
 from sgl_importance.reuse.turns import NUM_TURN_BUCKETS
+from sgl_importance_lab.policies.session_requests import NO_REQUEST
+from sgl_importance_lab.replay.compiled.fast_lru import replay_lru
+from sgl_importance_lab.replay.compiled.fast_turns import replay_estimated, replay_turns
+from sgl_importance_lab.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
+from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
+from sgl_importance_lab.replay.policy_registry import IMPORTANCE, OPTIMUM
+from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
+from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
+from sgl_importance_lab.replay.trace import NO_PARENT, Trace
+from sgl_importance_lab.replay.trace_turns import GONE_ON, TraceTurns, session_requests
 
 FloatArray = npt.NDArray[np.float64]
 AGES = BUCKET_STARTS[:NUM_TURN_BUCKETS].astype(np.float64)

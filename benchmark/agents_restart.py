@@ -30,15 +30,15 @@ from intervals import interval
 from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import track
 
-from sgl_importance.replay.formats.kv_cache_tester import merge_sessions
-from sgl_importance.replay.formats.line_reader import refuse_bad_record
-from sgl_importance.replay.importance_replay import UNIFORM_COST
-from sgl_importance.replay.replay_runner import run_jobs
-from sgl_importance.replay.trace import Trace
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.turns import TurnEstimator
 from sgl_importance.shadow.shadow_cache import ShadowCache
 from sgl_importance.shadow.shadow_ranking import ImportanceRanking, LruRanking
+from sgl_importance_lab.replay.formats.kv_cache_tester import merge_sessions
+from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
+from sgl_importance_lab.replay.importance_replay import UNIFORM_COST
+from sgl_importance_lab.replay.replay_runner import run_jobs
+from sgl_importance_lab.replay.trace import Trace
 
 NO_TURNS, TABLES, ALL = "no turns kept", "tables kept", "all kept"
 ARMS = (LRU, NO_TURNS, TABLES, ALL)

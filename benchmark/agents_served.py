@@ -35,15 +35,15 @@ from agents import BLOCK_TOKENS, FRACTIONS, IN_CLASSES, NOT_TOLD, Cell, Job, hit
 from intervals import interval
 from results import print_rows, write_results
 
-from sgl_importance.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
-from sgl_importance.replay.formats.line_reader import refuse_bad_record
-from sgl_importance.replay.importance_replay import UNIFORM_COST
-from sgl_importance.replay.policy_registry import IMPORTANCE
-from sgl_importance.replay.trace import Trace
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.shadow.shadow_cache import ShadowCache
 from sgl_importance.shadow.shadow_node import ShadowNode
 from sgl_importance.shadow.shadow_ranking import Answer, ImportanceRanking, LruRanking, Ranking
+from sgl_importance_lab.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
+from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
+from sgl_importance_lab.replay.importance_replay import UNIFORM_COST
+from sgl_importance_lab.replay.policy_registry import IMPORTANCE
+from sgl_importance_lab.replay.trace import Trace
 
 LRU = "lru"
 ARMS = (LRU, NOT_TOLD, IN_CLASSES, IMPORTANCE)

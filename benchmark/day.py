@@ -22,10 +22,10 @@ import numpy.typing as npt
 import typer
 from results import print_rows, write_results
 
-from sgl_importance.replay.formats.detect import FORMATS_OF_SESSIONS, detect_reader, read_trace
-from sgl_importance.replay.formats.line_reader import ReadOptions
-from sgl_importance.replay.replay_runner import ReplayMode, choose_replay
-from sgl_importance.replay.trace import NO_PARENT, IntArray, Trace
+from sgl_importance_lab.replay.formats.detect import FORMATS_OF_SESSIONS, detect_reader, read_trace
+from sgl_importance_lab.replay.formats.line_reader import ReadOptions
+from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
+from sgl_importance_lab.replay.trace import NO_PARENT, IntArray, Trace
 
 DAY_SECONDS = 86_400.0
 BLOCK_TOKENS = 512

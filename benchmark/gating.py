@@ -26,12 +26,17 @@ from results import print_rows, write_results
 from rich.progress import track
 
 from sgl_importance.ranking.write_gate import GateSettings
-from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.lower_tiers.gated_tiers import GatedReplay, GateKind, Gating, StorageOffer
-from sgl_importance.replay.lower_tiers.tiered_replay import TieredCounts, TieredSetup, TierSize, WritePolicy
-from sgl_importance.replay.replay_runner import run_jobs
-from sgl_importance.replay.trace import Trace
 from sgl_importance.tiers import Tier
+from sgl_importance_lab.replay.formats.detect import read_trace
+from sgl_importance_lab.replay.lower_tiers.gated_tiers import GatedReplay, GateKind, Gating, StorageOffer
+from sgl_importance_lab.replay.lower_tiers.tiered_replay import (
+    TieredCounts,
+    TieredSetup,
+    TierSize,
+    WritePolicy,
+)
+from sgl_importance_lab.replay.replay_runner import run_jobs
+from sgl_importance_lab.replay.trace import Trace
 
 SIZES = {"bounded": (0.02, 0.06, 0.15)}
 """Capacity of device, host and storage as shares of the unique blocks."""

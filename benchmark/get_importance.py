@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.nodes.digests import chain_digests, root_digest
-from sglang_importance.offline.standalone_cache import build_cache
+from sgl_importance_lab.offline.standalone_cache import build_cache
 from sglang_importance.tree.page_lookup import PageSource
 
 PAGE = 16

@@ -23,9 +23,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS
 from benchmark.thinking import recordings_of
-from sgl_importance.reasoner import reasoner_path
-from sgl_importance.study.heads.study_heads import study_heads
-from sgl_importance.study.thinking.marks import Marks, read_marks
+from sgl_importance_lab.reasoner import reasoner_path
+from sgl_importance_lab.study.heads.study_heads import study_heads
+from sgl_importance_lab.study.thinking.marks import Marks, read_marks
 
 
 def main(

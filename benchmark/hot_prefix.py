@@ -18,10 +18,10 @@ import typer
 from results import print_rows, write_results
 from rich.progress import track
 
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
-from sgl_importance.study.statistics import median_of
+from sgl_importance.embedded_model import checkpoint_path
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
+from sgl_importance_lab.study.statistics import median_of
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 from support.servers import ServerProcess

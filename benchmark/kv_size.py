@@ -1,6 +1,6 @@
 """Sizes of well-known models' caches, beside a sizing that takes all attention for MHA: table and picture.
 
-Nothing is timed and nothing is random: ``test/kv_size`` computes the rows again and compares.
+Nothing is timed and nothing is random: ``benchmark/lab/test/kv_size`` computes the rows again and compares.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from results import print_rows, write_results
 
-from sgl_importance.kv_size.cache_dtype import cache_dtype
-from sgl_importance.kv_size.config_file import bundled_names, load_shape
-from sgl_importance.kv_size.deployment import SPARSE_PAGE, Deployment
-from sgl_importance.kv_size.fields import SizeError
-from sgl_importance.kv_size.model_shape import ModelShape
-from sgl_importance.kv_size.sizes import Sizes, size
+from sgl_importance_lab.kv_size.cache_dtype import cache_dtype
+from sgl_importance_lab.kv_size.config_file import bundled_names, load_shape
+from sgl_importance_lab.kv_size.deployment import SPARSE_PAGE, Deployment
+from sgl_importance_lab.kv_size.fields import SizeError
+from sgl_importance_lab.kv_size.model_shape import ModelShape
+from sgl_importance_lab.kv_size.sizes import Sizes, size
 
 FIGURE = Path(__file__).parents[1] / "docs" / "img" / "kv_size.png"
 CONTEXT = 32_768

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 # ruff: noqa: E402
 from benchmark.results import print_rows, write_results
-from sgl_importance.reasoner.look_backs import look_back_table
-from sgl_importance.reasoner.tasks import MOST_TOKENS, TASKS, make_task
+from sgl_importance_lab.reasoner.look_backs import look_back_table
+from sgl_importance_lab.reasoner.tasks import MOST_TOKENS, TASKS, make_task
 
 
 def main(

@@ -24,11 +24,11 @@ import typer
 from results import print_rows, write_results
 from rich.progress import track
 
+from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.metrics_table import PREFIX
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
-from sgl_importance.study.statistics import median_of
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
+from sgl_importance_lab.study.statistics import median_of
 from sglang_importance.cpu.attention import ExtendComputesCachedRows
 from sglang_importance.cpu.shim import apply_needed
 

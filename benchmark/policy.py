@@ -28,14 +28,14 @@ from halves import starts
 from results import print_rows, write_results
 from rich.progress import track
 
-from sgl_importance.replay.compiled.fast_importance import replay_importance
-from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.formats.line_reader import ReadOptions
-from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM
-from sgl_importance.replay.replay_runner import Job, run_job, run_jobs
-from sgl_importance.replay.sessions import BlockFacts, block_facts
-from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.reuse.reuse_class import NUM_VISIT_LEVELS
+from sgl_importance_lab.replay.compiled.fast_importance import replay_importance
+from sgl_importance_lab.replay.formats.detect import read_trace
+from sgl_importance_lab.replay.formats.line_reader import ReadOptions
+from sgl_importance_lab.replay.policy_registry import IMPORTANCE, OPTIMUM
+from sgl_importance_lab.replay.replay_runner import Job, run_job, run_jobs
+from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
+from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)
 PUBLISHED = ("lru", "fifo", "random", "lfu", "slru", "tlru", "mq", "s3fifo", "arc", "gdsf", "lhd")

@@ -30,13 +30,13 @@ from policy import FRACTIONS, interleaved_sessions
 from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import Progress
 
-from sgl_importance.replay.equivalent import lru_curve
-from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
-from sgl_importance.replay.formats.line_reader import refuse_bad_record
-from sgl_importance.replay.policy_registry import POLICY_NAMES
-from sgl_importance.replay.replay_runner import Job, run_job, run_jobs
-from sgl_importance.replay.trace import Trace, TraceBuilder
+from sgl_importance_lab.replay.equivalent import lru_curve
+from sgl_importance_lab.replay.formats.detect import read_trace
+from sgl_importance_lab.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
+from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
+from sgl_importance_lab.replay.policy_registry import POLICY_NAMES
+from sgl_importance_lab.replay.replay_runner import Job, run_job, run_jobs
+from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
 Row = dict[str, Any]
 AGENTS = "agents"

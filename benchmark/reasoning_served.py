@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.probe.chat_client import ChatClient
-from sgl_importance.reasoner import control_path, reasoner_path
-from sgl_importance.reasoner.evaluate import ReasoningPlan, ReasoningRow, evaluate
-from sgl_importance.reasoner.tasks import TASKS
 from sgl_importance.terminal import counted
+from sgl_importance_lab.probe.chat_client import ChatClient
+from sgl_importance_lab.reasoner import control_path, reasoner_path
+from sgl_importance_lab.reasoner.evaluate import ReasoningPlan, ReasoningRow, evaluate
+from sgl_importance_lab.reasoner.tasks import TASKS
 
 from support.served import script_server
 

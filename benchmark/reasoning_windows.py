@@ -23,11 +23,11 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 # ruff: noqa: E402
 from benchmark.results import print_rows, write_results
-from sgl_importance.probe.word_tokenizer import END, PAD
-from sgl_importance.reasoner import reasoner_path
-from sgl_importance.reasoner.evaluate import grade, summarize
-from sgl_importance.reasoner.tasks import TASKS, ReasoningTask, make_task
-from sgl_importance.reasoner.tokenizer import reasoner_tokenizer, render
+from sgl_importance_lab.probe.word_tokenizer import END, PAD
+from sgl_importance_lab.reasoner import reasoner_path
+from sgl_importance_lab.reasoner.evaluate import grade, summarize
+from sgl_importance_lab.reasoner.tasks import TASKS, ReasoningTask, make_task
+from sgl_importance_lab.reasoner.tokenizer import reasoner_tokenizer, render
 from sglang_importance.cpu.imports import TorchvisionOperators
 
 

@@ -17,13 +17,13 @@ import typer
 from results import print_rows, write_results
 from rich.progress import track
 
-from sgl_importance.policy.lru import LruPolicy
-from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.equivalent import lru_curve
-from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.policy_registry import POLICY_NAMES
-from sgl_importance.replay.replay_runner import Job, ReplayMode, choose_replay, run_job, run_jobs
-from sgl_importance.replay.trace import Trace, TraceBuilder
+from sgl_importance_lab.policies.lru import LruPolicy
+from sgl_importance_lab.replay.cache import replay_tree
+from sgl_importance_lab.replay.equivalent import lru_curve
+from sgl_importance_lab.replay.formats.detect import read_trace
+from sgl_importance_lab.replay.policy_registry import POLICY_NAMES
+from sgl_importance_lab.replay.replay_runner import Job, ReplayMode, choose_replay, run_job, run_jobs
+from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
 GRID_POLICIES = ("lru", "lfu", "mq", "s3fifo", "arc", "gdsf", "importance", "belady")
 GRID_FRACTIONS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

@@ -14,9 +14,9 @@ import httpx
 import numpy as np
 import psutil
 
+from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.metrics_table import PREFIX
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tasks import make_document
+from sgl_importance_lab.probe.tasks import make_document
 
 from support.servers import ServerProcess
 

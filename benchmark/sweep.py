@@ -20,8 +20,8 @@ from replay import synthetic_sessions
 from results import print_rows, write_results
 from rich.progress import track
 
-from sgl_importance.replay.ray_cluster import RayCluster
-from sgl_importance.replay.replay_runner import Job, Row, run_job, run_jobs
+from sgl_importance_lab.replay.ray_cluster import RayCluster
+from sgl_importance_lab.replay.replay_runner import Job, Row, run_job, run_jobs
 
 POLICIES = ("lru", "lfu", "lhd", "importance", "belady")
 FRACTIONS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5, 1.0)

@@ -25,17 +25,17 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tokenizer import encode_text
-from sgl_importance.reasoner import control_path, reasoner_path
-from sgl_importance.reasoner.milestones import milestones, phases
-from sgl_importance.reasoner.tasks import ReasoningTask, make_task
-from sgl_importance.reasoner.tokenizer import THINK, reasoner_tokenizer, render
-from sgl_importance.study.thinking.marks import Marks, Stretch, read_marks, write_marks
-from sgl_importance.study.thinking.measured import Kinds
-from sgl_importance.study.thinking.study_thinking import study_thinking
+from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.trace.page_steps import PageRecording, load_page_steps
-from sgl_importance.workload.kinds import Shape, generation
+from sgl_importance_lab.probe.tokenizer import encode_text
+from sgl_importance_lab.reasoner import control_path, reasoner_path
+from sgl_importance_lab.reasoner.milestones import milestones, phases
+from sgl_importance_lab.reasoner.tasks import ReasoningTask, make_task
+from sgl_importance_lab.reasoner.tokenizer import THINK, reasoner_tokenizer, render
+from sgl_importance_lab.study.thinking.marks import Marks, Stretch, read_marks, write_marks
+from sgl_importance_lab.study.thinking.measured import Kinds
+from sgl_importance_lab.study.thinking.study_thinking import study_thinking
+from sgl_importance_lab.workload.kinds import Shape, generation
 
 from support.served import script_server
 from support.servers import ServerProcess

@@ -29,16 +29,16 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.study.thinking.keep_rules import KEEP_RULES, KeepRule, Scores
-from sgl_importance.study.thinking.learned_rule import examples, fit_rule
-from sgl_importance.study.thinking.marks import read_marks
-from sgl_importance.study.thinking.page_features import page_features
-from sgl_importance.study.thinking.page_loads import saved, thoughts_of
-from sgl_importance.study.thinking.request_measures import DECISIVE_SHARE, summed
-from sgl_importance.study.thinking.rule_run import run_rule
-from sgl_importance.study.thinking.wants import Wants
 from sgl_importance.terminal import counted
 from sgl_importance.trace.page_steps import load_page_steps
+from sgl_importance_lab.study.thinking.keep_rules import KEEP_RULES, KeepRule, Scores
+from sgl_importance_lab.study.thinking.learned_rule import examples, fit_rule
+from sgl_importance_lab.study.thinking.marks import read_marks
+from sgl_importance_lab.study.thinking.page_features import page_features
+from sgl_importance_lab.study.thinking.page_loads import saved, thoughts_of
+from sgl_importance_lab.study.thinking.request_measures import DECISIVE_SHARE, summed
+from sgl_importance_lab.study.thinking.rule_run import run_rule
+from sgl_importance_lab.study.thinking.wants import Wants
 
 PAGE = 16
 BASE = "EMA"

@@ -17,12 +17,13 @@ import typer
 from results import print_rows, write_results
 from rich.progress import track
 
-from sgl_importance.replay.compiled.fast_lru import replay_lru
-from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.formats.kv_cache_tester import merge_sessions, read_sessions
-from sgl_importance.replay.formats.line_reader import ReadOptions, refuse_bad_record
-from sgl_importance.replay.lower_tiers.chain_ranking import CHAIN_POLICIES
-from sgl_importance.replay.lower_tiers.chain_replay import (
+from sgl_importance.tier_chain.tier_file import ChainSpec, read_tier_file
+from sgl_importance_lab.replay.compiled.fast_lru import replay_lru
+from sgl_importance_lab.replay.formats.detect import read_trace
+from sgl_importance_lab.replay.formats.kv_cache_tester import merge_sessions, read_sessions
+from sgl_importance_lab.replay.formats.line_reader import ReadOptions, refuse_bad_record
+from sgl_importance_lab.replay.lower_tiers.chain_ranking import CHAIN_POLICIES
+from sgl_importance_lab.replay.lower_tiers.chain_replay import (
     ChainHardware,
     ChainJob,
     ChainRow,
@@ -32,10 +33,9 @@ from sgl_importance.replay.lower_tiers.chain_replay import (
     common_fetch,
     replay_chain,
 )
-from sgl_importance.replay.replay_arguments import BYTES_PER_TOKEN, PREFILL_TOKENS_PER_SECOND
-from sgl_importance.replay.replay_runner import run_jobs
-from sgl_importance.replay.trace import Trace
-from sgl_importance.tier_chain.tier_file import ChainSpec, read_tier_file
+from sgl_importance_lab.replay.replay_arguments import BYTES_PER_TOKEN, PREFILL_TOKENS_PER_SECOND
+from sgl_importance_lab.replay.replay_runner import run_jobs
+from sgl_importance_lab.replay.trace import Trace
 
 TIERS = Path(__file__).with_suffix(".toml")
 

@@ -30,7 +30,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sgl_importance.ranking.victim_order import VictimOrder
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.signal.fold import Observation, fold
-from sglang_importance.offline.standalone_cache import CacheKind, build_cache
+from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
 from sglang_importance.operations.job import Job, run_slice
 from sglang_importance.operations.snapshot import snapshot
 from sglang_importance.operations.tree_view import tree_view

@@ -1,5 +1,7 @@
 """Runs the core where only the wheel and what it asks for is installed: no sglang, no torch, no checkout.
 
+With the laboratory's wheel beside it, what that adds is run too.
+
 Run by scripts/release.py with the Python of an empty environment; prints one line for each thing that works.
 """
 
@@ -12,11 +14,18 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import sgl_importance
 
+HAS_LABORATORY = find_spec("sgl_importance_lab") is not None
 ABSENT = ("sglang", "torch", "triton", "transformers", "matplotlib", "zstandard", "psycopg")
-OF_EXTRAS = ("sgl_importance.ledger.postgres_database",)  # imported when its database is named
+# Imported when a database is named, or for the tree of sglang.
+NEEDS_MORE = (
+    "sgl_importance.ledger.postgres_database",
+    "sgl_importance_lab.offline.standalone_cache",
+    "sgl_importance_lab.offline.tree_replay",
+)
 
 # One request for two blocks and one for a third, twice. With room for three all that come again are hit; with
 # room for two LRU gives the second's place to the third, and the first is all that is hit.
@@ -45,20 +54,35 @@ def replayed_hits() -> dict[int, int]:
     return {row["capacity_blocks"]: row["hit_blocks"] for row in json.loads(Path("rows.json").read_text())}
 
 
+def check_imports(package: ModuleType) -> None:
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    names = {each.name for each in found}.difference(NEEDS_MORE)
+    assert names
+    for name in names:
+        importlib.import_module(name)
+    assert not {"sglang", "torch"} & sys.modules.keys()
+    print(f"    {len(names)} modules of {package.__name__} import without {', '.join(ABSENT)}")
+
+
+def check_core() -> None:
+    check_imports(sgl_importance)
+    print(f"    {command('--version').strip()}, help of {len(command('--help').splitlines())} lines")
+    assert "this command needs torch, which is not installed" in command("kernels", "build", fails=True)
+    print("    a command that needs torch says so")
+    (line,) = command("replay", "trace.jsonl", fails=True).splitlines()
+    assert "pip install './benchmark/lab'" in line
+    print("    a command of the laboratory says how to get it")
+
+
+def check_laboratory() -> None:
+    check_imports(importlib.import_module("sgl_importance_lab"))
+    assert replayed_hits() == LRU_HITS
+    assert "FAIL" not in command("conformance", "consumer", "sgl_importance_lab.conformance.memory:model")
+    assert json.loads(command("probe", "prompt", "--length", "64"))["answer"]
+    print("    replay, conformance cases, prompts of the embedded model")
+
+
 present = [name for name in ABSENT if find_spec(name)]
 assert not present, f"this environment is not empty: it has {', '.join(present)}"
 assert Path(sgl_importance.__path__[0]).is_relative_to(sys.prefix), "a checkout stands in for the wheel"
-
-names = [found.name for found in pkgutil.walk_packages(sgl_importance.__path__, "sgl_importance.")]
-for name in set(names).difference(OF_EXTRAS):
-    importlib.import_module(name)
-assert not {"sglang", "torch"} & sys.modules.keys()
-print(f"    {len(names) - len(OF_EXTRAS)} modules of the core import without {', '.join(ABSENT)}")
-
-print(f"    {command('--version').strip()}, help of {len(command('--help').splitlines())} lines")
-assert replayed_hits() == LRU_HITS
-assert "FAIL" not in command("conformance", "consumer", "sgl_importance.conformance.memory:model")
-assert json.loads(command("probe", "prompt", "--length", "64"))["answer"]
-print("    replay, conformance cases, prompts of the embedded model")
-assert "this command needs torch, which is not installed" in command("kernels", "build", fails=True)
-print("    a command that needs torch says so")
+check_laboratory() if HAS_LABORATORY else check_core()

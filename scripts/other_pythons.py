@@ -27,11 +27,14 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 TEST = ROOT / "test"
+LABORATORY = ROOT / "benchmark/lab"
+TESTS = (TEST, LABORATORY / "test")
 VERSIONS = ("3.12", "3.13")
 EXTRAS = ("hypothesis", "matplotlib", "psutil", "psycopg[binary]", "pytest", "tokenizers", "zstandard")
 NOT_CORE = {
     "sglang",
     "sglang_importance",
+    "sgl_importance_lab.offline",
     "sgl_importance_kernels",
     "torch",
     "transformers",
@@ -47,7 +50,7 @@ MARKERS = "not server and not nightly and not gpu and not triton"
 
 def core_tests() -> list[Path]:
     """Test modules of the core; what their helpers import counts."""
-    return [path for path in sorted(TEST.rglob("test_*.py")) if _is_core(path)]
+    return [path for folder in TESTS for path in sorted(folder.rglob("test_*.py")) if _is_core(path)]
 
 
 def _is_core(path: Path) -> bool:
@@ -55,7 +58,7 @@ def _is_core(path: Path) -> bool:
     beside = path.with_name("conftest.py")
     if beside.exists():
         imported |= frozenset(_imported_modules(beside, anywhere=False))
-    return "sgl_importance" in imported and not imported & NOT_CORE
+    return bool(imported & {"sgl_importance", "sgl_importance_lab"}) and not imported & NOT_CORE
 
 
 @cache
@@ -128,7 +131,11 @@ def environment(version: str, python: Path) -> Path:
             "--quiet",
         ]
         subprocess.run([*pip, *wanted], check=True, env=_plain_environment())
-        subprocess.run([*pip, "--no-deps", "--editable", ROOT], check=True, env=_plain_environment())
+        subprocess.run(
+            [*pip, "--no-deps", "--editable", ROOT, "--editable", LABORATORY],
+            check=True,
+            env=_plain_environment(),
+        )
         stamp.write_text("\n".join(wanted))
     return folder / "bin/python"
 

@@ -24,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache" / "release"
+DISTRIBUTIONS = (".", "benchmark/lab")  # what serves, and the laboratory on top of it
 
 
 class NotReady(Exception):
@@ -54,6 +55,11 @@ def problems(root: Path) -> list[str]:
     version, found = project(root)["project"]["version"], []
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
         found.append(f"version '{version}' in pyproject.toml: write it as 1.2.3 or 1.2.3rc1")
+    for folder in DISTRIBUTIONS[1:]:
+        if (other := project(root / folder)["project"]["version"]) != version:
+            found.append(
+                f"version '{other}' in {folder}/pyproject.toml: write {version}, as in pyproject.toml"
+            )
     changelog = (root / "CHANGELOG.md").read_text()
     newest = re.search(r"^## \[(?!Unreleased\])([^\]]+)\](?: - (\S+))?", changelog, re.MULTILINE)
     if newest is None or newest[1] != version or not re.fullmatch(r"\d{4}-\d\d-\d\d", newest[2] or ""):
@@ -85,39 +91,55 @@ def install(programs: Path, *packages: str | Path) -> None:
     run(*pip, "--quiet", "--disable-pip-version-check", "--no-input", "--no-compile", *packages)
 
 
-def build(root: Path, out: Path) -> Path:
-    """Source distribution, and the wheel made of it; fails unless that holds the packages and no more."""
+def uninstall(programs: Path, package: str) -> None:
+    run(
+        sys.executable, "-m", "pip", "--python", programs / "python", "uninstall", "--quiet", "--yes", package
+    )
+
+
+def build(root: Path, out: Path) -> list[Path]:
+    """Source distributions, and the wheels made of them; fails unless each holds its packages and no more."""
     pins = ROOT / "scripts/pins-release.txt"
     tools = environment("tools", "--no-deps", "--requirement", pins, made_for=pins.read_bytes())
-    step("Building the source distribution, and the wheel from it")
     shutil.rmtree(out, ignore_errors=True)
+    wheels = []
     listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=root).split("\0")
     with tempfile.TemporaryDirectory() as folder:  # without caches and earlier builds
-        tree, expected = Path(folder) / "tree", Path(folder) / "expected"
+        tree = Path(folder) / "tree"
         for name in filter(lambda name: name and (root / name).is_file(), listed):
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, tree / name)
-        run(tools / "python", "-m", "build", "--no-isolation", "--outdir", out, tree)
-        packages = project(root)["tool"]["setuptools"]["package-dir"]
-        for package, source in packages.items():
-            shutil.copytree(tree / source, expected / package)
-        (wheel,) = out.glob("*.whl")
-        run(tools / "twine", "check", "--strict", *out.iterdir())
-        names = ("--toplevel", ",".join(packages), "--src-dir", expected)
-        # Embedded models have files in common, and each folder must be whole: no check for duplicates.
-        run(tools / "check-wheel-contents", "--no-config", "--ignore", "W002", *names, wheel)
-    return wheel
+        for distribution in DISTRIBUTIONS:
+            step(f"Building the source distribution of {distribution}, and the wheel from it")
+            source = tree / distribution
+            built = source / "dist"
+            run(tools / "python", "-m", "build", "--no-isolation", "--outdir", built, source)
+            packages = project(source)["tool"]["setuptools"]["package-dir"]
+            expected = Path(folder) / "expected" / distribution
+            for package, of in packages.items():
+                shutil.copytree(source / of, expected / package)
+            (wheel,) = built.glob("*.whl")
+            run(tools / "twine", "check", "--strict", *built.iterdir())
+            names = ("--toplevel", ",".join(packages), "--src-dir", expected)
+            # Embedded models have files in common, and each folder must be whole: no check for duplicates.
+            run(tools / "check-wheel-contents", "--no-config", "--ignore", "W002", *names, wheel)
+            shutil.copytree(built, out, dirs_exist_ok=True)
+            wheels.append(out / wheel.name)
+    return wheels
 
 
-def try_out(wheel: Path, *, anew: bool) -> None:
-    """Runs scripts/check_install.py where only the wheel and what it asks for is installed."""
-    step("Running the core without sglang and torch")
+def try_out(wheels: list[Path], *, anew: bool) -> None:
+    """Runs scripts/check_install.py where only what serves is installed, then with the laboratory too."""
+    core, laboratory = wheels
     asked_for = (ROOT / "pyproject.toml").read_bytes()  # as long as it is the same, so are its dependencies
-    programs = environment("empty", wheel, made_for=asked_for, anew=anew)
-    install(programs, "--force-reinstall", "--no-deps", wheel)
-    with tempfile.TemporaryDirectory() as folder:  # without a checkout
-        shutil.copy(ROOT / "scripts/check_install.py", folder)
-        print(run(programs / "python", "-P", "check_install.py", cwd=Path(folder)), end="")
+    programs = environment("empty", core, made_for=asked_for, anew=anew)
+    uninstall(programs, "sgl-importance-lab")
+    for what, wheel in (("core", core), ("laboratory", laboratory)):
+        step(f"Running the {what} without sglang and torch")
+        install(programs, "--force-reinstall", "--no-deps", wheel)
+        with tempfile.TemporaryDirectory() as folder:  # without a checkout
+            shutil.copy(ROOT / "scripts/check_install.py", folder)
+            print(run(programs / "python", "-P", "check_install.py", cwd=Path(folder)), end="")
 
 
 def release(root: Path, out: Path, *, tag: bool) -> None:

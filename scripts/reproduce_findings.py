@@ -23,11 +23,11 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.workload.drive import WorkloadClient, drive, summarise
-from sgl_importance.workload.kinds import KINDS, Shape
-from sgl_importance.workload.workload_maker import make_workload
-from sgl_importance.workload.workload_request import WorkloadRequest, write_requests
+from sgl_importance.embedded_model import checkpoint_path
+from sgl_importance_lab.workload.drive import WorkloadClient, drive, summarise
+from sgl_importance_lab.workload.kinds import KINDS, Shape
+from sgl_importance_lab.workload.workload_maker import make_workload
+from sgl_importance_lab.workload.workload_request import WorkloadRequest, write_requests
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 from support.servers import ServerProcess

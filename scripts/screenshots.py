@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT / "test"))
 
 from sgl_importance.client.fleet_page import FleetPage  # noqa: E402
 from sgl_importance.client.fleet_view import FleetView  # noqa: E402
-from sgl_importance.probe import checkpoint_path  # noqa: E402
-from sgl_importance.probe.tasks import make_document  # noqa: E402
+from sgl_importance.embedded_model import checkpoint_path  # noqa: E402
+from sgl_importance_lab.probe.tasks import make_document  # noqa: E402
 
 from support.browser import open_browser  # noqa: E402
 from support.servers import ServerProcess  # noqa: E402

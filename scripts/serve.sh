@@ -109,14 +109,14 @@ overrides=()
 model=$(given model || given model-path || echo retrieval)
 case $model in
   retrieval)
-    embedded=$root/sgl_importance/probe/checkpoint
+    embedded=$root/sgl_importance/embedded_model/checkpoint
     default --kv-importance-layers 1  # measured: the layer whose heads find the record
     ;;
   reasoner)
-    embedded=$root/sgl_importance/reasoner/checkpoint
+    embedded=$root/benchmark/lab/sgl_importance_lab/reasoner/checkpoint
     default --reasoning-parser qwen3
     ;;
-  reasoner-control) embedded=$root/sgl_importance/reasoner/control ;;
+  reasoner-control) embedded=$root/benchmark/lab/sgl_importance_lab/reasoner/control ;;
   smollm2 | gemma3-270m) fetched=$root/.cache/models/$model ;;
 esac
 if [[ -n $fetched ]]; then
@@ -127,7 +127,7 @@ if [[ -n $fetched ]]; then
 fi
 if [[ -n $embedded ]]; then
   if [[ ! -f $embedded/model.safetensors ]]; then
-    echo "serve.sh: no checkpoint in $embedded: train it with scripts/train_reasoner.py" >&2
+    echo "serve.sh: no checkpoint in $embedded: train it with benchmark/lab/scripts/train_reasoner.py" >&2
     exit 1
   fi
   overrides=(--model-path "$embedded")  # behind the flags given: the last one wins

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv and installs sglang and this package into it; does nothing when that is done already.
+# Makes .venv and installs sglang, this package and its laboratory into it; does nothing when that is done already.
 #   bash scripts/setup.sh [--with-tests] [--with-browser]
 # --with-browser adds Playwright and, where there is none, a Chromium: for the tests and pictures of the live page.
 # PYTHON names the interpreter for a new .venv (3.11 or newer). TARGET=cpu or TARGET=cuda overrides what
@@ -8,6 +8,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
+laboratory=$root/benchmark/lab
 pins=$root/scripts/pins-cpu.txt
 kernel_pins=$root/scripts/pins-kernels.txt
 cpu_index=https://download.pytorch.org/whl/cpu
@@ -34,7 +35,7 @@ target=$(target)
 [[ $target == cpu || $target == cuda ]] || { echo "setup.sh: TARGET must be cpu or cuda, not '$target'" >&2; exit 2; }
 
 # An editable install and the scripts in .venv name their folder: a moved checkout is set up again.
-wanted=$( { echo "$target $root"; cat "$pins" "$kernel_pins" "$root/pyproject.toml" "${BASH_SOURCE[0]}"; } | sha256sum | cut -d' ' -f1)
+wanted=$( { echo "$target $root"; cat "$pins" "$kernel_pins" "$root/pyproject.toml" "$laboratory/pyproject.toml" "${BASH_SOURCE[0]}"; } | sha256sum | cut -d' ' -f1)
 stamp() { echo "$venv/.sgl-importance-$1"; }
 is_done() { [[ -x $venv/bin/python && $(cat "$(stamp "$1")" 2>/dev/null) == "$wanted" ]]; }
 
@@ -133,10 +134,10 @@ else
   options=(--no-warn-conflicts --constraint "$pins")
 fi
 
-step "Installing sgl-importance"
+step "Installing sgl-importance and its laboratory"
 package=$root
 [[ $extras == test ]] && package+='[test]'
-pip_install "${options[@]}" --editable "$package"
+pip_install "${options[@]}" --editable "$package" --editable "$laboratory"
 
 if [[ $extras == test && $target == cpu ]] && command -v nvcc >/dev/null; then
   step "Fetching FlashInfer's headers, for the tests that compile against them (18 MB)"
@@ -146,7 +147,7 @@ fi
 
 step "Checking that sglang can be imported"
 # With the others numba compiles what the first server would wait for.
-modules="sglang, sglang_importance.cpu, sgl_importance.reuse.hazards, sgl_importance_kernels.compiled"
+modules="sglang, sglang_importance.cpu, sgl_importance_lab, sgl_importance.reuse.hazards, sgl_importance_kernels.compiled"
 modules+=", sgl_importance_kernels.pages.decode_attention, sgl_importance_kernels.pages.page_scan"
 (cd / && "$venv/bin/python" -W ignore -c "import $modules")
 

@@ -14,6 +14,7 @@ PACKAGES = {
     "sgl_importance": "sgl_importance",
     "sglang_importance": "python/sglang_importance",
     "sgl_importance_kernels": "kernels",
+    "sgl_importance_lab": "benchmark/lab/sgl_importance_lab",
 }
 """Folder of each package that a line may be in."""
 READ_BY_SGLANG = PACKAGES["sglang_importance"] + "/cpu/"
@@ -50,7 +51,7 @@ class TreeCopy:
         kernels = folder / "names/sgl_importance_kernels"
         kernels.parent.mkdir()
         kernels.symlink_to(self.root / PACKAGES[kernels.name])
-        paths = (self.root, self.root / "python", kernels.parent)
+        paths = (self.root, self.root / "python", self.root / "benchmark/lab", kernels.parent)
         self._environment = {
             "OMP_NUM_THREADS": "1",
             **os.environ,

@@ -10,6 +10,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from sgl_importance.laboratory import COMMANDS as OF_THE_LABORATORY
+from sgl_importance.laboratory import INSTALL
 from sgl_importance.terminal import INTERRUPTED, interrupted, interrupts_behind_compilation, one_line
 
 # Of click, or of the copy of it that newer versions of typer bring.
@@ -41,6 +43,11 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             interrupted()
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in OF_THE_LABORATORY and self.get_command(ctx, args[0]) is None:
+            _end(f"{PROGRAM} {args[0]} is of the laboratory, which is not installed: {INSTALL}", code=1)
+        return super().resolve_command(ctx, args)
 
 
 def build_app() -> typer.Typer:

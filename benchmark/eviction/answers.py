@@ -10,13 +10,13 @@ import numpy as np
 
 from benchmark.eviction.decoder import Reaction, decode, load_model
 from benchmark.eviction.retention import note_step
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tokenizer import encode_text
-from sgl_importance.reasoner import reasoner_path
-from sgl_importance.reasoner.tasks import ReasoningTask, make_task
-from sgl_importance.reasoner.tokenizer import reasoner_tokenizer, render
-from sgl_importance.study.thinking.wants import Wants
-from sgl_importance.workload.kinds import Shape, generation
+from sgl_importance.embedded_model import checkpoint_path
+from sgl_importance_lab.probe.tokenizer import encode_text
+from sgl_importance_lab.reasoner import reasoner_path
+from sgl_importance_lab.reasoner.tasks import ReasoningTask, make_task
+from sgl_importance_lab.reasoner.tokenizer import reasoner_tokenizer, render
+from sgl_importance_lab.study.thinking.wants import Wants
+from sgl_importance_lab.workload.kinds import Shape, generation
 
 THOUGHT, DECODE = "thought", "decode"
 DECODE_TOKENS = 192

@@ -27,11 +27,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 from benchmark.eviction.answers import THOUGHT, Asked, Kind
 from benchmark.eviction.retention import ByRule, Demoting, live_wants
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.reasoner.milestones import milestones
-from sgl_importance.study.statistics import mean_of
-from sgl_importance.study.thinking.keep_rules import KEEP_RULES
-from sgl_importance.study.thinking.wants import Bools
 from sgl_importance.terminal import counted
+from sgl_importance_lab.reasoner.milestones import milestones
+from sgl_importance_lab.study.statistics import mean_of
+from sgl_importance_lab.study.thinking.keep_rules import KEEP_RULES
+from sgl_importance_lab.study.thinking.wants import Bools
 
 UNIFORM, MILESTONES, RANDOM, PROMPT = "uniform", "milestones whole", "random whole", "prompt whole"
 ARMS = (UNIFORM, MILESTONES, RANDOM)

@@ -35,11 +35,11 @@ from benchmark.eviction.retention import (
     most_to_come,
 )
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.study.statistics import mean_of
-from sgl_importance.study.thinking.keep_rules import KEEP_RULES
-from sgl_importance.study.thinking.learned_rule import LearnedRule, fit_rule
-from sgl_importance.study.thinking.wants import Wants
 from sgl_importance.terminal import counted
+from sgl_importance_lab.study.statistics import mean_of
+from sgl_importance_lab.study.thinking.keep_rules import KEEP_RULES
+from sgl_importance_lab.study.thinking.learned_rule import LearnedRule, fit_rule
+from sgl_importance_lab.study.thinking.wants import Wants
 
 ORACLE, LEARNED, WHOLE = "oracle", "learned", "everything kept"
 FIRST_FITTED = 1000  # seeds that no cell asks

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from benchmark.eviction.decoder import RowKeys
-from sgl_importance.study.thinking.keep_rules import KeepRule, Scores
-from sgl_importance.study.thinking.rule_run import evict, ranks_of
-from sgl_importance.study.thinking.wants import Bools, Wants
+from sgl_importance_lab.study.thinking.keep_rules import KeepRule, Scores
+from sgl_importance_lab.study.thinking.rule_run import evict, ranks_of
+from sgl_importance_lab.study.thinking.wants import Bools, Wants
 
 WANTED_SHARE = 0.1
 

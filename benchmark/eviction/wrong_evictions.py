@@ -30,10 +30,10 @@ from benchmark.eviction.decoder import RowKeys
 from benchmark.eviction.destructive import watched
 from benchmark.eviction.retention import tokens_of
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.study.statistics import mean_of
-from sgl_importance.study.thinking.measures import FALSE_WITHIN
-from sgl_importance.study.thinking.wants import Bools, Wants
 from sgl_importance.terminal import counted
+from sgl_importance_lab.study.statistics import mean_of
+from sgl_importance_lab.study.thinking.measures import FALSE_WITHIN
+from sgl_importance_lab.study.thinking.wants import Bools, Wants
 
 PAGE = 16
 WRONG, RIGHT = "wrong", "right"

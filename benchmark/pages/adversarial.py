@@ -38,11 +38,11 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.document import RECORD_TOKENS, filler_sentence, record_pieces
-from sgl_importance.probe.tasks import ProbeDocument, make_document
-from sgl_importance.probe.tokenizer import ASSISTANT, BEGIN, SYSTEM, USER, piece_ids
-from sgl_importance.probe.vocabulary import INSTRUCTION, NAMES, QUESTION, held_out_values, name_piece
+from sgl_importance.embedded_model import checkpoint_path
+from sgl_importance_lab.probe.document import RECORD_TOKENS, filler_sentence, record_pieces
+from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
+from sgl_importance_lab.probe.tokenizer import ASSISTANT, BEGIN, SYSTEM, USER, piece_ids
+from sgl_importance_lab.probe.vocabulary import INSTRUCTION, NAMES, QUESTION, held_out_values, name_piece
 
 from support.served import script_server
 from support.servers import ServerProcess

@@ -29,11 +29,11 @@ if (shim := TorchvisionOperators()).needed():  # else transformers cannot be imp
 from transformers import AttentionInterface, LlamaForCausalLM
 
 from benchmark.results import print_rows, write_results
+from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.pages.selection_rule import SINK_TOKENS, WINDOW_TOKENS
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
 from sgl_importance_kernels.pages.page_choice import ChoiceRule, Contexts, choose_pages
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 PAGE = 16
 RULE = ChoiceRule(SINK_TOKENS, WINDOW_TOKENS)

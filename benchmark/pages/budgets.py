@@ -37,10 +37,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.pages.joint import record
 from benchmark.results import print_rows, write_results
-from sgl_importance.study.h3 import SELECTED, saved_loads
-from sgl_importance.study.statistics import bootstrap
 from sgl_importance.trace.page_steps import PageRecording
 from sgl_importance_kernels.pages.residency_replay import ResidencyReplay
+from sgl_importance_lab.study.h3 import SELECTED, saved_loads
+from sgl_importance_lab.study.statistics import bootstrap
 
 Numbers = npt.NDArray[np.int64]
 POLICY = "ema"

@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tasks import make_document, make_task
+from sgl_importance.embedded_model import checkpoint_path
+from sgl_importance_lab.probe.tasks import make_document, make_task
 
 from support.served import script_server
 from support.servers import ServerProcess

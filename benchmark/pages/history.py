@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.pages.streamed import streamed
 from benchmark.results import print_rows, write_results
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.study.statistics import ratio_of
+from sgl_importance.embedded_model import checkpoint_path
+from sgl_importance_lab.study.statistics import ratio_of
 
 from support.served import script_server
 from support.servers import ServerProcess

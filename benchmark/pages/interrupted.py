@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.pages.written_thoughts import Thought, pool_tokens, thinking_server, thoughts_of, write_all
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.study.statistics import mean_of
+from sgl_importance_lab.study.statistics import mean_of
 
 AT_A_TIME, RETRACTED_EVERY = 4, 67
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": str(RETRACTED_EVERY)}

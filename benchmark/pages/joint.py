@@ -24,11 +24,11 @@ from rich.progress import track
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tasks import ProbeDocument, make_document
-from sgl_importance.probe.tokenizer import encode
-from sgl_importance.study.h3 import study_h3
+from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.trace.page_steps import PageRecording, load_page_steps
+from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
+from sgl_importance_lab.probe.tokenizer import encode
+from sgl_importance_lab.study.h3 import study_h3
 
 from support.served import script_server
 from support.servers import ServerProcess

@@ -32,9 +32,9 @@ from benchmark.pages.page_counts import PageCounts
 from benchmark.pages.residency import ANSWER_TOKENS, PAGE, SLOTS, arm_flags, device_tokens
 from benchmark.pages.streamed import streamed
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tasks import ProbeDocument, make_document
-from sgl_importance.probe.tokenizer import encode, piece_ids
+from sgl_importance.embedded_model import checkpoint_path
+from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
+from sgl_importance_lab.probe.tokenizer import encode, piece_ids
 
 from support.served import script_server
 from support.servers import ServerProcess

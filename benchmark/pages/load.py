@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.pages.streamed import Streamed, streamed
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.probe import checkpoint_path
+from sgl_importance.embedded_model import checkpoint_path
 
 from support.python_path import python_path
 from support.served import script_server

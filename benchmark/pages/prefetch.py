@@ -34,11 +34,11 @@ from benchmark.pages.prefetch_replay import MOST, RANKINGS, SELECTED, Loads, pre
 from benchmark.pages.residency import device_tokens
 from benchmark.pages.streamed import streamed
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tasks import ProbeDocument, make_document
-from sgl_importance.probe.tokenizer import encode
-from sgl_importance.study.statistics import Estimate, ratio_of
+from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.trace.page_steps import load_page_steps
+from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
+from sgl_importance_lab.probe.tokenizer import encode
+from sgl_importance_lab.study.statistics import Estimate, ratio_of
 
 from support.served import script_server
 from support.servers import ServerProcess

@@ -22,9 +22,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.pages.page_counts import PageCounts
 from benchmark.results import print_rows, write_results
+from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.pages.device_plan import KvShape, plan_device
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.probe.tasks import ProbeDocument, make_document
+from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
 
 from support.served import script_server
 from support.servers import ServerProcess

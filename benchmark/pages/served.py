@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import print_rows, write_results
-from sgl_importance.probe import checkpoint_path
+from sgl_importance.embedded_model import checkpoint_path
 
 from support.served import script_server
 from support.servers import ServerProcess

@@ -1,6 +1,6 @@
 """What chosen pages change on text that is no needle: the next byte's distribution, beside exact attention.
 
-    python scripts/train_text_model.py --out build/text --max-minutes 60
+    python benchmark/lab/scripts/train_text_model.py --out build/text --max-minutes 60
     python benchmark/pages/text.py build/text
 
 Files of Python's standard library that the model was not trained on, served by a tiered server for each
@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "scripts")]
 from text_training.text import VOCABULARY, Text
 
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.study.statistics import mean_of
+from sgl_importance_lab.study.statistics import mean_of
 
 from support.served import script_server
 from support.servers import ServerProcess
@@ -104,7 +104,7 @@ def compared(found: Sequence[tuple[Predictions, Predictions]], shortest: Sequenc
 
 
 def main(
-    model: Annotated[Path, typer.Argument(help="Checkpoint of scripts/train_text_model.py.")],
+    model: Annotated[Path, typer.Argument(help="Checkpoint of benchmark/lab/scripts/train_text_model.py.")],
     selectors: Annotated[
         str, typer.Option(help="Separated by commas.")
     ] = "rep,quest,infllm,mean,window,token,oracle",
@@ -120,7 +120,9 @@ def main(
     lengths = [int(length) for length in contexts.split(",")]
     held_out = Text.of_this_python().held_out(max(lengths), files)
     if not (model / "training.json").exists():
-        raise typer.BadParameter(f"{model} is no checkpoint of scripts/train_text_model.py: run that first")
+        raise typer.BadParameter(
+            f"{model} is no checkpoint of benchmark/lab/scripts/train_text_model.py: run that first"
+        )
     training = json.loads((model / "training.json").read_text())
     trained = {name: training[name] for name in ("text", "steps", "bytes_of_a_step")}
     setting = {"budget": budget, "files": files, "predicted": PREDICTED, **trained}

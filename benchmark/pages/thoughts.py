@@ -28,11 +28,11 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS, print_rows, rows_so_far, write_results
-from sgl_importance.probe.word_tokenizer import END
-from sgl_importance.reasoner import reasoner_path
-from sgl_importance.reasoner.evaluate import grade
-from sgl_importance.reasoner.tasks import ReasoningTask, make_task
-from sgl_importance.reasoner.tokenizer import reasoner_tokenizer, render
+from sgl_importance_lab.probe.word_tokenizer import END
+from sgl_importance_lab.reasoner import reasoner_path
+from sgl_importance_lab.reasoner.evaluate import grade
+from sgl_importance_lab.reasoner.tasks import ReasoningTask, make_task
+from sgl_importance_lab.reasoner.tokenizer import reasoner_tokenizer, render
 
 from support.served import script_server
 from support.servers import ServerProcess

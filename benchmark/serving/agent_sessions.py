@@ -18,10 +18,10 @@ from xxhash import xxh3_64_intdigest
 
 from benchmark.serving.workloads import Workload
 from sgl_importance.hints.hints import ANSWER_ENDS
-from sgl_importance.probe.vocabulary import word_pieces
-from sgl_importance.replay.formats.kv_cache_tester import Session, in_order, read_sessions
-from sgl_importance.replay.formats.line_reader import refuse_bad_record
-from sgl_importance.workload.workload_request import WorkloadRequest
+from sgl_importance_lab.probe.vocabulary import word_pieces
+from sgl_importance_lab.replay.formats.kv_cache_tester import Session, in_order, read_sessions
+from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
+from sgl_importance_lab.workload.workload_request import WorkloadRequest
 
 BLOCK_TOKENS = 512
 WORDS_PER_BLOCK = 2

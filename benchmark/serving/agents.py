@@ -39,7 +39,7 @@ from benchmark.serving.rows import Row, Rows
 from benchmark.serving.stages import in_turns
 from benchmark.serving.timing import time_closed_loop, time_open_loop
 from benchmark.serving.workloads import Workload, load_parameters
-from sgl_importance.probe import checkpoint_path
+from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.terminal import interrupted
 
 from support.models import write_random_llama

@@ -18,15 +18,15 @@ from transformers import AutoConfig
 
 from benchmark.serving.arms import BY_DEPTH, TLRU_CONFIG
 from benchmark.serving.workloads import make_workload, prefix_pages
+from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.probe import checkpoint_path
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sgl_importance.study.recording import Query, Recording
 from sgl_importance.tiers import Tier
-from sgl_importance.workload.workload_request import WorkloadRequest
-from sglang_importance.offline.standalone_cache import CacheKind
-from sglang_importance.offline.tree_replay import TreeReplay
+from sgl_importance_lab.offline.standalone_cache import CacheKind
+from sgl_importance_lab.offline.tree_replay import TreeReplay
+from sgl_importance_lab.study.recording import Query, Recording
+from sgl_importance_lab.workload.workload_request import WorkloadRequest
 from sglang_importance.tree.nominal_costs import CPU, active_parameters
 
 PUBLISHED_KINDS: tuple[CacheKind, ...] = ("python-lru", "python-slru", "python-tlru", "python-lfu")

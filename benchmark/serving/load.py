@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from sgl_importance.hints.hints import FIELD
-from sgl_importance.workload.workload_request import WorkloadRequest
+from sgl_importance_lab.workload.workload_request import WorkloadRequest
 
 REQUEST_SECONDS = 300.0
 REST_SECONDS = 0.03

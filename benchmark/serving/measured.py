@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmark.serving.arms import ARMS, PUBLISHED, STOCK
 from benchmark.serving.rows import Row
-from sgl_importance.study.statistics import median_of
+from sgl_importance_lab.study.statistics import median_of
 
 MISSING = "-"
 

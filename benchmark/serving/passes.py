@@ -13,8 +13,8 @@ from benchmark.serving.arms import ARMS, Arm, server_flags
 from benchmark.serving.load import Answer, send_in_order
 from benchmark.serving.rows import Row
 from benchmark.serving.workloads import Workload, document_of
-from sgl_importance.probe import checkpoint_path
-from sgl_importance.workload.workload_request import WorkloadRequest
+from sgl_importance.embedded_model import checkpoint_path
+from sgl_importance_lab.workload.workload_request import WorkloadRequest
 
 from support.servers import ServerProcess
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmark.serving.workloads import make_workload, prefix_pages
-from sgl_importance.replay.policy_registry import IMPORTANCE, OPTIMUM
-from sgl_importance.replay.replay_runner import Job, ReplayMode, run_job
-from sgl_importance.replay.trace import Trace, TraceBuilder
-from sgl_importance.workload.workload_request import WorkloadRequest
+from sgl_importance_lab.replay.policy_registry import IMPORTANCE, OPTIMUM
+from sgl_importance_lab.replay.replay_runner import Job, ReplayMode, run_job
+from sgl_importance_lab.replay.trace import Trace, TraceBuilder
+from sgl_importance_lab.workload.workload_request import WorkloadRequest
 
 POLICIES = ("lru", "slru", "tlru", "lfu", IMPORTANCE, OPTIMUM)
 LONGER = 4

@@ -13,7 +13,7 @@ from benchmark.serving.load import Answer, send_in_order, send_in_turns, send_op
 from benchmark.serving.passes import counts_of
 from benchmark.serving.rows import Row
 from benchmark.serving.workloads import at
-from sgl_importance.workload.workload_request import WorkloadRequest
+from sgl_importance_lab.workload.workload_request import WorkloadRequest
 
 from support.servers import ServerProcess
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec
 
-from sgl_importance.probe.document import Record, lay_out
-from sgl_importance.probe.tasks import ProbeDocument, make_document, question_text, system_message
-from sgl_importance.probe.vocabulary import NAMES, held_out_values
-from sgl_importance.workload.kinds import ANSWER_TOKENS, Shape, documents
-from sgl_importance.workload.popularity import Zipf
-from sgl_importance.workload.workload_request import Message, WorkloadRequest
+from sgl_importance_lab.probe.document import Record, lay_out
+from sgl_importance_lab.probe.tasks import ProbeDocument, make_document, question_text, system_message
+from sgl_importance_lab.probe.vocabulary import NAMES, held_out_values
+from sgl_importance_lab.workload.kinds import ANSWER_TOKENS, Shape, documents
+from sgl_importance_lab.workload.popularity import Zipf
+from sgl_importance_lab.workload.workload_request import Message, WorkloadRequest
 
 PARAMETERS = Path(__file__).with_name("parameters.json")
 RECORDS_PER_TURN = 2

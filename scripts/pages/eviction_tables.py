@@ -6,8 +6,8 @@ from typing import Any
 
 from benchmark.serving.measured import table
 from scripts.pages.figures import results
-from sgl_importance.study.statistics import mean_of
-from sgl_importance.study.thinking.measured import WANTED_SHARE
+from sgl_importance_lab.study.statistics import mean_of
+from sgl_importance_lab.study.thinking.measured import WANTED_SHARE
 
 KINDS = ("thought", "decode")
 SWAP_IN_MILLISECONDS = (0.1, 1, 10)

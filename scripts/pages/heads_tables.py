@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmark.serving.measured import table
 from scripts.pages.figures import results
-from sgl_importance.study.heads.choices import LAYER_CHOICE, SAME_ATTENTION, SINGLE_HEADS, WHOLE_PAGES
+from sgl_importance_lab.study.heads.choices import LAYER_CHOICE, SAME_ATTENTION, SINGLE_HEADS, WHOLE_PAGES
 
 KEPT, RULE, PAGE, BUFFER = 0.2, "EMA", 16, 0.05
 RULE_NAMES = {"EMA": "EMA of attention (importance)", "oracle": "optimum"}

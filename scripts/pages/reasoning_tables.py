@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmark.serving.measured import table
 from scripts.pages.figures import results
-from sgl_importance.reasoner import control_path, reasoner_path
+from sgl_importance_lab.reasoner import control_path, reasoner_path
 
 _KINDS = {
     ("program", "operand"): "`program`: an operand's value",

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmark.serving.measured import table
 from scripts.pages.figures import results
-from sgl_importance.study.thinking.page_features import PAGE_FEATURES
+from sgl_importance_lab.study.thinking.page_features import PAGE_FEATURES
 
 KEPT = 0.2
 KINDS = ("thought", "decode")

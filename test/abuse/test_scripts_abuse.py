@@ -30,8 +30,10 @@ if [[ -f $root/slow && "$*" == *$(cat "$root/slow")* ]]; then exec sleep 60; fi
 def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "scripts", root / "scripts")
-    shutil.copy(ROOT / "pyproject.toml", root)
-    weights = root / "sgl_importance/probe/checkpoint/model.safetensors"
+    for project in ("pyproject.toml", "benchmark/lab/pyproject.toml"):
+        (root / project).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / project, root / project)
+    weights = root / "sgl_importance/embedded_model/checkpoint/model.safetensors"
     weights.parent.mkdir(parents=True)
     weights.touch()
     python = root / ".venv/bin/python"

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.compiled.fast_turns import replay_estimated, replay_turns
-from sgl_importance.replay.sessions import block_facts
-from sgl_importance.replay.trace import Trace, TraceBuilder
-from sgl_importance.replay.trace_turns import TraceTurns
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance_lab.replay.cache import replay_tree
+from sgl_importance_lab.replay.compiled.fast_turns import replay_estimated, replay_turns
+from sgl_importance_lab.replay.sessions import block_facts
+from sgl_importance_lab.replay.trace import Trace, TraceBuilder
+from sgl_importance_lab.replay.trace_turns import TraceTurns
 
 FOLDER = Path(__file__).parents[2] / "benchmark"
 BLOCK = 512

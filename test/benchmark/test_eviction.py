@@ -27,9 +27,9 @@ from benchmark.eviction.retention import (
     redundancy,
 )
 from benchmark.eviction.wrong_evictions import RIGHT, WRONG, taken
-from sgl_importance.reasoner.milestones import milestones
-from sgl_importance.study.thinking.keep_rules import KEEP_RULES
-from sgl_importance.study.thinking.wants import Wants
+from sgl_importance_lab.reasoner.milestones import milestones
+from sgl_importance_lab.study.thinking.keep_rules import KEEP_RULES
+from sgl_importance_lab.study.thinking.wants import Wants
 
 from support.workloads.wants import random_wants, wants_of
 

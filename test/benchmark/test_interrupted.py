@@ -7,7 +7,7 @@ import pytest
 from benchmark.pages.interrupted import Interrupted
 from benchmark.pages.thought_budgets import same_before
 from benchmark.pages.written_thoughts import thoughts_of
-from sgl_importance.reasoner.tokenizer import reasoner_tokenizer
+from sgl_importance_lab.reasoner.tokenizer import reasoner_tokenizer
 
 
 def interrupted(alone: list[int], written: list[int], start: int = 0) -> Interrupted:

@@ -37,7 +37,7 @@ from benchmark.serving.workloads import (
 )
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.settings import SETTINGS, flag
-from sgl_importance.workload.workload_request import WorkloadRequest
+from sgl_importance_lab.workload.workload_request import WorkloadRequest
 
 PARAMETERS = load_parameters()
 PAGE = PARAMETERS["page_tokens"]

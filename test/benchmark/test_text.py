@@ -19,7 +19,7 @@ from text_training import text
 from text_training.text import FIRST_BYTE, Text, token_ids
 
 from benchmark.pages.text import Predictions, compared
-from sgl_importance.probe.tokenizer import encode_text
+from sgl_importance_lab.probe.tokenizer import encode_text
 
 ROWS, TOKENS = 3, 5
 

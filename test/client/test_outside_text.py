@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 import sgl_importance
 import sglang_importance
 from sgl_importance.client import fleet_command, pin_commands
-from sgl_importance.replay.lower_tiers.chain_replay import ChainRow
-from sgl_importance.replay.report.chain_report import chain_table
 from sgl_importance.storage import cli as storage_cli
-from sgl_importance.study import study_report
-from sgl_importance.study.reuse_study import ReuseFinding
-from sgl_importance.study.statistics import Estimate
 from sgl_importance.trace import cli as trace_cli
+from sgl_importance_lab.replay.lower_tiers.chain_replay import ChainRow
+from sgl_importance_lab.replay.report.chain_report import chain_table
+from sgl_importance_lab.study import study_report
+from sgl_importance_lab.study.reuse_study import ReuseFinding
+from sgl_importance_lab.study.statistics import Estimate
 from sglang_importance.launch import doctor
 from sglang_importance.launch.finding import Finding, Status
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sgl_importance import cli
-from sgl_importance.workload import cli as workload_cli
+from sgl_importance_lab.workload import cli as workload_cli
 
 NOBODY = "--url http://127.0.0.1:9"  # the discard port, where nobody answers
 DOTS = "http://gpu1..local:30000"

@@ -43,19 +43,18 @@ NOT_RUN = {
     "python -m pytest": "tests of their own",
     "python benchmark/": "takes minutes to hours",
     "python scripts/reproduce_findings.py": "takes 15 to 20 minutes",
-    "python scripts/train_reasoner.py": "takes an hour or two; test/reasoner trains a tiny shape",
     "python scripts/fleet.py": "serves until Ctrl-C; test/scripts prints its commands",
     "python scripts/screenshots.py": "needs a browser; test/ui drives one",
     "python scripts/render_docs.py": "test_rendered_pages.py asks it, and it would change the pages",
     "sgl-importance fleet": "needs several servers; test/fleet asks two",
     "sgl-importance observe": "needs a server under observe; test/shadow asks one",
     "sgl-importance probe eval --lengths 16384": "prompts of 16k tokens; test/pages has shorter ones",
-    "sgl-importance reason eval": "needs a model that thinks; test/reasoner grades a stand-in",
-    "sgl-importance size recording --bytes": "takes 10 s; the other one runs, test/sizing has the options",
-    "sgl-importance replay recording --pages": "needs recorded page lists; test/replay has them",
-    "sgl-importance study h2": "needs hundreds of recorded questions; test/study has them",
-    "sgl-importance study heads": "needs recorded page lists; test/study has them",
-    "sgl-importance study thinking": "needs recorded page lists; test/study has them",
+    "sgl-importance reason eval": "needs a model that thinks; the lab's test/reasoner grades a stand-in",
+    "sgl-importance size recording --bytes": "takes 10 s; the other one runs",
+    "sgl-importance replay recording --pages": "needs recorded page lists; the lab's test/replay has them",
+    "sgl-importance study h2": "needs hundreds of recorded questions; the lab's test/study has them",
+    "sgl-importance study heads": "needs recorded page lists; the lab's test/study has them",
+    "sgl-importance study thinking": "needs recorded page lists; the lab's test/study has them",
 }
 
 
@@ -96,11 +95,11 @@ def check_pytest(arguments: list[str]) -> None:
 
 def check_pip(arguments: list[str]) -> None:
     assert arguments[0] == "install"
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for word in arguments[1:]:
-        found = re.fullmatch(r"\.(?:\[([\w,]+)\])?", word)
+        found = re.fullmatch(r"(\.|\./benchmark/lab)(?:\[([\w,]+)\])?", word)
         assert found, word
-        assert set((found[1] or "replay").split(",")) <= set(extras), word
+        project = tomllib.loads((ROOT / found[1] / "pyproject.toml").read_text())["project"]
+        assert not found[2] or set(found[2].split(",")) <= set(project["optional-dependencies"]), word
 
 
 def check_server_flags(arguments: list[str]) -> None:

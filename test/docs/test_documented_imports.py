@@ -11,9 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-OURS = ("sgl_importance", "sgl_importance_kernels", "sglang_importance")
+OURS = ("sgl_importance", "sgl_importance_kernels", "sgl_importance_lab", "sglang_importance")
 
-ONCE_SHOWN = [("sgl_importance.policy.registry", "create_policy")]
+ONCE_SHOWN = [("sgl_importance_lab.policies.registry", "create_policy")]
 """Imports that earlier pages showed and present ones do not: somebody may have copied them."""
 
 
@@ -70,8 +70,8 @@ def test_what_the_reference_is_made_of_can_be_imported(path: str) -> None:
 
 
 def test_an_earlier_place_has_what_the_present_one_has() -> None:
-    from sgl_importance.policy.registry import create_policy
-    from sgl_importance.replay import policy_registry
+    from sgl_importance_lab.policies.registry import create_policy
+    from sgl_importance_lab.replay import policy_registry
 
     assert create_policy is policy_registry.create_policy
 
@@ -79,6 +79,6 @@ def test_an_earlier_place_has_what_the_present_one_has() -> None:
 def test_they_are_found() -> None:
     assert ("sgl_importance.interface", "BlockImportance") in SHOWN
     assert ("sglang_importance.engine", "importance_engine") in SHOWN
-    assert ("sgl_importance.conformance.producers", "reference") in NAMED
+    assert ("sgl_importance_lab.conformance.producers", "reference") in NAMED
     assert "sgl_importance.interface" in RENDERED
-    assert "sgl_importance.policy.lru.LruPolicy" in RENDERED
+    assert "sgl_importance_lab.policies.lru.LruPolicy" in RENDERED

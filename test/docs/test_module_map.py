@@ -12,7 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-IMPORTED_AS = {"sgl_importance_kernels": "kernels", "sglang_importance": "python/sglang_importance"}
+IMPORTED_AS = {
+    "sgl_importance_kernels": "kernels",
+    "sgl_importance_lab": "benchmark/lab/sgl_importance_lab",
+    "sglang_importance": "python/sglang_importance",
+}
+PROJECTS = (ROOT / "pyproject.toml", ROOT / "benchmark/lab/pyproject.toml")
+SHIPPED = ("sgl_importance", "kernels", "python/sglang_importance", "benchmark/lab/sgl_importance_lab")
+"""Folders of the packages of both distributions."""
 # Folders whose files we name by path. Runs of `{a,b}` and `*` stand for several.
 NAMED_FILE = re.compile(
     r"\b(?:benchmark|docs|kernels|python|scripts|sgl_importance|test)/[\w{},*./-]*\.(?:cuh?|json|md|py|sh|txt)\b"
@@ -28,12 +35,25 @@ def mapped_folders() -> list[str]:
 
 def packages() -> set[str]:
     """Folders below which Python is imported or run, as the tree has them."""
-    installed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = {folder_of(name) for name in installed}
+    found = installed_folders()
     for top in ("sgl_importance", "kernels", "python/sglang_importance", "benchmark", "scripts"):
-        found |= {str(file.parent.relative_to(ROOT)) for file in (ROOT / top).rglob("*.py")}
+        found |= {
+            str(file.parent.relative_to(ROOT))
+            for file in (ROOT / top).rglob("*.py")
+            if file.relative_to(ROOT).parts[:3]
+            not in (("benchmark", "lab", "test"), ("benchmark", "lab", "build"))
+        }
     found |= {str(file.parent.relative_to(ROOT)) for file in (ROOT / "test/support").glob("**/__init__.py")}
     return found
+
+
+def installed_folders() -> set[str]:
+    """Of the packages that both distributions list."""
+    return {
+        folder_of(name)
+        for project in PROJECTS
+        for name in tomllib.loads(project.read_text())["tool"]["setuptools"]["packages"]
+    }
 
 
 def folder_of(package: str) -> str:
@@ -64,7 +84,7 @@ def test_the_map_goes_from_the_bottom_to_the_top() -> None:
             for name in layer.split(" | ")
         }
         mapped = [place[folder] for folder in folders if folder in place]
-        assert len(mapped) >= 11
+        assert len(mapped) >= 10
         assert mapped == sorted(mapped)
 
 
@@ -79,13 +99,8 @@ def test_where_to_look_first_names_what_is_there() -> None:
 
 def test_every_installed_folder_is_a_package() -> None:
     """setuptools ships what pyproject lists: a package that is not listed works in a checkout only."""
-    installed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    modules = {
-        str(file.parent.relative_to(ROOT))
-        for top in ("sgl_importance", "kernels", "python/sglang_importance")
-        for file in (ROOT / top).rglob("*.py")
-    }
-    assert modules == {folder_of(name) for name in installed}
+    modules = {str(file.parent.relative_to(ROOT)) for top in SHIPPED for file in (ROOT / top).rglob("*.py")}
+    assert modules == installed_folders()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -125,10 +140,10 @@ def python_files() -> list[Path]:
 
 
 def test_the_name_of_a_file_says_which_file() -> None:
-    """In core and plugin, beside `__init__` and `cli`. The two embedded models have the same parts."""
+    """In core, plugin and laboratory, beside `__init__` and `cli`. Both models have the same parts."""
     files = [
         file
-        for package in ("sgl_importance", "python/sglang_importance")
+        for package in ("sgl_importance", "python/sglang_importance", "benchmark/lab/sgl_importance_lab")
         for file in (ROOT / package).rglob("*.py")
         if file.parent.name != "reasoner"
     ]

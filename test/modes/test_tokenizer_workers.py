@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sgl_importance.metrics_table import PREFIX
-from sgl_importance.probe.tasks import Message, make_document
-from sgl_importance.probe.tokenizer import encode
+from sgl_importance_lab.probe.tasks import Message, make_document
+from sgl_importance_lab.probe.tokenizer import encode
 from sglang_importance.launch import doctor
 
 from support.processes import command_line, session_members

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sgl_importance.metrics_table import PREFIX
-from sgl_importance.probe.tasks import ProbeDocument, make_document
-from sgl_importance.probe.tokenizer import encode
+from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.browser import NoBrowser, open_browser
 from support.live_page import TREEITEM, choose

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from sgl_importance.probe.tasks import Message, make_document
-from sgl_importance.probe.tokenizer import encode
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.records import RequestAdmitted, RequestFinished
+from sgl_importance_lab.probe.tasks import Message, make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.servers import ServerProcess
 from support.waiting import wait_until

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.replay.sessions import visit_levels
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.estimator import DECAY, HALF_LIFE, REFRESH_INTERVAL, ReuseEstimator
 from sgl_importance.reuse.hazards import hazards, retention_index
@@ -36,6 +35,7 @@ from sgl_importance.reuse.reuse_class import (
     transition_of,
     visit_level,
 )
+from sgl_importance_lab.replay.sessions import visit_levels
 
 _CLASS = reuse_class(BlockType.USER, Transition.COLD, 0)
 

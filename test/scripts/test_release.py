@@ -40,7 +40,27 @@ sgl_importance_kernels = "kernels"
 [tool.setuptools.package-data]
 sglang_importance = ["ui/*"]
 """
+LABORATORY = f"""
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "sgl-importance-lab"
+version = "{VERSION}"
+description = "A laboratory like ours, with one file"
+readme = "README.md"
+
+[tool.setuptools]
+packages = ["sgl_importance_lab"]
+
+[tool.setuptools.package-dir]
+sgl_importance_lab = "sgl_importance_lab"
+"""
 FILES = {
+    "benchmark/lab/sgl_importance_lab/__init__.py": "",
+    "benchmark/lab/README.md": "# A laboratory\n\nLike ours.\n",
+    "benchmark/lab/pyproject.toml": LABORATORY,
     "sgl_importance/__init__.py": "",
     "sgl_importance/a.py": "a = 1\n",
     "python/sglang_importance/__init__.py": "",
@@ -116,6 +136,13 @@ def test_a_changelog_of_another_version_is_a_problem(
     assert said in problem
 
 
+def test_both_distributions_have_one_version(release: Any, tree: Path) -> None:
+    write(tree, "benchmark/lab/pyproject.toml", LABORATORY.replace(VERSION, "1.2.2"))
+    git(tree, "commit", "--all", "--quiet", "--message", "laboratory")
+    (problem,) = release.problems(tree)
+    assert problem.startswith("version '1.2.2' in benchmark/lab/pyproject.toml")
+
+
 def test_versions_are_written_in_one_way(release: Any, tree: Path) -> None:
     write(tree, "pyproject.toml", PROJECT.replace(VERSION, "1.2"))
     assert any("write it as 1.2.3" in problem for problem in release.problems(tree))
@@ -166,16 +193,16 @@ def test_the_wheel_must_hold_every_file_of_the_packages_and_nothing_else(release
 
 def test_only_what_works_is_tagged(release: Any, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps in their order; what they do is tested above and below."""
-    monkeypatch.setattr(release, "build", lambda root, out: out / "made.whl")
+    monkeypatch.setattr(release, "build", lambda root, out: [out / "made.whl"])
 
-    def breaks(wheel: Path, *, anew: bool) -> None:
+    def breaks(wheels: list[Path], *, anew: bool) -> None:
         raise release.NotReady("it does not import")
 
     monkeypatch.setattr(release, "try_out", breaks)
     with pytest.raises(release.NotReady, match="does not import"):
         release.release(tree, tree / "dist", tag=True)
     assert git(tree, "tag") == ""
-    monkeypatch.setattr(release, "try_out", lambda wheel, *, anew: None)
+    monkeypatch.setattr(release, "try_out", lambda wheels, *, anew: None)
     release.release(tree, tree / "dist", tag=False)
     assert git(tree, "tag") == ""
     release.release(tree, tree / "dist", tag=True)
@@ -187,8 +214,14 @@ def test_the_wheel_works_where_there_is_nothing_else(release: Any, tmp_path: Pat
     command = [sys.executable, str(ROOT / "scripts/release.py"), "--out", str(tmp_path / "dist")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
-    assert "modules of the core import" in done.stdout
+    assert "modules of sgl_importance import" in done.stdout
+    assert "modules of sgl_importance_lab import" in done.stdout
+    assert "a command of the laboratory says how to get it" in done.stdout
     assert "==> Works" in done.stdout
     version = release.project(ROOT)["project"]["version"]
     made = {file.name for file in (tmp_path / "dist").iterdir()}
-    assert made == {f"sgl_importance-{version}-py3-none-any.whl", f"sgl_importance-{version}.tar.gz"}
+    assert made == {
+        f"{name}-{version}{kind}"
+        for name in ("sgl_importance", "sgl_importance_lab")
+        for kind in ("-py3-none-any.whl", ".tar.gz")
+    }

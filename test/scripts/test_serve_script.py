@@ -194,7 +194,7 @@ def checkout(scripts: Any, tmp_path: Path) -> Path:
 def test_an_embedded_model_by_its_name(
     scripts: Any, checkout: Path, name: str, folder: str, form: str
 ) -> None:
-    path = checkout / "sgl_importance" / "reasoner" / folder
+    path = checkout / "benchmark/lab/sgl_importance_lab/reasoner" / folder
     path.mkdir(parents=True)
     (path / "model.safetensors").touch()
     command = words(scripts, "--device", "cpu", *form.format(name).split())
@@ -209,8 +209,8 @@ def test_an_embedded_model_by_its_name(
 def test_help_is_to_be_had_while_a_server_runs(
     scripts: Any, checkout: Path, probe_model: Path, flag: str
 ) -> None:
-    (checkout / "sgl_importance" / "probe").mkdir(parents=True)
-    (checkout / "sgl_importance" / "probe" / "checkpoint").symlink_to(probe_model)
+    (checkout / "sgl_importance" / "embedded_model").mkdir(parents=True)
+    (checkout / "sgl_importance" / "embedded_model" / "checkpoint").symlink_to(probe_model)
     (checkout / "scripts" / "setup.sh").write_text("")
     python = checkout / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -232,7 +232,7 @@ def test_an_embedded_model_that_is_not_there_is_one_line(scripts: Any, checkout:
     )
     assert ended.returncode != 0
     (line,) = ended.stderr.splitlines()
-    assert str(checkout / "sgl_importance" / "reasoner" / "checkpoint") in line
+    assert str(checkout / "benchmark/lab/sgl_importance_lab/reasoner/checkpoint") in line
     assert "train_reasoner.py" in line
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 # Fails, like a connection that breaks, while the file `broken` exists and the named package is asked for.
+PROJECTS = ("pyproject.toml", "benchmark/lab/pyproject.toml")
 RECORDING_PYTHON = """#!/usr/bin/env bash
 root=$(cd "$(dirname "$0")/../.." && pwd)
 echo "$*" >>"$root/calls"
@@ -26,7 +28,9 @@ def checkout(scripts: Any, tmp_path: Path) -> Any:
     """A checkout with what set-up reads, and an environment that records instead of installing."""
     root = tmp_path / "checkout with a space"
     shutil.copytree(scripts.root / "scripts", root / "scripts")
-    shutil.copy(scripts.root / "pyproject.toml", root)
+    for name in PROJECTS:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(scripts.root / name, root / name)
     python = root / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(RECORDING_PYTHON)
@@ -59,6 +63,7 @@ def test_a_second_start_does_no_work(checkout: Any) -> None:
     )
     assert torch < sglang, "torch first, so that nothing else chooses its build"
     assert "--no-deps" in done[sglang]
+    assert re.search(r"--editable \S.*/benchmark/lab\b", done[-1]), "the laboratory is installed too"
 
     second = checkout.run("setup.sh")
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
@@ -84,7 +89,7 @@ def test_dependencies_for_cuda_that_cannot_be_fetched_are_one_line_with_the_cure
     assert "cuda-tile" in line
 
 
-@pytest.mark.parametrize("name", ["scripts/pins-cpu.txt", "pyproject.toml"])
+@pytest.mark.parametrize("name", ["scripts/pins-cpu.txt", *PROJECTS])
 def test_changed_pins_are_installed(checkout: Any, name: str) -> None:
     checkout.run("setup.sh")
     calls(checkout)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.live_page import API_KEY, WIDE
 from support.servers import ServerProcess

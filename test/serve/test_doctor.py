@@ -50,10 +50,10 @@ def test_whether_the_processor_knows_bfloat16(
 
 
 def test_a_truncated_checkpoint_is_a_problem_with_a_cure(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    from sgl_importance import probe
+    from sgl_importance import embedded_model
 
     (tmp_path / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{")
-    monkeypatch.setattr(probe, "checkpoint_path", lambda: tmp_path)
+    monkeypatch.setattr(embedded_model, "checkpoint_path", lambda: tmp_path)
     (finding,) = (finding for finding in doctor.examine() if finding.subject == "embedded model")
     assert finding.status is Status.PROBLEM
     assert "train_probe.py" in finding.cure

@@ -12,7 +12,7 @@ import pytest
 
 from benchmark.serving.passes import count_in_order
 from benchmark.serving.workloads import load_parameters, make_workload
-from sgl_importance.probe.tasks import make_document
+from sgl_importance_lab.probe.tasks import make_document
 
 from support.servers import ServerProcess
 

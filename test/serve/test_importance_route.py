@@ -9,8 +9,8 @@ from sgl_importance.client.remote_source import RemoteSource
 from sgl_importance.client.server_client import Server
 from sgl_importance.interface import SignalKind
 from sgl_importance.nodes.digests import chain_digests, root_digest
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.servers import ServerProcess
 

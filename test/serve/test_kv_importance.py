@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.servers import ServerProcess
 

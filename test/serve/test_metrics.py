@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from sgl_importance.metrics_table import METRICS, PREFIX, TIER, Metric
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.prewarms import ended
 from support.servers import ServerProcess, free_port

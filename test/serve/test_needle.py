@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sgl_importance.probe.tasks import ProbeDocument, make_document
-from sgl_importance.probe.tokenizer import encode
+from sgl_importance_lab.probe.tasks import ProbeDocument, make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.servers import ServerProcess
 

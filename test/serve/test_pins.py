@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sgl_importance.probe.tokenizer import encode
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.servers import ServerProcess
 from support.waiting import wait_until

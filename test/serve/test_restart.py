@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.kept import wait_until_kept
 from support.prewarms import PATH, ended

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from sgl_importance.probe.tasks import make_document
+from sgl_importance_lab.probe.tasks import make_document
 
 from support.live_page import NARROW, TREEITEM, WIDE, choose, reused_leaf, shown, tree
 from support.servers import ServerProcess

@@ -11,14 +11,14 @@ from typer.testing import CliRunner, Result
 
 from sgl_importance.client.observe_command import app
 from sgl_importance.client.server_client import Server
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.trace.reader import TraceReader
 from sgl_importance.trace.records import Header, RequestAdmitted, RequestFinished
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.recordings import wait_until_recorded
 from support.servers import ServerProcess, free_port

@@ -11,8 +11,8 @@ from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.shadow.shadow_cache import ShadowCache
 from sgl_importance.shadow.shadow_ranking import ImportanceRanking, LruRanking, Ranking
-from sgl_importance.study.recording import Recording
-from sglang_importance.offline.tree_replay import TreeReplay, hit_tokens, smallest_capacity
+from sgl_importance_lab.offline.tree_replay import TreeReplay, hit_tokens, smallest_capacity
+from sgl_importance_lab.study.recording import Recording
 
 from support.workloads.recordings import COST, PAGE_SIZE
 from support.workloads.tree_recordings import branches, drawn_requests, make_recording

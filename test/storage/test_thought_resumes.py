@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sgl_importance.reasoner import reasoner_path
-from sgl_importance.reasoner.tasks import make_task
-from sgl_importance.reasoner.tokenizer import reasoner_tokenizer, render
 from sgl_importance.storage.budget import StoredFile, scan
 from sgl_importance.storage.page_record import decode_header
+from sgl_importance_lab.reasoner import reasoner_path
+from sgl_importance_lab.reasoner.tasks import make_task
+from sgl_importance_lab.reasoner.tokenizer import reasoner_tokenizer, render
 
 from support.servers import ServerProcess
 from support.store_bench import PAGE_TOKENS, Disk, count, fault_env, flush, store_flags, wait_for_memory

@@ -83,7 +83,7 @@ def write_llama(path: Path, *, seed: int = 0, eos: str = "<|im_end|>", pre: str 
 def write_gemma3(
     path: Path, model: Any, pieces: Sequence[str], scores: Sequence[float], kinds: Sequence[TokenType]
 ) -> Path:
-    """The weights of transformers' ``Gemma3ForCausalLM``, under the names that the gguf package gives them."""
+    """The weights of a ``Gemma3ForCausalLM``, under the names that the gguf package gives them."""
     config = model.config
     writer = GGUFWriter(path, "gemma3")
     _add_sizes(

@@ -1,4 +1,4 @@
-"""``sgl-importance`` as pyproject.toml has it now, not as it was when the package was installed."""
+"""``sgl-importance`` as both pyproject.toml have it now, not as it was when the packages were installed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ ROOT = Path(__file__).parents[2]
 
 def tree_command(*names: str) -> Any:
     """The command with the sub-commands ``names``, or with all."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    points = project["entry-points"]["sgl_importance.commands"]
+    points: dict[str, str] = {}
+    for folder in (ROOT, ROOT / "benchmark/lab"):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        points |= project["entry-points"]["sgl_importance.commands"]
     app = typer.Typer(name="sgl-importance", pretty_exceptions_enable=False)
     app.callback()(lambda: None)
     for name in names or points:

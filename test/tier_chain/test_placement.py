@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.policy_registry import create_policy
-from sgl_importance.replay.trace import TraceBuilder
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.tier_chain.costs import FetchCost, fetch_seconds
 from sgl_importance.tier_chain.move_budget import MoveBudget
 from sgl_importance.tier_chain.placement import Placement, Step
 from sgl_importance.tier_chain.ranking import LruRanking, ReuseRanking
+from sgl_importance_lab.replay.cache import replay_tree
+from sgl_importance_lab.replay.policy_registry import create_policy
+from sgl_importance_lab.replay.trace import TraceBuilder
 
 SECONDS = [1.0, 2.0, 4.0, 8.0, 100.0]
 

@@ -10,11 +10,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.formats.line_reader import ReadOptions
-from sgl_importance.replay.formats.line_reader import TraceError as ReplayTraceError
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.study.recording import load_recording
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.cli import app
@@ -23,6 +19,10 @@ from sgl_importance.trace.record_writer import RecordWriter
 from sgl_importance.trace.records import AnswerTold, Record, RequestAdmitted, RequestFinished, decode, encode
 from sgl_importance.trace.token_sequence import TokenSequence
 from sgl_importance.trace.writer import NO_PAGES, TraceWriter
+from sgl_importance_lab.replay.formats.detect import read_trace
+from sgl_importance_lab.replay.formats.line_reader import ReadOptions
+from sgl_importance_lab.replay.formats.line_reader import TraceError as ReplayTraceError
+from sgl_importance_lab.study.recording import load_recording
 
 from support.workloads.recordings import PAGE_SIZE, make_header
 

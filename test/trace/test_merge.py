@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from sgl_importance.replay.formats.detect import read_trace
-from sgl_importance.replay.replay_runner import Job, run_job
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import arrivals
@@ -26,6 +24,8 @@ from sgl_importance.trace.records import (
 )
 from sgl_importance.trace.token_sequence import TokenSequence
 from sgl_importance.trace.writer import NO_PAGES, TraceWriter
+from sgl_importance_lab.replay.formats.detect import read_trace
+from sgl_importance_lab.replay.replay_runner import Job, run_job
 
 from support.workloads.recordings import PAGE_SIZE, make_header
 

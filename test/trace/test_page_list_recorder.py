@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
-from sgl_importance.replay.pages.page_replay import Selection, run_policy
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.page_steps import PageRecording, RequestEnd, load_page_steps
 from sgl_importance.trace.records import RequestAdmitted, Step
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
+from sgl_importance_lab.replay.pages.page_replay import Selection, run_policy
 
 from support.servers import ServerProcess
 from support.waiting import wait_until

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from sgl_importance.nodes.digests import chain_digests, root_digest
-from sgl_importance.probe.tasks import make_document
-from sgl_importance.probe.tokenizer import encode
 from sgl_importance.trace import TraceReader, open_trace
 from sgl_importance.trace.records import (
     EventKind,
@@ -23,6 +21,8 @@ from sgl_importance.trace.records import (
     Step,
     TreeEvent,
 )
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
 
 from support.recordings import wait_until_recorded
 from support.servers import ServerProcess

@@ -16,7 +16,6 @@ from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.replay.formats.detect import read_trace
 from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
 from sgl_importance.reuse.answer_markers import AnswerMarkers
 from sgl_importance.reuse.reuse_class import BlockType, answer_end_of
@@ -26,6 +25,7 @@ from sgl_importance.shadow.shadow_ranking import ImportanceRanking
 from sgl_importance.trace import open_trace
 from sgl_importance.trace.arrivals import arrivals
 from sgl_importance.trace.records import AnswerTold, RequestFinished
+from sgl_importance_lab.replay.formats.detect import read_trace
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.operations.parsed_answers import answered

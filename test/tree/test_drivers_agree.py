@@ -16,11 +16,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.compiled.fast_importance import evictions
-from sgl_importance.replay.radix_nodes import replay_nodes
-from sgl_importance.replay.sessions import block_facts
-from sgl_importance.replay.trace import TraceBuilder
+from sgl_importance_lab.replay.cache import replay_tree
+from sgl_importance_lab.replay.compiled.fast_importance import evictions
+from sgl_importance_lab.replay.radix_nodes import replay_nodes
+from sgl_importance_lab.replay.sessions import block_facts
+from sgl_importance_lab.replay.trace import TraceBuilder
 
 from support.drivers.policy_drivers import (
     Known,

@@ -6,10 +6,10 @@ from array import array
 
 import numpy as np
 
-from sgl_importance.conformance.cases import ConsumerCase, Observed, ServedQuery
-from sgl_importance.conformance.check import check_accumulator
 from sgl_importance.interface import Importance
 from sgl_importance.options import ImportanceOptions
+from sgl_importance_lab.conformance.cases import ConsumerCase, Observed, ServedQuery
+from sgl_importance_lab.conformance.check import check_accumulator
 from sglang_importance.attention.rows import Phase, RowScores
 
 from support.drivers.tree_driver import Request, TreeDriver

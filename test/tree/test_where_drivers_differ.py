@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sgl_importance.replay.cache import replay_tree
-from sgl_importance.replay.radix_nodes import replay_nodes
-from sgl_importance.replay.trace import Trace, TraceBuilder
 from sgl_importance.reuse.reuse_class import (
     NUM_TRANSITIONS,
     NUM_VISIT_LEVELS,
@@ -14,6 +11,9 @@ from sgl_importance.reuse.reuse_class import (
     Transition,
     transition_of,
 )
+from sgl_importance_lab.replay.cache import replay_tree
+from sgl_importance_lab.replay.radix_nodes import replay_nodes
+from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
 from support.drivers.policy_drivers import (
     Known,

@@ -176,9 +176,9 @@ def _backends() -> Iterator[Finding]:
 def _embedded_model() -> Iterator[Finding]:
     from safetensors import safe_open
 
-    from sgl_importance.probe import checkpoint_path
+    from sgl_importance.embedded_model import checkpoint_path
 
-    cure = "reinstall sgl-importance, or make it with scripts/train_probe.py"
+    cure = "reinstall sgl-importance, or make it with benchmark/lab/scripts/train_probe.py of a clone"
     try:
         with safe_open(checkpoint_path() / "model.safetensors", framework="numpy") as weights:
             tensors = len(weights.keys())

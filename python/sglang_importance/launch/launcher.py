@@ -21,7 +21,7 @@ from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.installers import install_in_launcher
 from sglang_importance.launch.modes.arguments import check_modes
 from sglang_importance.launch.modes.tiered_pages import page_list_refusals
-from sglang_importance.launch.preflight import check_inputs
+from sglang_importance.launch.preflight import check_control, check_inputs
 from sglang_importance.launch.source_choice import settle_source
 from sglang_importance.launch.state_pages import HOOKS as STATE_PAGES
 from sglang_importance.launch.tokenizer_workers import has_workers, reach_workers
@@ -56,6 +56,7 @@ def prepare_launch(args: argparse.Namespace, options: ImportanceOptions, *, serv
         return
     check_sglang()
     check_inputs(args, serves_http=serves_http)
+    check_control(options)
     if options.store:
         mount(args, options)
     select_cache(args, options)

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sgl_importance.json_text import BadJson, read_json
+from sgl_importance.laboratory import MissingControlError, load_control
+from sgl_importance.options import ImportanceOptions
+from sgl_importance.settings import flag
 from sglang_importance.upstream.refusal import LaunchRefused
 
 
@@ -28,6 +31,20 @@ def check_inputs(args: argparse.Namespace, *, serves_http: bool = True) -> None:
         problems += port_problems(args.host, args.port)
     if problems:
         raise LaunchRefused(problems)
+
+
+def check_control(options: ImportanceOptions) -> None:
+    """Loads the control arm that the operator chose, if any.
+
+    Raises:
+        LaunchRefused: it is not installed.
+    """
+    if options.g != "shuffled":
+        return
+    try:
+        load_control(options.g)
+    except MissingControlError as missing:
+        raise LaunchRefused([f"{flag('g')} {options.g}: {missing}"]) from missing
 
 
 def port_problems(host: str, port: int) -> Iterator[str]:

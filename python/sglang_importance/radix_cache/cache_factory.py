@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
+from sgl_importance.laboratory import load_control
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.cost_model import CostModel
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.settings import flag
 from sgl_importance.shadow.shadow_pair import ShadowPair
-from sgl_importance.study.shuffled_policy import ShuffledImportancePolicy
 from sgl_importance.tiers import Tier
 from sgl_importance.trace import TraceError
 from sglang_importance.attention.page_lists import PageListProbe
@@ -147,9 +147,9 @@ def filter_backups(cache: ImportanceRadixCache) -> None:
 
 
 def create_policy(options: ImportanceOptions, cost: CostModel) -> ImportancePolicy:
-    """The policy that the operator chose, g on, off or shuffled."""
+    """The policy that the operator chose, g on or off, or a control arm in place of both."""
     if options.g == "shuffled":
-        return ShuffledImportancePolicy(cost)
+        return load_control(options.g)(cost)
     return ImportancePolicy(cost, use_importance=options.use_importance)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sgl_importance.workload.workload_request import WorkloadError, read_requests
+from sgl_importance_lab.workload.workload_request import WorkloadError, read_requests
 
 from support.fuzz import check_message, check_one_line, damage, examples, json_lines, nested, spoil
 

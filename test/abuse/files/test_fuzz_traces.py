@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sgl_importance.replay.formats.detect import READERS, read_trace
-from sgl_importance.replay.formats.line_reader import BadRecord, TraceError
-from sgl_importance.replay.formats.oracle_general import RECORD
+from sgl_importance_lab.replay.formats.detect import READERS, read_trace
+from sgl_importance_lab.replay.formats.line_reader import BadRecord, TraceError
+from sgl_importance_lab.replay.formats.oracle_general import RECORD
 
 from support.fuzz import check_message, check_one_line, damage, examples, json_lines, value
 

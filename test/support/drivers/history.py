@@ -15,7 +15,7 @@ from sgl_importance.pins.pin import Pin
 from sgl_importance.signal.fold import Observation, fold
 from sgl_importance.signal.node_importance import NodeImportance, Origin
 from sgl_importance.tiers import Tier
-from sglang_importance.offline.standalone_cache import CacheKind
+from sgl_importance_lab.offline.standalone_cache import CacheKind
 from sglang_importance.radix_cache.component import ImportanceComponent
 
 from support.drivers.tree_driver import PAGE, OutOfMemory, Request, TreeDriver

@@ -14,9 +14,9 @@ from lmcache.v1.storage_backend.cache_policy import BaseCachePolicy
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.token_database import ChunkedTokenDatabase
 
-from sgl_importance.connectors.lmcache import register, watch_tokens
 from sgl_importance.interface import Importance
 from sgl_importance.nodes.digests import chain_digests, root_digest
+from sgl_importance_lab.connectors.lmcache import register, watch_tokens
 
 PAGE, CHUNK, CHUNKS = 4, 32, 12
 SHAPE, DTYPE = torch.Size([2, 1, CHUNK, 16]), torch.float32

@@ -8,15 +8,15 @@ from typing import NamedTuple
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sgl_importance.replay.importance_replay import UNIFORM_COST, ImportanceReplayPolicy
-from sgl_importance.replay.lower_tiers.gated_tiers import GatedReplay, GateKind, Gating
-from sgl_importance.replay.lower_tiers.tiered_replay import TieredSetup, TierSize, WritePolicy
-from sgl_importance.replay.tier_order import TierOrder
-from sgl_importance.replay.trace import Trace
 from sgl_importance.shadow.shadow_cache import ShadowCache
 from sgl_importance.shadow.shadow_node import ShadowNode
 from sgl_importance.shadow.shadow_ranking import ImportanceRanking
 from sgl_importance.tiers import Tier
+from sgl_importance_lab.replay.importance_replay import UNIFORM_COST, ImportanceReplayPolicy
+from sgl_importance_lab.replay.lower_tiers.gated_tiers import GatedReplay, GateKind, Gating
+from sgl_importance_lab.replay.lower_tiers.tiered_replay import TieredSetup, TierSize, WritePolicy
+from sgl_importance_lab.replay.tier_order import TierOrder
+from sgl_importance_lab.replay.trace import Trace
 
 from support.drivers.tree_driver import PAGE, TreeDriver
 

@@ -6,28 +6,28 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sgl_importance.policy.arc import ArcPolicy
-from sgl_importance.policy.base import EvictionPolicy
-from sgl_importance.policy.belady import BeladyPolicy, NextUses
-from sgl_importance.policy.cacheus import CacheusPolicy
-from sgl_importance.policy.fifo import FifoPolicy
-from sgl_importance.policy.gdsf import GdsfPolicy
-from sgl_importance.policy.hyperbolic import HyperbolicPolicy
-from sgl_importance.policy.lecar import LeCaRPolicy
-from sgl_importance.policy.lfu import LfuPolicy
-from sgl_importance.policy.lhd import LhdPolicy
-from sgl_importance.policy.lirs import LirsPolicy
-from sgl_importance.policy.lru import LruPolicy
-from sgl_importance.policy.lru2 import Lru2Policy
-from sgl_importance.policy.mq import MqPolicy
-from sgl_importance.policy.random import RandomPolicy
-from sgl_importance.policy.s3fifo import S3FifoPolicy
-from sgl_importance.policy.sieve import SievePolicy
-from sgl_importance.policy.slru import SlruPolicy
-from sgl_importance.policy.tlru import TlruPolicy
-from sgl_importance.policy.two_q import TwoQPolicy
-from sgl_importance.policy.wtinylfu import WTinyLfuPolicy
-from sgl_importance.replay.trace import Trace, TraceBuilder
+from sgl_importance_lab.policies.arc import ArcPolicy
+from sgl_importance_lab.policies.base import EvictionPolicy
+from sgl_importance_lab.policies.belady import BeladyPolicy, NextUses
+from sgl_importance_lab.policies.cacheus import CacheusPolicy
+from sgl_importance_lab.policies.fifo import FifoPolicy
+from sgl_importance_lab.policies.gdsf import GdsfPolicy
+from sgl_importance_lab.policies.hyperbolic import HyperbolicPolicy
+from sgl_importance_lab.policies.lecar import LeCaRPolicy
+from sgl_importance_lab.policies.lfu import LfuPolicy
+from sgl_importance_lab.policies.lhd import LhdPolicy
+from sgl_importance_lab.policies.lirs import LirsPolicy
+from sgl_importance_lab.policies.lru import LruPolicy
+from sgl_importance_lab.policies.lru2 import Lru2Policy
+from sgl_importance_lab.policies.mq import MqPolicy
+from sgl_importance_lab.policies.random import RandomPolicy
+from sgl_importance_lab.policies.s3fifo import S3FifoPolicy
+from sgl_importance_lab.policies.sieve import SievePolicy
+from sgl_importance_lab.policies.slru import SlruPolicy
+from sgl_importance_lab.policies.tlru import TlruPolicy
+from sgl_importance_lab.policies.two_q import TwoQPolicy
+from sgl_importance_lab.policies.wtinylfu import WTinyLfuPolicy
+from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
 ONLINE: list[Callable[[int], EvictionPolicy]] = [
     RandomPolicy,

@@ -14,8 +14,8 @@ import psutil
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance_lab.offline.standalone_cache import CacheKind
 from sglang_importance.observe.recorder import Recorder
-from sglang_importance.offline.standalone_cache import CacheKind
 
 from support.drivers.books import check_books, check_recording, object_counts
 from support.drivers.hosted_driver import PAGE, HostedDriver, OutOfMemory, Request, WriteMode

@@ -25,7 +25,7 @@ from sglang.srt.runtime_context import get_context
 
 from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sglang_importance.offline.standalone_cache import CacheKind, build_cache
+from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
 from sglang_importance.upstream.differences import (
     insert_finished,
     insert_unfinished,

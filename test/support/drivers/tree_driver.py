@@ -21,9 +21,9 @@ from sgl_importance.options import ImportanceOptions
 from sgl_importance.ranking.marginal_loss import ImportancePolicy
 from sgl_importance.ranking.write_gate import WriteGate
 from sgl_importance.tiers import Tier
+from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
 from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
 from sglang_importance.observe.recorder import Recorder
-from sglang_importance.offline.standalone_cache import CacheKind, build_cache
 from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.tree.occupancy import capacity_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from sgl_importance.kv_size.families import FAMILIES
+from sgl_importance_lab.kv_size.families import FAMILIES
 
 Config = dict[str, Any]
 

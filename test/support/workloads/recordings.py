@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sgl_importance.study.recording import Query, Recording
 from sgl_importance.trace.records import (
     FORMAT_VERSION,
     SCHEMA,
@@ -21,6 +20,7 @@ from sgl_importance.trace.records import (
 )
 from sgl_importance.trace.token_sequence import TokenSequence
 from sgl_importance.trace.writer import NO_PAGES, TraceWriter
+from sgl_importance_lab.study.recording import Query, Recording
 
 PAGE_SIZE = 4
 COST = {

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sgl_importance.replay.replay_runner import Job, Row
-from sgl_importance.replay.trace import Trace
+from sgl_importance_lab.replay.replay_runner import Job, Row
+from sgl_importance_lab.replay.trace import Trace
 
 
 def die(traces: Sequence[Trace], job: Job) -> Row:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from sgl_importance.replay.trace import Trace, TraceBuilder
+from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
 BLOCK_TOKENS = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from sgl_importance.study.thinking.wants import Wants
+from sgl_importance_lab.study.thinking.wants import Wants
 
 
 def wants_of(rows: list[list[int]], num_pages: list[int], prompt_pages: int = 0) -> Wants:

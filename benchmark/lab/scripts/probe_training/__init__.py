@@ -1,0 +1,1 @@
+"""What trains the embedded model, apart from the command itself (`train_probe.py`)."""

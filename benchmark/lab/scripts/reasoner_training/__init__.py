@@ -1,0 +1,1 @@
+"""What trains the embedded reasoning model, apart from the command itself (`train_reasoner.py`)."""

@@ -1,0 +1,1 @@
+"""Tasks, tokenizer and grading of the embedded retrieval model, whose weights `sgl_importance` ships."""

@@ -1,0 +1,114 @@
+"""Rows and table of a tiered replay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+
+from sgl_importance.terminal import add_texts, plain
+from sgl_importance_lab.replay.lower_tiers.gated_tiers import Gating, replay_gated
+from sgl_importance_lab.replay.lower_tiers.tiered_replay import TierCounts, TieredSetup, replay_tiers
+from sgl_importance_lab.replay.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class TieredJob:
+    """One tiered replay; ``trace`` is an index into the traces of the run, ``gating`` a gate ahead of it,
+    ``seed`` that of policies that draw."""
+
+    trace: int
+    setup: TieredSetup
+    gating: Gating | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TieredRow:
+    """Result of a tiered replay; ``policy`` is that of the device, times are in seconds."""
+
+    trace: str
+    policy: str
+    write_policy: str
+    gated: bool
+    requests: int
+    blocks: int
+    prompt_tokens: int
+    recomputed_tokens: int
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p95: float
+    tiers: tuple[TierCounts, ...]
+    seconds: float
+
+
+def run_tiered_job(traces: Sequence[Trace], job: TieredJob) -> TieredRow:
+    trace = traces[job.trace]
+    start = time.perf_counter()
+    if job.gating is None:
+        counts = replay_tiers(trace, job.setup, seed=job.seed)
+    else:
+        counts = replay_gated(trace, job.setup, job.gating, seed=job.seed)
+    seconds = time.perf_counter() - start
+    median, tail = np.percentile(counts.ttft_seconds, (50, 95))
+    return TieredRow(
+        trace=trace.name,
+        policy=job.setup.sizes[0].policy,
+        write_policy=job.setup.write_policy,
+        gated=job.gating is not None,
+        requests=trace.num_requests,
+        blocks=trace.num_accesses,
+        prompt_tokens=int(trace.input_tokens.sum()),
+        recomputed_tokens=counts.recomputed_tokens,
+        ttft_mean=float(counts.ttft_seconds.mean()),
+        ttft_p50=float(median),
+        ttft_p95=float(tail),
+        tiers=counts.tiers,
+        seconds=seconds,
+    )
+
+
+def tiered_table(row: TieredRow) -> Table:
+    """One line per tier, recomputed tokens below, TTFT in the caption."""
+    table = Table(
+        "tier",
+        Column("policy", min_width=10),
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        title=plain(
+            f"{row.trace}, {row.policy} on the device, {row.write_policy}" + ", gated" * row.gated,
+            "table.title",
+        ),
+        caption=f"TTFT without queueing: mean {row.ttft_mean:.3f} s, p50 {row.ttft_p50:.3f} s, "
+        f"p95 {row.ttft_p95:.3f} s",
+    )
+    for title in ("blocks", "block hits", "M tokens", "token hits", "GB loaded", "GB written"):
+        table.add_column(title, justify="right")
+    for tier in row.tiers:
+        add_texts(
+            table,
+            tier.tier,
+            tier.policy,
+            f"{tier.capacity_blocks:,}",
+            f"{tier.hit_blocks / max(row.blocks, 1):.4f}",
+            f"{tier.hit_tokens / 1e6:,.1f}",
+            f"{tier.hit_tokens / max(row.prompt_tokens, 1):.4f}",
+            f"{tier.loaded_bytes / 1e9:,.1f}",
+            f"{tier.written_bytes / 1e9:,.1f}",
+        )
+    add_texts(
+        table,
+        "computed",
+        "",
+        "",
+        "",
+        f"{row.recomputed_tokens / 1e6:,.1f}",
+        f"{row.recomputed_tokens / max(row.prompt_tokens, 1):.4f}",
+        "",
+        "",
+    )
+    return table

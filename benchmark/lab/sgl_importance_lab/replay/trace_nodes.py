@@ -1,0 +1,87 @@
+"""Facts of a trace's blocks or nodes by which the policy ranks them, read off the trace's past."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.nodes.reuse_tracker import Facts, ReuseTracker
+from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.reuse.reuse_class import BlockType, Transition
+from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
+from sgl_importance_lab.replay.trace import Trace
+
+
+class TraceNodes:
+    """Every node that was asked for so far, in the cache or not: nothing is forgotten.
+
+    A node is known by its first block, and counts as one page whatever its length: nothing here depends on
+    that. A trace holds no attention, so g is 1.
+
+    Args:
+        trace: the trace that is replayed; only its past is used at any moment.
+        cost: the cost model of restoring.
+        facts: ``block_facts(trace)``, where the caller has them.
+        whole_nodes: whether a node is a run of blocks, which then counts as evidence once.
+    """
+
+    def __init__(
+        self, trace: Trace, cost: CostModel, *, facts: BlockFacts | None = None, whole_nodes: bool = False
+    ) -> None:
+        self.policy = ImportancePolicy(cost, use_importance=False)
+        self._tracker = ReuseTracker(self.policy.reuse, page_size=trace.block_tokens)
+        self._trace = trace
+        self._facts = facts if facts is not None else block_facts(trace)
+        self._is_evidence = np.ones_like(self._facts.is_evidence) if whole_nodes else self._facts.is_evidence
+        self._nodes: dict[int, NodeMetadata] = {}
+
+    def __getitem__(self, block: int) -> NodeMetadata:
+        """The node that is known by the block, which a request has asked for."""
+        return self._nodes[block]
+
+    def begin_request(self) -> None:
+        """The next request is admitted."""
+        self.policy.admit()
+
+    def visit(self, block: int, access: int, position: int) -> None:
+        """The running request asks for a node.
+
+        Args:
+            block: first block of the node, which names it.
+            access: number of the block access in the trace.
+            position: blocks in front of it.
+        """
+        facts = self._facts
+        transition = Transition(int(facts.transitions[access]))
+        told = Facts(
+            block_type=BlockType(int(facts.block_types[access])),
+            accesses=int(facts.accesses[access]),
+            span=int(facts.spans[access]),
+            is_evidence=bool(self._is_evidence[access]),
+        )
+        known = self._nodes.get(block)
+        if known is None:
+            created = self._nodes[block] = self._create(position)
+            self._tracker.created(created, transition, facts=told)
+        else:
+            known.depth = (
+                position * self._trace.block_tokens
+            )  # what is left of a node that was cut begins later
+            self._tracker.accessed(known, transition, told)
+
+    def split(self, block: int, upper: int, lower: int, position: int) -> None:
+        """A node was cut in two, by a request that visits the upper part next.
+
+        Args:
+            block: name of the node so far.
+            upper: first block of its first part, which ``position`` blocks precede.
+            lower: name of the other part from now on.
+        """
+        whole = self._nodes[lower] = self._nodes[block]
+        part = self._nodes[upper] = self._create(position)
+        self._tracker.also_at_risk(part, whole)
+
+    def _create(self, position: int) -> NodeMetadata:
+        tokens = self._trace.block_tokens
+        return NodeMetadata(tokens=tokens, depth=position * tokens, page_size=tokens, clock=self.policy.clock)

@@ -1,0 +1,144 @@
+"""Node-granular replay by hand, against single blocks, and the integrity of its tree."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_importance.reuse.reuse_class import BlockType
+from sgl_importance_lab.policies.lru import LruPolicy
+from sgl_importance_lab.replay.cache import replay_tree
+from sgl_importance_lab.replay.importance_replay import ImportanceReplayPolicy
+from sgl_importance_lab.replay.policy_registry import POLICY_NAMES, create_policy
+from sgl_importance_lab.replay.radix_nodes import RadixTree, mean_node_blocks, replay_nodes
+from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
+from sgl_importance_lab.replay.sessions import block_facts
+from sgl_importance_lab.replay.trace import Trace, TraceBuilder
+
+from support.workloads.replay_traces import build_trace, tree_traces
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@settings(max_examples=20, deadline=None)
+@given(trace=tree_traces, capacity=st.integers(1, 20))
+def test_every_policy_ranks_nodes(name: str, trace: Trace, capacity: int) -> None:
+    counts = choose_replay(name, ReplayMode.NODES)(trace, capacity)
+    kept = trace.num_accesses - counts.hit_blocks - counts.evicted_blocks - counts.rejected_blocks
+    assert 0 <= kept <= capacity
+    optimum = replay_tree(trace, create_policy("belady", capacity, trace))
+    assert counts.hit_blocks <= optimum.hit_blocks
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_a_node_that_is_cut_where_an_evicted_one_ended_is_remembered_no_more(name: str) -> None:
+    """What a policy remembers as evicted is not in the cache."""
+    paths = ["001", "000013", "21331", "0000131", "000013", "000013", "2", "22", "02", "2313", "33", "0"]
+    trace = build_trace([[int(each) for each in path] for path in paths])
+    for nodes in range(1, 5):
+        replay_nodes(trace, create_policy(name, nodes, trace, whole_nodes=True), 11)
+
+
+class Told(LruPolicy):
+    """Asserts that it is told of each block that comes what the interface says."""
+
+    missed: int | None = None
+
+    def miss(self, block: int) -> None:
+        assert block not in self._ranks
+        self.missed = block
+
+    def insert(self, block: int) -> None:
+        assert block == self.missed
+        self.missed = None
+        super().insert(block)
+
+
+@given(tree_traces, st.integers(1, 12))
+def test_what_comes_was_missed(trace: Trace, capacity: int) -> None:
+    replay_nodes(trace, Told(capacity), capacity)
+
+
+@given(tree_traces)
+def test_a_cache_that_holds_everything_hits_as_single_blocks_do(trace: Trace) -> None:
+    capacity = max(trace.num_blocks, 1)
+    assert replay_nodes(trace, LruPolicy(capacity), capacity) == replay_tree(trace, LruPolicy(capacity))
+
+
+@given(tree_traces, st.integers(1, 12))
+def test_tree_stays_whole(trace: Trace, capacity: int) -> None:
+    tree = RadixTree(LruPolicy(capacity))
+    for index in range(trace.num_requests):
+        path = trace.request(index).tolist()
+        node, matched = tree.match(path)
+        tree.release(tree.extend(node, path, matched))
+        while tree.used > capacity:
+            tree.evict()
+        tree.check_integrity()
+
+
+def test_a_leaf_goes_whole() -> None:
+    """Block by block, the first of the three would survive; as a node, all or nothing."""
+    trace = build_trace([[1, 1, 1], [2, 2], [1, 1, 1]])
+    assert replay_tree(trace, LruPolicy(4)).hit_blocks == 2
+    assert replay_nodes(trace, LruPolicy(4), 4).hit_blocks == 0
+
+
+def test_divergence_splits_a_node() -> None:
+    """The shared start survives as a node of its own when the older tail is evicted."""
+    trace = build_trace([[1, 1, 1, 1], [1, 1, 2], [3], [1, 1, 1, 1], [1, 1, 2]])
+    counts = replay_nodes(trace, LruPolicy(5), 5)
+    # Hits: none, the start, none (which evicts the first tail), the start (and the second tail), the start.
+    assert counts.hit_blocks == 6
+
+
+def test_a_request_longer_than_the_cache_leaves_nothing() -> None:
+    trace = build_trace([[1, 1, 1], [1, 1, 1]])
+    counts = replay_nodes(trace, LruPolicy(2), 2)
+    assert counts.hit_blocks == 0
+    assert counts.rejected_blocks == 6
+
+
+def test_mean_node_length_is_that_of_the_whole_tree() -> None:
+    # Nodes: [1 1], behind it [1 1] and [2], and [3 3 3] that a request ends in after two blocks.
+    trace = build_trace([[1, 1, 1, 1], [1, 1, 2], [3, 3, 3], [3, 3]])
+    assert mean_node_blocks(trace) == 8 / 5
+
+
+@given(tree_traces)
+def test_mean_node_length_counts_the_nodes_of_an_endless_cache(trace: Trace) -> None:
+    tree = RadixTree(LruPolicy(1))
+    for index in range(trace.num_requests):
+        path = trace.request(index).tolist()
+        node, matched = tree.match(path)
+        tree.release(tree.extend(node, path, matched))
+    assert mean_node_blocks(trace) == max(trace.num_blocks, 1) / max(len(tree._nodes), 1)
+
+
+def _classes_of(trace: Trace, block_type: BlockType) -> set[int]:
+    facts = block_facts(trace)
+    return set(facts.reuse_classes[facts.block_types == block_type].tolist())
+
+
+def test_importance_learns_from_turns_that_split_their_node() -> None:
+    """Each turn leaves out the last block of the turn before: every hit is on the upper part of a split."""
+    builder = TraceBuilder("turns", 4)
+    fresh = 1000
+    sessions: list[list[int]] = [[], [], []]
+    for step in range(600):
+        if step % 6:
+            path = list(range(fresh, fresh + 6))
+        else:
+            session = sessions[step // 6 % 3]
+            if len(session) == 10:
+                session.clear()
+            session.append(fresh)
+            path = [*session, fresh + 1]
+        fresh += 6
+        builder.add(path, input_tokens=4 * len(path))
+    trace = builder.build()
+    policy = ImportanceReplayPolicy(10, trace, whole_nodes=True)
+    replay_nodes(trace, policy, 60)
+    reuse = policy.nodes.policy.reuse
+    learnt = [reuse.probability(class_, 1) for class_ in _classes_of(trace, BlockType.USER)]
+    assert max(learnt) > 0.5

@@ -1,1 +1,0 @@
-"""What trains the embedded model, apart from the command itself (`scripts/train_probe.py`)."""

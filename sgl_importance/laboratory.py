@@ -1,0 +1,27 @@
+"""What the laboratory, a distribution of its own, adds to this one: commands that measure, control arms."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from sgl_importance.ranking.marginal_loss import ImportancePolicy
+
+INSTALL = "pip install './benchmark/lab' in a clone of sgl-importance"
+COMMANDS = ("conformance", "kv-size", "probe", "reason", "replay", "size", "study", "workload")
+CONTROLS_GROUP = "sgl_importance.controls"
+
+
+class MissingControlError(Exception):
+    """Nobody has installed the control arm that was asked for; the message names the cure."""
+
+
+def load_control(name: str) -> type[ImportancePolicy]:
+    """The policy that a server ranks by as a control arm of an experiment.
+
+    Raises:
+        MissingControlError: no installed distribution announces it.
+    """
+    for point in entry_points(group=CONTROLS_GROUP, name=name):
+        policy: type[ImportancePolicy] = point.load()
+        return policy
+    raise MissingControlError(f"control arms are of the laboratory, which is not installed: {INSTALL}")
