@@ -207,7 +207,7 @@ def _beside(row: dict[str, Any], none: dict[str, Any]) -> dict[str, Estimate]:
         return ratio_of(list(zip(sums(row, names), sums(none, names), strict=True)))
 
     missed = ratio(["first"])
-    named = Estimate(1 - missed.value, 1 - missed.high, 1 - missed.low)
+    named = missed.from_one()
     return {"named": named, "steps": ratio(["first", "later"]), "copies": ratio(COUNTS)}
 
 

@@ -296,7 +296,7 @@ def test_heads_that_want_pages_of_their_own_are_told_from_those_that_do_not(
     tmp_path: Path, together: bool
 ) -> None:
     kinds = ("decode", "thought")
-    recording = recorded(tmp_path, [apart(at, kinds[at % 2], together=together) for at in range(8)])
+    recording = recorded(tmp_path, [apart(at, kinds[at % 2], together=together) for at in range(10)])
     units = finding(study_heads([recording], {}), "heads-residency")
     rows = {
         (row["kind"], row["units"]): row for row in units.rows if (row["rule"], row["kept"]) == ("EMA", 0.2)
@@ -313,8 +313,8 @@ def test_heads_that_want_pages_of_their_own_are_told_from_those_that_do_not(
 
 
 def test_fetching_is_learnt_from_other_answers(tmp_path: Path) -> None:
-    recording = recorded(tmp_path, [looks_back("thought", number, 5, steps=120) for number in range(4)])
-    marks = {f"thought/{number}/{number}": Marks([3, 30, 60], []) for number in range(4)}
+    recording = recorded(tmp_path, [looks_back("thought", number, 5, steps=120) for number in range(10)])
+    marks = {f"thought/{number}/{number}": Marks([3, 30, 60], []) for number in range(10)}
     found = finding(study_heads([recording], marks), "heads-prefetch")
     rows = {
         row["prefetcher"]: row

@@ -26,7 +26,7 @@ from sgl_importance_lab.study.heads.choices import (
 from sgl_importance_lab.study.heads.slot_run import SlotRun, run_slots
 from sgl_importance_lab.study.links import BY_COPY, BY_GATHER, FROM_FLASH, LINKS, unit_bytes
 from sgl_importance_lab.study.statistics import Estimate, ratio_of
-from sgl_importance_lab.study.study_report import SMALL_MODEL, Finding, draw, verdict_of_parts
+from sgl_importance_lab.study.study_report import OF_THESE_MODELS, Finding, draw, verdict_of_parts
 from sgl_importance_lab.study.thinking.keep_rules import KEEP_RULES
 
 RULES = ("LRU", "EMA", "random, prompt kept", "oracle")
@@ -117,7 +117,7 @@ def study_units(found: Mapping[tuple[int, str], Sequence[Answer]], figure: Path 
             *(_demotion(kind, cells) for kind, cells in decisive.items()),
             *(_layer_choice(kind, cells) for kind, cells in decisive.items()),
             _metadata(),
-            SMALL_MODEL,
+            OF_THESE_MODELS,
         ),
         rows=tuple(rows),
     )
@@ -168,7 +168,7 @@ def _waits(link: str) -> Callable[[Moved], float]:
 
 def _saved(cells: Mapping[Cell, Sequence[Moved]]) -> Estimate:
     moved = _beside(cells, DECISIVE, _size)
-    return Estimate(1 - moved.value, 1 - moved.high, 1 - moved.low)
+    return moved.from_one()
 
 
 def _demotion(kind: str, cells: Mapping[Cell, Sequence[Moved]]) -> str:

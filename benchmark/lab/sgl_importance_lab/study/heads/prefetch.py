@@ -22,7 +22,7 @@ from sgl_importance_lab.study.heads.prefetchers import Prefetcher
 from sgl_importance_lab.study.heads.slot_run import SlotRun, run_slots
 from sgl_importance_lab.study.links import BY_COPY, BY_GATHER, LINKS, unit_bytes
 from sgl_importance_lab.study.statistics import Estimate, ratio_of
-from sgl_importance_lab.study.study_report import SMALL_MODEL, Finding, draw, verdict_of_parts
+from sgl_importance_lab.study.study_report import OF_THESE_MODELS, Finding, draw, verdict_of_parts
 from sgl_importance_lab.study.thinking.keep_rules import KEEP_RULES
 from sgl_importance_lab.study.thinking.marks import Marks
 
@@ -85,7 +85,7 @@ def study_prefetch(found: Mapping[tuple[int, str], Sequence[Answer]], figure: Pa
             f"other way round; '{OWN_PROFILE}' learns from the answer itself while it is written",
             "left to load and copied ahead for nothing, as a part of the loads without prefetch: "
             + "; ".join(f"{kind} {each.loaded_or_unread}" for kind, each in judged.items()),
-            SMALL_MODEL,
+            OF_THESE_MODELS,
         ),
         rows=tuple(rows),
     )
@@ -171,7 +171,7 @@ def _waits(link: str, page: int) -> Callable[[SlotRun], float]:
 
 
 def _one_minus(part: Estimate) -> Estimate:
-    return Estimate(1 - part.value, 1 - part.high, 1 - part.low)
+    return part.from_one()
 
 
 def _beside_none(
