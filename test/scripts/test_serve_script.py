@@ -6,7 +6,8 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,65 @@ def test_flags_of_the_user_win(scripts: Any, flag: str, given: str, form: str) -
     assert value(words(scripts, *form.format(flag, given).split()), flag) == given
 
 
-def test_a_model_of_the_user_brings_no_defaults_of_ours(scripts: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes `lscpu` name the given flags, beside ordinary ones."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def has(flags: str) -> None:
+        program = folder / "lscpu"
+        program.write_text(f"#!/bin/sh\necho 'Flags: fpu avx2 {flags} fma'\n")
+        program.chmod(0o755)
+
+    return has
+
+
+@pytest.mark.parametrize("flags", ["", "avx512_bf16", "amx_bf16"])
+def test_float32_where_the_processor_has_no_bfloat16(
+    scripts: Any, tmp_path: Path, processor: Callable[[str], None], flags: str
+) -> None:
+    processor(flags)
+    command = words(scripts, "--device", "cpu", "--model-path", str(tmp_path))
+    assert ("--dtype" in command) == (not flags)
+    assert value(words(scripts, "--dtype", "bfloat16"), "--dtype") == "bfloat16", "the user's wins"
+    assert value(words(scripts), "--dtype") == "float32", "as the embedded models were trained"
+
+
+def test_a_model_of_the_user_brings_no_defaults_of_ours(
+    scripts: Any, tmp_path: Path, processor: Callable[[str], None]
+) -> None:
+    processor("avx512_bf16")
     command = words(scripts, "--model-path", str(tmp_path))
     assert value(command, "--model-path") == str(tmp_path)
     assert "--max-total-tokens" not in command
     assert "--served-model-name" not in command
     assert "--dtype" not in command
+
+
+@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
+def test_a_trained_model_by_its_name(scripts: Any, name: str) -> None:
+    command = words(scripts, "--device", "cpu", "--model", name)
+    assert command[-2:] == ["--model-path", str(scripts.root / ".cache" / "models" / name)]
+    assert value(command, "--served-model-name") == name
+    assert "--kv-importance-layers" not in command, "measured for the retrieval model alone"
+
+
+def test_a_trained_model_that_cannot_be_had_is_one_line_and_no_server(scripts: Any, checkout: Path) -> None:
+    (checkout / "scripts" / "setup.sh").write_text("")
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    no_index = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    ended = scripts.run("serve.sh", "--model", "smollm2", "--port", str(free_port()), env=no_index)
+    assert ended.returncode != 0
+    first, last = ended.stderr.splitlines()[0], ended.stderr.splitlines()[-1]
+    assert "SmolLM2-135M-Instruct" in first
+    assert "Apache" in first
+    assert "PIP_INDEX_URL" in last
+    assert not list((checkout / ".cache" / "models").glob("smollm2*/*"))
 
 
 @pytest.fixture

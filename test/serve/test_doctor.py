@@ -38,6 +38,17 @@ def test_another_sglang_is_a_problem_with_a_cure(monkeypatch: pytest.MonkeyPatch
     assert "sglang==" in finding.cure
 
 
+@pytest.mark.parametrize(("flags", "status"), [("avx2 fma", "note"), ("avx2 avx512_bf16", "ok")])
+def test_whether_the_processor_knows_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, tmp_path, flags: str, status: str
+):
+    monkeypatch.setattr(doctor, "CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
+    (finding,) = (finding for finding in doctor.examine() if finding.subject == "bfloat16")
+    assert finding.status == status
+    assert ("--dtype float32" in finding.cure) == (status == "note")
+
+
 def test_a_truncated_checkpoint_is_a_problem_with_a_cure(monkeypatch: pytest.MonkeyPatch, tmp_path):
     from sgl_importance import embedded_model
 

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from sgl_importance.observe.trace import TraceError
 from sgl_importance.observe.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance.terminal import check_outputs, existing_file, fail, plain, some_path
+from sgl_importance_lab.study import h2, sensitivity, streams
 from sgl_importance_lab.study.h1 import study_h1
 from sgl_importance_lab.study.h2 import study_h2
 from sgl_importance_lab.study.recording import Recording, load_recording
@@ -37,6 +39,10 @@ Out = Annotated[
     Path, typer.Option(parser=some_path, metavar="PATH", help="Folder for <study>.json and <study>.png.")
 ]
 WithFigure = Annotated[bool, typer.Option(help="Draw a figure (matplotlib).")]
+MinQueries = Annotated[
+    int,
+    typer.Option(min=2, help="Queries that a context needs to count; from few of them there is no verdict."),
+]
 MarksFile = Annotated[
     Path | None,
     typer.Option(
@@ -88,15 +94,27 @@ def run_study_on(
 
 
 @app.command("h1")
-def h1_command(directories: Directories, out: Out = Path("."), figure: WithFigure = True) -> None:
+def h1_command(
+    directories: Directories,
+    out: Out = Path("."),
+    figure: WithFigure = True,
+    min_queries: MinQueries = streams.MIN_QUERIES,
+) -> None:
     """Do earlier scores say which pages the next decode step needs? (sparse-serving reading)"""
-    run_study("h1", directories, out, figure, lambda recordings, path: study_h1(recordings, figure=path))
+    study = partial(study_h1, min_queries=min_queries)
+    run_study("h1", directories, out, figure, lambda recordings, path: study(recordings, figure=path))
 
 
 @app.command("h2")
-def h2_command(directories: Directories, out: Out = Path("."), figure: WithFigure = True) -> None:
+def h2_command(
+    directories: Directories,
+    out: Out = Path("."),
+    figure: WithFigure = True,
+    min_queries: MinQueries = h2.MIN_QUERIES,
+) -> None:
     """Do the pages that matter to one query matter to the others on the same context?"""
-    run_study("h2", directories, out, figure, lambda recordings, path: study_h2(recordings, figure=path))
+    study = partial(study_h2, min_queries=min_queries)
+    run_study("h2", directories, out, figure, lambda recordings, path: study(recordings, figure=path))
 
 
 @app.command("h3")
@@ -152,6 +170,7 @@ def sensitivity_command(
             help="Requests that were sent ('workload make'): whether pages that score high hold the answer.",
         ),
     ] = None,
+    min_queries: MinQueries = sensitivity.MIN_QUERIES,
 ) -> None:
     """The effect of the signal's settings: half-life, window, page size, layers, interval, quantity."""
     try:
@@ -165,7 +184,9 @@ def sensitivity_command(
         directories,
         out,
         figure,
-        lambda recordings, path: study_sensitivity(recordings, answers=answers, figure=path),
+        lambda recordings, path: study_sensitivity(
+            recordings, answers=answers, figure=path, min_queries=min_queries
+        ),
     )
 
 

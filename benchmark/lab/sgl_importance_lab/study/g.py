@@ -12,7 +12,7 @@ import numpy as np
 
 from sgl_importance_lab.study.recording import Query, Recording
 from sgl_importance_lab.study.statistics import Estimate, Floats, bootstrap
-from sgl_importance_lab.study.study_report import SMALL_MODEL, Finding, draw, verdict_of
+from sgl_importance_lab.study.study_report import OF_THESE_MODELS, Finding, draw, verdict_of
 
 FRACTIONS = (0.05, 0.1, 0.2, 0.4)
 ARMS = ("lru", "ours", "g1", "shuffled")
@@ -155,7 +155,7 @@ def conclude(
             *checks,
             *servers,
             "pins, pre-warming and the gate of lower tiers are no part of it: nothing is said of them",
-            SMALL_MODEL,
+            OF_THESE_MODELS,
         ),
         rows=tuple(rows),
     )

@@ -13,8 +13,8 @@ from rich.progress import track
 from sgl_importance_lab.study.recording import Recording
 from sgl_importance_lab.study.residency import POLICIES, Hits, replay
 from sgl_importance_lab.study.statistics import Estimate, bootstrap, ratio_of
-from sgl_importance_lab.study.streams import Stream, streams
-from sgl_importance_lab.study.study_report import SMALL_MODEL, Finding, StudyError, draw, verdict_of
+from sgl_importance_lab.study.streams import MIN_QUERIES, Stream, streams
+from sgl_importance_lab.study.study_report import OF_THESE_MODELS, Finding, StudyError, draw, verdict_of
 
 SHARES = (0.05, 0.1, 0.2)
 BUDGETS = (0.1, 0.2, 0.3, 0.5)
@@ -62,12 +62,19 @@ def _place(item: tuple[Cell, object]) -> tuple[object, ...]:
     return workload, int(band.partition("-")[0]), *rest
 
 
-def study_h1(recordings: Sequence[Recording], *, figure: Path | None = None) -> Finding:
+def study_h1(
+    recordings: Sequence[Recording], *, figure: Path | None = None, min_queries: int = MIN_QUERIES
+) -> Finding:
     """
+    Args:
+        recordings: with steps.
+        figure: file to draw into.
+        min_queries: that a context needs whose short answers are one stream together.
+
     Raises:
         StudyError: there are no decode steps enough.
     """
-    found = [stream for recording in recordings for stream in streams(recording)]
+    found = [stream for recording in recordings for stream in streams(recording, min_queries)]
     if not found:
         raise StudyError(
             "no stream of decode steps in the recordings: record with trace.detail = 'steps' "
@@ -77,6 +84,7 @@ def study_h1(recordings: Sequence[Recording], *, figure: Path | None = None) -> 
     rows: list[dict[str, Any]] = []
     for (workload, band, share, budget), policies in sorted(cells.items(), key=_place):
         gain = difference(list(zip(policies["ema"], policies["lru"], strict=True)))
+        low, high = gain.ends
         rows.append(
             {
                 "workload": workload,
@@ -89,8 +97,8 @@ def study_h1(recordings: Sequence[Recording], *, figure: Path | None = None) -> 
                     for policy, hits in policies.items()
                 },
                 "ema-lru": gain.value,
-                "low": gain.low,
-                "high": gain.high,
+                "low": low,
+                "high": high,
             }
         )
     decisive: dict[str, list[tuple[Hits, Hits]]] = defaultdict(list)
@@ -122,7 +130,7 @@ def study_h1(recordings: Sequence[Recording], *, figure: Path | None = None) -> 
             "policies load on demand and may bypass; optimum knows the future",
             "sparse serving: it says what a system that fetches pages per step would hit, not what a prefix "
             "cache would",
-            SMALL_MODEL,
+            OF_THESE_MODELS,
         ),
         rows=tuple(rows),
     )

@@ -12,7 +12,7 @@ import numpy as np
 from sgl_importance_lab.study.documents import SharedContext, shared_contexts
 from sgl_importance_lab.study.recording import Recording
 from sgl_importance_lab.study.statistics import Floats, chance_jaccard, jaccard, mean_of, top_pages
-from sgl_importance_lab.study.study_report import SMALL_MODEL, Finding, StudyError, draw
+from sgl_importance_lab.study.study_report import OF_THESE_MODELS, Finding, StudyError, draw
 
 SHARE = 0.1
 MIN_QUERIES = 50
@@ -61,11 +61,12 @@ def study_h2(
     if not by_workload:
         raise StudyError(
             f"no prefix of {MIN_PAGES} pages with {min_queries} queries in the recordings: record more "
-            "questions about fewer documents"
+            "questions about fewer documents, or lower --min-queries"
         )
     rows: list[dict[str, Any]] = []
     for kind, values in sorted(by_workload.items()):
         estimate = mean_of(values)
+        low, high = estimate.ends
         rows.append(
             {
                 "workload": kind,
@@ -73,8 +74,8 @@ def study_h2(
                 "queries": len(values),
                 "pages": round(float(np.mean(pages[kind]))),
                 "jaccard": estimate.value,
-                "low": estimate.low,
-                "high": estimate.high,
+                "low": low,
+                "high": high,
                 "chance": float(np.mean(chance[kind])),
             }
         )
@@ -120,7 +121,7 @@ def study_h2(
             "attention that looks at the same pages whatever is asked agrees with itself: see which layers "
             "do, by one recording each, and 'study sensitivity --workload' for whether they find the answer",
             "queries are the resampled units: the interval is about these contexts",
-            SMALL_MODEL,
+            OF_THESE_MODELS,
         ),
         rows=tuple(rows),
     )

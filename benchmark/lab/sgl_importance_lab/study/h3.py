@@ -25,7 +25,7 @@ from sgl_importance_lab.replay.residency.page_replay import (
     run_policy,
 )
 from sgl_importance_lab.study.statistics import Estimate, Floats, bootstrap
-from sgl_importance_lab.study.study_report import SMALL_MODEL, Finding, StudyError, draw
+from sgl_importance_lab.study.study_report import OF_THESE_MODELS, Finding, StudyError, draw
 
 # Chosen before the first run: what the prototype's numbers were taken at.
 SELECTED, SLOTS = 0.1, 0.2
@@ -128,7 +128,7 @@ def study_h3(
             "holds for these lengths only",
             "pages are chosen by true attention, as listed; a selector that estimates it chooses others. "
             "Loads, not latency; and with a bias answers may change, which a replay cannot show",
-            SMALL_MODEL,
+            OF_THESE_MODELS,
         ),
         rows=tuple(rows),
     )

@@ -20,7 +20,7 @@ from sgl_importance_lab.study.anticipation import (
 )
 from sgl_importance_lab.study.recording import Query, Recording, Scores
 from sgl_importance_lab.study.statistics import Estimate, jaccard, mean_of, top_pages
-from sgl_importance_lab.study.study_report import SMALL_MODEL, Finding, StudyError, draw
+from sgl_importance_lab.study.study_report import OF_THESE_MODELS, Finding, StudyError, draw
 
 MIN_QUERIES = 20
 LONG_ANSWER_STEPS = 24
@@ -168,13 +168,13 @@ def study_sensitivity(
     if not default.recall:
         raise StudyError(
             f"no prefix of {MIN_PAGES} pages with {min_queries} queries in {base.name}: "
-            "record more questions about fewer documents"
+            "record more questions about fewer documents, or lower --min-queries"
         )
     settings = list(_own_settings(contexts))
     for recording in recordings[1:]:
         settings += _other_settings(contexts, recording)
     base_recall = mean_of(list(default.recall.values()))
-    rows = [_row(default, len(default.recall), base_recall, Estimate(0.0, 0.0, 0.0))]
+    rows = [_row(default, len(default.recall), base_recall, Estimate(0.0, 0.0, 0.0, len(default.recall)))]
     changes: list[tuple[Estimate, Setting]] = []
     for setting in settings:
         common = sorted(setting.recall.keys() & default.recall.keys())
@@ -210,7 +210,7 @@ def study_sensitivity(
             f"own answer: share of queries whose own top {WANTED_SHARE:.0%} pages hold the right answer; "
             f"earlier answer: the same of the top {FOUND_SHARE:.0%} by the queries before it",
             "mean of a block's tokens and their sum rank alike; the maximum does not",
-            SMALL_MODEL,
+            OF_THESE_MODELS,
         ),
         rows=tuple(rows),
     )

@@ -16,14 +16,31 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its percentile bootstrap interval; both ends equal the value where there is one unit."""
+    """A value with its percentile bootstrap interval.
+
+    Attributes:
+        n: units that were resampled, the smaller number where two groups were. Of one, both ends equal the
+            value, which is no interval.
+    """
 
     value: float
     low: float
     high: float
+    n: int
 
     def __str__(self) -> str:
+        if self.n < 2:
+            return f"{self.value:.3f} (no interval)"
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """Of the interval; None where there is none."""
+        return (self.low, self.high) if self.n > 1 else (None, None)
+
+    def from_one(self) -> Estimate:
+        """One minus it."""
+        return Estimate(1 - self.value, 1 - self.high, 1 - self.low, self.n)
 
 
 def bootstrap(
@@ -41,12 +58,12 @@ def bootstrap(
     assert len(table) > 0
     rng = np.random.default_rng(seed)
     draws = [statistic(table[rng.integers(len(table), size=len(table))]) for _ in range(RESAMPLES)]
-    return _estimate(statistic(table), draws)
+    return _estimate(statistic(table), draws, len(table))
 
 
-def _estimate(value: float, draws: Sequence[float] | Floats) -> Estimate:
+def _estimate(value: float, draws: Sequence[float] | Floats, n: int) -> Estimate:
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Estimate(float(value), float(low), float(high))
+    return Estimate(float(value), float(low), float(high), n)
 
 
 def mean_of(values: Sequence[float], *, seed: int = 0) -> Estimate:
@@ -58,7 +75,7 @@ def median_of(values: Sequence[float], *, seed: int = 0) -> Estimate:
     """Median with its bootstrap interval over single values, all drawn at once."""
     table = np.asarray(values, dtype=np.float64)
     drawn = np.random.default_rng(seed).integers(len(table), size=(RESAMPLES, len(table)))
-    return _estimate(float(np.median(table)), np.median(table[drawn], axis=1))
+    return _estimate(float(np.median(table)), np.median(table[drawn], axis=1), len(table))
 
 
 def ratio_of(parts: Sequence[tuple[float, float]], *, seed: int = 0) -> Estimate:
@@ -67,7 +84,7 @@ def ratio_of(parts: Sequence[tuple[float, float]], *, seed: int = 0) -> Estimate
     assert len(table) > 0
     drawn = np.random.default_rng(seed).integers(len(table), size=(RESAMPLES, len(table)))
     sums = table[drawn].sum(axis=1)
-    return _estimate(ratio_of_sums(table), sums[:, 0] / np.maximum(sums[:, 1], 1e-12))
+    return _estimate(ratio_of_sums(table), sums[:, 0] / np.maximum(sums[:, 1], 1e-12), len(table))
 
 
 def top_pages(scores: Floats, share: float) -> set[int]:
@@ -100,7 +117,7 @@ def difference_of_ratios(
 ) -> Estimate:
     """Ratio of sums of the first minus that of the second, over independent units of either."""
     draws = _drawn_differences(first, second, seed)
-    return _estimate(draws[0], draws[1:])
+    return _estimate(draws[0], draws[1:], min(len(first), len(second)))
 
 
 def chance_of_difference(

@@ -52,7 +52,7 @@ class Stream:
     steps: Sequence[StepScores]
 
 
-def streams(recording: Recording) -> list[Stream]:
+def streams(recording: Recording, min_queries: int = MIN_QUERIES) -> list[Stream]:
     """Long answers each for itself; short ones together with the others on their context."""
     found = [
         _stream([query], query.kind, "one answer")
@@ -60,7 +60,7 @@ def streams(recording: Recording) -> list[Stream]:
         if len(query.decode) >= MIN_STEPS
     ]
     short = [query for query in recording.queries if 0 < len(query.decode) < MIN_STEPS]
-    for context in shared_contexts(short, min_queries=MIN_QUERIES, min_pages=MIN_CONTEXT_PAGES):
+    for context in shared_contexts(short, min_queries=min_queries, min_pages=MIN_CONTEXT_PAGES):
         if sum(len(query.decode) for query in context.queries) >= MIN_STEPS:
             found.append(_stream(context.queries, context.kind, "shared context"))
     return found

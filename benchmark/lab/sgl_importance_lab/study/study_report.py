@@ -19,11 +19,12 @@ from sgl_importance_lab.study.statistics import Estimate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SMALL_MODEL = "validates the instrument on this model; says nothing final about large ones"
-
+OF_THESE_MODELS = "says what the recorded models do; another model needs recordings of its own"
 
 WIDEST = 1000  # columns of a terminal
 MOST_ROWS = 60  # at a terminal
+FEWEST_UNITS = 5
+"""Resampled units that a verdict needs: an interval that is drawn from fewer is too narrow."""
 
 
 class StudyError(Exception):
@@ -45,7 +46,7 @@ class Studied(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer.
+    """One answer. From fewer than ``FEWEST_UNITS`` units it has no verdict, whatever it is given.
 
     Attributes:
         study: name of the question.
@@ -66,6 +67,11 @@ class Finding:
     rows: tuple[dict[str, Any], ...]
     p_value: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.value.n < FEWEST_UNITS:
+            said = f"none: n = {self.value.n}, and fewer than {FEWEST_UNITS} decide nothing"
+            object.__setattr__(self, "verdict", said)
+
     def show(self, console: Console) -> None:
         table = Table(title=plain(f"{self.study}: {self.claim}", "table.title"))
         for column, value in self.rows[0].items():
@@ -77,7 +83,7 @@ class Finding:
         Console(file=console.file, width=max(needed, console.width)).print(table)
         if len(self.rows) > MOST_ROWS:
             console.print(f"{len(self.rows) - MOST_ROWS} more rows are in {self.study}.json")
-        console.print(f"value: {self.value}")
+        console.print(f"value: {self.value}, n = {self.value.n}")
         console.print(plain(f"verdict: {self.verdict}"))
         if self.p_value is not None:
             console.print(f"p: {self.p_value:.4f}")

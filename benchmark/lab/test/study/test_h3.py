@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 def nearly_alike(difference: float) -> list[Asked]:
     """Tokens that want two pages more than ten others, in turn, by ``difference``."""
     found = []
-    for number in range(3):
+    for number in range(5):
         mass = np.full((40, 1, 1, 45), 1e-4)
         for at in range(40):
             mass[at, 0, 0, 1:13] = 0.06
@@ -64,7 +64,7 @@ def test_a_preference_that_reads_the_wrong_pages_is_not_supported(tmp_path: Path
 def test_the_verdict_is_that_of_both_intervals(
     value: tuple[float, ...], covered: tuple[float, ...], expected: str
 ) -> None:
-    assert verdict(Estimate(*value), Estimate(*covered)).startswith(expected)
+    assert verdict(Estimate(*value, n=9), Estimate(*covered, n=9)).startswith(expected)
 
 
 def test_lists_that_are_too_short_are_one_line(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["h3", str(tmp_path / "lists"), "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     document = json.loads((tmp_path / "h3.json").read_text())
-    assert document["recordings"][0]["requests"] == 3
+    assert document["recordings"][0]["requests"] == 5
     assert document["value"]["low"] > 0.3
     assert (tmp_path / "h3.png").stat().st_size > 0
     assert (SELECTED, SLOTS) == (0.1, 0.2)

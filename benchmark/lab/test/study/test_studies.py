@@ -20,12 +20,12 @@ from sgl_importance_lab.study.anticipation import histories, merged, recall, ste
 from sgl_importance_lab.study.cli import app
 from sgl_importance_lab.study.documents import shared_contexts
 from sgl_importance_lab.study.g import Replayed, conclude, paired_blocks, rate_difference, server_notes
-from sgl_importance_lab.study.h1 import context_band
+from sgl_importance_lab.study.h1 import context_band, study_h1
 from sgl_importance_lab.study.h2 import agreements, study_h2
 from sgl_importance_lab.study.recording import Recording, load_recording
 from sgl_importance_lab.study.sensitivity import study_sensitivity
 from sgl_importance_lab.study.shuffled_policy import ShuffledImportancePolicy
-from sgl_importance_lab.study.statistics import jaccard, top_pages
+from sgl_importance_lab.study.statistics import jaccard, mean_of, top_pages
 from sgl_importance_lab.study.study_report import StudyError
 
 from support.workloads.recordings import (
@@ -112,6 +112,33 @@ def test_h2_tells_agreement_from_chance() -> None:
     assert different.verdict.startswith("not supported")
     half = study_h2([make_recording(queries_looking_at([4, 4, 4, 7, 8, 4, 9]))])
     assert half.value.value == pytest.approx(35 / 60, abs=0.01)
+
+
+def test_too_few_queries_have_a_number_and_no_verdict() -> None:
+    few = study_h2([make_recording(queries_looking_at([4], queries=4))], min_queries=2)
+    assert few.value.n == 4
+    assert few.verdict == "none: n = 4, and fewer than 5 decide nothing"
+    enough = study_h2([make_recording(queries_looking_at([4], queries=5))], min_queries=2)
+    assert enough.verdict == "supported: above 0.5"
+
+
+def test_one_unit_has_no_interval() -> None:
+    one, two = mean_of([0.25]), mean_of([0.25, 0.75])
+    assert (str(one), one.ends) == ("0.250 (no interval)", (None, None))
+    assert two.ends == (two.low, two.high)
+    assert two.from_one().n == 2
+
+
+def test_one_stream_has_a_number_and_no_verdict() -> None:
+    """A stream of steps that want the same page: EMA keeps it, and a single stream decides nothing."""
+    long = make_query(range(12), decode=[make_step([1.0] + [0.0] * 11)] * 30)
+    finding = study_h1([make_recording([long])])
+    assert finding.value.n == 1
+    assert finding.verdict.startswith("none: n = 1")
+    assert {(row["streams"], row["low"], row["high"]) for row in finding.rows} == {(1, None, None)}
+    five = study_h1([make_recording([long] * 5)])
+    assert five.value.n == 5
+    assert not five.verdict.startswith("none")
 
 
 def test_h2_decides_by_recordings_of_the_same_settings() -> None:
@@ -258,7 +285,7 @@ def test_the_command_prints_and_writes_what_it_found(tmp_path: Path, study: str)
     out.mkdir()
     result = CliRunner().invoke(app, [study, str(tmp_path / "hand"), "--out", str(out)])
     assert result.exit_code == 0, result.output
-    for word in ("value:", "verdict:", "says nothing final about large ones"):
+    for word in ("value:", "verdict:", "another model needs recordings of its own"):
         assert word in " ".join(result.output.split())
     document = json.loads((out / f"{study}.json").read_text())
     assert document["value"]["low"] <= document["value"]["value"] <= document["value"]["high"]
@@ -266,6 +293,16 @@ def test_the_command_prints_and_writes_what_it_found(tmp_path: Path, study: str)
     assert document["recordings"][0]["requests"] == 120
     assert str(tmp_path) not in json.dumps(document)
     assert (out / f"{study}.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(("study", "queries"), [("h2", 4), ("h1", 3), ("sensitivity", 3)])
+def test_fewer_queries_are_enough_where_one_says_so(tmp_path: Path, study: str, queries: int) -> None:
+    write_recording(tmp_path / "few", queries=15, contexts=1)
+    words = [study, str(tmp_path / "few"), "--out", str(tmp_path), "--no-figure"]
+    assert CliRunner().invoke(app, [*words, "--min-queries", "16"]).exit_code == 2
+    result = CliRunner().invoke(app, [*words, "--min-queries", str(queries)])
+    assert result.exit_code == 0, result.output
+    assert f"n = {json.loads((tmp_path / f'{study}.json').read_text())['value']['n']}" in result.output
 
 
 @pytest.mark.parametrize(

@@ -243,8 +243,8 @@ def test_a_line_that_is_no_mark_is_one_error(tmp_path: Path, line: str) -> None:
 
 def far_and_near(directory: Path) -> list[PageRecording]:
     """Thoughts that look far back, and answers of another server that read where they write."""
-    thoughts = [looks_back("thought", number, 8) for number in range(4)]
-    answers = [looks_back("decode", number, 0) for number in range(4)]
+    thoughts = [looks_back("thought", number, 8) for number in range(5)]
+    answers = [looks_back("decode", number, 0) for number in range(5)]
     return [recorded(directory / "thoughts", thoughts), recorded(directory / "answers", answers)]
 
 
@@ -286,9 +286,9 @@ def test_milestones_that_are_wanted_again_are_seen(tmp_path: Path) -> None:
     steps, page = 160, 5
     mass = np.full((steps, 1, 2, 50), 1e-6)
     mass[:, 0, :, page] = 1.0
-    asked = [Asked(number, 4, mass, kind="thought") for number in range(4)]
+    asked = [Asked(number, 4, mass, kind="thought") for number in range(5)]
     recording = recorded(tmp_path, [*asked, looks_back("decode", 9, 0)])
-    marks = {f"thought/{number}/{number}": Marks([PAGE_SIZE * page + 1], []) for number in range(4)}
+    marks = {f"thought/{number}/{number}": Marks([PAGE_SIZE * page + 1], []) for number in range(5)}
     score = finding(study_thinking([recording], marks, KINDS), "thinking-attention")
     (row,) = (row for row in score.rows if row["kind"] == "thought")
     assert row["late wants, milestones"] == 1
@@ -348,7 +348,7 @@ def test_short_answers_of_a_control_are_measured_beside_the_others(tmp_path: Pat
     )
     rows = {row["kind"]: row for row in found.rows}
     assert (rows["control"]["requests"], rows["control"]["tokens"]) == (2, 8)
-    assert rows["thought"]["requests"] == 4
+    assert rows["thought"]["requests"] == 5
     assert found.p_value is not None
     assert 0 < found.p_value <= 1
 

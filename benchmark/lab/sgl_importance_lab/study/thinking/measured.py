@@ -9,7 +9,7 @@ import numpy as np
 
 from sgl_importance.observe.trace.page_steps import PageRecording
 from sgl_importance.terminal import counted
-from sgl_importance_lab.study.study_report import SMALL_MODEL, StudyError
+from sgl_importance_lab.study.study_report import OF_THESE_MODELS, StudyError
 from sgl_importance_lab.study.thinking.marks import Marks
 from sgl_importance_lab.study.thinking.request_measures import (
     KEPT_SHARES,
@@ -120,5 +120,5 @@ def notes_of(decisive: Measured, kinds: Kinds) -> tuple[str, ...]:
         f"pages of {decisive.page_size} tokens; wanted are the {WANTED_SHARE:.0%} of a context's "
         "pages with the largest attention, of each layer and KV head; requests are the resampled units: "
         + ", ".join(numbers),
-        SMALL_MODEL,
+        OF_THESE_MODELS,
     )

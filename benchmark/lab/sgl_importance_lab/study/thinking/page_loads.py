@@ -11,7 +11,7 @@ from sgl_importance.observe.trace.page_steps import PageRecording
 from sgl_importance.terminal import counted
 from sgl_importance_lab.study.links import HEAD_DIM
 from sgl_importance_lab.study.statistics import Estimate, chance_of, ratio_of, ratio_of_sums
-from sgl_importance_lab.study.study_report import SMALL_MODEL, Finding, StudyError, draw, verdict_of_parts
+from sgl_importance_lab.study.study_report import OF_THESE_MODELS, Finding, StudyError, draw, verdict_of_parts
 from sgl_importance_lab.study.thinking.keep_rules import KEEP_RULES, KeepRule
 from sgl_importance_lab.study.thinking.learned_rule import fit_rule
 from sgl_importance_lab.study.thinking.marks import Marks
@@ -121,7 +121,7 @@ def study_residency(
             f"{max(KEPT_SHARES):.0%}, flash all; heads of {HEAD_DIM} in bfloat16, PCIe 5.0 x16, the data "
             "sheet of a Micron 9550",
             f"largest weights of the logistic regression, standardised: {said}",
-            SMALL_MODEL,
+            OF_THESE_MODELS,
         ),
         rows=tuple(rows),
         p_value=p_value,
@@ -131,7 +131,7 @@ def study_residency(
 def saved(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Estimate:
     """1 - loads of the first / loads of the second, of the same requests."""
     loaded = ratio_of([(one[0], other[0]) for one, other in zip(first, second, strict=True)])
-    return Estimate(1 - loaded.value, 1 - loaded.high, 1 - loaded.low)
+    return loaded.from_one()
 
 
 def thoughts_of(

@@ -1,0 +1,1 @@
+"""Trained language models for ``serve.sh``: fetched, converted from GGUF once, kept in ``.cache/models``."""
