@@ -17,7 +17,7 @@ Switch = Literal["on", "off"]
 Prewarm = Literal["off", "start", "idle"]
 Residency = Literal["full", "tiered"]
 ResidencyPolicy = Literal["lru", "bucketed_lru", "lfu", "ema", "importance"]
-SparseSelector = Literal["all", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
+SparseSelector = Literal["all", "bits", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
 
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 IMPORTANCE_G: tuple[ImportanceG, ...] = get_args(ImportanceG)
