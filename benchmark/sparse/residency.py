@@ -51,7 +51,7 @@ def device_tokens(pool_tokens: int, slots: int) -> int:
             pool_tokens=pool_tokens,
             device_tokens=tokens,
             max_requests=1,
-            vectors_per_page=REP_VECTORS,
+            kept_bytes=REP_VECTORS * SHAPE.key_dim,
         )
         if plan.num_slots >= slots:
             return tokens

@@ -7,16 +7,13 @@ import torch
 from sgl_importance_kernels.sparse.layer_pages import LayerPages
 from sgl_importance_kernels.sparse.selectors.selector import Selector
 
-LARGEST = 127
-"""Largest number of an int8 vector."""
-
 
 class Representations:
-    """A selector's vectors of the complete pages of every layer: int8, with one unit for a page and KV head.
+    """What a selector keeps of the complete pages of every layer: bytes, and a unit for a page and KV head.
 
     They follow pages by their logical number, so that requests which share a prefix share them. They are
-    built when a page is complete; those of a page that somebody else wrote on the host, when it is first
-    asked for.
+    built when a page is complete; those of a page that somebody else wrote on the host, or that was complete
+    before the selector was calibrated, when it is first asked for.
 
     Args:
         selector: says what is kept.
@@ -37,18 +34,18 @@ class Representations:
         self._uses_triton = uses_triton
         self._host_keys = host_keys
         num_pages, _, heads, dim = host_keys[0].shape
-        by_page = (len(host_keys), num_pages, heads)
-        count = selector.vectors_per_page
-        self._vectors = torch.zeros(*by_page, count, dim, dtype=torch.int8, device=device)
-        self._scales = torch.zeros(*by_page if count else (0,), dtype=torch.float32, device=device)
-        self._is_built = torch.zeros(
-            by_page[:2] if count else (len(host_keys), 0), dtype=torch.bool, device=device
-        )
+        layers, size = len(host_keys), selector.kept_bytes(dim)
+        self._keeps = size > 0
+        self._table_bytes = selector.table_bytes(layers, heads, dim)
+        by_page = (layers, num_pages if self._keeps else 0)
+        self._kept = torch.zeros(*by_page, heads, size, dtype=torch.int8, device=device)
+        self._units = torch.zeros(*by_page, heads, dtype=torch.float32, device=device)
+        self._is_built = torch.zeros(by_page, dtype=torch.bool, device=device)
 
     @property
     def num_bytes(self) -> int:
-        """Device bytes."""
-        return self._vectors.nbytes + self._scales.nbytes + self._is_built.nbytes
+        """Device bytes, with those of the selector's tables."""
+        return self._kept.nbytes + self._units.nbytes + self._is_built.nbytes + self._table_bytes
 
     def build(self, layer: int, pages: torch.Tensor, keys: torch.Tensor) -> None:
         """Represents complete pages of a layer.
@@ -58,32 +55,30 @@ class Representations:
             pages: int64 [pages].
             keys: [pages, page size, KV heads, head dimension].
         """
-        if not self.selector.vectors_per_page or not len(pages):
+        if not self._keeps or not len(pages) or not self.selector.is_calibrated:
             return
-        self._vectors[layer, pages], self._scales[layer, pages] = self._represented(keys)
+        self._kept[layer, pages], self._units[layer, pages] = self.selector.keep(layer, keys.float())
         self._is_built[layer, pages] = True
-
-    def _represented(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Vectors of pages, and their unit."""
-        vectors = self.selector.represent(keys.float())
-        scales = vectors.abs().amax(dim=(-2, -1)).clamp_(min=torch.finfo(torch.float32).tiny) / LARGEST
-        return (vectors / scales[..., None, None]).round_().to(torch.int8), scales
 
     def of(self, layer: int, pages: torch.Tensor) -> LayerPages:
         """Complete pages of a layer, int64 [pages], with what is kept of them."""
-        if self.selector.vectors_per_page:
+        if self._keeps:
             self._build_missing(layer, pages[~self._is_built[layer, pages]])
         return self._as_built(layer, pages)
 
     def _as_built(self, layer: int, pages: torch.Tensor) -> LayerPages:
-        scales = self._scales[layer] if self.selector.vectors_per_page else self._scales
         return LayerPages(
-            pages, self._vectors[layer], scales, self._host_keys[layer], uses_triton=self._uses_triton
+            layer,
+            pages,
+            self._kept[layer],
+            self._units[layer],
+            self._host_keys[layer],
+            uses_triton=self._uses_triton,
         )
 
     def ensure(self, pages: torch.Tensor) -> None:
         """Builds what is missing of complete pages, int64 [pages], in every layer."""
-        if not self.selector.vectors_per_page:
+        if not self._keeps:
             return
         is_missing = ~self._is_built[:, pages]
         for layer in is_missing.any(dim=1).nonzero().flatten().tolist():
@@ -92,7 +87,7 @@ class Representations:
     def _build_missing(self, layer: int, pages: torch.Tensor) -> None:
         if len(pages):
             keys = self._host_keys[layer][pages.to(self._host_keys[layer].device)]
-            self.build(layer, pages, keys.to(self._vectors.device))
+            self.build(layer, pages, keys.to(self._kept.device))
 
     def step_logits(
         self, layer: int, queries: torch.Tensor, pages: torch.Tensor, num_pages: torch.Tensor
@@ -112,10 +107,7 @@ class Representations:
             float32 [rows, heads, most pages], -inf behind the pages of a row.
         """
         if self._uses_triton and self.selector.product is not None:
-            from sgl_importance_kernels.sparse.triton.scan_kernel import scan  # a CPU needs no Triton
-
-            is_box = self.selector.product == "box"
-            return scan(queries, self._vectors[layer], self._scales[layer], pages, num_pages, is_box=is_box)
+            return self.selector.scan_rows(queries, self._as_built(layer, pages), pages, num_pages)
         logits = torch.full((*queries.shape[:2], pages.shape[1]), -torch.inf, device=queries.device)
         for row, count in enumerate(num_pages.tolist()):
             own = self._as_built(layer, pages[row, :count])
@@ -124,7 +116,7 @@ class Representations:
 
     def forget(self, pages: torch.Tensor) -> None:
         """The pages were freed, or written on the host by somebody else."""
-        if self.selector.vectors_per_page:
+        if self._keeps:
             self._is_built[:, pages] = False
 
     def clear(self) -> None:
@@ -133,12 +125,12 @@ class Representations:
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless what is kept is what the keys on the host give."""
-        if not self.selector.vectors_per_page:
+        if not self._keeps:
             return
         for layer, keys in enumerate(self._host_keys):
             pages = self._is_built[layer].nonzero().flatten()
             if not len(pages):
                 continue
-            vectors, scales = self._represented(keys[pages].to(self._vectors.device))
-            assert torch.equal(self._vectors[layer, pages], vectors), "vectors of other keys"
-            assert torch.equal(self._scales[layer, pages], scales), "units of other keys"
+            kept, units = self.selector.keep(layer, keys[pages].to(self._kept.device).float())
+            assert torch.equal(self._kept[layer, pages], kept), "kept of other keys"
+            assert torch.equal(self._units[layer, pages], units), "units of other keys"

@@ -176,7 +176,7 @@ def metadata_gigabytes(purpose: str) -> float:
         num_frames=32,
         staging_pages=TILE_TOKENS // page_size,
         budget_bytes=0,
-        vectors_per_page=4,
+        kept_bytes=4 * shape.key_dim,
     )
     sizes = {**plan.bytes_by_purpose, "kv": tokens * shape.token_bytes}
     return sizes[purpose] / 1e9

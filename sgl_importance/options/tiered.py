@@ -9,7 +9,7 @@ from sgl_importance.options.setting import option
 
 Residency = Literal["full", "tiered"]
 ResidencyPolicy = Literal["lru", "bucketed_lru", "ema", "importance"]
-SparseSelector = Literal["all", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
+SparseSelector = Literal["all", "bits", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
 
 RESIDENCY_POLICIES: tuple[ResidencyPolicy, ...] = get_args(ResidencyPolicy)
 SPARSE_SELECTORS: tuple[SparseSelector, ...] = get_args(SparseSelector)

@@ -13,7 +13,7 @@ FRAME_SHARE = 0.125
 _TABLE_ENTRY_BYTES = 8  # of a page's frame, and of a frame's page
 _SLOT_NUMBER_BYTES = 4  # of a page's slot in one layer, and of a slot's page
 _HISTORY_BYTES = 8  # of a page's reads in one layer, and of the pass that read it last
-_UNIT_BYTES = 4  # of the int8 vectors of a page and KV head
+_UNIT_BYTES = 4  # of the numbers that are kept of a page and KV head
 
 
 class DeviceTooSmall(ValueError):
@@ -61,7 +61,8 @@ class DevicePlan:
         num_frames: slots that hold the pages that requests are filling, one for each request that may run.
         staging_pages: pages that pass through the device at a time.
         budget_bytes: what the operator gave.
-        vectors_per_page: int8 vectors that a selector keeps of a page, for each KV head of each layer.
+        kept_bytes: what a selector keeps of a page for each KV head of each layer, beside its unit.
+        table_bytes: what it keeps beside all pages.
     """
 
     shape: KvShape
@@ -71,13 +72,14 @@ class DevicePlan:
     num_frames: int
     staging_pages: int
     budget_bytes: int
-    vectors_per_page: int = 0
+    kept_bytes: int = 0
+    table_bytes: int = 0
 
     @property
     def bytes_by_purpose(self) -> dict[str, int]:
         """Bytes of slots, staging, tables, and of what a selector keeps; together within the budget."""
         page_bytes = self.page_size * self.shape.layer_token_bytes
-        representations = self.num_pages * _representation_bytes(self.shape, self.vectors_per_page)
+        representations = self.num_pages * _kept_bytes(self.shape, self.kept_bytes) + self.table_bytes
         return {
             "slots": self.shape.layers * self.num_slots * page_bytes,
             "staging": self.staging_pages * page_bytes,
@@ -113,7 +115,8 @@ def plan_device(
     pool_tokens: int,
     device_tokens: int,
     max_requests: int | None,
-    vectors_per_page: int = 0,
+    kept_bytes: int = 0,
+    table_bytes: int = 0,
 ) -> DevicePlan:
     """Divides the device memory that dense KV of ``device_tokens`` tokens would take.
 
@@ -124,7 +127,8 @@ def plan_device(
         device_tokens: tokens whose dense KV, in all layers, would fill the memory.
         max_requests: requests that may run at a time, each with a page of its own at least; None where the
             memory decides.
-        vectors_per_page: as in ``DevicePlan``.
+        kept_bytes: as in ``DevicePlan``.
+        table_bytes: likewise.
 
     Raises:
         DeviceTooSmall: it holds less than one slot for every request.
@@ -133,8 +137,8 @@ def plan_device(
     num_pages = pool_tokens // page_size + 1
     staging_pages = -(-TILE_TOKENS // page_size)
     page_bytes = page_size * shape.layer_token_bytes
-    per_page = _page_table_bytes(shape) + _representation_bytes(shape, vectors_per_page)
-    fixed = staging_pages * page_bytes + num_pages * per_page
+    per_page = _page_table_bytes(shape) + _kept_bytes(shape, kept_bytes)
+    fixed = staging_pages * page_bytes + num_pages * per_page + table_bytes
     per_slot = shape.layers * (page_bytes + _SLOT_NUMBER_BYTES) + _TABLE_ENTRY_BYTES
     budget = device_tokens * shape.token_bytes
     num_slots = min((budget - fixed) // per_slot, num_pages)
@@ -144,7 +148,7 @@ def plan_device(
     needed = max_requests or 1
     if num_slots < needed:
         least = -(-(fixed + needed * per_slot) // shape.token_bytes)
-        beside = "staging, tables and what the selector keeps" if vectors_per_page else "staging and tables"
+        beside = "staging, tables and what the selector keeps" if kept_bytes else "staging and tables"
         raise DeviceTooSmall(
             f"device memory of {device_tokens} tokens holds {max(num_slots, 0)} page slots beside {beside}, "
             f"and {needed} running requests need one each: use --kv-device-tokens {least} or more"
@@ -153,7 +157,15 @@ def plan_device(
         )
     num_frames = max_requests or max(1, int(num_slots * FRAME_SHARE))
     return DevicePlan(
-        shape, page_size, num_pages, num_slots, num_frames, staging_pages, budget, vectors_per_page
+        shape,
+        page_size,
+        num_pages,
+        num_slots,
+        num_frames,
+        staging_pages,
+        budget,
+        kept_bytes,
+        table_bytes,
     )
 
 
@@ -162,9 +174,6 @@ def _page_table_bytes(shape: KvShape) -> int:
     return shape.layers * (_SLOT_NUMBER_BYTES + _HISTORY_BYTES) + _TABLE_ENTRY_BYTES
 
 
-def _representation_bytes(shape: KvShape, vectors_per_page: int) -> int:
-    """What a selector keeps of each logical page: vectors, their unit, and whether they are there."""
-    if not vectors_per_page:
-        return 0
-    vectors = vectors_per_page * shape.key_dim + _UNIT_BYTES
-    return shape.layers * (shape.kv_heads * vectors + 1)
+def _kept_bytes(shape: KvShape, kept_bytes: int) -> int:
+    """What a selector keeps of each logical page: its bytes, their unit, and whether they are there."""
+    return shape.layers * (shape.kv_heads * (kept_bytes + _UNIT_BYTES) + 1) if kept_bytes else 0

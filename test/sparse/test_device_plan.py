@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from sgl_importance.sparse.device_plan import DevicePlan, DeviceTooSmall, KvShape, plan_device
 from sgl_importance_kernels.sparse.page_slots import PageSlots
+from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
+from sgl_importance_kernels.sparse.selectors.selector import Selector
 
 LLAMA_8B = KvShape(layers=32, kv_heads=8, key_dim=128, value_dim=128, item_bytes=2)
 
 
-def slots_of(plan: DevicePlan) -> PageSlots:
+def slots_of(plan: DevicePlan, selector: Selector | None = None) -> PageSlots:
     shape, dtype = plan.shape, {2: torch.bfloat16, 4: torch.float32}[plan.shape.item_bytes]
     host = [
         [torch.zeros(plan.num_pages * plan.page_size, shape.kv_heads, dim, dtype=dtype)] * shape.layers
@@ -28,6 +30,7 @@ def slots_of(plan: DevicePlan) -> PageSlots:
         page_size=plan.page_size,
         staging_pages=plan.staging_pages,
         device="cpu",
+        selector=selector,
     )
 
 
@@ -47,10 +50,16 @@ shapes = st.builds(
     pages=st.integers(1, 300),
     device_tokens=st.integers(512, 8192),
     max_requests=st.none() | st.integers(1, 64),
+    name=st.none() | st.sampled_from(("bits", "rep", "window")),
 )
 def test_what_is_allocated_is_what_is_planned_and_within_the_budget(
-    shape: KvShape, page_size: int, pages: int, device_tokens: int, max_requests: int | None
+    shape: KvShape, page_size: int, pages: int, device_tokens: int, max_requests: int | None, name: str | None
 ) -> None:
+    selector = SELECTORS[name](page_size) if name and not (name == "bits" and page_size % 8) else None
+    kept = (0, 0)
+    if selector is not None:
+        tables = selector.table_bytes(shape.layers, shape.kv_heads, shape.key_dim)
+        kept = (selector.kept_bytes(shape.key_dim), tables)
     try:
         plan = plan_device(
             shape,
@@ -58,12 +67,14 @@ def test_what_is_allocated_is_what_is_planned_and_within_the_budget(
             pool_tokens=pages * page_size,
             device_tokens=device_tokens,
             max_requests=max_requests,
+            kept_bytes=kept[0],
+            table_bytes=kept[1],
         )
     except DeviceTooSmall as error:
         least = int(str(error).partition("--kv-device-tokens ")[2].split()[0])
         assert least > device_tokens
         return
-    assert slots_of(plan).device_bytes() == plan.bytes_by_purpose
+    assert slots_of(plan, selector).device_bytes() == plan.bytes_by_purpose
     assert plan.device_bytes <= plan.budget_bytes
     assert plan.num_frames == min(max_requests or plan.num_frames, pages) <= plan.num_slots <= plan.num_pages
 

@@ -11,6 +11,8 @@ from sgl_importance.options.tiered import SPARSE_SELECTORS
 from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 
+from support.selectors import ready_selector
+
 PAGES, SIZE, KV_HEADS, GROUP, DIM = 12, 8, 2, 3, 16
 
 
@@ -22,7 +24,7 @@ def drawn(seed: int, tokens: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def estimated(name: str, keys: torch.Tensor, queries: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    representations = Representations(SELECTORS[name](SIZE), (keys,), "cpu")
+    representations = Representations(ready_selector(name, keys[None]), (keys,), "cpu")
     return representations.selector.logits(queries, representations.of(0, pages))
 
 
@@ -62,7 +64,7 @@ def test_the_oracle_orders_pages_by_their_attention(seed: int) -> None:
     torch.testing.assert_close(estimated("oracle", keys, queries, pages).exp(), mass)
 
 
-@pytest.mark.parametrize("name", ["rep", "token", "quest", "oracle", "infllm"])
+@pytest.mark.parametrize("name", ["bits", "rep", "token", "quest", "oracle", "infllm"])
 def test_a_key_that_stands_out_is_found(name: str) -> None:
     keys, queries = drawn(0, tokens=1)
     keys *= 0.1
@@ -82,9 +84,10 @@ def test_mean_does_not_find_it_and_window_does_not_look() -> None:
     ]
 
 
-def test_what_was_written_by_somebody_else_is_represented_anew() -> None:
+@pytest.mark.parametrize("name", ["bits", "rep"])
+def test_what_was_written_by_somebody_else_is_represented_anew(name: str) -> None:
     keys, queries = drawn(1)
-    representations = Representations(SELECTORS["rep"](SIZE), (keys,), "cpu")
+    representations = Representations(ready_selector(name, keys[None]), (keys,), "cpu")
     pages = torch.arange(PAGES)
     before = representations.selector.logits(queries, representations.of(0, pages))
     keys[4] *= 2

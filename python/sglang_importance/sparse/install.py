@@ -19,10 +19,12 @@ from sgl_importance.sparse.prune import Prune
 from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
+from sgl_importance_kernels.sparse.selectors.mean_and_bits import MeanAndBits
 from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 from sgl_importance_kernels.sparse.selectors.selector import Selector
 from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.score_sources import NONE
+from sglang_importance.sparse.calibration import key_statistics
 from sglang_importance.sparse.emitting_backend import EmittingTieredBackend
 from sglang_importance.sparse.pool import TieredKVPool, continue_by_whole_pages, forget_freed_pages
 from sglang_importance.sparse.selections import Selections
@@ -135,7 +137,17 @@ def _tiered_pool(
 
 
 def _selector(options: ImportanceOptions, page_size: int) -> Selector | None:
-    return SELECTORS[options.sparse.selector](page_size) if options.is_sparse else None
+    """The selector that was chosen; it may have to be calibrated.
+
+    Raises:
+        LaunchRefused: it takes no pages of this size.
+    """
+    if not options.is_sparse:
+        return None
+    try:
+        return SELECTORS[options.sparse.selector](page_size)
+    except ValueError as error:
+        raise LaunchRefused([f"{name_of('sparse.selector')} {options.sparse.selector}: {error}"]) from error
 
 
 def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[PageChooser, list[int]]:
@@ -152,8 +164,21 @@ def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[Pa
     )
     slots, representations = pool.slots, pool.slots.representations
     assert representations is not None, "a selector without representations"
+    if isinstance(representations.selector, MeanAndBits):
+        _calibrate(representations.selector, model_runner)
     chooser = PageChooser(representations, pool.page_size, rule, slots.traffic, is_resident=slots.is_resident)
     return chooser, full_attention_layers(model_runner.model)
+
+
+def _calibrate(selector: MeanAndBits, model_runner: ModelRunner) -> None:
+    device = model_runner.device
+    statistics = key_statistics(
+        model_runner.model,
+        vocabulary=model_runner.model_config.vocab_size,
+        page_size=model_runner.page_size,
+        device=device,
+    )
+    selector.calibrate(statistics, device)
 
 
 def _tiered_allocator(
@@ -200,7 +225,10 @@ def _plan(configurator: KVCacheConfigurator, pool_tokens: int) -> DevicePlan:
             pool_tokens=pool_tokens,
             device_tokens=options.device_tokens_of(pool_tokens),
             max_requests=get_schedule().max_running_requests,
-            vectors_per_page=0 if selector is None else selector.vectors_per_page,
+            kept_bytes=0 if selector is None else selector.kept_bytes(shape.key_dim),
+            table_bytes=0
+            if selector is None
+            else selector.table_bytes(shape.layers, shape.kv_heads, shape.key_dim),
         )
     except DeviceTooSmall as error:
         raise LaunchRefused([str(error)]) from error

@@ -40,14 +40,13 @@ class ChoosingDriver(AttentionDriver):
         super().__init__(options(window=window, **sparse, **positions), page_size=PAGE)
         selector, self.selections = SELECTORS["rep"](PAGE), Selections(self.options, PAGE)
         pool = tiered_pool(PAGE)
-        vectors = selector.vectors_per_page
         plan = plan_device(
             KV_SHAPE,
             page_size=PAGE,
             pool_tokens=POOL_TOKENS,
             device_tokens=600,
             max_requests=2,
-            vectors_per_page=vectors,
+            kept_bytes=selector.kept_bytes(HEAD_DIM),
         )
         pool.attach_slots(plan, "cpu", "ema", selector, self.selections)
         self.runner.token_to_kv_pool = pool
