@@ -93,7 +93,8 @@ class LayerPages:
 
     def _vectors(self, head_dim: int) -> torch.Tensor:
         """What is kept, as int8 [pool pages, KV heads, vectors, head dimension]."""
-        return self.kept.unflatten(2, (-1, head_dim))
+        vectors: torch.Tensor = self.kept.unflatten(2, (-1, head_dim))
+        return vectors
 
     def _alike(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """These pages for each of so many rows, and their number."""

@@ -34,9 +34,10 @@ class _ObservedAttention:
         keys = k.reshape(-1, layer.tp_k_head_num, layer.qk_head_dim)
         values = v.reshape(-1, layer.tp_v_head_num, layer.v_head_dim)
         self._of_layers[layer.layer_id] = KeyStatistics.of(keys[None], queries[None], self._page_size)
-        by_head = (part.transpose(0, 1)[None] for part in (queries, keys, values))
         outputs = scaled_dot_product_attention(
-            *by_head,
+            queries.transpose(0, 1)[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
             is_causal=True,
             scale=layer.scaling,
             enable_gqa=layer.tp_q_head_num > layer.tp_k_head_num,
