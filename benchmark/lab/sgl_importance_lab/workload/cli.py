@@ -15,6 +15,7 @@ from sgl_importance.cli.client_arguments import AnyServer, ApiKey
 from sgl_importance.cli.server_client import DEFAULT_URL
 from sgl_importance.terminal import add_texts, check_outputs, counted, existing_file, fail, show, some_path
 from sgl_importance_lab.probe.chat_client import ServerError
+from sgl_importance_lab.workload import real_text
 from sgl_importance_lab.workload.drive import Outcome, Summary, WorkloadClient, drive, summarise
 from sgl_importance_lab.workload.kinds import KINDS, Shape
 from sgl_importance_lab.workload.workload_maker import make_workload
@@ -26,11 +27,12 @@ from sgl_importance_lab.workload.workload_request import (
 )
 
 app = typer.Typer(
-    help="Requests in the embedded model's language, skewed as you like, each with its right answer.",
+    help="Requests with right answers, skewed as you like: of real text or in the embedded model's language.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 _SHAPE = Shape()
+_TEXT_SHAPE = real_text.TextShape()
 
 
 @app.command("make")
@@ -63,6 +65,61 @@ def make_command(
     names = [kind.strip() for kind in kinds.split(",") if kind.strip()]
     try:
         requests = list(make_workload(names, count, shape=shape, seed=seed, rate=rate))
+    except WorkloadError as error:
+        fail(str(error))
+    write_requests(requests, out)
+    typer.echo(f"{len(requests)} requests in {out}")
+
+
+@app.command("text")
+def text_command(
+    out: Annotated[
+        Path, typer.Argument(parser=some_path, help="File for the requests, one JSON object per line.")
+    ],
+    model: Annotated[
+        Path, typer.Option(parser=some_path, metavar="PATH", help="Folder of the model that will be asked.")
+    ],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            parser=existing_file,
+            metavar="PATH",
+            help="A file of real text; several are read one behind the other. "
+            "Without it, modules of Python's library.",
+        ),
+    ] = None,
+    kinds: Annotated[str, typer.Option(help=f"Some of {','.join(real_text.KINDS)}.")] = ",".join(
+        real_text.KINDS
+    ),
+    count: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 200,
+    seed: Annotated[int, typer.Option(help="The same seed, the same requests.")] = 0,
+    rate: Annotated[float, typer.Option(help="Arrivals per second on average.")] = 4.0,
+    documents: Annotated[int, typer.Option(min=1, help="Windows of the text.")] = _TEXT_SHAPE.documents,
+    document_tokens: Annotated[
+        int, typer.Option(min=64, help="Length of a document, tokens of the model.")
+    ] = _TEXT_SHAPE.document_tokens,
+    records: Annotated[int, typer.Option(min=1, help="Records in each document.")] = _TEXT_SHAPE.records,
+    answer_tokens: Annotated[
+        int, typer.Option(min=1, help="Length of what follows the beginning of a repeated passage.")
+    ] = _TEXT_SHAPE.answer_tokens,
+    document_skew: Annotated[
+        float, typer.Option(min=0, help="Zipf exponent of the popularity of documents.")
+    ] = _TEXT_SHAPE.document_skew,
+    question_skew: Annotated[
+        float, typer.Option(min=0, help="Zipf exponent of the popularity of a document's records.")
+    ] = _TEXT_SHAPE.question_skew,
+) -> None:
+    """Write a workload of real text for any model: records planted in it, passages that it repeats."""
+    shape = real_text.TextShape(
+        documents, document_tokens, records, answer_tokens, document_skew, question_skew
+    )
+    check_outputs(out)
+    names = [kind.strip() for kind in kinds.split(",") if kind.strip()]
+    try:
+        tokenizer = real_text.model_tokenizer(model)
+        whole = real_text.read_text(text or real_text.text_at_hand())
+        made = real_text.make_text_workload(whole, tokenizer, names, count, shape=shape, seed=seed, rate=rate)
+        requests = list(made)
     except WorkloadError as error:
         fail(str(error))
     write_requests(requests, out)

@@ -32,6 +32,8 @@ class WorkloadRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         max_tokens: most tokens to generate.
         ignore_eos: whether to generate that many whatever the model says.
         hints: what the request says of its own KV, for servers that take hints.
+        answer_token: where the answer stands in the prompt already, in tokens of the model that the request
+            was made for; None where it was made for the embedded one, or the answer stands nowhere.
     """
 
     id: str
@@ -44,14 +46,17 @@ class WorkloadRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     answer: str | None = None
     ignore_eos: bool = False
     hints: dict[str, Any] = {}
+    answer_token: int | None = None
 
     def token_ids(self) -> list[int]:
         """The prompt in tokens of the embedded model."""
         return encode_text(self.prompt) if self.prompt else encode(self.messages)
 
     def answer_position(self) -> int | None:
-        """Where in the prompt the right answer stands, in tokens of the embedded model: the value of the
-        record that the last message asks for. None where the request asks for no record."""
+        """Where in the prompt the right answer stands, in tokens of the model that is asked; of the embedded
+        one, the value of the record that the last message asks for. None where it stands nowhere."""
+        if self.answer_token is not None:
+            return self.answer_token
         if not self.messages or self.answer is None:
             return None
         name = self.messages[-1]["content"].rpartition(" ")[2]
