@@ -39,8 +39,8 @@ def largest_of_codes(
 
     Args:
         queries: float32 [tokens, KV heads, queries of each, dimension].
-        kept: of every page of the pool, [pool pages, KV heads, bytes]: the mean as int8, then codes as
-            ``BitTables`` says.
+        kept: of every page of the pool, [pool pages, KV heads, bytes]: the mean as int8, eight times the
+            binary logarithm of the page's factor as int8, then codes as ``BitTables`` says.
         units: of the means, float32 [pool pages, KV heads].
         widths: bits of each channel, int32 [KV heads, dimension].
         steps: of its codes, float32 [KV heads, dimension].
@@ -82,7 +82,8 @@ def largest_of_codes(
             row_bytes = kept[pages[at_page], head]
             for channel in range(dim):
                 mean[channel] = np.int8(row_bytes[channel])
-            byte = dim
+            factor_of_page = np.float32(2.0 ** (np.int8(row_bytes[dim]) / 8.0))
+            byte = dim + 1
             first = 0
             for which in range(3):
                 width = 4 >> which
@@ -111,5 +112,5 @@ def largest_of_codes(
                 for token in range(page_size):
                     best = max(best, sums[token])
                 logits[row // group, head, row % group, at_page] = (
-                    best + offsets[row] + of_mean * units[pages[at_page], head]
+                    factor_of_page * (best + offsets[row]) + of_mean * units[pages[at_page], head]
                 )

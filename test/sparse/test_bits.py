@@ -25,7 +25,7 @@ def drawn(seed: int, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, torch.randn(LAYERS, PAGES * page_size, KV_HEADS * GROUP, DIM, generator=draws)
 
 
-def calibrated(keys: torch.Tensor, queries: torch.Tensor, bits_per_channel: float = 1.5) -> MeanAndBits:
+def calibrated(keys: torch.Tensor, queries: torch.Tensor, bits_per_channel: float = 27 / 16) -> MeanAndBits:
     page_size = keys.shape[2]
     selector = MeanAndBits(page_size, bits_per_channel)
     selector.calibrate(KeyStatistics.of(keys.flatten(1, 2), queries, page_size))

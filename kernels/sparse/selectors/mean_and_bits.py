@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sgl_importance_kernels.sparse.bit_tables import BitTables, KeyStatistics
-from sgl_importance_kernels.sparse.selectors.selector import Selector
+from sgl_importance_kernels.sparse.bit_tables import STEPS, WIDTHS, BitTables, KeyStatistics
+from sgl_importance_kernels.sparse.selectors.selector import LARGEST, Selector
 
 if TYPE_CHECKING:
     from sgl_importance_kernels.sparse.layer_pages import LayerPages
@@ -16,11 +16,19 @@ TOKENS_OF_CODES = 8
 """Tokens whose codes lie together, in as many bytes as their channel has bits."""
 
 
+BITS_PER_CHANNEL = 27 / 16
+"""With mean, factor and unit 7 % of a page's keys and values in bf16."""
+
+FACTORS_PER_DOUBLING = 8
+"""How finely the factor of a page is kept, as the logarithm of it in int8."""
+
+
 class MeanAndBits(Selector):
     """Estimates a page by the largest product with its keys as they can be made again.
 
     Of each page and KV head it keeps the mean in int8, and of every key the difference from it, in codes of
-    0, 1, 2 or 4 bits a channel. Which channel has how many is the model's, found once (``calibrate``).
+    0, 1, 2 or 4 bits a channel. Which channel has how many, and the steps of its codes, are the model's,
+    found once (``calibrate``); the page has a factor of its own for all of these steps.
 
     Args:
         page_size: tokens per page; a multiple of 8.
@@ -32,7 +40,7 @@ class MeanAndBits(Selector):
 
     product = "bits"
 
-    def __init__(self, page_size: int, bits_per_channel: float = 1.5) -> None:
+    def __init__(self, page_size: int, bits_per_channel: float = BITS_PER_CHANNEL) -> None:
         if page_size % TOKENS_OF_CODES:
             raise ValueError(
                 f"codes of {TOKENS_OF_CODES} tokens lie together, and a page of {page_size} would end among "
@@ -43,7 +51,7 @@ class MeanAndBits(Selector):
         self._tables: BitTables | None = None
 
     def kept_bytes(self, head_dim: int) -> int:
-        return head_dim + self._bits(head_dim) * self._page_size // TOKENS_OF_CODES
+        return head_dim + 1 + self._bits(head_dim) * self._page_size // TOKENS_OF_CODES
 
     def table_bytes(self, layers: int, kv_heads: int, head_dim: int) -> int:
         return BitTables.num_bytes(layers, kv_heads, head_dim)
@@ -70,17 +78,40 @@ class MeanAndBits(Selector):
         means, units = self.in_int8(mean[:, :, None])
         differences = keys - (means.squeeze(2) * units[..., None])[:, None]
         largest = (1 << widths) - 1
-        codes = (differences / steps.where(steps > 0, 1.0)).floor_() + (1 << widths) // 2
+        in_steps = differences / steps.where(steps > 0, torch.inf)
+        logarithms = self._logarithms(in_steps, widths)
+        factors = (logarithms / FACTORS_PER_DOUBLING).exp2()
+        codes = (in_steps / factors[:, None, :, None]).floor_() + (1 << widths) // 2
         codes = codes.clamp_(min=0).minimum(largest.float()).int()  # [pages, tokens, heads, channels]
 
         token = torch.arange(size, device=keys.device)[:, None, None]
         within = (token % TOKENS_OF_CODES * widths).int()  # bits, in the bytes of eight tokens
         at = starts * (size // TOKENS_OF_CODES) + token // TOKENS_OF_CODES * widths + within // 8
-        kept = torch.zeros(pages, heads, self.kept_bytes(dim) - dim, dtype=torch.int32, device=keys.device)
+        kept = torch.zeros(
+            pages, heads, self.kept_bytes(dim) - dim - 1, dtype=torch.int32, device=keys.device
+        )
         at = at.clamp(max=kept.shape[2] - 1).movedim(0, 1).reshape(heads, size * dim).long()
         # Codes of one byte are in different bits of it: adding puts them together. Those of no bits are 0.
         kept.scatter_add_(2, at.expand(pages, -1, -1), (codes << within % 8).movedim(1, 2).flatten(2))
-        return torch.cat([means.squeeze(2), kept.to(torch.uint8).view(torch.int8)], dim=2), units
+        codes_of_page = kept.to(torch.uint8).view(torch.int8)
+        return torch.cat(
+            [means.squeeze(2), logarithms[..., None].to(torch.int8), codes_of_page], dim=2
+        ), units
+
+    @staticmethod
+    def _logarithms(in_steps: torch.Tensor, widths: torch.Tensor) -> torch.Tensor:
+        """Of each page's factor, float32 [pages, KV heads], whole: how much more its keys differ than usual.
+
+        Args:
+            in_steps: what keys differ by, float32 [pages, page size, KV heads, channels].
+            widths: bits of each channel, int32 [KV heads, channels].
+        """
+        levels = torch.stack([widths >= width for width in WIDTHS[1:]]).sum(dim=0)
+        usual = torch.tensor(STEPS, device=widths.device)[levels]
+        squares = (in_steps * usual).square().sum(dim=(1, 3))
+        count = in_steps.shape[1] * (widths > 0).sum(dim=1).clamp(min=1)
+        deviations = (squares / count).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
+        return (FACTORS_PER_DOUBLING * deviations.log2()).round_().clamp_(-LARGEST, LARGEST)
 
     def reconstructed(self, layer: int, kept: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
         """The keys that estimates are made with: the definition, for tests.
@@ -95,7 +126,8 @@ class MeanAndBits(Selector):
         """
         tables = self.tables(layer)
         heads, dim = tables.widths.shape
-        means, codes = kept[..., :dim] * units[..., None], kept[..., dim:].view(torch.uint8).int()
+        means, codes = kept[..., :dim] * units[..., None], kept[..., dim + 1 :].view(torch.uint8).int()
+        factors = (kept[..., dim] / FACTORS_PER_DOUBLING).exp2()
         keys = means[:, None].repeat(1, self._page_size, 1, 1)
         for head in range(heads):
             for channel in range(dim):
@@ -108,9 +140,8 @@ class MeanAndBits(Selector):
                     )
                     byte = codes[:, head, first + within * width // 8]
                     code = byte >> within * width % 8 & (1 << width) - 1
-                    keys[:, token, head, channel] += (code - (1 << width) / 2 + 0.5) * tables.steps[
-                        head, channel
-                    ]
+                    steps = tables.steps[head, channel] * factors[:, head]
+                    keys[:, token, head, channel] += (code - (1 << width) / 2 + 0.5) * steps
         return keys
 
     def logits(self, queries: torch.Tensor, pages: LayerPages) -> torch.Tensor:

@@ -72,7 +72,7 @@ def _codes_kernel(
             start = tl.load(Starts + kv_head * HEAD_DIM + dim, mask=is_dim, other=0)
             step = tl.load(Steps + kv_head * HEAD_DIM + dim, mask=is_dim, other=0.0)
             bit = token % 8 * width  # in the bytes of eight tokens
-            byte = HEAD_DIM + start * (PAGE_SIZE // 8) + token // 8 * width + bit // 8
+            byte = HEAD_DIM + 1 + start * (PAGE_SIZE // 8) + token // 8 * width + bit // 8
             is_coded = exists[None, :] & (width > 0)[:, None]
             loaded = tl.load(of_page[None, :] + byte[:, None], mask=is_coded, other=0).to(tl.int32)
             code = ((loaded & 0xFF) >> (bit % 8)[:, None]) & ((1 << width) - 1)[:, None]
@@ -81,7 +81,9 @@ def _codes_kernel(
         largest = tl.maximum(largest, products)
     unit = tl.load(Units + page * KV_HEADS + kv_head, mask=exists, other=0.0)
     of_mean *= unit[None, :]
-    logits = tl.where(exists[None, :], largest - offset[:, None] + of_mean, float("-inf"))
+    logarithm = tl.load(of_page + HEAD_DIM, mask=exists, other=0).to(tl.float32)
+    largest = (largest - offset[:, None]) * tl.exp2(logarithm / 8)[None, :]
+    logits = tl.where(exists[None, :], largest + of_mean, float("-inf"))
     out = Logits + (row * KV_HEADS * GROUP + head)[:, None] * max_pages + at[None, :]
     tl.store(out, logits, mask=is_query & (at < max_pages)[None, :])
 
@@ -101,7 +103,8 @@ def scan_codes(
 
     Args:
         queries: float32 [rows, heads, head dimension].
-        kept: of all pages of the pool, int8 [pool pages, KV heads, bytes]: the mean, then codes.
+        kept: of all pages of the pool, int8 [pool pages, KV heads, bytes]: the mean, a logarithm of
+            the page's factor, then codes.
         units: of the means, float32 [pool pages, KV heads].
         tables: how the codes of the layer lie.
         pages: of each row, int64 [rows, most pages]; one row's for all where the first stride is 0.
