@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.options.config_file import config_values, read_config
 from sgl_importance.options.importance_options import SETTINGS, ImportanceOptions, keyword_of
 from sgl_importance.options.moved_flags import MOVED_FLAGS
+from sgl_importance.options.options_file import config_values, read_config
 from sgl_importance.placement.ledger.steady_time import steady_time
 from sglang_importance.upstream.server_options import attach_options
 

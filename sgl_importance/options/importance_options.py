@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
-from sgl_importance.options.placement import LedgerOptions, PinOptions, PrewarmOptions
-from sgl_importance.options.recording import TraceOptions
+from sgl_importance.options.placement_options import LedgerOptions, PinOptions, PrewarmOptions
 from sgl_importance.options.setting import METADATA_KEY, Setting, option
-from sgl_importance.options.signal import SignalOptions
-from sgl_importance.options.storage import StoreOptions
-from sgl_importance.options.tiered import SparseOptions, TieredOptions
+from sgl_importance.options.signal_options import SignalOptions
+from sgl_importance.options.store_options import StoreOptions
+from sgl_importance.options.tiered_options import SparseOptions, TieredOptions
+from sgl_importance.options.trace_options import TraceOptions
 from sgl_importance.postgres_url import url_problem
 from sgl_importance.sparse.prune import Prune
 

@@ -21,9 +21,9 @@ SMALLEST = {
     "emission.py": ("--layers", "1", "--rounds", "1"),
     "get_importance.py": ("--prompts", "5", "--rounds", "2"),
     "metrics_publishing.py": ("--requests", "5"),
-    "pages/layer.py": ("--contexts", "4096", "--selected", "512", "--steps", "1"),
-    "pages/rebuilding.py": ("--context", "64", "--tries", "1"),
-    "pages/step.py": ("--dry-run",),
+    "sparse/layer.py": ("--contexts", "4096", "--selected", "512", "--steps", "1"),
+    "sparse/rebuilding.py": ("--context", "64", "--tries", "1"),
+    "sparse/step.py": ("--dry-run",),
     "replay.py": ("--requests", "100", "--repeats", "1", "--jobs", "1"),
     "scheduler_cost.py": ("--lives", "3"),
     "states.py": ("--requests", "3", "--seeds", "1"),
@@ -45,21 +45,21 @@ ONLY_READ = (
     "hot_prefix.py",
     "kernels/run.py",
     "overhead.py",
-    "pages/adversarial.py",
-    "pages/bounds.py",
-    "pages/exact_match.py",
-    "pages/figure.py",
-    "pages/history.py",
-    "pages/interrupted.py",
-    "pages/joint.py",
-    "pages/latency.py",
-    "pages/load.py",
-    "pages/residency.py",
-    "pages/scores.py",
-    "pages/served.py",
-    "pages/text.py",
-    "pages/thought_budgets.py",
-    "pages/thoughts.py",
+    "sparse/adversarial.py",
+    "sparse/bounds.py",
+    "sparse/exact_match.py",
+    "sparse/figure.py",
+    "sparse/history.py",
+    "sparse/interrupted.py",
+    "sparse/joint.py",
+    "sparse/latency.py",
+    "sparse/load.py",
+    "sparse/residency.py",
+    "sparse/scores.py",
+    "sparse/served.py",
+    "sparse/text.py",
+    "sparse/thought_budgets.py",
+    "sparse/thoughts.py",
     "published.py",
     "reasoning_served.py",
     "reasoning_windows.py",
@@ -74,7 +74,7 @@ ONLY_READ = (
 )
 TOO_SMALL = (("soak.py", ("--operations", "4999")), ("storage.py", ("--megabytes", "1")))
 NO_OUT = ("metrics_publishing.py",)
-INTERPRETED = ("pages/step.py",)  # Triton's interpreter is chosen before Triton is imported
+INTERPRETED = ("sparse/step.py",)  # Triton's interpreter is chosen before Triton is imported
 HANG_SECONDS = 600.0
 
 

@@ -227,7 +227,7 @@ def attach_ledger(driver: TreeDriver) -> None:
 
 def test_a_ledger_that_breaks_while_it_is_read_is_set_aside(tmp_path: Path, monkeypatch, caplog):
     from sgl_importance.options.importance_options import ImportanceOptions
-    from sgl_importance.options.placement import LedgerOptions
+    from sgl_importance.options.placement_options import LedgerOptions
 
     driver = start(tmp_path / "ledger.sqlite")
     for prompt in traffic(5, 60):
@@ -256,7 +256,7 @@ def test_a_ledger_that_breaks_while_it_is_read_is_set_aside(tmp_path: Path, monk
 
 def test_a_directory_that_cannot_be_used_leaves_a_server_without_ledger(tmp_path: Path, caplog):
     from sgl_importance.options.importance_options import ImportanceOptions
-    from sgl_importance.options.placement import LedgerOptions
+    from sgl_importance.options.placement_options import LedgerOptions
 
     (tmp_path / "file").write_text("")
     options = ImportanceOptions(policy="importance", ledger=LedgerOptions(place=str(tmp_path / "file")))

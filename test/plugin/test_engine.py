@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.signal import SignalOptions
+from sgl_importance.options.signal_options import SignalOptions
 from sglang_importance.engine import KvImportance, OperationRefused, importance_engine, take_options
 from sglang_importance.http.pins_route import MAX_TTL_SECONDS
 from sglang_importance.operations import questions

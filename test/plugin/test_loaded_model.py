@@ -14,7 +14,7 @@ from sglang.srt.configs.qwen3_next import Qwen3NextConfig
 from sglang.srt.layers.radix_attention import RadixAttention
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.tiered import TieredOptions
+from sgl_importance.options.tiered_options import TieredOptions
 from sglang_importance.attention.score_sources import UNPROVEN
 from sglang_importance.launch.modes.loaded_model import model_refusals
 

@@ -12,10 +12,10 @@ import pytest
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.server_args import ServerArgs
 
-from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.placement import LedgerOptions
-from sgl_importance.options.recording import TraceOptions
-from sgl_importance.options.tiered import TieredOptions
+from sgl_importance.options.importance_options import ImportanceOptions, name_of
+from sgl_importance.options.placement_options import LedgerOptions
+from sgl_importance.options.tiered_options import TieredOptions
+from sgl_importance.options.trace_options import TraceOptions
 from sglang_importance.attention.score_sources import PRODUCERS, UNPROVEN
 from sglang_importance.launch.modes.arguments import RULES, check_modes, refusals
 from sglang_importance.launch.modes.rule import Rule
@@ -126,7 +126,7 @@ def test_what_is_kept_by_plain_pages_is_refused_beside_keys_of_pairs(
     args = ServerArgs(model_path="dummy", speculative_algorithm=algorithm)
     lines = refusals(args, ImportanceOptions.of({"policy": "importance", **kept}))
     assert len(lines) == (algorithm in PAIRED_KEYS)
-    assert all(f"drop --kv-importance-{next(iter(kept))}" in line for line in lines)
+    assert all(f"drop {name_of(next(iter(kept)))}" in line for line in lines)
 
 
 def test_prefill_and_decode_apart() -> None:

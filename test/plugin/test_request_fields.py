@@ -13,11 +13,11 @@ from sglang.srt.entrypoints import http_server
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sglang_importance.http.requests.fields.bad_field import BadField, shown
 from sglang_importance.http.requests.fields.body_check import TABLES, check_body
 from sglang_importance.http.requests.fields.field import Field, anything, yes_or_no
 from sglang_importance.http.requests.fields.generate_table import GENERATE
 from sglang_importance.http.requests.fields.pattern_rules import stop_patterns
-from sglang_importance.http.requests.fields.refusal import BadField, shown
 from sglang_importance.http.requests.fields.request_check import check_request
 from sglang_importance.http.requests.fields.sampling_table import SAMPLING
 from sglang_importance.http.requests.fields.server_facts import ServerFacts, facts_of

@@ -12,7 +12,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.placement import PrewarmOptions
+from sgl_importance.options.placement_options import PrewarmOptions
 from sglang_importance.http import prewarm_route
 from sglang_importance.http.prewarm_route import IDLE_SECONDS
 from sglang_importance.http.requests import user_requests

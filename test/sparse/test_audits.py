@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.tiered import SparseOptions, TieredOptions
+from sgl_importance.options.tiered_options import SparseOptions, TieredOptions
 from sgl_importance.sparse.audits import MAX_BUDGET_FACTOR, AuditCounts, AuditRule, AuditTrail, BudgetFactor
 from sgl_importance_kernels.sparse.audit import audit
 from sgl_importance_kernels.sparse.streamed_attention import PartialAttention, stream_attention

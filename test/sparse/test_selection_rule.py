@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.tiered import SparseOptions, TieredOptions
+from sgl_importance.options.tiered_options import SparseOptions, TieredOptions
 from sgl_importance.sparse.prune import Prune
 from sgl_importance.sparse.selection_rule import SelectionRule, Span, read_all, selection_rule
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.options.tiered import SPARSE_SELECTORS
+from sgl_importance.options.tiered_options import SPARSE_SELECTORS
 from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 

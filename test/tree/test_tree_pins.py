@@ -11,8 +11,8 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.placement import PinOptions
-from sgl_importance.options.signal import SignalOptions
+from sgl_importance.options.placement_options import PinOptions
+from sgl_importance.options.signal_options import SignalOptions
 from sgl_importance.placement.pins.pin import HALF_LIFE_REQUESTS, Pin
 from sgl_importance.tiers import Tier
 

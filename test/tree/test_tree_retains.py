@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.placement import PinOptions
+from sgl_importance.options.placement_options import PinOptions
 from sgl_importance.placement.pins import pin_table
 from sgl_importance.placement.pins.pin import Pin, PinSource
 from sgl_importance.placement.pins.pin_budget import divide

@@ -12,7 +12,7 @@ import pytest
 from sgl_importance.metrics_table import METRICS, OPERATIONS, Kind, Process, of_process
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.placement import PinOptions
+from sgl_importance.options.placement_options import PinOptions
 from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.reuse.calibration import HORIZON
 from sgl_importance.signal.node_importance import NodeImportance

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from sgl_importance.options.config_file import read_config
 from sgl_importance.options.importance_options import (
     CONFIG_FLAG,
     DEFAULTS,
@@ -16,6 +15,7 @@ from sgl_importance.options.importance_options import (
     keyword_of,
 )
 from sgl_importance.options.moved_flags import MOVED_FLAGS
+from sgl_importance.options.options_file import read_config
 from sgl_importance.options.setting import Setting
 from sglang_importance.attention.score_sources import SOURCES
 from sglang_importance.upstream.server_options import RADIX_CACHE_BACKEND

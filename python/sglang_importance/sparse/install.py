@@ -24,10 +24,10 @@ from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 from sgl_importance_kernels.sparse.selectors.selector import Selector
 from sglang_importance.attention.layers import full_attention_layers
 from sglang_importance.attention.score_sources import NONE
-from sglang_importance.sparse.calibration import key_statistics
 from sglang_importance.sparse.emitting_backend import EmittingTieredBackend
 from sglang_importance.sparse.pool import TieredKVPool, continue_by_whole_pages, forget_freed_pages
 from sglang_importance.sparse.selections import Selections
+from sglang_importance.sparse.selector_calibration import key_statistics
 from sglang_importance.sparse.tiered_backend import TieredAttentionBackend
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import LaunchRefused

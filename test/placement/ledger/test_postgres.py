@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.placement import LedgerOptions
+from sgl_importance.options.placement_options import LedgerOptions
 from sgl_importance.placement.ledger import ledger_writer
 from sgl_importance.placement.ledger.ledger_database import LedgerUnusable
 from sgl_importance.placement.ledger.ledger_place import LedgerPlace, address_problem

@@ -13,7 +13,7 @@ import sglang  # noqa: F401  # first: with it come the shims
 import torch
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.storage import StoreOptions
+from sgl_importance.options.store_options import StoreOptions
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.storage.tier_chain.chain import TierChain
 from sgl_importance.storage.tier_chain.kinds.backend_tier import BackendTier
@@ -166,7 +166,7 @@ def test_the_launch_takes_the_file_along(tmp_path: Path, tiers: Path) -> None:
         store_launch.mount(
             args, ImportanceOptions(store=StoreOptions(directory=str(tmp_path / "store"), tiers=str(tiers)))
         )
-    with pytest.raises(ValueError, match="needs kv_importance_store"):
+    with pytest.raises(ValueError, match="needs --kv-importance-store"):
         ImportanceOptions(store=StoreOptions(tiers=str(tiers)))
 
 

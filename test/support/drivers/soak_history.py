@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.placement import PinOptions
+from sgl_importance.options.placement_options import PinOptions
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance_lab.offline.standalone_cache import CacheKind
 from sglang_importance.observe.recorder import Recorder

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sgl_importance.observe.trace.page_steps import PageRecording
-from sgl_importance.options.tiered import RESIDENCY_POLICIES
+from sgl_importance.options.tiered_options import RESIDENCY_POLICIES
 from sgl_importance.terminal import counted
 from sgl_importance_lab.replay.policy_registry import OPTIMUM
 from sgl_importance_lab.replay.replay_runner import ReplayError, run_jobs

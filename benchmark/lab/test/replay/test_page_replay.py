@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.observe.trace.page_steps import PageRecording, load_page_steps
-from sgl_importance.options.tiered import RESIDENCY_POLICIES
+from sgl_importance.options.tiered_options import RESIDENCY_POLICIES
 from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sgl_importance_kernels.sparse.residency_replay import ResidencyReplay
 from sgl_importance_lab.replay.policy_registry import OPTIMUM

@@ -14,8 +14,8 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sglang_importance.http.requests.fields.bad_field import BadField
 from sglang_importance.http.requests.fields.body_check import TABLES, check_body
-from sglang_importance.http.requests.fields.refusal import BadField
 from sglang_importance.http.requests.fields.server_facts import facts_of
 from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
 from sglang_importance.http.server_state import tokenizer_manager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sgl_importance.observe.trace.page_steps import Floats, Numbers, PageRecording, PageStep, RequestEnd
-from sgl_importance.options.tiered import RESIDENCY_POLICIES
+from sgl_importance.options.tiered_options import RESIDENCY_POLICIES
 from sgl_importance.sparse.device_plan import TILE_TOKENS
 from sgl_importance_lab.replay.policy_registry import OPTIMUM
 from sgl_importance_lab.replay.residency.fewest_loads import Read, fewest_loads

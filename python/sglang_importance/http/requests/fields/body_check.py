@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 
 from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
+from sglang_importance.http.requests.fields.bad_field import BadField
 from sglang_importance.http.requests.fields.embedding_table import EMBEDDING
 from sglang_importance.http.requests.fields.field import Table
 from sglang_importance.http.requests.fields.generate_table import CLIENT_ONLY_DEFAULT, GENERATE
@@ -28,7 +29,6 @@ from sglang_importance.http.requests.fields.other_tables import (
     TOKENIZE,
     VERTEX,
 )
-from sglang_importance.http.requests.fields.refusal import BadField
 from sglang_importance.http.requests.fields.request_check import check_request
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 from sglang_importance.http.requests.fields.table_check import check_values, defaults_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_importance.http.requests.fields.refusal import BadField
+from sglang_importance.http.requests.fields.bad_field import BadField
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 
 MAX_LOGPROBS = 1 << 22

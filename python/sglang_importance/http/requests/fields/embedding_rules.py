@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.field import needs
-from sglang_importance.http.requests.fields.refusal import shown
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 
 _WITHOUT = "the server shares KV by token ids (it would need --disable-radix-cache)"

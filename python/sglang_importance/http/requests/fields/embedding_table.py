@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.embedding_rules import override_lists, overrides
 from sglang_importance.http.requests.fields.field import Field, Table, yes_or_no
 from sglang_importance.http.requests.fields.generate_table import GENERATE
 from sglang_importance.http.requests.fields.number_rules import INT32, integer
-from sglang_importance.http.requests.fields.refusal import shown
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 from sglang_importance.http.requests.fields.text_rules import prompt_text
 from sglang_importance.http.requests.fields.token_rules import positions, token_id

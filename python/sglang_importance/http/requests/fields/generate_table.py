@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.embedding_rules import embeddings, overrides
 from sglang_importance.http.requests.fields.field import (
     Field,
@@ -29,7 +30,6 @@ from sglang_importance.http.requests.fields.number_rules import (
     within_context,
 )
 from sglang_importance.http.requests.fields.object_rules import fields_of, logit_processor
-from sglang_importance.http.requests.fields.refusal import shown
 from sglang_importance.http.requests.fields.sampling_table import watermark
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 from sglang_importance.http.requests.fields.text_rules import metric_labels, name, prompt_text, text_map

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from sglang_importance.http.requests.fields.refusal import shown
+from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 from sglang_importance.http.requests.fields.text_rules import is_utf8
 

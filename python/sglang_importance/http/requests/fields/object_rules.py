@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.field import Rule, Table
 from sglang_importance.http.requests.fields.number_rules import INT64
-from sglang_importance.http.requests.fields.refusal import shown
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 from sglang_importance.http.requests.fields.text_rules import name
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from sglang_importance.http.requests.fields import generate_table as generate
 from sglang_importance.http.requests.fields import sampling_table as sampling
+from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.field import Field, Table, anything, text_only
 from sglang_importance.http.requests.fields.generate_table import GENERATE
 from sglang_importance.http.requests.fields.grammar_rules import grammar, json_grammar
 from sglang_importance.http.requests.fields.number_rules import INT32, INT64, integer, top_k, top_logprobs
-from sglang_importance.http.requests.fields.refusal import shown
 from sglang_importance.http.requests.fields.sampling_table import SAMPLING
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 from sglang_importance.http.requests.fields.text_rules import name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_importance.http.requests.fields import sampling_table as sampling
+from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.embedding_rules import override_lists
 from sglang_importance.http.requests.fields.field import Field, Table, anything, text_only
 from sglang_importance.http.requests.fields.generate_table import CLIENT_ONLY_DEFAULT, GENERATE
@@ -17,7 +18,6 @@ from sglang_importance.http.requests.fields.number_rules import (
     top_logprobs,
 )
 from sglang_importance.http.requests.fields.openai_tables import completion_prompt, messages, plain_levels
-from sglang_importance.http.requests.fields.refusal import shown
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 from sglang_importance.http.requests.fields.text_rules import name
 from sglang_importance.http.requests.fields.token_rules import token_id, token_list

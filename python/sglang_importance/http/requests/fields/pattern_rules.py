@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from sglang_importance.http.requests.fields.refusal import shown
+from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 
 # Part of Python's own re; sglang reads patterns with it too (sampling/sampling_params.py).

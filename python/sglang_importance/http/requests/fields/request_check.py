@@ -12,10 +12,10 @@ from typing import Any
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sglang_importance.http.requests.fields.bad_field import BadField, shown
 from sglang_importance.http.requests.fields.combinations import check_combinations
 from sglang_importance.http.requests.fields.embedding_table import EMBEDDING
 from sglang_importance.http.requests.fields.generate_table import GENERATE
-from sglang_importance.http.requests.fields.refusal import BadField, shown
 from sglang_importance.http.requests.fields.request_ids import check_ids
 from sglang_importance.http.requests.fields.sampling_table import SAMPLING
 from sglang_importance.http.requests.fields.server_facts import ServerFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from sglang_importance.http.requests.fields.refusal import BadField, shown
+from sglang_importance.http.requests.fields.bad_field import BadField, shown
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 from sglang_importance.http.requests.fields.text_rules import MAX_NAME, text
 

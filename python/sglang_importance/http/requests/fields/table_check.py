@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from sglang_importance.http.requests.fields.bad_field import BadField, shown
 from sglang_importance.http.requests.fields.field import Field, Table
-from sglang_importance.http.requests.fields.refusal import BadField, shown
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 
 _NO_FIELD = object()

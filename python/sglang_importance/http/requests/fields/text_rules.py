@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.field import Rule
-from sglang_importance.http.requests.fields.refusal import shown
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 
 MAX_NAME = 4096

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.number_rules import INT64
-from sglang_importance.http.requests.fields.refusal import shown
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 
 MAX_STOP_TOKENS = 65_536

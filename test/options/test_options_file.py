@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance.options.config_file import FILE_KEYS, config_values, read_config
 from sgl_importance.options.importance_options import DEFAULTS, SETTINGS, ImportanceOptions
+from sgl_importance.options.options_file import FILE_KEYS, config_values, read_config
 
 from support.config_file import config_flags
 
