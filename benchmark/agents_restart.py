@@ -30,10 +30,10 @@ from intervals import interval
 from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import track
 
+from sgl_importance.observe.shadow.shadow_cache import ShadowCache
+from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruRanking
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.turns import TurnEstimator
-from sgl_importance.shadow.shadow_cache import ShadowCache
-from sgl_importance.shadow.shadow_ranking import ImportanceRanking, LruRanking
 from sgl_importance_lab.replay.formats.kv_cache_tester import merge_sessions
 from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST

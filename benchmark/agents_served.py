@@ -35,10 +35,10 @@ from agents import BLOCK_TOKENS, FRACTIONS, IN_CLASSES, NOT_TOLD, Cell, Job, hit
 from intervals import interval
 from results import print_rows, write_results
 
+from sgl_importance.observe.shadow.shadow_cache import ShadowCache
+from sgl_importance.observe.shadow.shadow_node import ShadowNode
+from sgl_importance.observe.shadow.shadow_ranking import Answer, ImportanceRanking, LruRanking, Ranking
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.shadow.shadow_cache import ShadowCache
-from sgl_importance.shadow.shadow_node import ShadowNode
-from sgl_importance.shadow.shadow_ranking import Answer, ImportanceRanking, LruRanking, Ranking
 from sgl_importance_lab.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
 from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST

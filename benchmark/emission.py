@@ -24,10 +24,11 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.signal import SignalOptions
 from sglang_importance.attention.rows import Phase
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
-from sglang_importance.cpu.attention import ExtendComputesCachedRows
+from sglang_importance.cpu.attention import DecodeCopiesContext, ExtendComputesCachedRows
 from sglang_importance.cpu.shim import apply_needed
 
 HEADS, KV_HEADS, HEAD_DIM = 8, 2, 32
@@ -90,8 +91,12 @@ class Subject:
         self.layers = model
         self.batch = self._batch(workload, table)
         self.stock = TorchNativeAttnBackend(runner)
-        self.emitting = EmittingTorchNativeBackend(runner, ImportanceOptions(policy="importance", interval=1))
-        self.idle = EmittingTorchNativeBackend(runner, ImportanceOptions(policy="importance", interval=NEVER))
+        self.emitting = EmittingTorchNativeBackend(
+            runner, ImportanceOptions(policy="importance", signal=SignalOptions(interval=1))
+        )
+        self.idle = EmittingTorchNativeBackend(
+            runner, ImportanceOptions(policy="importance", signal=SignalOptions(interval=NEVER))
+        )
         self.qkv = [
             torch.randn(workload.batch * (workload.extend or 1), heads * HEAD_DIM)
             for heads in (HEADS, KV_HEADS, KV_HEADS)
@@ -152,7 +157,7 @@ def measure(workload: Workload, layers: int, rounds: int) -> dict[str, Any]:
     }
     if workload.extend is None:
         idle = statistics.median(a - b for a, b in zip(times["idle"], times["stock"], strict=True))
-        interval = ImportanceOptions().interval
+        interval = ImportanceOptions().signal.interval
         row["idle"] = round(1 + idle / stock, 3)
         row["at_default_interval"] = round(1 + (added + (interval - 1) * idle) / interval / stock, 3)
     return row
@@ -166,7 +171,7 @@ def main(
 ) -> None:
     """Times attention passes with and without page scores."""
     torch.set_num_threads(threads)
-    apply_needed((ExtendComputesCachedRows(),))
+    apply_needed((ExtendComputesCachedRows(), DecodeCopiesContext()))
     with torch.inference_mode():
         rows = [measure(workload, layers, rounds) for workload in track(WORKLOADS, "Attention passes")]
     print_rows("Page scores on CPU, attention only, microseconds per pass", rows)

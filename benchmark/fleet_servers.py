@@ -17,6 +17,7 @@ sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("test", "scr
 from fleet_processes import HOST, Process, master, mooncake_flags, router, store_node
 from slow_link import HERE, THERE, SlowLink
 
+from support.config_file import config_flags
 from support.servers import REQUEST_SECONDS, ServerProcess, free_port
 from support.store_bench import (
     ANSWER_TOKENS,
@@ -182,7 +183,7 @@ def store_flags(directory: Path, *more: str) -> list[str]:
     return [
         *COMMON_FLAGS,
         *("--kv-policy", "importance", "--hicache-ratio", "2", "--kv-importance-store", str(directory)),
-        *("--kv-importance-fetch-timeout-ms", str(int(1000 * FETCH_TIMEOUT_SECONDS))),
+        *config_flags(store={"fetch_timeout_ms": int(1000 * FETCH_TIMEOUT_SECONDS)}),
         *("--hicache-storage-prefetch-policy", "wait_complete", "--kv-importance-prewarm", "off"),
         *extra,
         *more,

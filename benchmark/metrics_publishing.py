@@ -25,8 +25,8 @@ def main(requests: int = REQUESTS) -> None:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         import numpy as np
 
+        from sglang_importance.cache.gauges import gauge_values
         from sglang_importance.metrics.publisher import MetricsPublisher
-        from sglang_importance.radix_cache.gauges import gauge_values
 
         from support.drivers.tree_driver import PAGE, TreeDriver
 

@@ -29,7 +29,7 @@ from sgl_importance.metrics_table import PREFIX
 from sgl_importance_lab.probe.tasks import make_document
 from sgl_importance_lab.probe.tokenizer import encode
 from sgl_importance_lab.study.statistics import median_of
-from sglang_importance.cpu.attention import ExtendComputesCachedRows
+from sglang_importance.cpu.attention import DecodeCopiesContext, ExtendComputesCachedRows
 from sglang_importance.cpu.shim import apply_needed
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
@@ -89,7 +89,7 @@ def seconds(server: ServerProcess, prompts: list[tuple[list[int], int]]) -> floa
 def parts_of_a_step() -> list[dict[str, Any]]:
     """What an emitting pass adds to the attention of all layers."""
     torch.set_num_threads(1)
-    apply_needed((ExtendComputesCachedRows(),))
+    apply_needed((ExtendComputesCachedRows(), DecodeCopiesContext()))
     with torch.inference_mode():
         measured = [emission.measure(workload, layers=4, rounds=50) for workload in emission.WORKLOADS]
     return [

@@ -28,8 +28,8 @@ from rich.progress import track
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.tiers import Tier
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))

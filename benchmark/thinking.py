@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from benchmark.results import RESULTS
 from sgl_importance.embedded_model import checkpoint_path
-from sgl_importance.trace.page_steps import PageRecording, load_page_steps
+from sgl_importance.observe.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance_lab.probe.tokenizer import encode_text
 from sgl_importance_lab.reasoner import control_path, reasoner_path
 from sgl_importance_lab.reasoner.milestones import milestones, phases
@@ -37,6 +37,7 @@ from sgl_importance_lab.study.thinking.measured import Kinds
 from sgl_importance_lab.study.thinking.study_thinking import study_thinking
 from sgl_importance_lab.workload.kinds import Shape, generation
 
+from support.config_file import config_flags
 from support.served import script_server
 from support.servers import ServerProcess
 
@@ -54,7 +55,7 @@ def recording_server(model: Path, page_size: int, longest: int, directory: Path)
         *("--kv-policy", "observe", "--page-size", str(page_size), "--max-running-requests", "1"),
         *("--max-total-tokens", str(2 * longest), "--context-length", str(longest)),
         *("--kv-importance-source", "none", "--kv-importance-trace", str(directory)),
-        *("--kv-importance-trace-pages", str(LISTED)),
+        *config_flags(trace={"pages": LISTED}),
         model=model,
     )
 

@@ -17,7 +17,7 @@ import typer
 from results import print_rows, write_results
 from rich.progress import track
 
-from sgl_importance.tier_chain.tier_file import ChainSpec, read_tier_file
+from sgl_importance.storage.tier_chain.tier_file import ChainSpec, read_tier_file
 from sgl_importance_lab.replay.compiled.fast_lru import replay_lru
 from sgl_importance_lab.replay.formats.detect import read_trace
 from sgl_importance_lab.replay.formats.kv_cache_tester import merge_sessions, read_sessions

@@ -27,15 +27,15 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, Ma
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sgl_importance.ranking.victim_order import VictimOrder
+from sgl_importance.policy.victim_order import VictimOrder
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.signal.fold import Observation, fold
 from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
+from sglang_importance.cache.component import ImportanceComponent
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Job, run_slice
 from sglang_importance.operations.snapshot import snapshot
 from sglang_importance.operations.tree_view import tree_view
-from sglang_importance.radix_cache.component import ImportanceComponent
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 

@@ -22,7 +22,7 @@ HAS_LABORATORY = find_spec("sgl_importance_lab") is not None
 ABSENT = ("sglang", "torch", "triton", "transformers", "matplotlib", "zstandard", "psycopg")
 # Imported when a database is named, or for the tree of sglang.
 NEEDS_MORE = (
-    "sgl_importance.ledger.postgres_database",
+    "sgl_importance.placement.ledger.postgres_database",
     "sgl_importance_lab.offline.standalone_cache",
     "sgl_importance_lab.offline.tree_replay",
 )

@@ -54,7 +54,7 @@ fi
 steps=()
 [[ -z ${OUT-} ]] || steps+=(--out "$OUT/pages_step.json")
 [[ -z $dry ]] || steps=(--dry-run)
-stage "a decode step over tiered pages" "$python" -W ignore benchmark/pages/step.py ${steps[@]+"${steps[@]}"}
+stage "a decode step over tiered pages" "$python" -W ignore benchmark/sparse/step.py ${steps[@]+"${steps[@]}"}
 if [[ -n $dry ]]; then
   echo "==> GPU tests: not in a dry run"
 elif ! has pytest hypothesis; then

@@ -7,7 +7,7 @@ A page names what it wants in a comment that no reader sees, and holds what it g
 
     it hits <!-- {{ "%.2f" % over_lru("importance") }} -->1.44<!-- end --> times as much
 
-Between the braces stands an expression of Jinja; the names in it are the functions of ``scripts/pages``.
+Between the braces stands an expression of Jinja; the names in it are the functions of ``scripts/rendering``.
 Where the first comment has a line of its own, as ahead of a table, so has what follows it.
 """
 
@@ -25,7 +25,7 @@ from jinja2 import Environment, StrictUndefined
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "test")]
-from scripts.pages import (  # noqa: E402
+from scripts.rendering import (  # noqa: E402
     adversarial_tables,
     agents_tables,
     agents_trials,

@@ -30,6 +30,7 @@ from sgl_importance_lab.workload.workload_maker import make_workload
 from sgl_importance_lab.workload.workload_request import WorkloadRequest, write_requests
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
+from support.config_file import config_flags
 from support.servers import ServerProcess
 
 ROOT = Path(__file__).parents[1]
@@ -65,32 +66,39 @@ class Take:
     Attributes:
         loads: workloads, one after the other.
         flags: of the server, beside those of every recording.
+        options: in the file of the server's options, by group, likewise.
     """
 
     loads: tuple[Load, ...]
     flags: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 OBSERVE = {
     "--kv-policy": "observe",
     "--page-size": "16",
     "--max-total-tokens": "32768",
-    "--kv-importance-interval": "1",
 }
-ARM = {"--kv-policy": "importance", "--max-total-tokens": "8192", "--kv-importance-trace-detail": "folds"}
-FOLDS = {"--kv-importance-trace-detail": "folds"}
+ARM = {"--kv-policy": "importance", "--max-total-tokens": "8192"}
+STEPS: Mapping[str, Mapping[str, Any]] = {"signal": {"interval": 1}, "trace": {"detail": "steps"}}
+FOLDS: Mapping[str, Mapping[str, Any]] = {"trace": {"detail": "folds"}}
+
+
+def _folds_of(**signal: Any) -> Mapping[str, Mapping[str, Any]]:
+    return {**FOLDS, "signal": {"interval": 1, **signal}}
+
 
 TAKES: dict[str, Take] = {
     "mixed": Take((MIXED,)),
     "skewed": Take((SKEWED,)),
     "uniform": Take((UNIFORM,)),
     "lengths": Take(LENGTHS),
-    **{f"layer-{i}": Take((SKEWED,), {**FOLDS, "--kv-importance-layers": str(i)}) for i in range(4)},
-    **{f"window-{n}": Take((SKEWED,), {**FOLDS, "--kv-importance-window": str(n)}) for n in (1, 8)},
+    **{f"layer-{i}": Take((SKEWED,), options=_folds_of(layers=[i])) for i in range(4)},
+    **{f"window-{n}": Take((SKEWED,), options=_folds_of(window=n)) for n in (1, 8)},
     # Score rows of single tokens are long: fewer of them.
-    "page-1": Take((SKEWED,), {**FOLDS, "--page-size": "1", "--max-running-requests": "8"}),
-    "server-g-on": Take((MIXED,), {**ARM, "--kv-importance-g": "on"}),
-    "server-g-off": Take((MIXED,), {**ARM, "--kv-importance-g": "off"}),
+    "page-1": Take((SKEWED,), {"--page-size": "1", "--max-running-requests": "8"}, FOLDS),
+    "server-g-on": Take((MIXED,), {**ARM, "--kv-importance-g": "on"}, FOLDS),
+    "server-g-off": Take((MIXED,), {**ARM, "--kv-importance-g": "off"}, FOLDS),
 }
 # Folder below the results -> study and recordings, of which the first is the base.
 STUDIES: dict[str, Sequence[str]] = {
@@ -113,8 +121,8 @@ def record(name: str, take: Take, directory: Path) -> dict[str, Any]:
     """Starts a server that records, sends the workload, and stops it."""
     unfinished = directory.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    flags = {"--kv-importance-trace-detail": "steps", **OBSERVE, **take.flags}
-    words = [word for pair in flags.items() for word in pair]
+    flags, options = {**OBSERVE, **take.flags}, {**STEPS, **take.options}
+    words = [*(word for pair in flags.items() for word in pair), *config_flags(**options)]
     rows = []
     with ServerProcess(*words, "--kv-importance-trace", str(unfinished), model=checkpoint_path()) as server:
         for load in take.loads:
@@ -125,6 +133,7 @@ def record(name: str, take: Take, directory: Path) -> dict[str, Any]:
     return {
         "recording": name,
         "flags": flags,
+        "options": options,
         "loads": [asdict(load) for load in take.loads],
         "summary": rows,
     }

@@ -19,19 +19,20 @@ from random import Random
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "test"))
 
-from sgl_importance.client.fleet_page import FleetPage  # noqa: E402
-from sgl_importance.client.fleet_view import FleetView  # noqa: E402
+from sgl_importance.cli.fleet_page import FleetPage  # noqa: E402
+from sgl_importance.cli.fleet_view import FleetView  # noqa: E402
 from sgl_importance.embedded_model import checkpoint_path  # noqa: E402
 from sgl_importance_lab.probe.tasks import make_document  # noqa: E402
 
 from support.browser import open_browser  # noqa: E402
+from support.config_file import config_flags  # noqa: E402
 from support.servers import ServerProcess  # noqa: E402
 
 PAGE_SIZE = 16
 FLAGS = (
     *("--kv-policy", "importance", "--page-size", str(PAGE_SIZE), "--max-total-tokens", "2048"),
     *("--enable-hierarchical-cache", "--hicache-ratio", "3", "--hicache-write-policy", "write_through"),
-    *("--hicache-storage-backend", "file", "--kv-importance-window", "2"),
+    *("--hicache-storage-backend", "file", *config_flags(signal={"window": 2})),
 )
 SECONDS_BETWEEN = 0.7
 SYSTEMS = (

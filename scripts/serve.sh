@@ -110,7 +110,7 @@ model=$(given model || given model-path || echo retrieval)
 case $model in
   retrieval)
     embedded=$root/sgl_importance/embedded_model/checkpoint
-    default --kv-importance-layers 1  # measured: the layer whose heads find the record
+    default --kv-importance-config "$embedded/importance.toml"
     ;;
   reasoner)
     embedded=$root/benchmark/lab/sgl_importance_lab/reasoner/checkpoint

@@ -22,7 +22,7 @@ READ_BY_SGLANG = PACKAGES["sglang_importance"] + "/cpu/"
 IMPORTED = (
     "sglang.srt.managers.scheduler",
     "sglang_importance.http.routes",
-    "sglang_importance.radix_cache.component",
+    "sglang_importance.cache.component",
     "hypothesis",
 )
 SELECTED = "not server and not nightly and not gpu"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 
 INSTALL = "pip install './benchmark/lab' in a clone of sgl-importance"
-COMMANDS = ("conformance", "kv-size", "probe", "reason", "replay", "size", "study", "workload")
+COMMANDS = ("conformance", "kernels", "kv-size", "probe", "reason", "replay", "size", "study", "workload")
 CONTROLS_GROUP = "sgl_importance.controls"
 
 

@@ -11,10 +11,9 @@ from enum import StrEnum
 from itertools import product
 
 from sgl_importance.nodes.ghosts import EvictionReason
-from sgl_importance.ranking.write_gate import Refusal
 from sgl_importance.reuse.calibration import BUCKETS, HORIZON
 from sgl_importance.storage.store_counters import LABEL_VALUES, SERIES
-from sgl_importance.tier_chain.tier_counters import TIER_SERIES
+from sgl_importance.storage.tier_chain.tier_counters import TIER_SERIES
 from sgl_importance.tiers import Tier
 
 PREFIX = "sglang:kv_importance_"
@@ -114,12 +113,6 @@ _SCHEDULER = (
     Metric("dropped_tokens_total", "Evicted tokens that no lower tier holds", labels=_EVICTED),
     Metric("loaded_back_nodes_total", "Nodes copied from the host back to the device"),
     Metric("loaded_back_tokens_total", "Tokens copied from the host back to the device"),
-    Metric("offered_tokens_total", "Tokens offered to the gate, by the tier below", labels={"tier": _BELOW}),
-    Metric(
-        "refused_tokens_total",
-        "Tokens whose copy the gate refused, by the tier below and the rule",
-        labels={"tier": _BELOW, "reason": tuple(reason.value for reason in Refusal)},
-    ),
     Metric("written_tokens_total", "Tokens copied into a tier from above", labels={"tier": _BELOW}),
     # ---- tiered pages: each layer counts its own ----
     Metric("pages_read_total", "Pages of tiered KV that attention asked for, in each layer"),
@@ -141,7 +134,6 @@ _SCHEDULER = (
         "page_audit_output_error_total",
         "Length of the difference from the exact output, in lengths of that, summed over audits",
     ),
-    Metric("unsure_tokens_total", "Generated tokens that were less probable than audits ask for"),
     # ---- memory ----
     Metric("size_tokens", "Tokens that a tier can hold", Kind.GAUGE, {"tier": _EVICTING}),
     Metric("used_tokens", "Tokens of a tier that are taken", Kind.GAUGE, {"tier": _EVICTING}),

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sgl_importance import cli, laboratory
+from sgl_importance import laboratory
+from sgl_importance.cli import main as cli
 from sgl_importance.laboratory import COMMANDS, MissingControlError, load_control
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "benchmark/lab/pyproject.toml").read_text())["project"]

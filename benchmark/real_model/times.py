@@ -28,8 +28,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
 from tokenizers import Tokenizer
 
-from benchmark.pages.streamed import Streamed, streamed
 from benchmark.results import RESULTS, print_rows, write_results
+from benchmark.sparse.streamed import Streamed, streamed
 
 from support.served import script_server
 from support.servers import ServerProcess

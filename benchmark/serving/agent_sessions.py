@@ -17,7 +17,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from benchmark.serving.workloads import Workload
-from sgl_importance.hints.hints import ANSWER_ENDS
+from sgl_importance.placement.hints.hints import ANSWER_ENDS
 from sgl_importance_lab.probe.vocabulary import word_pieces
 from sgl_importance_lab.replay.formats.kv_cache_tester import Session, in_order, read_sessions
 from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record

@@ -9,11 +9,11 @@ from typing import Any
 
 from benchmark.serving.workloads import Workload
 
+from support.config_file import config_flags
+
 PYTHON_CORE = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
 STOCK = "stock LRU"  # what every ratio is to
 OURS = "ours"
-GATED = "ours (gate on)"
-STRICTLY_GATED = "ours (gate on at 0.2)"
 # The goal compares with the best of these.
 PUBLISHED = ("LRU (Python core)", "slru", "tlru", "lfu")
 
@@ -65,20 +65,13 @@ ARMS: dict[str, Arm] = {
     "tlru": _published("tlru", "--radix-eviction-policy-config", json.dumps(TLRU_CONFIG)),
     "lfu": _published("lfu"),
     OURS: _ours(),
-    # As shipped: g = 1, copies whatever sglang's write policy offers, pins on request, pre-warms at start.
+    # As shipped: g = 1, pins on request, pre-warms at start.
     "ours (g = 1)": _ours("--kv-importance-g", "off", same_as=OURS),
-    "ours (no gating)": _ours("--kv-importance-gate", "off", same_as=OURS),
     "ours (no pins)": _ours("--kv-importance-pin-budget", "0", same_as=OURS),
     "ours (no pre-warm)": _ours("--kv-importance-prewarm", "off", same_as=OURS, same_on=("device", "host")),
     "ours (g on)": _ours("--kv-importance-g", "on"),
     "ours (g shuffled)": _ours("--kv-importance-g", "shuffled"),
-    "ours (g on + automatic pins)": _ours("--kv-importance-g", "on", "--kv-importance-auto-pins", "on"),
-    GATED: _ours("--kv-importance-gate", "on", same_as=OURS, same_on=("device",)),
-    STRICTLY_GATED: _ours(
-        *("--kv-importance-gate", "on", "--kv-importance-gate-payback", "0.2"),
-        same_as=OURS,
-        same_on=("device",),
-    ),
+    "ours (g on + automatic pins)": _ours("--kv-importance-g", "on", *config_flags(pins={"auto": "on"})),
 }
 
 

@@ -32,8 +32,8 @@ from benchmark.results import RESULTS
 from benchmark.serving.arms import ARMS, Arm
 from benchmark.serving.passes import Servers
 from benchmark.serving.workloads import Workload, load_parameters, make_workload
-from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import EventKind, RequestAdmitted, TreeEvent
+from sgl_importance.observe.trace.reader import open_trace
+from sgl_importance.observe.trace.records import EventKind, RequestAdmitted, TreeEvent
 from sgl_importance_lab.workload.workload_request import WorkloadRequest
 
 from support.servers import ServerProcess

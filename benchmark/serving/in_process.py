@@ -20,8 +20,8 @@ from benchmark.serving.arms import BY_DEPTH, TLRU_CONFIG
 from benchmark.serving.workloads import make_workload, prefix_pages
 from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.offline.standalone_cache import CacheKind
 from sgl_importance_lab.offline.tree_replay import TreeReplay

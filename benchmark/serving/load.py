@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from sgl_importance.hints.hints import FIELD
+from sgl_importance.placement.hints.hints import FIELD
 from sgl_importance_lab.workload.workload_request import WorkloadRequest
 
 REQUEST_SECONDS = 300.0

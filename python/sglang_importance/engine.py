@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.ledger.steady_time import steady_time
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import SETTINGS, keyword
+from sgl_importance.options.config_file import config_values, read_config
+from sgl_importance.options.importance_options import SETTINGS, ImportanceOptions, keyword_of
+from sgl_importance.options.moved_flags import MOVED_FLAGS
+from sgl_importance.placement.ledger.steady_time import steady_time
 from sglang_importance.upstream.server_options import attach_options
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def importance_engine(**arguments: Any) -> Engine:
 
     Args:
         **arguments: those of ``sglang.Engine``, and beside them ``kv_policy`` ("importance" where absent),
-            ``kv_importance_interval`` and the other options, named as their flags.
+            ``kv_importance_store`` and the other options, named as their flags; ``kv_importance_config`` is
+            the path of a file, or its content: ``{"signal": {"interval": 4}}``.
 
     Raises:
         TypeError: there is no ``model_path``.
@@ -61,13 +63,17 @@ def take_options(arguments: dict[str, Any]) -> ImportanceOptions:
     Raises:
         ValueError: a value cannot be used.
     """
-    from sglang_importance.launch.flags import NO_LAYERS
+    from sglang_importance.launch.flags import CONFIG_KEYWORD
 
-    chosen = {name: arguments.pop(keyword(name)) for name in SETTINGS if keyword(name) in arguments}
-    for name in NO_LAYERS.keys() & chosen.keys():
-        layers = () if chosen[name] == NO_LAYERS[name] else chosen[name]
-        chosen[name] = tuple(layers) if isinstance(layers, list | tuple) else (layers,)
-    return ImportanceOptions(**{"policy": "importance", **chosen})
+    for flag, line in MOVED_FLAGS.items():
+        if (keyword := flag.removeprefix("--").replace("-", "_")) in arguments:
+            raise ValueError(f"{keyword} {line}")
+    config = arguments.pop(CONFIG_KEYWORD, {})
+    chosen = config_values(config) if isinstance(config, Mapping) else read_config(config)
+    for place, setting in SETTINGS.items():
+        if setting.flag and keyword_of(place) in arguments:
+            chosen[place] = arguments.pop(keyword_of(place))
+    return ImportanceOptions.of({"policy": "importance", **chosen})
 
 
 class OperationRefused(ValueError):

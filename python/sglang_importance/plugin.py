@@ -41,7 +41,10 @@ OPTIONS_TARGET = "sglang.srt.server_args.ServerArgs.from_cli_args"
 
 def register() -> None:
     """Called by sglang in each of its processes."""
-    install_cpu_support()
+    try:
+        install_cpu_support()
+    except ValueError as error:
+        exit_refused(LaunchRefused([str(error)]))
     if multiprocessing.parent_process() is None:
         declare(
             {

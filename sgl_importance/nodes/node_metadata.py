@@ -64,7 +64,6 @@ class NodeMetadata:
         expendable: whether the request that brought it hinted that it will not be asked for again.
         lacks_state: linear attention only: whether neither its end nor what follows had a state when it was
             ranked last, so that no request can go on from its KV.
-        owed_to_storage: whether a descendant is in storage already, so that the node must follow.
         would_evict: ``observe`` only: importance would have evicted the node, stock kept it.
         pin_octaves: log2 of the soft pin's bias, by the tiers where the whole node is pinned.
         digest: chained hash of the tokens up to the node's end; None until it is first needed.
@@ -88,7 +87,6 @@ class NodeMetadata:
         "lacks_state",
         "last_access",
         "off_device",
-        "owed_to_storage",
         "pin_octaves",
         "prediction",
         "prior_segments",
@@ -122,7 +120,6 @@ class NodeMetadata:
         self.in_storage = False
         self.is_prewarmed = False
         self.prediction: Prediction | None = None
-        self.owed_to_storage = False
         self.expendable = False
         self.lacks_state = False
         self.would_evict = False
@@ -169,7 +166,6 @@ class NodeMetadata:
         prefix.off_device = self.off_device
         prefix.in_storage = self.in_storage
         prefix.is_prewarmed = self.is_prewarmed
-        prefix.owed_to_storage = self.owed_to_storage
         prefix.expendable = self.expendable
         prefix.lacks_state = self.lacks_state
         prefix.would_evict = self.would_evict

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.ledger import ledger_writer
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
-from sgl_importance.ledger.reuse_evidence import ReuseEvidence
-from sgl_importance.ledger.steady_time import steady_time
-from sgl_importance.pins.pin import Pin
+from sgl_importance.placement.ledger import ledger_writer
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.ledger_writer import LedgerWriter, Visit
+from sgl_importance.placement.ledger.reuse_evidence import ReuseEvidence
+from sgl_importance.placement.ledger.steady_time import steady_time
+from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.storage import page_transfer
 from sgl_importance.storage.budget import delete_abandoned, scan

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from numba.core.compiler_lock import global_compiler_lock
 
-from sgl_importance import cli
+from sgl_importance.cli import main as cli
 from sgl_importance.terminal import interrupts_behind_compilation
 
 from support.processes import command_line
@@ -25,7 +25,7 @@ from support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 120
-PROGRAM = (sys.executable, "-c", "from sgl_importance.cli import main; main()")
+PROGRAM = (sys.executable, "-c", "from sgl_importance.cli.main import main; main()")
 
 
 def interrupt(command: Sequence[str], ready: Callable[[psutil.Process], bool], cwd: Path) -> tuple[int, str]:

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.ledger import ledger_writer
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_database import LedgerUnusable
-from sgl_importance.ledger.ledger_place import LEDGER_FILE
-from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
-from sgl_importance.ledger.prefix_record import PrefixRecord
-from sgl_importance.ledger.reuse_evidence import ReuseEvidence
-from sgl_importance.pins.pin import Pin
+from sgl_importance.placement.ledger import ledger_writer
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.ledger_database import LedgerUnusable
+from sgl_importance.placement.ledger.ledger_place import LEDGER_FILE
+from sgl_importance.placement.ledger.ledger_writer import LedgerWriter, Visit
+from sgl_importance.placement.ledger.prefix_record import PrefixRecord
+from sgl_importance.placement.ledger.reuse_evidence import ReuseEvidence
+from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.reuse.estimator import ReuseEstimator
 
 from support.waiting import wait_until
@@ -215,7 +215,7 @@ def test_a_disk_that_hangs_holds_nobody_who_asks(
         wait_until(lambda: answered)
         return True
 
-    monkeypatch.setattr("sgl_importance.ledger.file_place.FilePlace.is_held", hangs)
+    monkeypatch.setattr("sgl_importance.placement.ledger.file_place.FilePlace.is_held", hangs)
     assert writer.surviving_pins() == frozenset()
     assert writer.surviving_pins() == frozenset()
     answered.append(True)

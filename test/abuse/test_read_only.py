@@ -14,16 +14,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_database import LedgerUnusable
-from sgl_importance.ledger.ledger_place import LEDGER_FILE
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.recording import TraceOptions
+from sgl_importance.options.storage import StoreOptions
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.ledger_database import LedgerUnusable
+from sgl_importance.placement.ledger.ledger_place import LEDGER_FILE
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.storage.cli import app
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
-from sglang_importance.radix_cache.cache_factory import create_recorder
+from sglang_importance.cache.cache_factory import create_recorder
 from sglang_importance.storage.store_launch import mount
 from sglang_importance.upstream.refusal import LaunchRefused
 
@@ -63,7 +65,7 @@ def test_a_store_refuses_the_launch(tmp_path: Path, read_only: Lock) -> None:
     filled_store(tmp_path / "store")
     read_only(tmp_path / "store")
     for name in ("store", "store/new"):
-        options = ImportanceOptions(policy="importance", store=str(tmp_path / name))
+        options = ImportanceOptions(policy="importance", store=StoreOptions(directory=str(tmp_path / name)))
         with pytest.raises(LaunchRefused) as refused:
             mount(argparse.Namespace(), options)
         (line,) = refused.value.reasons
@@ -116,7 +118,7 @@ def test_a_recording_refuses_the_launch(tmp_path: Path, read_only: Lock) -> None
         params=SimpleNamespace(page_size=16, token_to_kv_pool_allocator=SimpleNamespace(size=640)),
         server_args=SimpleNamespace(model_path="model", dp_size=1),
     )
-    options = ImportanceOptions(policy="observe", trace=str(folder))
+    options = ImportanceOptions(policy="observe", trace=TraceOptions(directory=str(folder)))
     policy = ImportancePolicy(CostModel(1e-5, 1e-9, 4096, 1e9, 1e8))
     with pytest.raises(LaunchRefused) as refused:
         create_recorder(context, options, policy, rows=None)  # type: ignore[arg-type]

@@ -106,7 +106,7 @@ def check_admin_key(server: ServerProcess) -> None:
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("SGLANG_API_KEY", raising=False)
-            ended, output, error = run(["pins", "--url", server.base_url, *words])
+            ended, output, error = run(["pin", "list", "--url", server.base_url, *words])
         assert (ended, said in output + error) == (code, True), (words, error)
 
 
@@ -176,7 +176,7 @@ def test_servers_of_two_models_side_by_side_on_one_directory(probe_model: Path, 
             stat = [
                 sys.executable,
                 "-c",
-                "from sgl_importance.cli import main; main()",
+                "from sgl_importance.cli.main import main; main()",
                 "store",
                 "stat",
                 str(store),

@@ -245,7 +245,7 @@ def test_install_registers_the_emitting_backend_and_publishes_its_rows() -> None
         runner = model_runner(page_size=16)
         backend = ATTENTION_BACKENDS["torch_native"](runner)
         assert isinstance(backend, EmittingTorchNativeBackend)
-        assert backend.options.window == 7
+        assert backend.options.signal.window == 7
         assert backend.rows.page_size == 16
         runner.is_draft_worker = True
         assert not isinstance(ATTENTION_BACKENDS["torch_native"](runner), EmittingTorchNativeBackend)

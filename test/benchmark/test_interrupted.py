@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmark.pages.interrupted import Interrupted
-from benchmark.pages.thought_budgets import same_before
-from benchmark.pages.written_thoughts import thoughts_of
+from benchmark.sparse.interrupted import Interrupted
+from benchmark.sparse.thought_budgets import same_before
+from benchmark.sparse.written_thoughts import thoughts_of
 from sgl_importance_lab.reasoner.tokenizer import reasoner_tokenizer
 
 

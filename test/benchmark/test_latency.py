@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmark.pages.latency import QUANTILES, compare
+from benchmark.sparse.latency import QUANTILES, compare
 
 
 def row(arm: str, bias: float, number: int, ms: float, what: str = "decode") -> dict[str, Any]:

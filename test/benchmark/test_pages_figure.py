@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from benchmark.pages.figure import FIGURE, draw
+from benchmark.sparse.figure import FIGURE, draw
 
 
 def texts(svg: Path) -> list[str]:
@@ -20,4 +20,4 @@ def test_the_figure_has_the_numbers_of_the_results(tmp_path: Path) -> None:
     draw(tmp_path / "pages.svg")
     shown = texts(tmp_path / "pages.svg")
     assert "16,384 tokens" in shown
-    assert shown == texts(FIGURE), "run: python benchmark/pages/figure.py"
+    assert shown == texts(FIGURE), "run: python benchmark/sparse/figure.py"

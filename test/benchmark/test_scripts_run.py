@@ -15,12 +15,11 @@ from support import warm_start
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmark"
-REPLAYED = ("policy.py", "gating.py")
+REPLAYED = ("policy.py",)
 DAY = "day.py"
 SMALLEST = {
     "emission.py": ("--layers", "1", "--rounds", "1"),
     "get_importance.py": ("--prompts", "5", "--rounds", "2"),
-    "look_backs.py": ("--lengths", "512", "--n", "1"),
     "metrics_publishing.py": ("--requests", "5"),
     "pages/layer.py": ("--contexts", "4096", "--selected", "512", "--steps", "1"),
     "pages/rebuilding.py": ("--context", "64", "--tries", "1"),
@@ -43,13 +42,11 @@ ONLY_READ = (
     "eviction/destructive.py",
     "eviction/wrong_evictions.py",
     "fleet.py",
-    "heads.py",
     "hot_prefix.py",
     "kernels/run.py",
     "overhead.py",
     "pages/adversarial.py",
     "pages/bounds.py",
-    "pages/budgets.py",
     "pages/exact_match.py",
     "pages/figure.py",
     "pages/history.py",
@@ -57,7 +54,6 @@ ONLY_READ = (
     "pages/joint.py",
     "pages/latency.py",
     "pages/load.py",
-    "pages/prefetch.py",
     "pages/residency.py",
     "pages/scores.py",
     "pages/served.py",
@@ -74,7 +70,6 @@ ONLY_READ = (
     "soak.py",
     "sweep.py",
     "thinking.py",
-    "thought_predictors.py",
     "tier_chain.py",
 )
 TOO_SMALL = (("soak.py", ("--operations", "4999")), ("storage.py", ("--megabytes", "1")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
@@ -35,9 +36,8 @@ from benchmark.serving.workloads import (
     make_workload,
     prefix_pages,
 )
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import SETTINGS, flag
 from sgl_importance_lab.workload.workload_request import WorkloadRequest
+from sglang_importance.launch.flags import add_flags, options_of
 
 PARAMETERS = load_parameters()
 PAGE = PARAMETERS["page_tokens"]
@@ -137,18 +137,15 @@ def test_arms_differ_in_nothing_but_their_own_flags() -> None:
 def _decisions(arm: Arm, tiers: str) -> dict[str, Any]:
     """What decides under an arm, on workloads that neither hint nor ask for a pin or a pre-warm."""
     words = [*arm.flags, *(("--kv-importance-store", "/store") if tiers == "storage" else ())]
-    defaults, names = ImportanceOptions(), {flag(name): name for name in SETTINGS}
-    chosen = {names[word]: value for word, value in zip(words[::2], words[1::2], strict=True)}
-    options = ImportanceOptions(
-        **{name: type(getattr(defaults, name))(value) for name, value in chosen.items()}
-    )
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    options = options_of(parser.parse_args(words))
     return {
         "environment": dict(arm.env),
         "policy": options.policy,
         "g": options.g if options.use_importance else "off",
-        "gate": options.use_gate and tiers != "device" and options.gate_payback,
-        "pins": options.pin_budget if options.auto_pins == "on" else 0,
-        "prewarm": options.prewarm if options.ledger_place else "off",
+        "pins": options.pins.budget if options.pins.auto == "on" else 0,
+        "prewarm": options.prewarm.at if options.ledger_place else "off",
     }
 
 

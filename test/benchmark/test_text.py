@@ -18,7 +18,7 @@ import train_text_model
 from text_training import text
 from text_training.text import FIRST_BYTE, Text, token_ids
 
-from benchmark.pages.text import Predictions, compared
+from benchmark.sparse.text import Predictions, compared
 from sgl_importance_lab.probe.tokenizer import encode_text
 
 ROWS, TOKENS = 3, 5

@@ -102,6 +102,34 @@ def test_acts_once(step: Callable[[], None], shims_seen: list[Shim]) -> None:
     assert len(shims_seen) == first > 0
 
 
+@pytest.mark.parametrize(("value", "kept"), [(None, False), ("upstream", True)])
+def test_the_switch_leaves_upstreams_attention(
+    value: str | None, kept: bool, shims_seen: list[Shim], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SGL_IMPORTANCE_CPU_ATTENTION", raising=False)
+    if value:
+        monkeypatch.setenv("SGL_IMPORTANCE_CPU_ATTENTION", value)
+    cpu.install()
+    ours = {"ExtendComputesCachedRows", "DecodeCopiesContext"}
+    assert ours & set(cpu.applied_shims()) == (set() if kept else ours)
+    assert "WindowPoolAndSinks" in cpu.applied_shims()
+
+
+def test_another_value_of_the_switch_ends_every_launch_in_one_line() -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "sglang.launch_server", "--model-path", "none"],
+        env={**os.environ, "SGL_IMPORTANCE_CPU_ATTENTION": "mine"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 2
+    (line,) = [line for line in run.stderr.splitlines() if "CPU_ATTENTION" in line]
+    assert line.startswith("sgl-importance: error: SGL_IMPORTANCE_CPU_ATTENTION='mine' is no choice")
+    assert line.endswith("or unset it")
+    assert "Traceback" not in run.stderr
+
+
 def test_a_shim_whose_defect_is_gone_steps_aside() -> None:
     class Mended(Shim):
         defect = "none"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sglang.srt.speculative.ngram_worker import _derive_tree_links
 
 from sglang_importance.cpu import speculation
-from sglang_importance.cpu.attention import extend_new_rows
+from sglang_importance.cpu.attention import extended
+from sglang_importance.cpu.request_attention import attend_requests
 from sglang_importance.cpu.speculation import SpeculationKernels
 from sglang_importance.cpu.verified_drafts import DraftsInTorch, VerifiedDrafts, verify_drafts
 
@@ -89,23 +90,13 @@ def test_drafts_in_a_chain_see_what_a_prompt_that_goes_on_sees() -> None:
     query = torch.randn(2 * drafts, 4, 8, generator=rng)
     rows = (slots, torch.arange(2))
     chain = torch.ones(2, drafts, drafts, dtype=torch.bool).tril()
-    options = {"scaling": None, "enable_gqa": True}
-    verified = verify_drafts(query, torch.empty_like(query), keys, values, *rows, lengths, chain, **options)
+    verified = verify_drafts(query, torch.empty_like(query), keys, values, *rows, lengths, chain, scaling=0.3)
     new = torch.full((2,), drafts)
-    both = (lengths + new, lengths, new)
-    extended = extend_new_rows(
-        query,
-        torch.empty_like(query),
-        keys,
-        values,
-        *rows,
-        *both,
-        causal=True,
-        **options,
-    )
-    torch.testing.assert_close(verified, extended)
+    batch = extended(rows[1], lengths + new, new)
+    goes_on = attend_requests(query, torch.empty_like(query), keys, values, slots, batch, scaling=0.3)
+    torch.testing.assert_close(verified, goes_on)
     alone = torch.eye(drafts, dtype=torch.bool).expand(2, -1, -1)
-    other = verify_drafts(query, torch.empty_like(query), keys, values, *rows, lengths, alone, **options)
+    other = verify_drafts(query, torch.empty_like(query), keys, values, *rows, lengths, alone, scaling=0.3)
     torch.testing.assert_close(other[::drafts], verified[::drafts])  # the roots
     assert not torch.allclose(other, verified)
 

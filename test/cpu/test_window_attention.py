@@ -12,7 +12,8 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sglang_importance.cpu.window_attention import WindowPoolAndSinks, attend
+from sglang_importance.cpu.request_attention import attend
+from sglang_importance.cpu.window_attention import WindowPoolAndSinks
 
 HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM, SLOTS, MAX_CONTEXT = 4, 2, 16, 8, 96, 40
 SINKS = torch.tensor([3.0, -1.0, 0.0, 5.0])

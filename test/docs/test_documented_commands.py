@@ -47,13 +47,12 @@ NOT_RUN = {
     "python scripts/screenshots.py": "needs a browser; test/ui drives one",
     "python scripts/render_docs.py": "test_rendered_pages.py asks it, and it would change the pages",
     "sgl-importance fleet": "needs several servers; test/fleet asks two",
-    "sgl-importance observe": "needs a server under observe; test/shadow asks one",
-    "sgl-importance probe eval --lengths 16384": "prompts of 16k tokens; test/pages has shorter ones",
+    "sgl-importance observe": "needs a server under observe; test/observe/shadow asks one",
+    "sgl-importance probe eval --lengths 16384": "prompts of 16k tokens; test/sparse has shorter ones",
     "sgl-importance reason eval": "needs a model that thinks; the lab's test/reasoner grades a stand-in",
     "sgl-importance size recording --bytes": "takes 10 s; the other one runs",
     "sgl-importance replay recording --pages": "needs recorded page lists; the lab's test/replay has them",
     "sgl-importance study h2": "needs hundreds of recorded questions; the lab's test/study has them",
-    "sgl-importance study heads": "needs recorded page lists; the lab's test/study has them",
     "sgl-importance study thinking": "needs recorded page lists; the lab's test/study has them",
 }
 
@@ -288,7 +287,7 @@ PRINTED = {
     "curl -s http://127.0.0.1:30000/kv_importance?limit=5": "cross_mass",
     "curl -s http://127.0.0.1:30000/metrics": "sglang:kv_importance_",
     "sgl-importance replay mooncake": "belady",
-    "sgl-importance pin --": "tokens pinned",
+    "sgl-importance pin add --": "tokens pinned",
     "sgl-importance trace info": "requests",
 }
 

@@ -13,9 +13,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 OURS = ("sgl_importance", "sgl_importance_kernels", "sgl_importance_lab", "sglang_importance")
 
-ONCE_SHOWN = [("sgl_importance_lab.policies.registry", "create_policy")]
-"""Imports that earlier pages showed and present ones do not: somebody may have copied them."""
-
 
 def is_ours(module: str) -> bool:
     return module.partition(".")[0] in OURS
@@ -58,7 +55,7 @@ NAMED = sorted({each for page in PAGES for each in named_factories(page.read_tex
 RENDERED = sorted({each for page in PAGES for each in rendered_objects(page.read_text())})
 
 
-@pytest.mark.parametrize(("module", "name"), [*SHOWN, *NAMED, *ONCE_SHOWN])
+@pytest.mark.parametrize(("module", "name"), [*SHOWN, *NAMED])
 def test_what_a_page_shows_can_be_imported(module: str, name: str) -> None:
     found = import_module(module)
     assert not name or hasattr(found, name)
@@ -67,13 +64,6 @@ def test_what_a_page_shows_can_be_imported(module: str, name: str) -> None:
 @pytest.mark.parametrize("path", RENDERED)
 def test_what_the_reference_is_made_of_can_be_imported(path: str) -> None:
     assert getattr(imported(path), "__doc__", None), f"the reference would say nothing of {path}"
-
-
-def test_an_earlier_place_has_what_the_present_one_has() -> None:
-    from sgl_importance_lab.policies.registry import create_policy
-    from sgl_importance_lab.replay import policy_registry
-
-    assert create_policy is policy_registry.create_policy
 
 
 def test_they_are_found() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from sgl_importance_kernels.pages.representations import Representations
+from sgl_importance_kernels.sparse.representations import Representations
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "extending.md").read_text()

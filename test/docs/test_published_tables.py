@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from benchmark import halves
-from scripts.pages import published_tables, random_turns_tables
-from scripts.pages.figures import results
+from scripts.rendering import published_tables, random_turns_tables
+from scripts.rendering.figures import results
 
 RATES = {
     "lru": [0.30, 0.52, 0.40],

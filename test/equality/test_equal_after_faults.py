@@ -88,7 +88,7 @@ def breakable(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     plan.write_text("{}")
     flags = (
         *("--kv-policy", "importance", "--kv-importance-g", "on", "--page-size", "16", *TIER_FLAGS),
-        *("--kv-importance-gate", "on", "--kv-importance-trace", str(folder / "recording")),
+        *("--kv-importance-trace", str(folder / "recording")),
     )
     env = python_path(FAULTS / "kv_callback_fault", TEST) | {"KV_CALLBACK_FAULT_FILE": str(plan)}
     with script_server(*flags, model=random_model, env=env) as server:

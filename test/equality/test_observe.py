@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sgl_importance.hints.hints import Hints
+from sgl_importance.placement.hints.hints import Hints
 
 from support.served import script_server
 from support.servers import ServerProcess

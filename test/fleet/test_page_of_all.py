@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sgl_importance.client.fleet_page import FleetPage
-from sgl_importance.client.fleet_view import FleetView
+from sgl_importance.cli.fleet_page import FleetPage
+from sgl_importance.cli.fleet_view import FleetView
 
 from support.live_page import API_KEY, NARROW, WIDE, confirm
 from support.servers import ServerProcess

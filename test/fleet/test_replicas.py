@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.client.fleet_command import app
-from sgl_importance.client.fleet_view import FleetView
-from sgl_importance.client.pin_commands import pins_app
+from sgl_importance.cli.fleet_command import app
+from sgl_importance.cli.fleet_view import FleetView
+from sgl_importance.cli.pin_commands import app as pin_app
 
 from support.servers import ServerProcess
 from support.victims import cores_of_ranks
@@ -60,7 +60,9 @@ def test_a_pin_is_on_both_and_is_one(server: ServerProcess, tmp_path: Path) -> N
     assert told.exit_code == 0, told.output
     assert "pinned on 1 of 1 servers" in told.output
     (pin,) = command("pins", server.base_url)["pins"]
-    alone = CliRunner().invoke(pins_app, ["--url", server.base_url], env={"NO_PROXY": "*", "COLUMNS": "120"})
+    alone = CliRunner().invoke(
+        pin_app, ["list", "--url", server.base_url], env={"NO_PROXY": "*", "COLUMNS": "120"}
+    )
     assert alone.exit_code == 0, alone.output
     assert pin["pin_id"] in alone.output
     ranks = server.get("/kv_importance/pins")["dp_ranks"]

@@ -16,7 +16,7 @@ from fleet_processes import Process, router
 from openai import OpenAI
 from typer.testing import CliRunner
 
-from sgl_importance.client.fleet_command import app
+from sgl_importance.cli.fleet_command import app
 
 from support.servers import ServerProcess, free_port
 from support.waiting import wait_until

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sgl_importance.client.fleet_command import app
+from sgl_importance.cli.fleet_command import app
 from sglang_importance.launch.doctor import app as doctor
 
 from support.postgres import Postgres

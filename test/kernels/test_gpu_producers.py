@@ -11,7 +11,8 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.signal import SignalOptions
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,9 +42,8 @@ def captured_driver(source: str, **changes: Any) -> Any:
     from support.drivers.flashinfer_driver import FlashInferDriver
     from support.drivers.triton_driver import ProbedTritonDriver, TritonDriver
 
-    chosen = ImportanceOptions(
-        **{"policy": "importance", "interval": 2, "window": 4, "sink_tokens": 2, "local_tokens": 3, **changes}
-    )
+    observed = {"interval": 2, "window": 4, "sink_tokens": 2, "local_tokens": 3, **changes}
+    chosen = ImportanceOptions(policy="importance", signal=SignalOptions(**observed))
     if source == "flashinfer":
         driver = type("Driver", (CapturedDecode, FlashInferDriver), {"atol": 2e-2})(
             chosen, page_size=4, logit_dtype=torch.float16, device="cuda"

@@ -15,7 +15,8 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 
 import sglang_importance.attention.decode_emission as decode_emission
 import sglang_importance.attention.probe_emission as producer
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.signal import SignalOptions
 from sgl_importance_kernels.triton.paged_queries import observed_at_once
 from sglang_importance.attention.decode_emission import DecodeEmission
 from sglang_importance.attention.prefill_probe import QkProbe
@@ -75,8 +76,9 @@ class GraphDriver(CapturedDecode):
 
 
 def driver(**changes: Any) -> GraphDriver:
-    defaults = {"policy": "importance", "interval": 2, "window": 1, "sink_tokens": 2, "local_tokens": 3}
-    made = GraphDriver(ImportanceOptions(**{**defaults, "layers": (0, 2), **changes}), page_size=4)
+    defaults = {"interval": 2, "window": 1, "sink_tokens": 2, "local_tokens": 3, "layers": (0, 2)}
+    chosen = ImportanceOptions(policy="importance", signal=SignalOptions(**{**defaults, **changes}))
+    made = GraphDriver(chosen, page_size=4)
     made.emission.log_sums.values.fill_(POISON)
     made.capture()
     return made
@@ -211,7 +213,9 @@ def test_an_eager_step_that_observes_nobody_launches_nothing(monkeypatch: pytest
     monkeypatch.setattr(
         producer, "probe_layer", lambda *args, **named: (launched.append(args), real(*args, **named))
     )
-    made = GraphDriver(ImportanceOptions(policy="importance", interval=2, window=1), page_size=4)
+    made = GraphDriver(
+        ImportanceOptions(policy="importance", signal=SignalOptions(interval=2, window=1)), page_size=4
+    )
     sequence = Sequence("a", 1)
     made.extend((sequence, 5))
     made.decode(sequence)

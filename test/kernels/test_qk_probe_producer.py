@@ -12,7 +12,7 @@ pytest.importorskip("sglang")
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
 import sglang_importance.attention.prefill_probe as producer
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance_kernels.triton.log_sums import LogSums, bytes_per_query
 from sglang_importance.attention.prefill_probe import QkProbe
 from sglang_importance.attention.probe_emission import ProbeEmission

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("sglang")
 
 import sglang_importance.attention.reserved_memory as reserved_memory
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.signal import SignalOptions
 from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.triton.log_sums import DecodeLogSums, LogSums
 from sgl_importance_kernels.triton.logit_reduction import DecodeLogits
@@ -29,7 +30,7 @@ def allocated(options: ImportanceOptions, layers: int, heads: int, slots: int, p
     """Bytes of the tensors that stay, made where tensors have sizes and no memory."""
     rows = PageRows.zeros(slots, pages, "meta")
     sizes = {"num_layers": layers, "max_pages": pages, "device": "meta"}
-    observed = observed_at_once(slots, options.interval)
+    observed = observed_at_once(slots, options.signal.interval)
     fitting = max(1, min(observed, MAX_EMITTED_BYTES // (4 * layers * heads * (pages + 4) + 8 * pages)))
     emitted: Any
     if options.source == "qk_probe":
@@ -58,13 +59,13 @@ def test_as_much_is_set_aside_as_is_allocated(source: str, slots: int, pages: in
     needed = reserved_memory.score_bytes(
         options, layers=4, heads=32, slots=slots, max_context_tokens=16 * pages, page_size=16
     )
-    prefill = min(1 << 29, slots * options.window * (4 * 4 * 32 * (pages + 4) + 8 * pages))
+    prefill = min(1 << 29, slots * options.signal.window * (4 * 4 * 32 * (pages + 4) + 8 * pages))
     kept = allocated(options, 4, 32, slots, pages)
     assert kept <= needed - prefill <= 1.05 * kept + MEBIBYTE
 
 
 def configurator(source: str, **changes: Any) -> SimpleNamespace:
-    options = ImportanceOptions(policy="importance", source=source, layers=(0,))
+    options = ImportanceOptions(policy="importance", source=source, signal=SignalOptions(layers=(0,)))
     server_args = SimpleNamespace()
     attach_options(server_args, options)
     facts = {"device": "cuda", "is_draft_worker": False, "page_size": 4, **changes}

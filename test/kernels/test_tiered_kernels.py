@@ -7,12 +7,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sgl_importance_kernels.pages.page_slots import PageSlots
-from sgl_importance_kernels.pages.representations import Representations
-from sgl_importance_kernels.pages.selectors.registry import SELECTORS
-from sgl_importance_kernels.pages.triton.attention_kernel import SPLIT_PAGES, attend_places
-from sgl_importance_kernels.pages.triton.copy_kernel import copy_pages
-from sgl_importance_kernels.pages.triton.scan_kernel import scan
+from sgl_importance_kernels.sparse.page_slots import PageSlots
+from sgl_importance_kernels.sparse.representations import Representations
+from sgl_importance_kernels.sparse.triton.attention_kernel import SPLIT_PAGES, attend_places
+from sgl_importance_kernels.sparse.triton.copy_kernel import copy_pages
+from sgl_importance_kernels.sparse.triton.scan_kernel import scan
+
+from support.selectors import ready_selector
 
 pytestmark = pytest.mark.triton
 
@@ -31,7 +32,17 @@ def draws(seed: int) -> torch.Generator:
 
 
 @pytest.mark.parametrize(
-    ("name", "page_size"), [("rep", 8), ("quest", 8), ("mean", 8), ("token", 8), ("token", 16), ("token", 3)]
+    ("name", "page_size"),
+    [
+        ("rep", 8),
+        ("quest", 8),
+        ("mean", 8),
+        ("token", 8),
+        ("token", 16),
+        ("token", 3),
+        ("bits", 8),
+        ("bits", 32),
+    ],
 )
 @pytest.mark.parametrize("group", [1, 3])
 def test_a_scan_finds_what_the_compiled_one_finds(name: str, page_size: int, group: int, device: str) -> None:
@@ -40,8 +51,9 @@ def test_a_scan_finds_what_the_compiled_one_finds(name: str, page_size: int, gro
     queries = torch.randn(3, KV_HEADS * group, DIM, generator=random)
     pages = torch.stack([torch.randperm(POOL, generator=random)[:21] for _ in range(3)])
     counts = torch.tensor([21, 5, 0])
-    here = Representations(SELECTORS[name](page_size), (keys,), "cpu")
-    there = Representations(SELECTORS[name](page_size), (host(keys, device),), device, uses_triton=True)
+    here = Representations(ready_selector(name, keys[None]), (keys,), "cpu")
+    selector = ready_selector(name, keys[None], device)
+    there = Representations(selector, (host(keys, device),), device, uses_triton=True)
     there.ensure(torch.arange(POOL, device=device))
     found = there.step_logits(0, queries.to(device), pages.to(device), counts.to(device)).cpu()
     for row, count in enumerate(counts.tolist()):

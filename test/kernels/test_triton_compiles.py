@@ -16,7 +16,7 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from sgl_importance_kernels.pages.triton import attention_kernel, copy_kernel, scan_kernel  # noqa: E402
+from sgl_importance_kernels.sparse.triton import attention_kernel, bits_kernel, copy_kernel, scan_kernel  # noqa: E402
 from sgl_importance_kernels.triton import logit_reduction, page_reduction, qk_probe, score_mod  # noqa: E402
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -85,6 +85,22 @@ def page_scan(count: int, *, is_box: bool) -> Any:
     return pytest.param(scan_kernel._scan_kernel, constants, pointers, id=f"page_scan-{count}-box{is_box}")
 
 
+def page_codes(page_size: int, head_dim: int) -> Any:
+    constants = {
+        "KV_HEADS": 8,
+        "GROUP": 4,
+        "HEAD_DIM": head_dim,
+        "KEPT_BYTES": head_dim + 1 + 27 * head_dim * page_size // 128,
+        "PAGE_SIZE": page_size,
+        "BLOCK_M": 16,
+        "BLOCK_D": bits_kernel.BLOCK_D,
+        "BLOCK_PAGES": bits_kernel.BLOCK_PAGES,
+    }
+    pointers = {"Kept": "*i8", "Pages": "*i64", "NumPages": "*i64", "Widths": "*i32", "Starts": "*i32"}
+    name = f"page_codes-page{page_size}-d{head_dim}"
+    return pytest.param(bits_kernel._codes_kernel, constants, pointers, id=name)
+
+
 def page_attention(page_size: int, head_dim: int) -> Any:
     page_tile = min(attention_kernel.TILE_TOKENS, page_size)
     constants = {
@@ -112,6 +128,8 @@ KERNELS = [
     page_scan(4, is_box=False),
     page_scan(2, is_box=True),
     *(page_scan(tokens, is_box=False) for tokens in (16, 32, 64)),  # a vector for each token of a page
+    page_codes(16, 128),
+    page_codes(64, 64),
     page_attention(16, 128),
     page_attention(64, 64),
     pytest.param(

@@ -135,7 +135,7 @@ def test_a_step_without_a_sampled_layer_is_dropped(caplog: pytest.LogCaptureFixt
 
 def test_a_layer_with_a_score_mod_of_its_own_is_refused() -> None:
     driver = TritonDriver(options(), page_size=4)
-    with pytest.raises(ValueError, match=r"layer 1 changes its logits .* --kv-importance-layers"):
+    with pytest.raises(ValueError, match=r"layer 1 changes its logits .* signal\.layers"):
         driver.backend.forward_decode(None, None, None, driver.layers[1], None, score_mod=object())
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from sgl_importance.metrics_table import PREFIX
-from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import Step
+from sgl_importance.observe.trace.reader import open_trace
+from sgl_importance.observe.trace.records import Step
 
+from support.config_file import config_flags
 from support.families import FAMILIES, VOCABULARY, Family, write_random_model
 from support.python_path import CHECKS, python_path
 from support.reference_attention import Planted, planted
@@ -134,10 +135,11 @@ def test_a_family_is_served(family: Family, way: tuple[str, ...], stock: Stock, 
     model, prompts, answers = stock(family)
     assert len({tuple(answer) for answer in answers}) > len(answers) / 2, "the model ignores its prompt"
     has_scores = "none" not in way
-    recording = ("--kv-importance-trace", str(tmp_path), "--kv-importance-trace-detail", "steps")
+    recording = ("--kv-importance-trace", str(tmp_path))
     server = ServerProcess(
         *("--kv-policy", "importance", *way, *FLAGS, *family.flags),
-        *("--max-total-tokens", str(POOL_TOKENS), "--kv-importance-window", str(WINDOW)),
+        *("--max-total-tokens", str(POOL_TOKENS)),
+        *config_flags(signal={"window": WINDOW}, trace={"detail": "steps"}),
         *(recording if has_scores else ()),
         model=model,
         env=PLUGINS,

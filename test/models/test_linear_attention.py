@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from sgl_importance.metrics_table import PREFIX
-from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import PageLists, Step
+from sgl_importance.observe.trace.reader import open_trace
+from sgl_importance.observe.trace.records import PageLists, Step
 
+from support.config_file import config_flags
 from support.families import FAMILIES, VOCABULARY, write_random_model
 from support.kept import wait_until_kept
 from support.prewarms import ended
@@ -79,9 +80,8 @@ def test_page_scores_are_those_of_the_layers_that_attend(model: Path, tmp_path: 
     first = some_tokens(70, 1)
     server = ServerProcess(
         *("--kv-policy", "importance", *FLAGS),
-        *("--kv-importance-window", str(WINDOW), "--kv-importance-interval", "1"),
-        *("--kv-importance-trace", str(tmp_path), "--kv-importance-trace-detail", "steps"),
-        *("--kv-importance-trace-pages", "0.2"),
+        *("--kv-importance-trace", str(tmp_path)),
+        *config_flags(signal={"window": WINDOW, "interval": 1}, trace={"detail": "steps", "pages": 0.2}),
         model=model,
         env=ENV,
     )

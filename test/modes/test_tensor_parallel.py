@@ -59,7 +59,7 @@ def check_victims(folder: Path, *tiers: str) -> None:
 
 @pytest.mark.tested(
     kind="mode",
-    name="`--tp-size 2`: pins, ledger, gate, pre-warm, host tier and verified store over a restart",
+    name="`--tp-size 2`: pins, ledger, pre-warm, host tier and verified store over a restart",
     mode="page scores from attention",
     backend="torch_native",
 )
@@ -67,7 +67,7 @@ def test_both_ranks_evict_alike(
     model: Path, prompts: list[list[int]], answers: list[list[int]], tmp_path: Path
 ) -> None:
     flags = (
-        *("--kv-policy", "importance", "--kv-importance-gate", "on", *POOL, "--hicache-ratio", "1.1"),
+        *("--kv-policy", "importance", *POOL, "--hicache-ratio", "1.1"),
         *("--kv-importance-store", str(tmp_path / "store")),
         *("--hicache-storage-prefetch-policy", "wait_complete"),
         *("--hicache-storage-backend-extra-config", json.dumps({"prefetch_threshold": PREFIX_TOKENS // 2})),

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_database import LedgerDamaged
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.ledger_database import LedgerDamaged
 from sglang_importance.placement.ledger_feed import model_digest, open_ledger_feed
 from sglang_importance.storage.weights import WATCH, Weights
 
@@ -226,7 +226,8 @@ def attach_ledger(driver: TreeDriver) -> None:
 
 
 def test_a_ledger_that_breaks_while_it_is_read_is_set_aside(tmp_path: Path, monkeypatch, caplog):
-    from sgl_importance.options import ImportanceOptions
+    from sgl_importance.options.importance_options import ImportanceOptions
+    from sgl_importance.options.placement import LedgerOptions
 
     driver = start(tmp_path / "ledger.sqlite")
     for prompt in traffic(5, 60):
@@ -241,7 +242,9 @@ def test_a_ledger_that_breaks_while_it_is_read_is_set_aside(tmp_path: Path, monk
         raise LedgerDamaged("database disk image is malformed")
 
     monkeypatch.setattr(Ledger, "prefixes", broken)
-    driver = TreeDriver(tokens=POOL, options=ImportanceOptions(policy="importance", ledger=str(tmp_path)))
+    driver = TreeDriver(
+        tokens=POOL, options=ImportanceOptions(policy="importance", ledger=LedgerOptions(place=str(tmp_path)))
+    )
     attach_ledger(driver)
     component = driver.component
     assert component.ledger is not None
@@ -252,10 +255,11 @@ def test_a_ledger_that_breaks_while_it_is_read_is_set_aside(tmp_path: Path, monk
 
 
 def test_a_directory_that_cannot_be_used_leaves_a_server_without_ledger(tmp_path: Path, caplog):
-    from sgl_importance.options import ImportanceOptions
+    from sgl_importance.options.importance_options import ImportanceOptions
+    from sgl_importance.options.placement import LedgerOptions
 
     (tmp_path / "file").write_text("")
-    options = ImportanceOptions(policy="importance", ledger=str(tmp_path / "file"))
+    options = ImportanceOptions(policy="importance", ledger=LedgerOptions(place=str(tmp_path / "file")))
     driver = TreeDriver(tokens=POOL, options=options)
     attach_ledger(driver)
     assert driver.component.ledger is None

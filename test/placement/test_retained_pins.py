@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sgl_importance.pins.pin import Pin
+from sgl_importance.placement.pins.pin import Pin
 
 from support.drivers.ledgered_tree import prewarm_from_ledger, serve, start
 from support.drivers.tree_driver import PAGE, TreeDriver

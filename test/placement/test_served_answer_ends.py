@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from sgl_importance.trace import open_trace
-from sgl_importance.trace.arrivals import arrivals
-from sgl_importance.trace.records import RequestAdmitted, RequestFinished
+from sgl_importance.observe.trace import open_trace
+from sgl_importance.observe.trace.arrivals import arrivals
+from sgl_importance.observe.trace.records import RequestAdmitted, RequestFinished
 from sgl_importance_lab.probe.tasks import Message, make_document
 from sgl_importance_lab.probe.tokenizer import encode
 

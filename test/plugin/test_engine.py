@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.signal import SignalOptions
 from sglang_importance.engine import KvImportance, OperationRefused, importance_engine, take_options
 from sglang_importance.http.pins_route import MAX_TTL_SECONDS
 from sglang_importance.operations import questions
@@ -28,23 +29,33 @@ from support.launches import run_to_end
 
 
 def test_our_arguments_are_taken_out() -> None:
-    arguments: dict[str, Any] = {"model_path": "m", "kv_importance_window": 5, "kv_importance_layers": [1, 0]}
-    assert take_options(arguments) == ImportanceOptions(policy="importance", window=5, layers=(1, 0))
+    arguments: dict[str, Any] = {
+        "model_path": "m",
+        "kv_importance_config": {"signal": {"window": 5, "layers": [1, 0]}},
+    }
+    assert take_options(arguments) == ImportanceOptions(
+        policy="importance", signal=SignalOptions(window=5, layers=(0, 1))
+    )
     assert arguments == {"model_path": "m"}
 
 
-@pytest.mark.parametrize("name", ["kv_importance_layers", "kv_sparse_dense_layers"])
-@pytest.mark.parametrize(("given", "taken"), [([1, 0], (1, 0)), ((1,), (1,)), (1, (1,)), ("no", ())])
-def test_layers_are_a_list_or_the_word_of_the_flag(name: str, given: Any, taken: tuple[int, ...]) -> None:
-    word = {"kv_importance_layers": "auto", "kv_sparse_dense_layers": "none"}[name]
-    options = take_options({name: word if given == "no" else given, "kv_residency": "tiered"})
-    assert getattr(options, name.removeprefix("kv_").removeprefix("importance_")) == taken
+@pytest.mark.parametrize(("given", "taken"), [([1, 0], (0, 1)), ((1,), (1,)), (1, (1,)), ("auto", ())])
+def test_layers_are_a_list_or_the_word_auto(given: Any, taken: tuple[int, ...]) -> None:
+    options = take_options({"kv_importance_config": {"signal": {"layers": given}}, "kv_residency": "tiered"})
+    assert options.signal.layers == taken
+
+
+def test_an_option_that_is_gone_is_refused_by_its_flag() -> None:
+    with pytest.raises(ValueError, match="kv_sparse_dense_layers is gone: leave it out"):
+        take_options({"kv_sparse_dense_layers": [1]})
 
 
 @pytest.mark.parametrize("layers", [None, "1,2", [1.5], [True]])
 def test_layers_that_are_none_are_refused_by_name(layers: object) -> None:
-    with pytest.raises(ValueError, match="kv_importance_layers must be a whole number of at least 0"):
-        take_options({"kv_importance_layers": layers})
+    with pytest.raises(
+        ValueError, match=r"signal\.layers of --kv-importance-config must be a whole number of at least 0"
+    ):
+        take_options({"kv_importance_config": {"signal": {"layers": layers}}})
 
 
 def test_an_engine_without_a_model_is_refused() -> None:
@@ -52,8 +63,8 @@ def test_an_engine_without_a_model_is_refused() -> None:
         importance_engine(kv_policy="observe")
 
 
-def test_a_bad_option_is_named() -> None:
-    with pytest.raises(ValueError, match="kv_importance_interval must be a whole number of at least 1"):
+def test_an_option_that_moved_is_named() -> None:
+    with pytest.raises(ValueError, match=r"kv_importance_interval moved: write interval = N under"):
         importance_engine(model_path="dummy", kv_importance_interval=0)
 
 
@@ -93,10 +104,10 @@ from sglang_importance.upstream.refusal import LaunchRefused
 if __name__ == "__main__":
     arguments = dict(
         model_path=sys.argv[1], device="cpu", load_format="dummy", skip_tokenizer_init=True, dtype="float32",
-        attention_backend="torch_native", max_total_tokens=512, kv_importance_interval=2,
+        attention_backend="torch_native", max_total_tokens=512,
     )
     try:
-        importance_engine(**arguments, kv_importance_layers=[7])
+        importance_engine(**arguments, kv_importance_config={"signal": {"layers": [7]}})
         refused = None
     except LaunchRefused as error:
         refused = str(error)
@@ -136,7 +147,7 @@ def test_an_engine_serves_after_a_refused_one(tiny_model: Path, tmp_path: Path) 
     assert ended.survivors == []
     result = json.loads(result_path.read_text())
     assert result["refused"] == "a scheduler refused to start, for the reason above"
-    assert "--kv-importance-layers: 7 not among" in ended.refusals[0]
+    assert "signal.layers of --kv-importance-config: 7 not among" in ended.refusals[0]
     assert result["left"] == 0
     assert result["unknown"] == "input_ids.1: token id 512 is beyond the model's vocabulary of 512"
     first, second = result["answers"]

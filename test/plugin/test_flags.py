@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import SETTINGS, flag
+from sgl_importance.options.importance_options import CONFIG_FLAG, SETTINGS, ImportanceOptions
+from sgl_importance.options.moved_flags import MOVED_FLAGS
+from sgl_importance.options.placement import PinOptions
+from sgl_importance.options.signal import SignalOptions
 from sglang_importance.launch.flags import add_flags
 from sglang_importance.upstream.server_options import importance_options
 
+from support.config_file import config_flags
 from support.servers import free_port
 
 Parse = Callable[..., ServerArgs]
@@ -28,21 +31,19 @@ def _options(server_args: ServerArgs) -> ImportanceOptions:
     return options
 
 
-def test_every_option_has_a_setting_and_every_setting_an_option() -> None:
-    assert list(SETTINGS) == list(ImportanceOptions.__slots__)
-
-
 def test_help_is_one_group_with_units_and_defaults(plugin: None) -> None:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     (group,) = (group for group in parser._action_groups if group.title == "importance")
-    assert [action.option_strings for action in group._group_actions] == [[flag(name)] for name in SETTINGS]
+    shown = [action.option_strings for action in group._group_actions if action.help != argparse.SUPPRESS]
+    assert shown == [*([setting.flag] for setting in SETTINGS.values() if setting.flag), [CONFIG_FLAG]]
+    assert len(shown) <= 20, "an operator reads them all"
     text = " ".join(parser.format_help().split())
-    for expected in ("(default: 8 decode steps)", "(default: 32 tokens)", "(default: 32.0 queries)"):
+    for expected in ("(default: 2048.0 tokens or share)", "(default: 0 tokens)", "(default: 0.2 share)"):
         assert expected in text
 
 
-@pytest.mark.parametrize("flags", [(), ("--kv-policy", "default"), ("--kv-importance-interval", "3")])
+@pytest.mark.parametrize("flags", [(), ("--kv-policy", "default"), ("--kv-importance-prewarm", "off")])
 def test_without_a_policy_the_arguments_are_stock(parse: Parse, flags: tuple[str, ...]) -> None:
     server_args = parse("--max-total-tokens", "512", *flags)
     assert importance_options(server_args) is None
@@ -67,63 +68,53 @@ def test_the_operators_page_size_wins(parse: Parse, page_size: int) -> None:
     assert parse("--kv-policy", "importance", "--page-size", str(page_size)).page_size == page_size
 
 
-def test_every_flag_reaches_the_options(parse: Parse) -> None:
+def test_flags_and_file_reach_the_options(parse: Parse) -> None:
     server_args = parse(
         *("--kv-policy", "observe", "--kv-importance-source", "torch_native"),
-        *("--kv-importance-interval", "3", "--kv-importance-layers", "2,0"),
-        *("--kv-importance-window", "9", "--kv-importance-sink-tokens", "0"),
-        *("--kv-importance-local-tokens", "5", "--kv-importance-half-life-queries", "1.5"),
-        *("--kv-importance-g", "on", "--kv-importance-auto-pins", "on", "--kv-importance-pin-budget", "0.1"),
-        *("--kv-importance-gate", "on", "--kv-importance-gate-payback", "0.25"),
+        *("--kv-importance-g", "on", "--kv-importance-pin-budget", "0.1"),
+        *config_flags(
+            signal={"interval": 3, "layers": [2, 0], "half_life_queries": 1.5}, pins={"auto": "on"}
+        ),
     )
     assert _options(server_args) == ImportanceOptions(
         policy="observe",
         source="torch_native",
-        interval=3,
-        layers=(0, 2),
-        window=9,
-        sink_tokens=0,
-        local_tokens=5,
-        half_life_queries=1.5,
         g="on",
-        auto_pins="on",
-        pin_budget=0.1,
-        gate="on",
-        gate_payback=0.25,
+        signal=SignalOptions(interval=3, layers=(0, 2), half_life_queries=1.5),
+        pins=PinOptions(budget=0.1, auto="on"),
     )
 
 
 def test_options_survive_the_way_to_the_scheduler(parse: Parse) -> None:
-    server_args = parse("--kv-policy", "importance", "--kv-importance-window", "7")
-    assert _options(pickle.loads(pickle.dumps(server_args))).window == 7
+    server_args = parse("--kv-policy", "importance", *config_flags(signal={"window": 7}))
+    assert _options(pickle.loads(pickle.dumps(server_args))).signal.window == 7
 
 
-@pytest.mark.parametrize(
-    ("layers", "expected"),
-    [(("auto",), ()), (("1",), (1,)), (("1,0", "1"), (0, 1)), (("0", "3"), (0, 3))],
-)
-def test_layers(parse: Parse, layers: tuple[str, ...], expected: tuple[int, ...]) -> None:
-    server_args = parse("--kv-policy", "importance", "--kv-importance-layers", *layers)
-    assert _options(server_args).layers == expected
+@pytest.mark.parametrize(("flag", "line"), MOVED_FLAGS.items())
+@pytest.mark.parametrize("values", [(), ("1",), ("0", "1")])
+def test_a_flag_of_an_earlier_release_says_where_its_option_is(
+    parse: Parse, capsys: pytest.CaptureFixture[str], flag: str, line: str, values: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(flag, *values)
+    assert stop.value.code == 2
+    (error,) = (line for line in capsys.readouterr().err.splitlines() if "error:" in line)
+    assert error.endswith(f"{flag} {line}")
 
 
 @pytest.mark.parametrize(
     ("yaml", "name", "expected"),
     [
-        ("kv-importance-interval: 5", "interval", 5),
-        ("kv-importance-layers: auto", "layers", ()),
-        ("kv-importance-layers: 1", "layers", (1,)),
-        ("kv-importance-layers: 0,1", "layers", (0, 1)),
-        ("kv-importance-layers: [0, 1]", "layers", (0, 1)),
-        ("kv-importance-half-life-queries: 0.5", "half_life_queries", 0.5),
+        ("kv-importance-pin-budget: 0.5", "pins.budget", 0.5),
         ("kv-importance-g: off", "g", "off"),
+        ("kv-sparse-min-context: 7", "sparse.min_context", 7),
     ],
 )
 def test_config_file(plugin: None, tmp_path: Path, yaml: str, name: str, expected: Any) -> None:
     config = tmp_path / "server.yaml"
     config.write_text(f"model-path: dummy\nkv-policy: importance\n{yaml}\n")
     options = _options(prepare_server_args(["--config", str(config), "--port", str(free_port())]))
-    assert getattr(options, name) == expected
+    assert options.at(name) == expected
     assert options.policy == "importance"
 
 
@@ -165,22 +156,15 @@ def test_a_config_file_that_cannot_be_read_is_one_line(
     [
         ("--kv-policy lru", "argument --kv-policy: invalid choice: 'lru'"),
         ("--kv-importance-source magic", "argument --kv-importance-source: invalid choice: 'magic'"),
-        ("--kv-importance-interval 0", "must be a whole number of at least 1 (decode steps), not 0"),
-        ("--kv-importance-interval 2.5", "must be a whole number of at least 1 (decode steps), not '2.5'"),
-        ("--kv-importance-layers 0,x", "must be a whole number of at least 0 (layer index), not '0,x'"),
-        ("--kv-importance-layers=-1", "must be a whole number of at least 0 (layer index), not (-1,)"),
-        ("--kv-importance-window 0", "must be a whole number of at least 1 (tokens), not 0"),
-        ("--kv-importance-sink-tokens=-1", "must be a whole number of at least 0 (tokens), not -1"),
-        ("--kv-importance-local-tokens many", "must be a whole number of at least 0 (tokens), not 'many'"),
-        ("--kv-importance-half-life-queries 0", "must be a number above 0 (queries), not 0.0"),
-        ("--kv-importance-half-life-queries nan", "must be a number above 0 (queries), not nan"),
+        ("--kv-sparse-min-context 2.5", "must be a whole number of at least 0 (tokens), not '2.5'"),
+        ("--kv-sparse-budget nan", "must be a number above 0 (tokens or share), not nan"),
+        ("--kv-sparse-budget 0", "must be a number above 0 (tokens or share), not 0.0"),
+        ("--kv-importance-config absent.toml", "--kv-importance-config absent.toml: no such file"),
         ("--kv-importance-pin-budget 1.5", "must be a number of at least 0 and at most 1 (share), not 1.5"),
         ("--kv-importance-pin-budget all", "must be a number of at least 0 and at most 1 (share), not 'all'"),
-        ("--kv-importance-gate-payback 2", "of at least 0 and at most 1 (probability), not 2.0"),
-        ("--kv-importance-half-life-queries inf", "must be a number above 0 (queries), not inf"),
         ("--kv-importance-store ~nobody-here/kv", "is in the home of no user here: write the whole path"),
-        ("--kv-importance-trace ~nobody-here", "kv_importance_trace '~nobody-here' is in the home of no"),
-        ("--kv-importance-ledger ~nobody-here", "kv_importance_ledger '~nobody-here' is in the home of no"),
+        ("--kv-importance-trace ~nobody-here", "--kv-importance-trace '~nobody-here' is in the home of no"),
+        ("--kv-importance-ledger ~nobody-here", "--kv-importance-ledger '~nobody-here' is in the home of no"),
         ("--kv-importance-g maybe", "argument --kv-importance-g: invalid choice: 'maybe'"),
     ],
 )
@@ -195,10 +179,14 @@ def test_a_bad_value_is_one_error(
 
 
 def test_options_name_every_bad_value_at_once() -> None:
-    with pytest.raises(ValueError, match=re.escape("kv_importance_interval must be")) as error:
-        ImportanceOptions(interval=True, window=-3, g="x", source=None)  # type: ignore[arg-type]
-    for name in ("interval", "window", "g", "source"):
-        assert f"kv_importance_{name} must be" in str(error.value)
+    with pytest.raises(ValueError, match=re.escape("--kv-importance-g must be")) as error:
+        ImportanceOptions(
+            signal=SignalOptions(interval=True, window=-3),
+            g="x",  # type: ignore[arg-type]
+            source=None,  # type: ignore[arg-type]
+        )
+    for name in ("signal.interval of --kv-importance-config", "--kv-importance-source"):
+        assert f"{name} must be" in str(error.value)
 
 
 def test_a_policy_is_refused_where_sglang_could_not_hook_what_reads_the_flags(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.config_file import config_flags
 from support.launches import (
     CPU_FLAGS,
     LAUNCH_SERVER,
@@ -42,8 +43,10 @@ def test_an_untested_mode_stops_the_command(tiny_model: Path, command: tuple[str
 
 
 def test_what_only_the_model_tells_stops_the_launch(tiny_model: Path) -> None:
-    ended = launch(tiny_model, "--kv-policy", "observe", "--kv-importance-layers", "0,7")
-    _assert_stopped(ended, "--kv-importance-layers: 7 not among", "a scheduler refused to start")
+    ended = launch(tiny_model, "--kv-policy", "observe", *config_flags(signal={"layers": [0, 7]}))
+    _assert_stopped(
+        ended, "signal.layers of --kv-importance-config: 7 not among", "a scheduler refused to start"
+    )
 
 
 def test_a_part_that_cannot_be_installed_stops_the_launch(tiny_model: Path, tmp_path: Path) -> None:
@@ -139,14 +142,16 @@ def test_a_tokenizer_worker_without_our_parts_ends_the_server(tiny_model: Path, 
 def test_a_replica_that_refuses_stops_the_launch(tiny_model: Path) -> None:
     # Without --nccl-port: each replica has one of its own.
     model = ("--model-path", str(tiny_model), "--port", str(free_port()), *CPU_FLAGS)
-    flags = ("--kv-policy", "observe", "--dp-size", "2", "--kv-importance-layers", "7")
+    flags = ("--kv-policy", "observe", "--dp-size", "2", *config_flags(signal={"layers": [7]}))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in cores_of_ranks(2).items():
             patch.setenv(name, value)
         ended = run_to_end([*LAUNCH_SERVER, *model, *flags])
     assert ended.refusals, ended.stderr
     assert ended.refusals[-1].startswith("a scheduler refused to start")
-    assert all("--kv-importance-layers: 7 not among" in line for line in ended.refusals[:-1]), ended.stderr
+    assert all(
+        "signal.layers of --kv-importance-config: 7 not among" in line for line in ended.refusals[:-1]
+    ), ended.stderr
     assert (ended.returncode, ended.survivors) == (2, [])
 
 

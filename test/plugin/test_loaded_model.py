@@ -13,7 +13,8 @@ from sglang.srt.configs.qwen3_5 import Qwen3_5Config, Qwen3_5MoeConfig
 from sglang.srt.configs.qwen3_next import Qwen3NextConfig
 from sglang.srt.layers.radix_attention import RadixAttention
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.tiered import TieredOptions
 from sglang_importance.attention.score_sources import UNPROVEN
 from sglang_importance.launch.modes.loaded_model import model_refusals
 
@@ -82,7 +83,9 @@ def test_text_models_of_every_tested_kind_are_allowed(changes: dict[str, Any], s
     ],
 )
 def test_parts_that_want_one_pool_of_keys_and_values_are_refused(changes: dict[str, Any], model: str) -> None:
-    (line,) = model_refusals(_context(**changes), ImportanceOptions(policy="importance", residency="tiered"))
+    (line,) = model_refusals(
+        _context(**changes), ImportanceOptions(policy="importance", tiered=TieredOptions(residency="tiered"))
+    )
     assert line == f"--kv-residency tiered does not support {model}: use --kv-residency full"
     for source in UNPROVEN:
         (line,) = model_refusals(_context(**changes), ImportanceOptions(policy="observe", source=source))
@@ -107,7 +110,7 @@ def test_drafts_over_other_kv_are_refused_on_a_cpu(changes: dict[str, Any], mode
 
 @pytest.mark.parametrize("changes", [CAPPED, TEMPERED])
 def test_tiered_attention_to_changed_logits_is_refused(changes: dict[str, Any]) -> None:
-    tiered = ImportanceOptions(policy="importance", residency="tiered")
+    tiered = ImportanceOptions(policy="importance", tiered=TieredOptions(residency="tiered"))
     (line,) = model_refusals(_context(**changes), tiered)
     assert line == (
         "--kv-residency tiered does not support logits with a soft cap or a temperature by length: "

@@ -12,7 +12,10 @@ import pytest
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.server_args import ServerArgs
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.placement import LedgerOptions
+from sgl_importance.options.recording import TraceOptions
+from sgl_importance.options.tiered import TieredOptions
 from sglang_importance.attention.score_sources import PRODUCERS, UNPROVEN
 from sglang_importance.launch.modes.arguments import RULES, check_modes, refusals
 from sglang_importance.launch.modes.rule import Rule
@@ -106,20 +109,22 @@ def test_modes_without_page_scores(mode: dict[str, str]) -> None:
     (line,) = refusals(args, ImportanceOptions(policy="importance", source="triton"))
     (value,) = mode.values()
     assert f" {value}): use --kv-importance-source none, or use" in line
-    (line,) = refusals(args, ImportanceOptions(policy="importance", residency="tiered"))
+    (line,) = refusals(args, ImportanceOptions(policy="importance", tiered=TieredOptions(residency="tiered")))
     assert line.startswith("--kv-residency tiered does not support ")
     native = ServerArgs(model_path="dummy", attention_backend="torch_native", device="cpu", **mode)
-    (line,) = page_list_refusals(native, ImportanceOptions(policy="observe", trace="x", trace_pages=1))
-    assert line.endswith("drop --kv-importance-trace-pages, or use --kv-policy default")
+    (line,) = page_list_refusals(
+        native, ImportanceOptions(policy="observe", trace=TraceOptions(directory="x", pages=1))
+    )
+    assert line.endswith("drop trace.pages of --kv-importance-config, or use --kv-policy default")
 
 
 @pytest.mark.parametrize("algorithm", SPECULATION)
-@pytest.mark.parametrize("kept", [{"ledger": "/ledger"}, {"trace": "/trace"}])
+@pytest.mark.parametrize("kept", [{"ledger.place": "/ledger"}, {"trace.directory": "/trace"}])
 def test_what_is_kept_by_plain_pages_is_refused_beside_keys_of_pairs(
     algorithm: str, kept: dict[str, str]
 ) -> None:
     args = ServerArgs(model_path="dummy", speculative_algorithm=algorithm)
-    lines = refusals(args, ImportanceOptions(policy="importance", **kept))
+    lines = refusals(args, ImportanceOptions.of({"policy": "importance", **kept}))
     assert len(lines) == (algorithm in PAIRED_KEYS)
     assert all(f"drop --kv-importance-{next(iter(kept))}" in line for line in lines)
 
@@ -133,7 +138,9 @@ def test_prefill_and_decode_apart() -> None:
     decode.disaggregation_decode_enable_radix_cache = True
     assert refusals(decode, IMPORTANCE) == []
     for args in (prefill, decode):
-        kept = ImportanceOptions(policy="importance", ledger="/ledger", trace="/trace")
+        kept = ImportanceOptions(
+            policy="importance", ledger=LedgerOptions(place="/ledger"), trace=TraceOptions(directory="/trace")
+        )
         lines = refusals(args, kept)
         assert [line.partition(" or ")[0].rpartition(": ")[2] for line in lines] == [
             "drop --kv-importance-ledger,",
@@ -172,7 +179,7 @@ def test_an_engine_has_one_tokenizer_worker() -> None:
 @pytest.mark.parametrize("mode", [{"tp_size": 2}, {"enable_mixed_chunk": True}, {"enable_lora": True}])
 def test_modes_that_tiered_pages_have_not_run_with(mode: dict[str, Any]) -> None:
     args = ServerArgs(model_path="dummy", attention_backend="torch_native", page_size=16, **mode)
-    tiered = ImportanceOptions(policy="importance", residency="tiered")
+    tiered = ImportanceOptions(policy="importance", tiered=TieredOptions(residency="tiered"))
     (line,) = refusals(args, tiered)
     assert line.startswith("--kv-residency tiered does not support")
     assert line.endswith("or use --kv-residency full")
@@ -181,9 +188,9 @@ def test_modes_that_tiered_pages_have_not_run_with(mode: dict[str, Any]) -> None
 @pytest.mark.parametrize("mode", [{"tp_size": 2}, {"dp_size": 2}, {"enable_mixed_chunk": True}])
 def test_modes_that_page_lists_have_not_run_with(mode: dict[str, Any]) -> None:
     args = SimpleNamespace(attention_backend="torch_native", device="cpu", **mode)
-    options = ImportanceOptions(policy="observe", trace="x", trace_pages=1)
+    options = ImportanceOptions(policy="observe", trace=TraceOptions(directory="x", pages=1))
     (line,) = page_list_refusals(args, options)
-    assert "--kv-importance-trace-pages with" in line
+    assert "trace.pages of --kv-importance-config with" in line
 
 
 def test_all_refusals_come_at_once(parse: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:

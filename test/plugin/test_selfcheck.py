@@ -61,8 +61,8 @@ def test_every_import_from_sglang_is_checked(file: Path) -> None:
 
 def _our_subclasses() -> list[tuple[type, type]]:
     from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
-    from sglang_importance.radix_cache.component import ImportanceComponent
-    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+    from sglang_importance.cache.component import ImportanceComponent
+    from sglang_importance.cache.importance_cache import ImportanceRadixCache
 
     ours = (EmittingTorchNativeBackend, ImportanceRadixCache, ImportanceComponent)
     bases = [next(b for b in cls.__mro__ if b.__module__.startswith("sglang.")) for cls in ours]

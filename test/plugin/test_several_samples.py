@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.http.requests.request_hints import _around_generate_request
 from sglang_importance.upstream.server_options import attach_options
 
@@ -38,10 +39,10 @@ class Manager:
             yield {"index": sample}
 
 
-@pytest.mark.parametrize("params", [{"n": 2}, [{"n": 2}]])
-def test_what_was_never_sent_is_forgotten_when_the_stream_ends(params: Any):
+@pytest.mark.parametrize(("ids", "params"), [([1, 2], {"n": 2}), ([[1, 2]], [{"n": 2}])])
+def test_what_was_never_sent_is_forgotten_when_the_stream_ends(ids: Any, params: Any):
     manager = Manager()
-    obj = SimpleNamespace(stream=True, sampling_params=params, input_ids=[1, 2], kv_hints=None)
+    obj = GenerateReqInput(stream=True, sampling_params=params, input_ids=ids)
 
     async def stream() -> list[Any]:
         return [each async for each in _around_generate_request(manager.generate, manager, obj)]

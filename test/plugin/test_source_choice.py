@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.storage import StoreOptions
+from sgl_importance.options.tiered import SparseOptions, TieredOptions
 from sglang_importance.attention.score_sources import (
     HAS_RUN_ON,
     PRODUCERS,
@@ -71,7 +73,12 @@ def test_a_producer_found_is_nothing_to_speak_of(caplog: pytest.LogCaptureFixtur
 
 
 def test_tokens_that_read_all_pages_are_scored_beside_a_selector(caplog: pytest.LogCaptureFixture) -> None:
-    sparse = ImportanceOptions(policy="importance", residency="tiered", sparse_selector="rep", g="on")
+    sparse = ImportanceOptions(
+        policy="importance",
+        g="on",
+        tiered=TieredOptions(residency="tiered"),
+        sparse=SparseOptions(selector="rep"),
+    )
     assert settle_source(resolved("cpu", "torch_native"), sparse).source == "torch_native"
     assert caplog.text == ""
     assert settle_source(resolved("cuda", "triton"), replace(sparse, g="auto")).source == "none"
@@ -100,33 +107,38 @@ def test_a_source_that_was_named_stays(source: str, caplog: pytest.LogCaptureFix
 
 
 def test_stock_with_a_store_needs_no_source() -> None:
-    options = ImportanceOptions(store="pages")
+    options = ImportanceOptions(store=StoreOptions(directory="pages"))
     assert settle_source(resolved("cuda", "fa3"), options) is options
 
 
 @pytest.mark.parametrize(
     ("options", "need"),
     [
-        ({"g": "on"}, "kv_importance_g 'on'"),
-        ({"g": "shuffled"}, "kv_importance_g 'shuffled'"),
-        ({"trace": "records", "trace_detail": "steps"}, "kv_importance_trace_detail 'steps'"),
+        ({"g": "on"}, "--kv-importance-g 'on'"),
+        ({"g": "shuffled"}, "--kv-importance-g 'shuffled'"),
+        (
+            {"trace.directory": "records", "trace.detail": "steps"},
+            "trace.detail of --kv-importance-config 'steps'",
+        ),
     ],
 )
 def test_what_rests_on_scores_is_refused_without_them(options: dict[str, Any], need: str) -> None:
-    with pytest.raises(ValueError, match=f"^{need} needs page scores, which kv_importance_source 'none'"):
-        ImportanceOptions(policy="importance", source="none", **options)
+    with pytest.raises(ValueError, match=f"^{need} needs page scores, which --kv-importance-source 'none'"):
+        ImportanceOptions.of({"policy": "importance", "source": "none", **options})
     with pytest.raises(LaunchRefused) as refused:
-        settle_source(resolved("cuda", "fa3"), ImportanceOptions(policy="importance", **options))
+        settle_source(resolved("cuda", "fa3"), ImportanceOptions.of({"policy": "importance", **options}))
     (line,) = refused.value.reasons
     assert line.startswith(f"{need} needs page scores, and no producer of them has run beside")
     assert "attention backend fa3 on cuda: drop it, or name" in line
-    here = settle_source(resolved("cpu", "torch_native"), ImportanceOptions(policy="importance", **options))
+    here = settle_source(
+        resolved("cpu", "torch_native"), ImportanceOptions.of({"policy": "importance", **options})
+    )
     assert here.source == "torch_native"
 
 
-@pytest.mark.parametrize("options", [{}, {"trace": "records"}, {"trace_detail": "steps"}])
+@pytest.mark.parametrize("options", [{}, {"trace.directory": "records"}, {"trace.detail": "steps"}])
 def test_the_rest_needs_no_scores(options: dict[str, Any]) -> None:
-    assert ImportanceOptions(policy="importance", source="none", **options).needing_scores == ()
+    assert ImportanceOptions.of({"policy": "importance", "source": "none", **options}).needing_scores == ()
 
 
 @pytest.mark.parametrize(

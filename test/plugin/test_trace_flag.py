@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 from sglang.srt.server_args import ServerArgs
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sgl_importance.trace import open_trace
+from sgl_importance.observe.trace import open_trace
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.recording import TraceOptions
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
+from sglang_importance.cache.cache_factory import create_recorder
 from sglang_importance.launch.modes.tiered_pages import page_list_refusals
-from sglang_importance.radix_cache.cache_factory import create_recorder
 from sglang_importance.upstream.refusal import LaunchRefused
 from sglang_importance.upstream.server_options import importance_options
+
+from support.config_file import config_flags
 
 Parse = Callable[..., ServerArgs]
 COST = CostModel(1e-5, 1e-9, 4096, 1e9, 1e8)
@@ -29,7 +32,7 @@ def recorder_for(trace: Path, model: str = "some-model") -> Any:
         params=SimpleNamespace(page_size=16, token_to_kv_pool_allocator=allocator),
         server_args=SimpleNamespace(model_path=f"models/{model}", dp_size=1),
     )
-    options = ImportanceOptions(policy="observe", trace=str(trace), trace_megabytes=3)
+    options = ImportanceOptions(policy="observe", trace=TraceOptions(directory=str(trace), megabytes=3))
     return create_recorder(context, options, ImportancePolicy(COST), rows=None)  # type: ignore[arg-type]
 
 
@@ -37,11 +40,15 @@ def recorder_for(trace: Path, model: str = "some-model") -> Any:
 def test_the_flags_reach_the_options(parse: Parse, policy: str) -> None:
     server_args = parse(
         *("--kv-policy", policy, "--kv-importance-trace", "recordings"),
-        *("--kv-importance-trace-detail", "steps", "--kv-importance-trace-megabytes", "7"),
+        *config_flags(trace={"detail": "steps", "megabytes": 7}),
     )
     options = importance_options(server_args)
     assert options is not None
-    assert (options.trace, options.trace_detail, options.trace_megabytes) == ("recordings", "steps", 7)
+    assert (options.trace.directory, options.trace.detail, options.trace.megabytes) == (
+        "recordings",
+        "steps",
+        7,
+    )
 
 
 def test_stock_has_nothing_to_record(parse: Parse, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,17 +99,16 @@ def test_a_recording_of_another_model_stops_the_launch(tmp_path: Path) -> None:
 
 def test_page_lists_need_a_recording(parse: Parse, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse("--kv-policy", "observe", "--kv-importance-trace-pages", "0.4")
-    assert "kv_importance_trace_pages needs kv_importance_trace: name a directory" in (
-        capsys.readouterr().err
-    )
+        parse("--kv-policy", "observe", *config_flags(trace={"pages": 0.4}))
+    needs = "trace.pages of --kv-importance-config needs --kv-importance-trace: name a directory"
+    assert needs in capsys.readouterr().err
     listed = parse(
         *("--kv-policy", "observe", "--kv-importance-trace", "recordings"),
-        *("--kv-importance-trace-pages", "0.4"),
+        *config_flags(trace={"pages": 0.4}),
     )
     options = importance_options(listed)
     assert options is not None
-    assert options.trace_pages == 0.4
+    assert options.trace.pages == 0.4
 
 
 @pytest.mark.parametrize(
@@ -117,7 +123,11 @@ def test_page_lists_are_refused_where_nobody_has_taken_them(
     changes: dict[str, Any], cure: str | None
 ) -> None:
     args = SimpleNamespace(**{"device": "cpu", **changes})
-    recording = ImportanceOptions(policy="observe", trace="recordings", trace_pages=0.4)
+    recording = ImportanceOptions(policy="observe", trace=TraceOptions(directory="recordings", pages=0.4))
     lines = list(page_list_refusals(args, recording))
-    assert ["--kv-importance-trace-pages" in line and cure in line for line in lines] == [True] * bool(cure)
-    assert not list(page_list_refusals(args, ImportanceOptions(policy="observe", trace="recordings")))
+    assert ["trace.pages" in line and cure in line for line in lines] == [True] * bool(cure)
+    assert not list(
+        page_list_refusals(
+            args, ImportanceOptions(policy="observe", trace=TraceOptions(directory="recordings"))
+        )
+    )

@@ -202,7 +202,7 @@ def test_an_embedded_model_by_its_name(
     assert value(command, "--dtype") == "float32"
     assert value(command, "--served-model-name") == "default"
     assert ("--reasoning-parser" in command) == (name == "reasoner")
-    assert "--kv-importance-layers" not in command, "measured for the retrieval model alone"
+    assert "--kv-importance-config" not in command, "measured for the retrieval model alone"
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

@@ -11,6 +11,7 @@ import pytest
 from sgl_importance_lab.probe.tasks import make_document
 from sgl_importance_lab.probe.tokenizer import encode
 
+from support.config_file import config_flags
 from support.live_page import API_KEY, WIDE
 from support.servers import ServerProcess
 from support.waiting import HANG_SECONDS
@@ -24,7 +25,7 @@ def server(probe_model: Path) -> Iterator[ServerProcess]:
         *("--kv-policy", "importance", "--page-size", str(PAGE_SIZE), "--max-total-tokens", "8192"),
         *("--enable-hierarchical-cache", "--hicache-ratio", "2"),
         # The question's last tokens are what looks for the record; with a short half-life one question shows.
-        *("--kv-importance-window", "2", "--kv-importance-half-life-queries", "0.25"),
+        *config_flags(signal={"window": 2, "half_life_queries": 0.25}),
     ]
     with ServerProcess(*flags, model=probe_model, api_key=API_KEY) as process:
         yield process

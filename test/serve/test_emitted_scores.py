@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
+from support.config_file import config_flags
 from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
 
-FLAGS = (
-    *("--kv-policy", "importance", "--page-size", "4", "--max-total-tokens", "8192"),
-    *("--kv-importance-sink-tokens", "0", "--kv-importance-local-tokens", "0"),
-)
+FLAGS = ("--kv-policy", "importance", "--page-size", "4", "--max-total-tokens", "8192")
+SIGNAL = {"sink_tokens": 0, "local_tokens": 0}
 # Prompts end where a page does, and no answer fills one: the moment of a fold decides about such pages.
 SHARED = [*range(100, 108), *range(300, 312)]
 PROMPTS = [SHARED[:length] for length in (8, 20, 4, 12, 20)]
@@ -39,9 +38,13 @@ def _learnt(server: ServerProcess) -> list[dict[str, Any]]:
 
 def test_scores_computed_behind_the_answer_teach_the_same(probe_model: Path, tmp_path: Path) -> None:
     # Where steps are recorded, scores are computed at once.
-    at_once_flags = ("--kv-importance-trace", str(tmp_path), "--kv-importance-trace-detail", "steps")
+    at_once_options = config_flags(signal=SIGNAL, trace={"detail": "steps"})
+    at_once_flags = ("--kv-importance-trace", str(tmp_path), *at_once_options)
     with ExitStack() as stack, ThreadPoolExecutor() as starting:
-        servers = [ServerProcess(*FLAGS, *flags, model=probe_model) for flags in ((), at_once_flags)]
+        servers = [
+            ServerProcess(*FLAGS, *flags, model=probe_model)
+            for flags in (config_flags(signal=SIGNAL), at_once_flags)
+        ]
         later, at_once = starting.map(stack.enter_context, servers)
         got, expected = _learnt(later), _learnt(at_once)
     assert len(expected) > 5

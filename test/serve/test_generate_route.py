@@ -16,9 +16,10 @@ from sglang.srt.entrypoints.http_server import ORJSONRoute
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
-from sgl_importance.hints.hints import BadHint, Hints
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.placement.hints.hints import BadHint, Hints
 from sglang_importance.http import server_state
+from sglang_importance.http.requests.checked_routes import check_routes
 from sglang_importance.http.requests.generate_route import check_generate
 from sglang_importance.http.requests.request_hints import _attach_native
 from sglang_importance.upstream.server_options import attach_options
@@ -36,11 +37,18 @@ def generate_client(monkeypatch: pytest.MonkeyPatch, policy: str) -> TestClient:
         return StreamingResponse(iter(["data: [DONE]\n\n"]))
 
     check_generate(app)
+    check_routes(app)
     arguments = SimpleNamespace()
     attach_options(arguments, ImportanceOptions(policy=policy))
     manager = SimpleNamespace(server_args=arguments, model_config=SimpleNamespace(vocab_size=VOCABULARY))
     monkeypatch.setattr(server_state, "get_global_state", lambda: SimpleNamespace(tokenizer_manager=manager))
     return TestClient(app, raise_server_exceptions=False)
+
+
+def streamed(body: dict[str, Any]) -> dict[str, Any]:
+    """With a prompt where it has none."""
+    prompt = {} if "input_ids" in body else {"text": "a"}
+    return {**prompt, "stream": True, **body}
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
@@ -70,11 +78,11 @@ def test_what_is_wrong_is_refused_before_the_stream(
     monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], problem: str, method: str
 ):
     client = generate_client(monkeypatch, "importance")
-    answer = client.request(method, "/generate", json={"text": "a", "stream": True} | body)
+    answer = client.request(method, "/generate", json=streamed(body))
     assert answer.status_code == 400, answer.text
     assert answer.json()["detail"].startswith(problem)
     stock = generate_client(monkeypatch, "default")
-    assert stock.request(method, "/generate", json={"text": "a", "stream": True} | body).status_code == 200
+    assert stock.request(method, "/generate", json=streamed(body)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,7 @@ def test_what_is_wrong_is_refused_before_the_stream(
         {"text": "a"},
         {"input_ids": [0, VOCABULARY - 1]},
         {"text": "a", "top_logprobs_num": VOCABULARY},
-        {"text": ["a", "b"], "top_logprobs_num": [-1, 5]},
+        {"text": ["a", "b"], "top_logprobs_num": [0, 5]},
         {"input_ids": [[0], [1]], "kv_hints": [None, {"report": True}]},
         {"input_ids": [[0], [1]], "kv_hints": {"report": True}},
         {"text": "a", "kv_hints": ENVELOPE},

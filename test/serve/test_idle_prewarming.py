@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.placement import PrewarmOptions
 from sglang_importance.http import prewarm_route
 from sglang_importance.http.prewarm_route import IDLE_SECONDS
 from sglang_importance.http.requests import user_requests
@@ -35,7 +37,9 @@ class Server:
         self.begun: list[str] = []
         self.server_status = ServerStatus.Up
         self.server_args = SimpleNamespace()
-        attach_options(self.server_args, ImportanceOptions(policy="importance", prewarm="idle"))
+        attach_options(
+            self.server_args, ImportanceOptions(policy="importance", prewarm=PrewarmOptions(at="idle"))
+        )
         self.model_config = SimpleNamespace(vocab_size=100)
         self.rid_to_state: dict[str, Any] = {}
         self.may_end = asyncio.Event()
@@ -62,7 +66,7 @@ class Server:
             del self.rid_to_state[rid]
 
     async def request(self, rid: str | None) -> None:
-        obj = SimpleNamespace(rid=rid, stream=False, sampling_params={}, input_ids=[1], kv_hints=None)
+        obj = GenerateReqInput(rid=rid, sampling_params={}, input_ids=[1])
         async for _ in _around_generate_request(self.generate, self, obj):
             pass
 

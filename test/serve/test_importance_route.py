@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from sgl_importance.client.remote_source import RemoteSource
-from sgl_importance.client.server_client import Server
+from sgl_importance.cli.remote_source import RemoteSource
+from sgl_importance.cli.server_client import Server
 from sgl_importance.interface import SignalKind
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance_lab.probe.tasks import make_document

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import Fold
+from sgl_importance.observe.trace.reader import open_trace
+from sgl_importance.observe.trace.records import Fold
 from sgl_importance_kernels.reference.page_scores import PageScores, combine_layers, pages_of
 
+from support.config_file import config_flags
 from support.models import SMALL_LLAMA, write_random_llama
 from support.python_path import CHECKS, python_path
 from support.recordings import wait_until_recorded
@@ -27,9 +28,11 @@ ANSWER_TOKENS = 4  # of its steps the first and the third are observed; one that
 FLAGS = (
     *("--kv-policy", "importance", "--attention-backend", "triton", "--page-size", str(PAGE)),
     *("--skip-tokenizer-init", "--max-running-requests", "2", "--context-length", "128"),
-    *("--max-total-tokens", "512", "--kv-importance-window", str(WINDOW), "--kv-importance-interval", "2"),
-    *("--kv-importance-sink-tokens", str(SINKS), "--kv-importance-local-tokens", str(LOCAL)),
-    *("--kv-importance-trace-detail", "folds"),
+    *("--max-total-tokens", "512"),
+    *config_flags(
+        signal={"window": WINDOW, "interval": 2, "sink_tokens": SINKS, "local_tokens": LOCAL},
+        trace={"detail": "folds"},
+    ),
 )
 FIRST = [*range(100, 144)]
 SECOND = [*FIRST[:32], *range(300, 311)]  # its first two pages are in the cache

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi import HTTPException
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.http import prewarm_route
 from sglang_importance.http.prewarm_route import Jobs
 from sglang_importance.http.prewarming import Job, State

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sgl_importance.prewarm.ledger_plan import WarmPath
+from sgl_importance.placement.prewarm.ledger_plan import WarmPath
 from sglang_importance.http.prewarming import (
     STEP_SECONDS,
     Job,

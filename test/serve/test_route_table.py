@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY
 from sglang.srt.utils.auth import add_api_key_middleware
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.http.routes import PREFIX, install_routes
 
 try:

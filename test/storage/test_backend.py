@@ -19,7 +19,8 @@ import torch
 from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.storage import StoreOptions
 from sgl_importance.storage.pages import Page
 from sglang_importance.storage import store_launch
 from sglang_importance.storage.guards import _around_reduce_ack
@@ -363,7 +364,9 @@ def test_a_page_that_fails_on_one_rank_is_a_miss_on_all(tmp_path: Path) -> None:
 
 def test_mounting_keeps_the_operators_settings(tmp_path: Path) -> None:
     args = argparse.Namespace(hicache_storage_backend_extra_config='{"prefetch_threshold": 32}')
-    store_launch.mount(args, ImportanceOptions(store=str(tmp_path / "new"), store_bytes=5))
+    store_launch.mount(
+        args, ImportanceOptions(store=StoreOptions(directory=str(tmp_path / "new"), max_bytes=5))
+    )
     config = json.loads(args.hicache_storage_backend_extra_config)
     assert args.enable_hierarchical_cache
     assert args.hicache_storage_backend == "dynamic"
@@ -385,7 +388,7 @@ def test_settings_come_from_a_file_of_each_kind_that_sglang_reads(
 ) -> None:
     (tmp_path / name).write_text(text)
     args = argparse.Namespace(hicache_storage_backend_extra_config=f"@{tmp_path / name}")
-    store_launch.mount(args, ImportanceOptions(store=str(tmp_path / "store")))
+    store_launch.mount(args, ImportanceOptions(store=StoreOptions(directory=str(tmp_path / "store"))))
     config = json.loads(args.hicache_storage_backend_extra_config)
     assert (config["prefetch_threshold"], config["nested"]) == (32, {"since": "2026-11-25"})
 
@@ -397,7 +400,7 @@ def test_a_file_of_settings_that_cannot_be_read_is_one_line(tmp_path: Path, name
     (tmp_path / name).write_text(text)
     args = argparse.Namespace(hicache_storage_backend_extra_config=f"@{tmp_path / name}")
     with pytest.raises(LaunchRefused) as refused:
-        store_launch.mount(args, ImportanceOptions(store=str(tmp_path / "store")))
+        store_launch.mount(args, ImportanceOptions(store=StoreOptions(directory=str(tmp_path / "store"))))
     (line,) = refused.value.reasons
     assert "correct it" in line
     assert "\n" not in line
@@ -419,7 +422,9 @@ def test_a_file_of_settings_that_cannot_be_read_is_one_line(tmp_path: Path, name
 )
 def test_what_cannot_run_is_one_line(tmp_path: Path, arguments: dict[str, Any], cure: str) -> None:
     with pytest.raises(LaunchRefused) as refused:
-        store_launch.mount(argparse.Namespace(**arguments), ImportanceOptions(store=str(tmp_path)))
+        store_launch.mount(
+            argparse.Namespace(**arguments), ImportanceOptions(store=StoreOptions(directory=str(tmp_path)))
+        )
     (line,) = refused.value.reasons
     assert cure in line
 
@@ -427,8 +432,12 @@ def test_what_cannot_run_is_one_line(tmp_path: Path, arguments: dict[str, Any], 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchRefused, match="cannot be written"):
-        store_launch.mount(argparse.Namespace(), ImportanceOptions(store=str(tmp_path / "file")))
+        store_launch.mount(
+            argparse.Namespace(), ImportanceOptions(store=StoreOptions(directory=str(tmp_path / "file")))
+        )
     if os.geteuid() != 0:
         tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
         with pytest.raises(LaunchRefused, match="cannot be written"):
-            store_launch.mount(argparse.Namespace(), ImportanceOptions(store=str(tmp_path / "store")))
+            store_launch.mount(
+                argparse.Namespace(), ImportanceOptions(store=StoreOptions(directory=str(tmp_path / "store")))
+            )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from sgl_importance.hints.hinted_request import HintedRequest
+from sgl_importance.placement.hints.hinted_request import HintedRequest
+from sglang_importance.cache.component import ImportanceComponent
+from sglang_importance.cache.node_events import NodeEvents
+from sglang_importance.cache.request_flow import RequestFlow
 from sglang_importance.metrics.publisher import MetricsPublisher
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.placement.backup_filter import BackupFilter
 from sglang_importance.placement.hint_follower import HintFollower
 from sglang_importance.placement.pinning import Pinning
-from sglang_importance.radix_cache.component import ImportanceComponent
-from sglang_importance.radix_cache.node_events import NodeEvents
-from sglang_importance.radix_cache.request_flow import RequestFlow
 from sglang_importance.tree.eviction import MarginalLossOrder, RankedLeaves, StockOrder
 from sglang_importance.tree.folding import Folding
 
@@ -40,13 +40,11 @@ LEARNING: list[Callback] = [
     (MarginalLossOrder, "host_victim", 1),
     (MarginalLossOrder, "end", 2),
     (BackupFilter, "_copies_to_host", 2),
-    (BackupFilter, "offer_again", 2),
 ]
 """Under ``importance``; the first fault ends learning."""
 WITH_STORAGE: list[Callback] = [
     (NodeEvents, "handed_to_storage", 2),
     (NodeEvents, "storage_ended", 2),
-    (BackupFilter, "_storage_chain", 2),
     (NodeEvents, "prefetched", 2),
 ]
 """The same where there is a storage tier; the last wants one that holds something."""

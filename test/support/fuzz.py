@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import typer
 
-from sgl_importance import cli
+from sgl_importance.cli import main as cli
 
 LIMIT_SECONDS = 60
 WORDS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from sgl_importance_kernels.pages.page_slots import PageSlots
+from sgl_importance_kernels.sparse.page_slots import PageSlots
 
 PAGE, KV_HEADS, DIM = 4, 2, 8
 SCALE = DIM**-0.5

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sgl_importance.storage.page_record import MissReason, PageDamaged
-from sgl_importance.tier_chain.kinds.tier_record import Bytes
+from sgl_importance.storage.tier_chain.kinds.tier_record import Bytes
 
 
 class FolderBackend:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from sgl_importance.trace.reader import open_trace
-from sgl_importance.trace.records import RequestAdmitted, RequestFinished
+from sgl_importance.observe.trace.reader import open_trace
+from sgl_importance.observe.trace.records import RequestAdmitted, RequestFinished
 
 from support.waiting import wait_until
 

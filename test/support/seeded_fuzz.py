@@ -14,6 +14,11 @@ every_run_and_nightly = pytest.mark.parametrize(
 )
 """Parametrizes ``share``, by which a test multiplies the examples that every run has time for."""
 
+requests_or_nightly = pytest.mark.parametrize(
+    "count", [pytest.param(400, id="some"), pytest.param(20_000, id="many", marks=pytest.mark.nightly)]
+)
+"""Parametrizes the number of requests that a test sends."""
+
 
 def fuzz(check: Callable[..., None], *examples: SearchStrategy[Any], count: int) -> None:
     """Calls ``check`` with the same ``count`` examples in every run.

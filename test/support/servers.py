@@ -317,6 +317,10 @@ class ServerProcess:
         """Waits for the step behind the last answer, which may still run: only idle servers are flushed."""
         self._client.post("/flush_cache", params={"timeout": 30}).raise_for_status()
 
+    def memory(self) -> int:
+        """Bytes that its processes hold, as far as they are their own."""
+        return sum(member.memory_info().rss for member in session_members(self.pid))
+
     def metrics(self) -> dict[str, float]:
         """Every series that the server exports, by its name and labels as written."""
         return self._series(REQUEST_SECONDS)

@@ -18,6 +18,7 @@ from sgl_importance.metrics_table import PREFIX, STORE
 from sgl_importance.storage.budget import scan
 from sgl_importance.storage.page_record import decode_header
 
+from support.config_file import config_flags
 from support.python_path import FAULTS, TEST, python_path
 from support.servers import ServerProcess
 from support.waiting import HANG_SECONDS
@@ -41,7 +42,7 @@ def store_flags(directory: Path) -> tuple[str, ...]:
     return (
         *COMMON_FLAGS,
         *("--kv-importance-store", str(directory), "--hicache-ratio", "2"),
-        *("--kv-importance-fetch-timeout-ms", str(int(FETCH_TIMEOUT_SECONDS * 1000))),
+        *config_flags(store={"fetch_timeout_ms": int(FETCH_TIMEOUT_SECONDS * 1000)}),
         *("--hicache-storage-prefetch-policy", "wait_complete"),
         *("--hicache-storage-backend-extra-config", '{"prefetch_threshold": 16}'),
     )

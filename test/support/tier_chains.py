@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from sgl_importance.tier_chain.chain import TierChain
-from sgl_importance.tier_chain.costs import FetchCost
-from sgl_importance.tier_chain.kinds.backend_tier import BackendTier
-from sgl_importance.tier_chain.kinds.file_tier import FileTier
-from sgl_importance.tier_chain.kinds.mapped_tier import MappedTier
-from sgl_importance.tier_chain.kinds.record_index import RecordIndex
-from sgl_importance.tier_chain.kinds.tier import DramTier, Tier
-from sgl_importance.tier_chain.kinds.tier_record import Bytes, PageName, record_bytes
-from sgl_importance.tier_chain.member import Member
-from sgl_importance.tier_chain.page_mover import Point
-from sgl_importance.tier_chain.ranking import LruRanking
-from sgl_importance.tier_chain.tier_counters import TierCounters
+from sgl_importance.storage.tier_chain.chain import TierChain
+from sgl_importance.storage.tier_chain.costs import FetchCost
+from sgl_importance.storage.tier_chain.kinds.backend_tier import BackendTier
+from sgl_importance.storage.tier_chain.kinds.file_tier import FileTier
+from sgl_importance.storage.tier_chain.kinds.mapped_tier import MappedTier
+from sgl_importance.storage.tier_chain.kinds.record_index import RecordIndex
+from sgl_importance.storage.tier_chain.kinds.tier import DramTier, Tier
+from sgl_importance.storage.tier_chain.kinds.tier_record import Bytes, PageName, record_bytes
+from sgl_importance.storage.tier_chain.member import Member
+from sgl_importance.storage.tier_chain.page_mover import Point
+from sgl_importance.storage.tier_chain.ranking import LruRanking
+from sgl_importance.storage.tier_chain.tier_counters import TierCounters
 
 from support.record_backend import FolderBackend
 

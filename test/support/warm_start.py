@@ -44,12 +44,12 @@ IMPORTED = [
     # Ours that numba has compiled, and with them numba: its registries take a second to fill.
     "sgl_importance.reuse.hazards",
     "sgl_importance_kernels.compiled",
-    "sgl_importance_kernels.pages.page_scan",
+    "sgl_importance_kernels.sparse.page_scan",
     # What our plugin imports in a server; nothing is hooked before sglang calls it.
     "sglang_importance.http.answer_reports",
     "sglang_importance.http.routes",
     "sglang_importance.attention.torch_native",
-    "sglang_importance.pages.install",
+    "sglang_importance.sparse.install",
     "sglang_importance.storage.backend",
 ]
 SERVER_ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -11,20 +11,20 @@ import pytest
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-from sgl_importance.hints.hints import Hints
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.observe.shadow.shadow_cache import ShadowCache
+from sgl_importance.observe.shadow.shadow_pair import ShadowPair
+from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking
+from sgl_importance.observe.trace import open_trace
+from sgl_importance.observe.trace.arrivals import arrivals
+from sgl_importance.observe.trace.records import AnswerTold, RequestFinished
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.placement.hints.hints import Hints
+from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
 from sgl_importance.reuse.answer_markers import AnswerMarkers
 from sgl_importance.reuse.reuse_class import BlockType, answer_end_of
-from sgl_importance.shadow.shadow_cache import ShadowCache
-from sgl_importance.shadow.shadow_pair import ShadowPair
-from sgl_importance.shadow.shadow_ranking import ImportanceRanking
-from sgl_importance.trace import open_trace
-from sgl_importance.trace.arrivals import arrivals
-from sgl_importance.trace.records import AnswerTold, RequestFinished
 from sgl_importance_lab.replay.formats.detect import read_trace
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing

@@ -10,10 +10,10 @@ import pytest
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
 from sgl_importance.metrics_table import FaultPlace
+from sglang_importance.cache.component import ImportanceComponent
+from sglang_importance.cache.request_flow import RequestFlow
 from sglang_importance.operations.job import Document, Job
 from sglang_importance.operations.runner import Desk
-from sglang_importance.radix_cache.component import ImportanceComponent
-from sglang_importance.radix_cache.request_flow import RequestFlow
 from sglang_importance.tree.faults import Faults, UpstreamError, upstream
 
 from support.callbacks import LEARNING, OBSERVING, RECORDING, name_of
@@ -99,8 +99,8 @@ def test_a_fault_in_learning_or_ranking_leaves_a_server_that_evicts_by_lru(
 ) -> None:
     calls = break_call(monkeypatch, owner, method, number)
     victims = check_victims(monkeypatch)
-    gated = kind == "importance"
-    soak = FaultySoak(kind, "write_through", seed=3, tokens=POOL, gated=gated, counts_objects=False)
+    auto_pins = kind == "importance"
+    soak = FaultySoak(kind, "write_through", seed=3, tokens=POOL, auto_pins=auto_pins, counts_objects=False)
     for _ in soak.run(OPERATIONS, check_every=25, idle_every=100):
         pass  # upstream's own check runs whenever the cache is idle, and KV is looked at when it is found
     state = soak.driver.component.state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.tiers import Tier
 from sglang_importance.operations import pin_operations
 from sglang_importance.operations.pin_operations import SLICE_PAGES

@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
 import sglang_importance.tree.recency_order as recency_order
 from sgl_importance.tiers import Tier
-from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.cache.component import ImportanceComponent
 from sglang_importance.tree.recency_order import RecencyOrder
 
 from support.doubles.twins import Mutation, broken_twin

@@ -7,7 +7,8 @@ from array import array
 import numpy as np
 
 from sgl_importance.interface import Importance
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.signal import SignalOptions
 from sgl_importance_lab.conformance.cases import ConsumerCase, Observed, ServedQuery
 from sgl_importance_lab.conformance.check import check_accumulator
 from sglang_importance.attention.rows import Phase, RowScores
@@ -21,7 +22,9 @@ class DrivenTree:
     """An accumulator: sglang's tree, driven as its scheduler does."""
 
     def __init__(self, case: ConsumerCase, monkeypatch) -> None:
-        options = ImportanceOptions(policy="importance", half_life_queries=case.half_life_queries)
+        options = ImportanceOptions(
+            policy="importance", signal=SignalOptions(half_life_queries=case.half_life_queries)
+        )
         self._driver = TreeDriver(tokens=POOL_TOKENS, page_size=case.page_size, options=options)
         self._queries = 0
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, CacheRequestOutcome
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.observe.shadow.shadow_pair import ShadowPair
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.reuse.reuse_class import BlockType
-from sgl_importance.shadow.shadow_pair import ShadowPair
 from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
 from sglang_importance.observe.shadowing import Shadowing

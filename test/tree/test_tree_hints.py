@@ -8,9 +8,10 @@ import pytest
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from sgl_importance.hints.hints import Hints
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.placement import PinOptions
+from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.reuse.reuse_class import BlockType, Transition
 from sgl_importance.tiers import Tier
 from sglang_importance.placement.hint_follower import HINTED_ATTRIBUTE
@@ -167,7 +168,7 @@ def test_block_types_and_a_tool_s_answer_move_the_class_of_a_node():
 
 
 def test_retained_prompts_are_pins_of_their_salt_and_one_for_each_session():
-    driver = TreeDriver(options=ImportanceOptions(policy="importance", pin_budget=0.5))
+    driver = TreeDriver(options=ImportanceOptions(policy="importance", pins=PinOptions(budget=0.5)))
     pins = driver.component.pins
     request = ask(driver, prompt(0, 3), retain={"ttl_seconds": 60})
     ask(driver, prompt(0, 5), retain={"ttl_seconds": 60})

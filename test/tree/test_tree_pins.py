@@ -10,8 +10,10 @@ import pytest
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.metrics_table import FaultPlace
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.pins.pin import HALF_LIFE_REQUESTS, Pin
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.placement import PinOptions
+from sgl_importance.options.signal import SignalOptions
+from sgl_importance.placement.pins.pin import HALF_LIFE_REQUESTS, Pin
 from sgl_importance.tiers import Tier
 
 from support.drivers.tree_driver import PAGE, TreeDriver
@@ -22,7 +24,9 @@ POOL = 256
 
 @pytest.fixture
 def driver(make_driver) -> TreeDriver:
-    driver = make_driver(tokens=POOL, options=ImportanceOptions(policy="importance", pin_budget=0.25))
+    driver = make_driver(
+        tokens=POOL, options=ImportanceOptions(policy="importance", pins=PinOptions(budget=0.25))
+    )
     driver.component.pins.capacity_tokens = lambda: {Tier.DEVICE: POOL, Tier.HOST: POOL}
     return driver
 
@@ -100,7 +104,9 @@ def test_pins_that_fill_their_budget_leave_the_rest_to_others(driver: TreeDriver
 
 
 def test_a_pool_full_of_pins_still_serves(make_driver):
-    driver = make_driver(tokens=POOL, options=ImportanceOptions(policy="importance", pin_budget=1.0))
+    driver = make_driver(
+        tokens=POOL, options=ImportanceOptions(policy="importance", pins=PinOptions(budget=1.0))
+    )
     for serial in range(4):
         tokens = prompt(1000 * serial, 16)
         pin(driver, tokens, str(serial))
@@ -260,7 +266,12 @@ def ask_often(driver: TreeDriver, document: list[int], questions: int) -> None:
 
 @pytest.mark.parametrize("automatic", ["on", "off"])
 def test_what_many_queries_attend_to_is_pinned_only_where_that_is_on(make_driver, automatic):
-    options = ImportanceOptions(policy="importance", g="on", auto_pins=automatic, half_life_queries=1000)
+    options = ImportanceOptions(
+        policy="importance",
+        g="on",
+        pins=PinOptions(auto=automatic),
+        signal=SignalOptions(half_life_queries=1000),
+    )
     driver = make_driver(tokens=POOL, options=options)
     document = prompt(0, 8)
     serve(driver, document[: 6 * PAGE], prefill=pages(1, 1, 1, 1, 1, 1))
@@ -276,4 +287,4 @@ def test_what_many_queries_attend_to_is_pinned_only_where_that_is_on(make_driver
 
 def test_automatic_pins_need_g():
     with pytest.raises(ValueError, match="kv_importance_auto_pins rests on what attention said"):
-        ImportanceOptions(policy="importance", auto_pins="on")
+        ImportanceOptions(policy="importance", pins=PinOptions(auto="on"))

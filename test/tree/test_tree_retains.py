@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.pins import pin_table
-from sgl_importance.pins.pin import Pin, PinSource
-from sgl_importance.pins.pin_budget import divide
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.placement import PinOptions
+from sgl_importance.placement.pins import pin_table
+from sgl_importance.placement.pins.pin import Pin, PinSource
+from sgl_importance.placement.pins.pin_budget import divide
 from sgl_importance.tiers import Tier
 from sglang_importance.placement.hint_follower import HINTED_ATTRIBUTE
 
@@ -21,7 +22,7 @@ from support.drivers.tree_requests import prompt
 
 
 def make_driver(pin_budget: float = 0.5) -> TreeDriver:
-    return TreeDriver(options=ImportanceOptions(policy="importance", pin_budget=pin_budget))
+    return TreeDriver(options=ImportanceOptions(policy="importance", pins=PinOptions(budget=pin_budget)))
 
 
 def outcome(request: Request) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sgl_importance.observe.trace.records import EventKind
 from sgl_importance.signal.node_importance import NodeImportance, Origin
 from sgl_importance.tiers import Tier
-from sgl_importance.trace.records import EventKind
 from sglang_importance.operations import job as job_module
 from sglang_importance.operations.handlers import OPERATIONS
 from sglang_importance.operations.node_view import MAX_CELLS, strip

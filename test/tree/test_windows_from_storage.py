@@ -15,13 +15,13 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, ComponentType
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.observe.trace.records import EventKind
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.tiers import Tier
-from sgl_importance.trace.records import EventKind
-from sglang_importance.radix_cache.cache_factory import follow_tree
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.cache.cache_factory import follow_tree
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.tree.state import TreeState
 
 PAGE = 4

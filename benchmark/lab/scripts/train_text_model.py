@@ -4,7 +4,7 @@
 
 It has the embedded retrieval model's shape and starts from its weights, which can copy from far back. A step
 reads 8,192 bytes, as sixteen windows, four, or one. The run saves its state beside the output every minute,
-and the same command takes it up again. The checkpoint is not committed: benchmark/pages/text.py tries it.
+and the same command takes it up again. The checkpoint is not committed: benchmark/sparse/text.py tries it.
 """
 
 from __future__ import annotations

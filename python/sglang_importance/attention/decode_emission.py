@@ -218,7 +218,7 @@ class DecodeEmission(ABC):
         if missing := set(self.layers) - ran:
             logger.warning(
                 "Page scores of a decode step were dropped: layers %s did not emit; "
-                "check --kv-importance-layers",
+                "check signal.layers of --kv-importance-config",
                 sorted(missing),
             )
             return

@@ -11,7 +11,7 @@ import torch
 from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 from sglang.srt.layers.attention.flashinfer_backend import DecodeMetadata, FlashInferAttnBackend
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance_kernels.flashinfer import EmittingDecode
 from sgl_importance_kernels.triton.logit_reduction import DecodeLogits, ObservedLogits, reduce_logits
 from sglang_importance.attention.decode_emission import MAX_EMITTED_BYTES, DecodeEmission
@@ -56,13 +56,13 @@ class FlashInferEmission(DecodeEmission):
             probe.sampler,
             layers=probe.layers,
             max_batch=max_batch,
-            interval=options.interval,
+            interval=options.signal.interval,
         )
         self.rows.mass_tolerance = MASS_TOLERANCE
         self._settings = {
             "page_size": self.rows.page_size,
-            "sink_tokens": options.sink_tokens,
-            "local_tokens": options.local_tokens,
+            "sink_tokens": options.signal.sink_tokens,
+            "local_tokens": options.signal.local_tokens,
         }
         longest = request_table(model_runner.req_to_token_pool).shape[1]
         bytes_per_token = logit_dtype.itemsize * len(self.layers) * probe.num_heads
@@ -70,8 +70,8 @@ class FlashInferEmission(DecodeEmission):
         if self.max_tokens < longest:
             raise ValueError(
                 f"logits of {longest} tokens in {len(self.layers)} layers take more than "
-                f"{MAX_EMITTED_BYTES >> 20} MiB: lower --context-length, name fewer --kv-importance-layers, "
-                f"or {CURE}"
+                f"{MAX_EMITTED_BYTES >> 20} MiB: lower --context-length, name fewer layers "
+                f"under signal.layers of --kv-importance-config, or {CURE}"
             )
         self.step = DecodeLogits(
             num_layers=len(self.layers),

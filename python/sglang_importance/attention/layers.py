@@ -62,8 +62,8 @@ def sampled_layers(available: Sequence[int], requested: Sequence[int] = ()) -> t
         unknown = sorted(set(requested) - set(available))
         if unknown:
             raise ValueError(
-                f"--kv-importance-layers: {_listed(unknown)} not among the full-attention layers "
-                f"of this model, which are {_listed(available)}"
+                f"signal.layers of --kv-importance-config: {_listed(unknown)} not among the full-attention "
+                f"layers of this model, which are {_listed(available)}"
             )
         return tuple(sorted(set(requested)))
     if len(available) <= ALL_LAYERS_UP_TO:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance_kernels.triton.log_sums import LogSums, bytes_per_query
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
@@ -52,12 +52,12 @@ class LogSumEmission(DecodeEmission):
             probe.sampler,
             layers=probe.layers,
             max_batch=max_batch,
-            interval=options.interval,
+            interval=options.signal.interval,
         )
         self.settings = {
             "page_size": self.rows.page_size,
-            "sink_tokens": options.sink_tokens,
-            "local_tokens": options.local_tokens,
+            "sink_tokens": options.signal.sink_tokens,
+            "local_tokens": options.signal.local_tokens,
         }
         fitting = MAX_EMITTED_BYTES // bytes_per_query(len(self.layers), probe.num_heads, self.rows.max_pages)
         self.max_observed: int = max(1, min(self.observable(max_batch), fitting))

@@ -11,8 +11,8 @@ import torch
 from sglang.srt.model_executor.cuda_graph_config import Backend, check_cuda_graph_backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.trace.records import Detail
+from sgl_importance.observe.trace.records import Detail
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance_kernels.triton.log_sums import LogSums, bytes_per_query
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 from sgl_importance_kernels.triton.paged_queries import PagedQueries
@@ -88,7 +88,8 @@ class QkProbe:
     def _open(self, forward_batch: ForwardBatch) -> None:
         if self._step is not None:
             logger.warning(
-                "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
+                "Page scores of a pass were dropped: layers %s did not run; check "
+                "signal.layers of --kv-importance-config",
                 sorted(self._step.pending),
             )
         self._step = None
@@ -174,8 +175,8 @@ class QkProbe:
         settings: dict[str, Any] = {
             "gate": self._gate,
             "page_size": self.rows.page_size,
-            "sink_tokens": self.options.sink_tokens,
-            "local_tokens": self.options.local_tokens,
+            "sink_tokens": self.options.signal.sink_tokens,
+            "local_tokens": self.options.signal.local_tokens,
         }
         probe_layer(
             q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
@@ -215,7 +216,7 @@ def _query_heads(model: torch.nn.Module, layers: Collection[int]) -> int:
     if len(heads) != 1:
         raise ValueError(
             f"qk-probe needs the same number of query heads in every sampled layer, not {sorted(heads)}: "
-            "choose layers that agree with --kv-importance-layers"
+            "choose layers that agree with signal.layers of --kv-importance-config"
         )
     return int(heads.pop())
 
@@ -223,8 +224,10 @@ def _query_heads(model: torch.nn.Module, layers: Collection[int]) -> int:
 def _refuse_unsupported(model_runner: ModelRunner, options: ImportanceOptions) -> None:
     """Raises where the probe's scores would not be those of the backend's attention."""
     refuse_unsupported(model_runner)
-    if options.trace and options.trace_detail == Detail.STEPS.value:
-        raise ValueError("qk-probe keeps no scores of single steps: use --kv-importance-trace-detail folds")
+    if options.trace.directory and options.trace.detail == Detail.STEPS.value:
+        raise ValueError(
+            "qk-probe keeps no scores of single steps: use trace.detail 'folds' of --kv-importance-config"
+        )
     key_dtype = model_runner.token_to_kv_pool.dtype
     available = full_attention_layers(model_runner.model)
     for layer in attention_layers(model_runner.model, available):

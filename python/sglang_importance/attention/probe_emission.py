@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance_kernels.triton.log_sums import LogSums
 from sgl_importance_kernels.triton.qk_probe import probe_layer
 from sglang_importance.attention.log_sum_emission import LogSumEmission

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.triton.log_sums import bytes_per_query
 from sgl_importance_kernels.triton.paged_queries import observed_at_once
@@ -56,8 +56,8 @@ def score_bytes(
     max_pages = -(-max_context_tokens // page_size)
     rows = len(Phase) * PageRows.bytes_needed(slots, max_pages)
     of_query = bytes_per_query(layers, heads, max_pages)
-    prefill = min(MAX_LOG_SUMS_BYTES, slots * options.window * of_query)
-    observed = observed_at_once(slots, options.interval)
+    prefill = min(MAX_LOG_SUMS_BYTES, slots * options.signal.window * of_query)
+    observed = observed_at_once(slots, options.signal.interval)
     if options.source == "flashinfer":
         half_logits = min(MAX_EMITTED_BYTES, 2 * layers * heads * slots * max_context_tokens)
         decode = half_logits + 4 * layers * heads * slots + 2 * 4 * observed * max_pages
@@ -80,7 +80,7 @@ def _without_scores(
     is_ours = options is not None and not configurator.is_draft_worker
     if options is None or not is_ours or torch.device(configurator.device).type == "cpu":
         return free
-    layers = sampled_layers(full_attention_layers(configurator.model), options.layers)
+    layers = sampled_layers(full_attention_layers(configurator.model), options.signal.layers)
     # As many requests as a pool of all that memory would have: more than there will be.
     tokens = configurator.config_from_budget(free).max_total_num_tokens
     needed = score_bytes(

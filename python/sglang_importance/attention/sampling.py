@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.attention.rows import Phase, ScoreRows
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ class StepSampler:
                 yield from self._mixed_step(slot, rid, end - 1, seq_lens[row])
                 continue
             self._begin(slot, rid)
-            num_q = min(self._options.window, extend_lens[row])
+            num_q = min(self._options.signal.window, extend_lens[row])
             yield ObservedQueries(slot, rid, Phase.PREFILL, slice(end - num_q, end), seq_lens[row])
 
     def _mixed_step(self, slot: int, rid: str, row: int, seq_len: int) -> Iterator[ObservedQueries]:
-        is_due = self._decode_steps[slot] % self._options.interval == 0
+        is_due = self._decode_steps[slot] % self._options.signal.interval == 0
         self._decode_steps[slot] += 1
         if is_due:
             yield ObservedQueries(slot, rid, Phase.DECODE, slice(row, row + 1), seq_len)
@@ -98,7 +98,7 @@ class StepSampler:
         if rids != self._decoding:
             self._decode_others(forward_batch, list(rids))
         slots = self._decoding_slots
-        is_due = (self._decode_steps[slots] % self._options.interval == 0) & (slots != PADDING_SLOT)
+        is_due = (self._decode_steps[slots] % self._options.signal.interval == 0) & (slots != PADDING_SLOT)
         self._decode_steps[slots] += 1
         due = np.flatnonzero(is_due).tolist()
         if not due:  # as in most steps, which need not ask how long sequences are

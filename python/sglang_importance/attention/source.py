@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.attention.layers import (
     attention_layers,
     full_attention_layers,
@@ -77,7 +77,7 @@ def opened_source(model_runner: ModelRunner, options: ImportanceOptions) -> Scor
     Raises:
         ValueError: the options name layers that cannot be sampled, or the rows would not fit.
     """
-    layers = sampled_layers(full_attention_layers(model_runner.model), options.layers)
+    layers = sampled_layers(full_attention_layers(model_runner.model), options.signal.layers)
     num_slots, max_context_tokens = request_table(model_runner.req_to_token_pool).shape
     rows = ScoreRows(
         page_size=model_runner.page_size or 1,
@@ -89,7 +89,7 @@ def opened_source(model_runner: ModelRunner, options: ImportanceOptions) -> Scor
     logger.info(
         "Page scores from layers %s, every %d decode steps and the last %d prompt tokens",
         list(layers),
-        options.interval,
-        options.window,
+        options.signal.interval,
+        options.signal.window,
     )
     return ScoreSource(layers, rows, StepSampler(rows, options))

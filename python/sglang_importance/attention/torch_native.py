@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance_kernels.eager import PageScoreAccumulator
 from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported, request_table
@@ -73,7 +73,8 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         """A forward pass begins."""
         if self._pass is not None:
             logger.warning(
-                "Page scores of a pass were dropped: layers %s did not run; check --kv-importance-layers",
+                "Page scores of a pass were dropped: layers %s did not run; check "
+                "signal.layers of --kv-importance-config",
                 sorted(self._pass.missing_layers),
             )
         self._pass = None
@@ -162,8 +163,8 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
                 seq_len=observed.seq_len,
                 num_q=observed.num_q,
                 page_size=self.rows.page_size,
-                sink_tokens=self.options.sink_tokens,
-                local_tokens=self.options.local_tokens,
+                sink_tokens=self.options.signal.sink_tokens,
+                local_tokens=self.options.signal.local_tokens,
                 device=self.device,
             )
             # Padded with location 0, upstream's own padding token; the scores mask it.

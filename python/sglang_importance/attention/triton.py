@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance_kernels.triton.log_sums import DecodeLogSums
 from sgl_importance_kernels.triton.score_mod import SCORE_MODS
 from sglang_importance.attention.log_sum_emission import LogSumEmission
@@ -45,7 +45,7 @@ class TritonEmission(LogSumEmission):
                 "--kv-importance-source qk_probe"
             )
         self.score_mod = SCORE_MODS[page_size]
-        self._body = {"sink_tokens": options.sink_tokens, "local_tokens": options.local_tokens}
+        self._body = {"sink_tokens": options.signal.sink_tokens, "local_tokens": options.signal.local_tokens}
         super().__init__(probe, model_runner, options, max_batch=max_batch)
 
     def _allocated(self, num_heads: int, device: torch.device | str) -> DecodeLogSums:
@@ -100,7 +100,7 @@ class EmittingTritonBackend(TritonAttnBackend):
             if score_mod is not None:
                 raise ValueError(
                     f"layer {layer.layer_id} changes its logits with a score_mod of its own, which leaves no "
-                    "room for ours: name other layers with --kv-importance-layers"
+                    "room for ours: name other layers with signal.layers of --kv-importance-config"
                 )
             assert forward_batch.batch_size <= self.emission.max_batch, forward_batch.batch_size
             score_mod = self.emission.score_mod

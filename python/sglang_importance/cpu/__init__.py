@@ -56,13 +56,20 @@ def activate() -> None:
 
 
 def install() -> None:
-    """Covers what fails after the imports: allocator, host tier, attention, pool size. Once per process."""
+    """Covers what fails after the imports: allocator, host tier, attention, pool size. Once per process.
+
+    Raises:
+        ValueError: the environment has a choice that does not exist.
+    """
     global _installed
     if _installed or accelerator_visible():
         return
-    _installed = True
     from sglang_importance.cpu.allocator import PagedAllocatorKernels
-    from sglang_importance.cpu.attention import ExtendComputesCachedRows
+    from sglang_importance.cpu.attention import (
+        DecodeCopiesContext,
+        ExtendComputesCachedRows,
+        keeps_upstream,
+    )
     from sglang_importance.cpu.defaults import PoolTakesAllMemory
     from sglang_importance.cpu.experts import ExpertsOfOtherRanks
     from sglang_importance.cpu.gated_norm import GatedNorm
@@ -81,6 +88,8 @@ def install() -> None:
     from sglang_importance.cpu.verified_drafts import DraftsInTorch, VerifiedDrafts
     from sglang_importance.cpu.window_attention import WindowPoolAndSinks
 
+    own_attention = () if keeps_upstream() else (ExtendComputesCachedRows(), DecodeCopiesContext())
+    _installed = True
     applied = apply_needed(
         (
             PagedAllocatorKernels(),
@@ -88,7 +97,7 @@ def install() -> None:
             SmallerReserve(),
             TransferKernels(),
             DirectTransfers(),
-            ExtendComputesCachedRows(),
+            *own_attention,
             VerifiedDrafts(),  # under the next: that one takes sinks
             WindowPoolAndSinks(),
             AbsorbedLatentAttention(),

@@ -6,8 +6,8 @@ import inspect
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
+from sglang_importance.cpu.request_attention import attend_masked
 from sglang_importance.cpu.shim import Shim
 
 
@@ -21,8 +21,7 @@ def verify_drafts(
     seq_lens: torch.Tensor,
     tree_mask: torch.Tensor,
     *,
-    scaling: float | None,
-    enable_gqa: bool,
+    scaling: float,
 ) -> torch.Tensor:
     """Self-attention of each request's drafts over its context, and over those of its drafts that each sees.
 
@@ -35,23 +34,20 @@ def verify_drafts(
         req_pool_indices: [num_requests] rows of ``req_to_token``.
         seq_lens: [num_requests] tokens in front of the drafts.
         tree_mask: [num_requests, drafts, drafts] whether a draft (row) sees another (column).
-        scaling: factor on the logits; None for 1 / sqrt(head_dim).
-        enable_gqa: whether there are fewer KV heads than query heads.
+        scaling: factor on the logits.
     """
     drafts = tree_mask.shape[-1]
     rows = zip(req_pool_indices.tolist(), seq_lens.tolist(), tree_mask, strict=True)
     for number, (request, length, mask) in enumerate(rows):
         slots = req_to_token[request, : length + drafts]
         own = slice(number * drafts, (number + 1) * drafts)
-        attended = scaled_dot_product_attention(
-            query[own].movedim(0, 1).unsqueeze(0),
-            k_cache[slots].movedim(0, 1).to(query.dtype).unsqueeze(0),
-            v_cache[slots].movedim(0, 1).to(query.dtype).unsqueeze(0),
-            attn_mask=torch.cat([mask.new_ones(drafts, length), mask], dim=1),
-            enable_gqa=enable_gqa,
-            scale=scaling,
+        output[own] = attend_masked(
+            query[own],
+            k_cache.index_select(0, slots),
+            v_cache.index_select(0, slots),
+            mask,
+            scaling=scaling,
         )
-        output[own] = attended.squeeze(0).movedim(1, 0)
     return output
 
 
@@ -101,7 +97,6 @@ class VerifiedDrafts(Shim):
                 forward_batch.seq_lens,
                 forward_batch.spec_info.custom_mask.view(-1, drafts, drafts),
                 scaling=layer.scaling,
-                enable_gqa=layer.tp_q_head_num != layer.tp_k_head_num,
             )
             return output.flatten(1)
 

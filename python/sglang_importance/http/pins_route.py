@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from sgl_importance.ledger.steady_time import steady_time
+from sgl_importance.placement.ledger.steady_time import steady_time
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
 from sglang_importance.http.scheduler_client import OfRank, ask, json_body, validated
 from sglang_importance.http.server_state import server_arguments, wants_key

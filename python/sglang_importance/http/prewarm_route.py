@@ -14,12 +14,12 @@ from fastapi import APIRouter, FastAPI, HTTPException, Request
 from pydantic import Field
 from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_database import LedgerError
-from sgl_importance.ledger.ledger_place import named_place
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.prewarm.ledger_plan import WarmPath, plan_from_ledger
-from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.ledger_database import LedgerError
+from sgl_importance.placement.ledger.ledger_place import named_place
+from sgl_importance.placement.prewarm.ledger_plan import WarmPath, plan_from_ledger
+from sgl_importance.policy.cost_model import CostModel
 from sglang_importance.http import openapi, prewarm_metrics
 from sglang_importance.http.prewarming import RESERVE, Job, Prewarmer, State, requests_under_way
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
@@ -44,7 +44,7 @@ class PrewarmRequest(Prompt):
         None,
         gt=0,
         le=MAX_SECONDS,
-        description="After which the job ends; without it, ``--kv-importance-prewarm-seconds``.",
+        description="After which the job ends; without it, what the server was started with.",
     )
 
     def check_form(self) -> None:
@@ -78,7 +78,7 @@ class Jobs:
             job_id=uuid.uuid4().hex[:12],
             origin=origin,
             asked_for=path is not None,
-            max_seconds=max_seconds or float(self._options.prewarm_seconds),
+            max_seconds=max_seconds or float(self._options.prewarm.seconds),
         )
         self._jobs[job.job_id] = job
         prewarm_metrics.count("prewarm_started_total")
@@ -227,7 +227,7 @@ def add_prewarm_routes(routes: APIRouter) -> None:
 def install_prewarm(app: FastAPI, options: ImportanceOptions) -> None:
     """Gives the routes their jobs, and the server what runs by itself."""
     jobs = app.state.kv_importance_prewarm = Jobs(options)
-    is_unasked = options.prewarm != "off" and options.policy == "importance" and options.ledger_place
+    is_unasked = options.prewarm.at != "off" and options.policy == "importance" and options.ledger_place
     serve = app.router.lifespan_context
 
     @asynccontextmanager
@@ -237,7 +237,7 @@ def install_prewarm(app: FastAPI, options: ImportanceOptions) -> None:
             if not is_unasked:
                 yield state
                 return
-            unasked = asyncio.create_task(_prewarm_unasked(jobs, again=options.prewarm == "idle"))
+            unasked = asyncio.create_task(_prewarm_unasked(jobs, again=options.prewarm.at == "idle"))
             yield state
             unasked.cancel()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from sgl_importance.prewarm.ledger_plan import WarmPath
+from sgl_importance.placement.prewarm.ledger_plan import WarmPath
 from sglang_importance.http.adapter_namespaces import adapters_by_id, split_namespace
 from sglang_importance.http.prewarm_metrics import count
 from sglang_importance.http.requests.user_requests import is_of_user

@@ -12,7 +12,7 @@ from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
-from sglang_importance.http.requests.token_limits import unknown_token
+from sglang_importance.http.requests.fields.token_rules import unknown_token
 from sglang_importance.http.server_state import tokenizer_manager
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import Route
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.http.importance_route import ImportanceBody, post_importance
 from sglang_importance.http.openapi import REFUSALS, json_body, parameters
 from sglang_importance.http.pins_route import PinBody, UnpinBody, get_pins, post_pin, post_unpin

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sgl_importance.client.client_arguments import ApiKey, connected
-from sgl_importance.client.server_client import DEFAULT_URL, ServerError
+from sgl_importance.cli.client_arguments import ApiKey, connected
+from sgl_importance.cli.server_client import DEFAULT_URL, ServerError
 from sgl_importance.terminal import add_texts, show
 from sglang_importance.launch.finding import Finding, Status
 from sglang_importance.launch.server_findings import server_findings
@@ -149,7 +149,11 @@ def _cpu_shims() -> Iterator[Finding]:
     if accelerator_visible():
         yield Finding("CPU shims", Status.OK, "inert: an accelerator is visible")
         return
-    install()
+    try:
+        install()
+    except ValueError as error:
+        yield Finding("CPU shims", Status.PROBLEM, "none", str(error))
+        return
     yield Finding("CPU shims", Status.OK, ", ".join(applied_shims()) or "none needed")
 
 

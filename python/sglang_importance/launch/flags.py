@@ -5,19 +5,24 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import SETTINGS, Setting, flag, keyword
+from sgl_importance.options.config_file import read_config
+from sgl_importance.options.importance_options import (
+    CONFIG_FLAG,
+    DEFAULTS,
+    SETTINGS,
+    ImportanceOptions,
+    keyword_of,
+)
+from sgl_importance.options.moved_flags import MOVED_FLAGS
+from sgl_importance.options.setting import Setting
 from sglang_importance.attention.score_sources import SOURCES
 from sglang_importance.upstream.server_options import RADIX_CACHE_BACKEND
 
 logger = logging.getLogger(__name__)
 
-NO_LAYERS = {"layers": "auto", "sparse_dense_layers": "none"}
-"""Words for an empty list of layers."""
-
+CONFIG_KEYWORD = CONFIG_FLAG.removeprefix("--").replace("-", "_")
 DEFAULT_PAGE_SIZE = 16  # tokens; sglang's own default of 1 would score single tokens
 
 
@@ -25,7 +30,7 @@ def select_cache(args: argparse.Namespace, options: ImportanceOptions) -> None:
     """Selects our radix cache where a policy needs it, and pages of 16 tokens where none are named."""
     if not options.is_stock:
         args.radix_cache_backend = RADIX_CACHE_BACKEND
-    if (options.store or not options.is_stock) and getattr(args, "page_size", None) is None:
+    if (options.store.directory or not options.is_stock) and getattr(args, "page_size", None) is None:
         args.page_size = DEFAULT_PAGE_SIZE
         logger.warning(
             "KV importance: pages of %d tokens, since none were named: --page-size chooses others",
@@ -34,41 +39,54 @@ def select_cache(args: argparse.Namespace, options: ImportanceOptions) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser, *, unusable: str | None = None) -> None:
-    """Adds the flags as one group.
+    """Adds the flags as one group, and those of an earlier release, which say where their option is now.
 
     Args:
         parser: of sglang's own arguments.
         unusable: why no policy but ``default`` can be chosen; None where all can.
     """
-    defaults = ImportanceOptions()
     group = parser.add_argument_group(
         "importance",
-        "KV cache tiering guided by attention (sgl-importance); at --kv-policy default only the store acts",
+        "KV cache tiering by predicted reuse (sgl-importance); at --kv-policy default only the store acts",
     )
-    for name, setting in SETTINGS.items():
-        default = getattr(defaults, name)
-        shown = {(): NO_LAYERS.get(name), "": "none"}.get(default, default)
-        unit = f" {setting.unit}" if setting.unit and shown not in NO_LAYERS.values() else ""
-        group.add_argument(
-            flag(name),
-            dest=keyword(name),
-            default=default,
-            type=_parser_of(name, setting, default, unusable),
-            choices=SOURCES if name == "source" else setting.choices or None,
-            # YAML lists arrive as several words.
-            nargs="+" if isinstance(default, tuple) else None,
-            metavar=_metavar(default) if setting.unit else None,
-            help=f"{setting.help.replace('%', '%%')} (default: {shown}{unit})",
-        )
+    for place, setting in SETTINGS.items():
+        if setting.flag:
+            _add_flag(group, place, setting, unusable)
+    group.add_argument(
+        CONFIG_FLAG,
+        default="",
+        metavar="FILE.toml",
+        help="the options that have no flag, in groups (docs/flags.md)",
+    )
+    for flag in MOVED_FLAGS:
+        group.add_argument(flag, nargs="*", action=_Moved, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def _metavar(default: object) -> str:
-    return {tuple: "INDEX", int: "N", float: "X"}[type(default)]
+def _add_flag(group: Any, place: str, setting: Setting, unusable: str | None) -> None:
+    default = DEFAULTS[place]
+    unit = f" {setting.unit}" if setting.unit else ""
+    group.add_argument(
+        setting.flag,
+        dest=keyword_of(place),
+        default=default,
+        type=_parser_of(place, setting, default, unusable),
+        choices=SOURCES if place == "source" else setting.choices or None,
+        metavar={int: "N", float: "X"}[type(default)] if setting.unit else None,
+        help=f"{setting.help.replace('%', '%%')} (default: {'none' if default == '' else default}{unit})",
+    )
 
 
-def _parser_of(name: str, setting: Setting, default: object, unusable: str | None) -> Callable[[str], Any]:
+class _Moved(argparse.Action):
+    """Ends the launch with the line of a flag that an earlier release had."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        (flag,) = self.option_strings
+        parser.error(f"{flag} {MOVED_FLAGS[flag]}")
+
+
+def _parser_of(place: str, setting: Setting, default: object, unusable: str | None) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
-        if name == "policy" and unusable and text != "default":
+        if place == "policy" and unusable and text != "default":
             raise argparse.ArgumentTypeError(unusable)
         value = _convert(text, default)
         if setting.unit and (problem := setting.problem(value)):
@@ -81,8 +99,6 @@ def _parser_of(name: str, setting: Setting, default: object, unusable: str | Non
 def _convert(text: str, default: object) -> Any:
     """The value that ``text`` stands for; ``text`` itself where it stands for none."""
     try:
-        if isinstance(default, tuple):
-            return () if text in NO_LAYERS.values() else tuple(int(index) for index in text.split(","))
         if isinstance(default, int | float):
             return type(default)(text)
     except ValueError:
@@ -92,18 +108,12 @@ def _convert(text: str, default: object) -> Any:
 
 
 def options_of(args: argparse.Namespace) -> ImportanceOptions:
-    """The options that the operator chose on the command line.
+    """The options that the operator chose, by flags and in the file of ``--kv-importance-config``.
 
     Raises:
-        ValueError: a value cannot be used.
+        ValueError: a value cannot be used, or the file cannot be read.
     """
-    chosen: dict[str, Any] = {}
-    for option in fields(ImportanceOptions):
-        value = getattr(args, keyword(option.name))
-        chosen[option.name] = _flat(value) if option.name in NO_LAYERS else value
-    return ImportanceOptions(**chosen)
-
-
-def _flat(layers: Any) -> tuple[int, ...]:
-    words = [word if isinstance(word, tuple) else (word,) for word in layers]
-    return tuple(sorted({index for word in words for index in word}))
+    chosen = {place: getattr(args, keyword_of(place)) for place, setting in SETTINGS.items() if setting.flag}
+    if path := getattr(args, CONFIG_KEYWORD):
+        chosen |= read_config(path)
+    return ImportanceOptions.of(chosen)

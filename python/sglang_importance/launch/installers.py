@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.launch.modes.loaded_model import model_refusals
 from sglang_importance.upstream.hooks import install_hooks
 from sglang_importance.upstream.refusal import LaunchRefused, cure
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
-    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+    from sglang_importance.cache.importance_cache import ImportanceRadixCache
 
 T = TypeVar("T")
 
@@ -38,13 +38,17 @@ def _routes(options: ImportanceOptions, *, is_alone: bool = True) -> None:
     if server is None:
         return
     from sglang_importance.http import answer_reports
-    from sglang_importance.http.requests import openai_hints
+    from sglang_importance.http.requests import conversions
+    from sglang_importance.http.requests.checked_routes import check_routes
     from sglang_importance.http.requests.generate_route import check_generate
+    from sglang_importance.http.requests.route_guards import guard_routes
     from sglang_importance.http.routes import install_routes
 
-    install_routes(server.app, options, is_alone=is_alone)
     check_generate(server.app)
-    install_hooks(openai_hints.HOOKS | answer_reports.HOOKS)
+    guard_routes(server.app)
+    check_routes(server.app)
+    install_routes(server.app, options, is_alone=is_alone)
+    install_hooks(answer_reports.HOOKS | conversions.HOOKS)
 
 
 def _hints(_: object) -> None:
@@ -74,13 +78,13 @@ def _attention(options: ImportanceOptions) -> None:
     before = dict(ATTENTION_BACKENDS)
     install(options)
     if options.is_tiered:
-        from sglang_importance.pages.install import install_before_scheduler
+        from sglang_importance.sparse.install import install_before_scheduler
 
         install_before_scheduler(options)
-    if options.trace_pages:
+    if options.trace.pages:
         from sglang_importance.attention.page_lists import install_page_lists
 
-        install_page_lists(options.trace_pages)
+        install_page_lists(options.trace.pages)
     for name, create in ATTENTION_BACKENDS.items():
         if create is not before.get(name):
             ATTENTION_BACKENDS[name] = _refusing(create)
@@ -100,7 +104,7 @@ def _refusing(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weight_watch(options: ImportanceOptions) -> None:
-    if options.ledger_place and not options.store:
+    if options.ledger_place and not options.store.directory:
         from sglang_importance.storage.guards import WEIGHT_HOOKS
 
         install_hooks(WEIGHT_HOOKS)
@@ -154,7 +158,7 @@ def _tiered_pages(scheduler: Scheduler) -> None:
 
 
 def _cache(scheduler: Scheduler) -> ImportanceRadixCache:
-    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+    from sglang_importance.cache.importance_cache import ImportanceRadixCache
 
     cache = scheduler.tree_cache
     assert isinstance(cache, ImportanceRadixCache), "sglang built another cache"
@@ -198,7 +202,7 @@ def build_radix_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     Raises:
         LaunchRefused: the loaded model is none that we have tested.
     """
-    from sglang_importance.radix_cache.cache_factory import create_importance_cache
+    from sglang_importance.cache.cache_factory import create_importance_cache
 
     options = importance_options(ctx.server_args)
     assert options is not None, "sglang chose our cache without our options"

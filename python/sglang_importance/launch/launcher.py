@@ -16,7 +16,7 @@ from typing import Any
 
 import zmq
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.installers import install_in_launcher
 from sglang_importance.launch.modes.arguments import check_modes
@@ -52,12 +52,12 @@ def prepare_launch(args: argparse.Namespace, options: ImportanceOptions, *, serv
         LaunchRefused: the chosen policy cannot run here.
     """
     check_modes(args, options, serves_http=serves_http)
-    if options.is_stock and not options.store:
+    if options.is_stock and not options.store.directory:
         return
     check_sglang()
     check_inputs(args, serves_http=serves_http)
     check_control(options)
-    if options.store:
+    if options.store.directory:
         mount(args, options)
     select_cache(args, options)
     install_hooks({LAUNCH_TARGET: (_around_launch, HookType.AROUND), **STATE_PAGES})
@@ -103,7 +103,7 @@ def _check_resolved(server_args: Any, options: ImportanceOptions) -> ImportanceO
     check_modes(resolved, options)
     if lines := list(page_list_refusals(resolved, options)):
         raise LaunchRefused(lines)
-    if options.store and (lines := store_refusals(resolved, options)):
+    if options.store.directory and (lines := store_refusals(resolved, options)):
         raise LaunchRefused(lines)
     return options
 

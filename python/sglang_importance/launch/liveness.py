@@ -21,9 +21,9 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
     Raises nothing on a stock scheduler: there, all is False.
     """
     from sglang_importance.attention.source import softmax_backend
+    from sglang_importance.cache.component import ImportanceComponent
+    from sglang_importance.cache.importance_cache import ImportanceRadixCache
     from sglang_importance.operations.messages import KvImportanceReq
-    from sglang_importance.radix_cache.component import ImportanceComponent
-    from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
     from sglang_importance.tree.leaf_sets import WatchedLeaves
 
     cache = scheduler.tree_cache
@@ -35,7 +35,7 @@ def live_hooks(scheduler: Scheduler) -> dict[str, bool]:
     tiered = options is not None and options.is_tiered
     takes_none = options is not None and options.source == NONE
     return {
-        **({"page lists": hasattr(backend, "page_lists")} if options and options.trace_pages else {}),
+        **({"page lists": hasattr(backend, "page_lists")} if options and options.trace.pages else {}),
         **({"tiered pages": hasattr(runner.token_to_kv_pool, "slots")} if tiered else {}),
         "radix cache": isinstance(cache, ImportanceRadixCache),
         "Python tree core": isinstance(core, UnifiedTreeCore),

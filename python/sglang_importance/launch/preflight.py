@@ -11,8 +11,7 @@ from pathlib import Path
 
 from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.laboratory import MissingControlError, load_control
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import flag
+from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sglang_importance.upstream.refusal import LaunchRefused
 
 
@@ -44,7 +43,7 @@ def check_control(options: ImportanceOptions) -> None:
     try:
         load_control(options.g)
     except MissingControlError as missing:
-        raise LaunchRefused([f"{flag('g')} {options.g}: {missing}"]) from missing
+        raise LaunchRefused([f"{name_of('g')} {options.g}: {missing}"]) from missing
 
 
 def port_problems(host: str, port: int) -> Iterator[str]:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import flag
+from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sglang_importance.attention.score_sources import NONE, UNPROVEN, automatic_source
 from sglang_importance.launch.modes.unscored import unscored_modes
 from sglang_importance.upstream.refusal import LaunchRefused
@@ -45,7 +44,7 @@ def settle_source(args: Any, options: ImportanceOptions) -> ImportanceOptions:
 def _demand_no_scores(
     options: ImportanceOptions,
     beside: str,
-    cure: str = f"drop it, or name an untried producer with {flag('source')}",
+    cure: str = f"drop it, or name an untried producer with {name_of('source')}",
 ) -> None:
     if options.needing_scores:
         raise LaunchRefused(
@@ -56,14 +55,14 @@ def _demand_no_scores(
 
 def _no_scores(beside: str) -> str:
     return (
-        f"KV importance: no page scores ({flag('source')} {NONE}): no producer of them has run beside "
+        f"KV importance: no page scores ({name_of('source')} {NONE}): no producer of them has run beside "
         f"{beside}; reuse is predicted all the same"
     )
 
 
 def _trials(backends: set[str]) -> str:
     untried = ", ".join(_untried(backends))
-    return f". Not run on any GPU yet, for trials: {flag('source')} {untried}" if untried else ""
+    return f". Not run on any GPU yet, for trials: {name_of('source')} {untried}" if untried else ""
 
 
 def _untried(backends: set[str]) -> Iterator[str]:

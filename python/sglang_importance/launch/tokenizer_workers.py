@@ -11,8 +11,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import flag
+from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sglang_importance.launch.installers import install_in_worker
 from sglang_importance.upstream.refusal import LaunchRefused, report
 
@@ -34,11 +33,11 @@ def reach_workers(server_args: Any, options: ImportanceOptions) -> None:
     """Makes every worker of the server install our parts before it serves."""
     # Not by setattr: sglang seals its arguments once it has resolved them. What lies here is pickled too.
     vars(server_args)[QUESTION] = partial(worker_class, options)
-    if options.policy == "importance" and options.prewarm != "off" and options.ledger_place:
+    if options.policy == "importance" and options.prewarm.at != "off" and options.ledger_place:
         logger.warning(
             "%s %s does nothing beside several tokenizer workers: none of them sees what the others serve",
-            flag("prewarm"),
-            options.prewarm,
+            name_of("prewarm.at"),
+            options.prewarm.at,
         )
 
 

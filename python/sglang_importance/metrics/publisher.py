@@ -41,7 +41,6 @@ def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
         "page_audit_missed_mass_total": {(): audits.missed_mass},
         "page_audit_missed_page_total": {(): audits.missed_page},
         "page_audit_output_error_total": {(): audits.output_error},
-        "unsure_tokens_total": {(): audits.unsure},
         "reuse_predictions_total": dict(zip(BUCKETS, calibration.judged, strict=True)),
         "reuse_predicted_total": dict(zip(BUCKETS, calibration.predicted, strict=True)),
         "reuse_observed_total": dict(zip(BUCKETS, calibration.observed, strict=True)),

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import OPERATIONS, SHADOWS, FaultPlace
 from sgl_importance.nodes.ghosts import EvictionReason
-from sgl_importance.pages.audits import AuditCounts
-from sgl_importance.ranking.write_gate import Refusal
 from sgl_importance.reuse.calibration import Calibration
+from sgl_importance.sparse.audits import AuditCounts
 from sgl_importance.tiers import Tier
-from sgl_importance_kernels.pages.traffic import PageTraffic
+from sgl_importance_kernels.sparse.traffic import PageTraffic
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -50,10 +49,6 @@ class Counters:
     evicted_body_mass: float = 0.0
     loaded_back_nodes: int = 0
     loaded_back_tokens: int = 0
-    offered_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
-    refused_tokens: dict[tuple[Tier, Refusal], int] = field(
-        default_factory=lambda: {(tier, rule): 0 for tier in Tier for rule in Refusal}
-    )
     written_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
     folds: int = 0
     fold_seconds: float = 0.0
@@ -97,12 +92,6 @@ class Counters:
     def loaded_back(self, tokens: int) -> None:
         self.loaded_back_nodes += 1
         self.loaded_back_tokens += tokens
-
-    def offered(self, tier: Tier, tokens: int, *, refusal: Refusal | None) -> None:
-        """A chain was offered to the gate; ``refusal``: the rule that it fell short of, None if admitted."""
-        self.offered_tokens[tier] += tokens
-        if refusal is not None:
-            self.refused_tokens[tier, refusal] += tokens
 
     def answered(self, operation: str, seconds: float, *, is_over: bool) -> None:
         """A slice of an operation has run."""

@@ -13,13 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
-from sgl_importance.signal.fold import Observation
-from sgl_importance.tiers import Tier
-from sgl_importance.trace.reader import check_continues
-from sgl_importance.trace.records import (
+from sgl_importance.observe.trace.reader import check_continues
+from sgl_importance.observe.trace.records import (
     FORMAT_VERSION,
     SCHEMA,
     AnswerTold,
@@ -33,7 +28,12 @@ from sgl_importance.trace.records import (
     Step,
     TreeEvent,
 )
-from sgl_importance.trace.writer import NO_PAGES, TraceWriter
+from sgl_importance.observe.trace.writer import NO_PAGES, TraceWriter
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
+from sgl_importance.signal.fold import Observation
+from sgl_importance.tiers import Tier
 from sglang_importance.observe.observed_pages import ObservedPages
 from sglang_importance.observe.request_tokens import prompt_and_output_of, prompt_of
 from sglang_importance.upstream.nodes import key_of
@@ -75,7 +75,7 @@ class Recorder:
         device_tokens: int,
         cost: CostModel,
     ) -> None:
-        self.wants_steps = options.trace_detail == Detail.STEPS.value
+        self.wants_steps = options.trace.detail == Detail.STEPS.value
         self._start = time.perf_counter()
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._next_number = 0
@@ -93,10 +93,10 @@ class Recorder:
             options=asdict(options),
             capacity_tokens={Tier.DEVICE: device_tokens},
             cost=asdict(cost),
-            detail=Detail(options.trace_detail),
+            detail=Detail(options.trace.detail),
         )
         check_continues(directory, header)
-        self._writer = TraceWriter(directory, header, max_bytes=options.trace_megabytes << 20)
+        self._writer = TraceWriter(directory, header, max_bytes=options.trace.megabytes << 20)
         atexit.register(self.close)
 
     def close(self) -> None:

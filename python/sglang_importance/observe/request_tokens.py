@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sgl_importance.trace.token_sequence import TokenSequence
+from sgl_importance.observe.trace.token_sequence import TokenSequence
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

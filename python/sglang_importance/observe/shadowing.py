@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.background.batch_worker import BatchWorker
+from sgl_importance.observe.shadow.shadow_pair import ShadowPair
+from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
+from sgl_importance.observe.trace.token_sequence import TokenSequence
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.shadow.shadow_pair import ShadowPair
-from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
-from sgl_importance.trace.token_sequence import TokenSequence
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.observe.request_tokens import prompt_and_output_of, prompt_of
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.runtime_context import get_serving
 from sglang.utils import TypeBasedDispatcher
 
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations import (
     node_view,
     page_importance,
@@ -22,7 +23,6 @@ from sglang_importance.operations import (
 from sglang_importance.operations.job import Operation
 from sglang_importance.operations.messages import KvImportanceReq, KvImportanceReqOutput
 from sglang_importance.operations.runner import MAX_JOBS, Desk, Reply
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.upstream.replicas import data_parallel_rank
 
 if TYPE_CHECKING:

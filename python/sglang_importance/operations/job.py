@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 
 Document = dict[str, Any]
 Job = Generator[None, None, Document]

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance.signal.node_importance import FloatArray, NodeImportance, Origin
+from sglang_importance.cache.component import ImportanceComponent
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document, Job, Slices
 from sglang_importance.operations.recent_events import describe_event
 from sglang_importance.operations.snapshot import describe_node
 from sglang_importance.operations.tiered_pages_view import NodePages, node_pages
 from sglang_importance.operations.tree_view import find_node
-from sglang_importance.radix_cache.component import ImportanceComponent
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.upstream.nodes import key_of, tokens_of
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from dataclasses import asdict
 
 from sgl_importance.interface import SCHEMA_VERSION
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document, Job
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.tree.annotated_tree import AnnotatedTree
 
 MAX_KEYS = 4096

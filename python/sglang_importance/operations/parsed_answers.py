@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
 
 def answered(cache: ImportanceRadixCache, arguments: Document) -> Document:

@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Generator
 
 from sgl_importance.nodes.digests import iterate_chain, root_digest
-from sgl_importance.pins.pin import PIN_OCTAVES, Pin
-from sgl_importance.pins.pin_room import PinRefused
+from sgl_importance.placement.pins.pin import PIN_OCTAVES, Pin
+from sgl_importance.placement.pins.pin_room import PinRefused
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document, Job, NotFound, RequestError, Slices
 from sglang_importance.placement.pinning import Pinning
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 
 SLICE_PAGES = 1024  # digests that take about a millisecond
 

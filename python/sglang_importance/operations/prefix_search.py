@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document, Job, Slices
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.upstream.nodes import key_of, tokens_of
 
 if TYPE_CHECKING:

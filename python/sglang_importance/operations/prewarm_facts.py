@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from sgl_importance.tiers import Tier
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document, Job, Slices
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.tree.occupancy import occupancy
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.tree.event_log import Event
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sgl_importance.metrics_table import FaultPlace
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document, Job, NoLongerKnown, Operation, RequestError, run_slice
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.tree.faults import UpstreamError
 
 MAX_JOBS = 8

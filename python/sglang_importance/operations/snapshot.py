@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from sgl_importance.signal.node_importance import Origin
 from sgl_importance.tiers import Tier
+from sglang_importance.cache.component import ImportanceComponent
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
+from sglang_importance.cache.tiered_pool import tiered_pool
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.operations.job import Document, Job, RequestError, Slices
 from sglang_importance.operations.tiered_pages_view import describe_pages
-from sglang_importance.radix_cache.component import ImportanceComponent
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
-from sglang_importance.radix_cache.tiered_pool import tiered_pool
 from sglang_importance.storage.served_chain import SERVED
 from sglang_importance.storage.weights import WATCH
 from sglang_importance.tree.occupancy import Occupancy, occupancy

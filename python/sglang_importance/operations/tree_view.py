@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from sglang_importance.cache.component import ImportanceComponent
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document, Job, NotFound, Slices
 from sglang_importance.operations.snapshot import describe_cache, describe_chain, describe_node
-from sglang_importance.radix_cache.component import ImportanceComponent
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.upstream.nodes import tokens_of
 
 if TYPE_CHECKING:

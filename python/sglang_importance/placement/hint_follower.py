@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.hints.hinted_request import HintedRequest
-from sgl_importance.hints.hints import BadHint, Hints
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.digests import chain_digests, root_digest
-from sgl_importance.pins.pin import Pin
-from sgl_importance.pins.pin_room import PinRefused
-from sgl_importance.pins.retained_pins import SPENT, not_retained, pin_of, retained, superseded
+from sgl_importance.placement.hints.hinted_request import HintedRequest
+from sgl_importance.placement.hints.hints import BadHint, Hints
+from sgl_importance.placement.pins.pin import Pin
+from sgl_importance.placement.pins.pin_room import PinRefused
+from sgl_importance.placement.pins.retained_pins import SPENT, not_retained, pin_of, retained, superseded
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import Transition
 from sgl_importance.signal.fold import QueryFolds

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from sgl_importance.tiers import Tier
-from sglang_importance.pages.selections import opened_selection
 from sglang_importance.placement.hint_follower import REPORT_ATTRIBUTE
+from sglang_importance.sparse.selections import opened_selection
 from sglang_importance.upstream.hooks import Hook, HookType
 
 if TYPE_CHECKING:

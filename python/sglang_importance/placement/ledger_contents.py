@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.prefix_record import PrefixRecord
-from sgl_importance.ledger.reuse_evidence import ReuseEvidence
-from sgl_importance.ledger.steady_time import steady_time
 from sgl_importance.nodes.ghosts import GhostNode
-from sgl_importance.pins.pin import Pin
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.prefix_record import PrefixRecord
+from sgl_importance.placement.ledger.reuse_evidence import ReuseEvidence
+from sgl_importance.placement.ledger.steady_time import steady_time
+from sgl_importance.placement.pins.pin import Pin
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.tree.state import TreeState
 

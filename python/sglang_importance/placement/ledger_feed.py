@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_database import LedgerError, LedgerUnusable
-from sgl_importance.ledger.ledger_place import place_of
-from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
-from sgl_importance.ledger.prefix_record import PrefixRecord
-from sgl_importance.ledger.reuse_evidence import ReuseEvidence
-from sgl_importance.pins.pin import Pin
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.ledger_database import LedgerError, LedgerUnusable
+from sgl_importance.placement.ledger.ledger_place import place_of
+from sgl_importance.placement.ledger.ledger_writer import LedgerWriter, Visit
+from sgl_importance.placement.ledger.prefix_record import PrefixRecord
+from sgl_importance.placement.ledger.reuse_evidence import ReuseEvidence
+from sgl_importance.placement.pins.pin import Pin
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.estimator import REFRESH_INTERVAL
 from sglang_importance.placement.ledger_contents import LedgerContents
 from sglang_importance.placement.pinning import Pinning
@@ -200,7 +200,7 @@ def open_ledger_feed(state: TreeState, pins: Pinning | None, scheduler: Schedule
         state.tree,
         state.policy,
         weights=weights,
-        budget_bytes=state.options.ledger_megabytes << 20,
+        budget_bytes=state.options.ledger.megabytes << 20,
         pins=restored_pins,
     )
 
@@ -216,7 +216,7 @@ def _opened(state: TreeState) -> tuple[Ledger | None, LedgerContents | None]:
                 place,
                 model_digest(weights, state.tree.page_size),
                 page_size=state.tree.page_size,
-                keep_token_ids=options.ledger_token_ids == "on",
+                keep_token_ids=options.ledger.token_ids == "on",
             )
         except LedgerUnusable as problem:
             logger.warning("KV importance ledger: %s; the server goes on without", problem)

@@ -12,9 +12,9 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.node_metadata import NOT_PINNED, NodeMetadata
-from sgl_importance.pins.automatic_pins import deserves_pin
-from sgl_importance.pins.pin import Pin, PinEnd, PinSource
-from sgl_importance.pins.pin_table import PinTable
+from sgl_importance.placement.pins.automatic_pins import deserves_pin
+from sgl_importance.placement.pins.pin import Pin, PinEnd, PinSource
+from sgl_importance.placement.pins.pin_table import PinTable
 from sgl_importance.tiers import Tier
 from sglang_importance.tree.faults import upstream
 from sglang_importance.tree.occupancy import capacity_tokens
@@ -73,7 +73,7 @@ class Pinning:
         self._cache = cache
         self._refresh = refresh
         self.now = now or state.ranks.now
-        self.table = PinTable(state.tree.page_size, state.options.pin_budget, {})
+        self.table = PinTable(state.tree.page_size, state.options.pins.budget, {})
         self.table.on_ended = self._ended
         self._has_kept = True
         """Whether the ledger knows of every change."""
@@ -161,7 +161,7 @@ class Pinning:
 
     def folded(self, path: Sequence[UnifiedTreeNode]) -> None:
         """Attention was folded into these nodes: pins those that deserve it, where automatic pins are on."""
-        if self._state.options.auto_pins == "off":
+        if self._state.options.pins.auto == "off":
             return
         deserving = [deserves_pin(self._tree.metadata(node).importance) for node in path]
         if not any(deserving):

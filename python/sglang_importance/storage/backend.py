@@ -19,10 +19,10 @@ from sgl_importance.storage.pages import Page, Pages
 from sgl_importance.storage.presence import Presence
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
-from sgl_importance.tier_chain.chain import TierChain
-from sgl_importance.tier_chain.kinds.backend_tier import RecordBackend
-from sgl_importance.tier_chain.open_chain import OpenChain
-from sgl_importance.tier_chain.tier_file import TierSpec
+from sgl_importance.storage.tier_chain.chain import TierChain
+from sgl_importance.storage.tier_chain.kinds.backend_tier import RecordBackend
+from sgl_importance.storage.tier_chain.open_chain import OpenChain
+from sgl_importance.storage.tier_chain.tier_file import TierSpec
 from sglang_importance.storage.backend_records import open_records
 from sglang_importance.storage.interfaces import TESTED, Interface, interface_of
 from sglang_importance.storage.page_buffers import StagingPool, create_backend

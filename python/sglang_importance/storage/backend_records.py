@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
 
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason, PageDamaged
-from sgl_importance.tier_chain.kinds.backend_tier import RecordBackend
+from sgl_importance.storage.tier_chain.kinds.backend_tier import RecordBackend
 from sglang_importance.storage.interfaces import Interface, interface_of
 from sglang_importance.storage.page_buffers import StagingPool, answers_of, create_backend
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.reuse.reuse_class import BlockType, Transition, reuse_class
-from sgl_importance.tier_chain.chain import TierChain, Visit
-from sgl_importance.tier_chain.open_chain import ChainError, OpenBackend, OpenChain, describe_chain
-from sgl_importance.tier_chain.ranking import LruRanking, Ranking, ReuseRanking
-from sgl_importance.tier_chain.tier_counters import TierCounters
-from sgl_importance.tier_chain.tier_file import TierFileError, read_tier_file
+from sgl_importance.storage.tier_chain.chain import TierChain, Visit
+from sgl_importance.storage.tier_chain.open_chain import ChainError, OpenBackend, OpenChain, describe_chain
+from sgl_importance.storage.tier_chain.ranking import LruRanking, Ranking, ReuseRanking
+from sgl_importance.storage.tier_chain.tier_counters import TierCounters
+from sgl_importance.storage.tier_chain.tier_file import TierFileError, read_tier_file
 from sglang_importance.upstream.refusal import LaunchRefused
 
 MOST_VISITS = 1 << 14

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.json_text import BadJson
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import flag
+from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.storage.checksum import checksum_problem
 from sgl_importance.storage.store import check_writable
-from sgl_importance.tier_chain.open_chain import chain_problems
-from sgl_importance.tier_chain.tier_file import TierFileError, read_tier_file
+from sgl_importance.storage.tier_chain.open_chain import chain_problems
+from sgl_importance.storage.tier_chain.tier_file import TierFileError, read_tier_file
 from sglang_importance.storage.extra_config import read_extra_config
 from sglang_importance.storage.interfaces import DYNAMIC, INTERFACES, TESTED, UNUSABLE
 from sglang_importance.upstream.hooks import install_hooks, is_applied
@@ -48,14 +47,14 @@ TIERED_STAGING_RATIO = 0.25
 
 def store_refusals(args: Any, options: ImportanceOptions) -> list[str]:
     """One line for each reason why ``args`` cannot run with a store; empty where they can."""
-    lines = []
+    lines, flag = [], name_of("store.directory")
     if getattr(args, "hicache_host_memory_mode", None) not in (None, _host_memory_mode(options)):
         mode = f"this use of host memory (--hicache-host-memory-mode {args.hicache_host_memory_mode})"
         cure = f"use --hicache-host-memory-mode {_host_memory_mode(options)}"
-        lines.append(f"{flag('store')} does not support {mode}: {cure}, or drop {flag('store')}")
+        lines.append(f"{flag} does not support {mode}: {cure}, or drop {flag}")
     for field, (mode, refuses, cure) in _UNTESTED.items():
         if refuses(getattr(args, field, None)):
-            lines.append(f"{flag('store')} does not support {mode}: {cure}, or drop {flag('store')}")
+            lines.append(f"{flag} does not support {mode}: {cure}, or drop {flag}")
     return lines
 
 
@@ -77,12 +76,12 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
     lines = store_refusals(args, options)
     if problem := checksum_problem():
         lines.append(problem)
-    directory = Path(options.store).expanduser().absolute()
+    directory = Path(options.store.directory).expanduser().absolute()
     try:
         check_writable(directory)
     except OSError as error:
         lines.append(
-            f"{flag('store')} {options.store} cannot be written ({error.strerror}): "
+            f"{name_of('store.directory')} {options.store.directory} cannot be written ({error.strerror}): "
             "name a directory on a disk with space that the server may write"
         )
     try:
@@ -92,7 +91,7 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
         given = {}
     if backend is not None and (reason := _backend_refusal(backend, given, options)):
         lines.append(f"--hicache-storage-backend {backend}: {reason}, or drop --hicache-storage-backend")
-    if options.tiers:
+    if options.store.tiers:
         lines += _tier_lines(options, backend)
     if lines:
         raise LaunchRefused(lines)
@@ -107,9 +106,9 @@ def mount(args: argparse.Namespace, options: ImportanceOptions) -> None:
             "interface_v1": 1,
             "hicache_storage_pass_prefix_keys": True,
             "directory": str(directory),
-            "budget_bytes": options.store_bytes,
-            "fetch_timeout_ms": options.fetch_timeout_ms,
-            "tiers": str(Path(options.tiers).expanduser().absolute()) if options.tiers else None,
+            "budget_bytes": options.store.max_bytes,
+            "fetch_timeout_ms": options.store.fetch_timeout_ms,
+            "tiers": str(Path(options.store.tiers).expanduser().absolute()) if options.store.tiers else None,
             "wrapped": backend,
             "wrapped_config": given,
         }
@@ -124,16 +123,18 @@ def _host_memory_mode(options: ImportanceOptions) -> str:
 def _backend_refusal(backend: str, settings: Mapping[str, Any], options: ImportanceOptions) -> str | None:
     """Why ``backend`` cannot hold verified pages, and what to do; None where it can."""
     if reason := UNUSABLE.get(backend):
-        return f"{flag('store')} cannot use it: {reason}; use file"
+        return f"{name_of('store.directory')} cannot use it: {reason}; use file"
     if backend == DYNAMIC:
         if missing := [name for name in _DYNAMIC_SETTINGS[:3] if name not in settings]:
             return f"it needs {', '.join(missing)}: give them in its extra configuration"
     elif backend not in INTERFACES:
-        return f"{flag('store')} does not know it: use one of {', '.join((*INTERFACES, DYNAMIC))}"
-    if backend not in TESTED and options.store_backends == "tested":
         return (
-            f"{flag('store')} has not been tested over a real one: "
-            f"add {flag('store_backends')} any to verify its pages all the same, use {' or '.join(TESTED)}"
+            f"{name_of('store.directory')} does not know it: use one of {', '.join((*INTERFACES, DYNAMIC))}"
+        )
+    if backend not in TESTED and options.store.backends == "tested":
+        return (
+            f"{name_of('store.directory')} has not been tested over a real one: "
+            f"add {name_of('store.backends')} any to verify its pages all the same, use {' or '.join(TESTED)}"
         )
     return None
 
@@ -143,18 +144,18 @@ def _tier_lines(options: ImportanceOptions, backend: str | None) -> list[str]:
     lines = []
     if backend is not None:
         lines.append(
-            f"{flag('tiers')} holds the pages itself: drop --hicache-storage-backend {backend}, "
+            f"{name_of('store.tiers')} holds the pages itself: drop --hicache-storage-backend {backend}, "
             'or make it the last tier (kind = "hicache")'
         )
     try:
-        spec = read_tier_file(Path(options.tiers).expanduser())
+        spec = read_tier_file(Path(options.store.tiers).expanduser())
     except TierFileError as error:
-        return [*lines, f"{flag('tiers')} {error}"]
+        return [*lines, f"{name_of('store.tiers')} {error}"]
     problems = chain_problems(spec)
     for tier in spec.tiers:
         if tier.backend and (reason := _backend_refusal(tier.backend, tier.config, options)):
             problems.append(f"tier {tier.name}: backend {tier.backend}: {reason}, or take it out")
-    return [*lines, *(f"{flag('tiers')} {options.tiers}: {line}" for line in problems)]
+    return [*lines, *(f"{name_of('store.tiers')} {options.store.tiers}: {line}" for line in problems)]
 
 
 def install_before_scheduler() -> None:
@@ -165,7 +166,7 @@ def install_before_scheduler() -> None:
     """
     from sglang_importance.storage.guards import HOOKS
 
-    install_hooks(HOOKS, otherwise=f"drop {flag('store')}")
+    install_hooks(HOOKS, otherwise=f"drop {name_of('store.directory')}")
 
 
 def install_on_scheduler(scheduler: Scheduler) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sgl_importance.metrics_table import STORE, TIER, Process, of_process
 from sgl_importance.storage.store_counters import StoreCounters
-from sgl_importance.tier_chain.tier_counters import TierCounters
+from sgl_importance.storage.tier_chain.tier_counters import TierCounters
 from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
 
 

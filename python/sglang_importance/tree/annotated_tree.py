@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from sgl_importance.hints.hinted_request import LostPages
 from sgl_importance.nodes.digests import iterate_chain, root_digest
 from sgl_importance.nodes.ghosts import Eviction, GhostNode
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
 from sgl_importance.nodes.turn_tracker import TurnTracker
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.placement.hints.hinted_request import LostPages
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.calibration import HORIZON
 from sgl_importance.reuse.reuse_class import Transition
 from sglang_importance.metrics.scheduler_counters import Counters

@@ -9,9 +9,9 @@ from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sgl_importance.pins.pin import Pin, PinEnd
+from sgl_importance.observe.trace.records import EventKind
+from sgl_importance.placement.pins.pin import Pin, PinEnd
 from sgl_importance.tiers import Tier
-from sgl_importance.trace.records import EventKind
 from sglang_importance.upstream.nodes import key_of
 
 if TYPE_CHECKING:

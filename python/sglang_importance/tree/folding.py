@@ -58,7 +58,7 @@ class Folding:
                 query=query.serial,
                 weight=weight,
                 first=first,
-                half_life_queries=self.state.options.half_life_queries,
+                half_life_queries=self.state.options.signal.half_life_queries,
             )
             if self.recorder is not None:
                 self.state.faults.beside(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_importance.hints.hinted_request import HintedRequest, LostPages
+from sgl_importance.placement.hints.hinted_request import HintedRequest, LostPages
 from sgl_importance.reuse.reuse_class import Transition
 
 

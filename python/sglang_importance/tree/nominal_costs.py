@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.policy.cost_model import CostModel
 from sglang_importance.tree.occupancy import full_attention_allocator
 
 if TYPE_CHECKING:

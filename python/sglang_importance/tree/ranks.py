@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import torch.distributed as dist
 
-from sgl_importance.ledger.steady_time import steady_time
+from sgl_importance.placement.ledger.steady_time import steady_time
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.tree.annotated_tree import AnnotatedTree
 from sglang_importance.tree.event_log import EventLog

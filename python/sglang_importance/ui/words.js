@@ -10,7 +10,6 @@ const REASONS = {
   prewarmed: "a pre-warm computed it",
   paths_part: "another prompt, or a pin, parts from it here",
   write_policy: "the server's write policy asks for a copy",
-  worth_its_bytes: "losing it would cost more than the copy takes",
   requested: "a request asked for it",
   prefetched: "a request asked for it, and storage had it",
   least_loss: "room was needed and nothing else would be missed less",

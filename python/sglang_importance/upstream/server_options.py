@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 
 RADIX_CACHE_BACKEND = "importance"
 OPTIONS_ATTRIBUTE = "_sgl_importance"
@@ -19,7 +19,7 @@ def importance_options(server_args: Any) -> ImportanceOptions | None:
 def store_options(server_args: Any) -> ImportanceOptions | None:
     """The options of a server with a store, under any policy; None without one."""
     options: ImportanceOptions | None = getattr(server_args, OPTIONS_ATTRIBUTE, None)
-    return options if options is not None and options.store else None
+    return options if options is not None and options.store.directory else None
 
 
 def attach_options(server_args: Any, options: ImportanceOptions) -> None:

@@ -105,6 +105,12 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.managers.kv_hints.KvHintsEnvelope.actions": None,
     f"{_SRT}.managers.kv_hints.KvHintAction.payload": None,
     f"{_STREAMER}.get_cached_tokens_details": "self, req",
+    f"{_SRT}.entrypoints.anthropic.serving.AnthropicServing._convert_to_chat_completion_request": (
+        "self, anthropic_request"
+    ),
+    f"{_SRT}.entrypoints.openai.protocol.ErrorResponse": None,
+    f"{_SRT}.managers.io_struct.GenerateReqInput.lora_id": None,
+    f"{_SRT}.managers.io_struct.GenerateReqInput.lora_path": None,
     f"{_SRT}.entrypoints.openai.protocol.CompletionRequest": None,
     f"{_SRT}.entrypoints.openai.serving_base.OpenAIServingBase.handle_request": "self, request, raw_request",
     f"{_SRT}.entrypoints.openai.serving_base.OpenAIServingBase.create_error_response": (

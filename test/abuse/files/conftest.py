@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgl_importance.trace.records import (
+from sgl_importance.observe.trace.records import (
     Detail,
     Fold,
     RequestAdmitted,
     RequestFinished,
 )
-from sgl_importance.trace.segments import segment_files
-from sgl_importance.trace.token_sequence import TokenSequence
-from sgl_importance.trace.writer import NO_PAGES, TraceWriter
+from sgl_importance.observe.trace.segments import segment_files
+from sgl_importance.observe.trace.token_sequence import TokenSequence
+from sgl_importance.observe.trace.writer import NO_PAGES, TraceWriter
 
 from support.workloads.ledger_rows import PAGE
 from support.workloads.recordings import make_header

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.storage import StoreOptions
 from sglang_importance.launch.preflight import checkpoint_problems
 from sglang_importance.storage.store_launch import mount
 from sglang_importance.upstream.refusal import LaunchRefused
@@ -43,7 +44,7 @@ def test_a_spoiled_checkpoint_is_refused_before_it_is_loaded(tmp_path: Path, cou
 def test_a_spoiled_extra_config_is_refused(tmp_path: Path, count: int) -> None:
     rng = random.Random(11)
     path = tmp_path / "extra.json"
-    options = ImportanceOptions(policy="importance", store=str(tmp_path / "store"))
+    options = ImportanceOptions(policy="importance", store=StoreOptions(directory=str(tmp_path / "store")))
     for _ in range(count):
         path.write_bytes(json_lines(rng, [{"prefetch_threshold": 16, "backend_name": "x"}]))
         given = f"@{path}" if rng.random() < 0.5 else path.read_bytes().decode(errors="replace")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_database import LedgerError, LedgerUnusable
-from sgl_importance.ledger.prefix_record import PrefixRecord
-from sgl_importance.ledger.reuse_evidence import ReuseEvidence
-from sgl_importance.pins.pin import Pin
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.ledger_database import LedgerError, LedgerUnusable
+from sgl_importance.placement.ledger.prefix_record import PrefixRecord
+from sgl_importance.placement.ledger.reuse_evidence import ReuseEvidence
+from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.reuse.estimator import ReuseEstimator
 
 from support.fuzz import damage, examples

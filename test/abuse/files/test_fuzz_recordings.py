@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from sgl_importance.trace import TraceError as RecordingError
-from sgl_importance.trace import open_trace
-from sgl_importance.trace.framing import MAGIC, FrameReader, frame
+from sgl_importance.observe.trace import TraceError as RecordingError
+from sgl_importance.observe.trace import open_trace
+from sgl_importance.observe.trace.framing import MAGIC, FrameReader, frame
 
 from support.fuzz import check_message, check_one_line, damage, examples, spoil
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from hypothesis import strategies as st
 
-from sgl_importance.hints.hints import BLOCK_TYPES, BadHint, Hints
+from sgl_importance.placement.hints.hints import BLOCK_TYPES, BadHint, Hints
 
 from support.seeded_fuzz import every_run_and_nightly, fuzz
 from support.servers import ServerProcess

@@ -15,12 +15,12 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.pages.device_plan import KvShape
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.sparse.device_plan import KvShape
 from sgl_importance_kernels.reference import combine_layers, layer_page_scores
 from sglang_importance.attention.rows import Phase, RowScores
 from sglang_importance.attention.torch_native import EmittingTorchNativeBackend
-from sglang_importance.pages.pool import TieredKVPool
+from sglang_importance.sparse.pool import TieredKVPool
 
 # Tensor cores multiply no narrower heads than 16, FlashInfer has none narrower than 64.
 HEADS, KV_HEADS, HEAD_DIM, NUM_LAYERS = 4, 2, 64 if torch.cuda.is_available() else 8, 3
@@ -89,8 +89,10 @@ def tiered_pool(page_size: int) -> TieredKVPool:
 
 def options(**changes: object) -> ImportanceOptions:
     """What the drivers' tests observe where they do not say otherwise."""
-    defaults = {"policy": "importance", "interval": 1, "window": 4, "sink_tokens": 2, "local_tokens": 3}
-    return ImportanceOptions(**{**defaults, **changes})
+    defaults = {"interval": 1, "window": 4, "sink_tokens": 2, "local_tokens": 3}
+    top = {name: changes.pop(name) for name in ("policy", "source", "g") if name in changes}
+    signal = {f"signal.{name}": value for name, value in {**defaults, **changes}.items()}
+    return ImportanceOptions.of({"policy": "importance", **top, **signal})
 
 
 @dataclass
@@ -249,8 +251,8 @@ class AttentionDriver:
                         scale=SCALE,
                         logit_cap=self.layers[layer].logit_cap,
                         page_size=self.page_size,
-                        sink_tokens=self.options.sink_tokens,
-                        local_tokens=self.options.local_tokens,
+                        sink_tokens=self.options.signal.sink_tokens,
+                        local_tokens=self.options.signal.local_tokens,
                     )
                     for layer in layers
                 ]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
+from sgl_importance.observe.trace import open_trace
+from sgl_importance.observe.trace.records import EventKind, TreeEvent
 from sgl_importance.tiers import Tier
-from sgl_importance.trace import open_trace
-from sgl_importance.trace.records import EventKind, TreeEvent
 
 from support.drivers.hosted_driver import HostedDriver, Request
 

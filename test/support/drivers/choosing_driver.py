@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-from sgl_importance.pages.device_plan import plan_device
-from sgl_importance_kernels.pages.page_choice import ChoiceRule
-from sgl_importance_kernels.pages.page_chooser import PageChooser
-from sgl_importance_kernels.pages.selectors.registry import SELECTORS
-from sglang_importance.pages.emitting_backend import EmittingTieredBackend
-from sglang_importance.pages.selections import Selection, Selections
+from sgl_importance.sparse.device_plan import plan_device
+from sgl_importance_kernels.sparse.page_choice import ChoiceRule
+from sgl_importance_kernels.sparse.page_chooser import PageChooser
+from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
+from sglang_importance.sparse.emitting_backend import EmittingTieredBackend
+from sglang_importance.sparse.selections import Selection, Selections
 
 from support.drivers.attention_driver import (
     HEAD_DIM,
@@ -40,14 +40,13 @@ class ChoosingDriver(AttentionDriver):
         super().__init__(options(window=window, **sparse, **positions), page_size=PAGE)
         selector, self.selections = SELECTORS["rep"](PAGE), Selections(self.options, PAGE)
         pool = tiered_pool(PAGE)
-        vectors = selector.vectors_per_page
         plan = plan_device(
             KV_SHAPE,
             page_size=PAGE,
             pool_tokens=POOL_TOKENS,
             device_tokens=600,
             max_requests=2,
-            vectors_per_page=vectors,
+            kept_bytes=selector.kept_bytes(HEAD_DIM),
         )
         pool.attach_slots(plan, "cpu", "ema", selector, self.selections)
         self.runner.token_to_kv_pool = pool

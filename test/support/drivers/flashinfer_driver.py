@@ -14,7 +14,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from sglang.srt.runtime_context import get_server_args
 
 import sgl_importance_kernels.flashinfer as variant
-from sgl_importance.options import ImportanceOptions
+from sgl_importance.options.importance_options import ImportanceOptions
 
 from support.doubles.flashinfer_double import NAMES, TorchOnCpu, module
 from support.drivers.triton_driver import HEAD_DIM, HEADS, AttentionDriver, complete

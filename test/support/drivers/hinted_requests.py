@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang.srt.managers.kv_hints import KvHintsEnvelope, decode_kv_hints_envelope
 
-from sgl_importance.hints.hints import Hints
+from sgl_importance.placement.hints.hints import Hints
 
 from support.drivers.tree_driver import Request, TreeDriver
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import sglang_importance.tree.folding as folding_module
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.pins.pin import Pin
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.signal.fold import Observation, fold
 from sgl_importance.signal.node_importance import NodeImportance, Origin
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.offline.standalone_cache import CacheKind
-from sglang_importance.radix_cache.component import ImportanceComponent
+from sglang_importance.cache.component import ImportanceComponent
 
 from support.drivers.tree_driver import PAGE, OutOfMemory, Request, TreeDriver
 

@@ -7,10 +7,10 @@ import random
 import sys
 from dataclasses import replace
 
-from sgl_importance.ledger import ledger_writer
-from sgl_importance.ledger.ledger_place import LedgerPlace, named_place
-from sgl_importance.ledger.ledger_writer import LedgerWriter, Visit
-from sgl_importance.ledger.reuse_evidence import ReuseEvidence
+from sgl_importance.placement.ledger import ledger_writer
+from sgl_importance.placement.ledger.ledger_place import LedgerPlace, named_place
+from sgl_importance.placement.ledger.ledger_writer import LedgerWriter, Visit
+from sgl_importance.placement.ledger.reuse_evidence import ReuseEvidence
 from sgl_importance.reuse.estimator import ReuseEstimator
 
 from support.workloads.ledger_rows import NAMESPACE, open_ledger, random_tree

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sgl_importance.prewarm.ledger_plan import plan_from_ledger
+from sgl_importance.placement.prewarm.ledger_plan import plan_from_ledger
 from sglang_importance.placement.ledger_contents import LedgerContents
 from sglang_importance.placement.ledger_feed import LedgerFeed, model_digest
 from sglang_importance.placement.prewarm_request import new_rid

@@ -7,15 +7,12 @@ from typing import NamedTuple
 
 from sgl_importance.nodes.digests import chain_digests, root_digest
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sgl_importance.shadow.shadow_cache import ShadowCache
-from sgl_importance.shadow.shadow_node import ShadowNode
-from sgl_importance.shadow.shadow_ranking import ImportanceRanking
+from sgl_importance.observe.shadow.shadow_cache import ShadowCache
+from sgl_importance.observe.shadow.shadow_node import ShadowNode
+from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST, ImportanceReplayPolicy
-from sgl_importance_lab.replay.lower_tiers.gated_tiers import GatedReplay, GateKind, Gating
-from sgl_importance_lab.replay.lower_tiers.tiered_replay import TieredSetup, TierSize, WritePolicy
-from sgl_importance_lab.replay.tier_order import TierOrder
 from sgl_importance_lab.replay.trace import Trace
 
 from support.drivers.tree_driver import PAGE, TreeDriver
@@ -208,34 +205,3 @@ class NotingReplay(ImportanceReplayPolicy):
         block = super().victim()
         self._evicted.append(seen(block, self._kept.pop(block), self.nodes.policy.clock))
         return block
-
-
-class NotingTiers(GatedReplay):
-    """A device tier alone, which notes what is known after each request."""
-
-    def __init__(self, trace: Trace, capacity: int, **kwargs) -> None:
-        sizes = (TierSize(Tier.DEVICE, capacity, "importance", float("inf")),)
-        setup = TieredSetup(sizes, WritePolicy.WRITE_THROUGH, 100.0, 10, shared_order=True)
-        self.after: list[Known] = []
-        self.evicted: list[Seen] = []
-        super().__init__(trace, setup, Gating(GateKind.OPEN), **kwargs)
-
-    def _order(self, level: int) -> TierOrder:
-        tiers = self
-
-        class Noting(TierOrder):
-            def victim(self) -> int:
-                block = super().victim()
-                tiers.evicted.append(tiers.seen(block))
-                return block
-
-        return Noting(self.setup.sizes[level].capacity, Tier.DEVICE, self.nodes)
-
-    def seen(self, block: int) -> Seen:
-        return seen(block, self.nodes[block], self.nodes.policy.clock)
-
-    def make_room(self) -> None:
-        super().make_room()
-        evicted, self.evicted = self.evicted, []
-        kept = {self.seen(block) for block in range(self.trace.num_blocks) if self.tiers[0].resident[block]}
-        self.after.append(Known(evicted, kept))

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.placement import PinOptions
+from sgl_importance.policy.cost_model import CostModel
 from sgl_importance_lab.offline.standalone_cache import CacheKind
 from sglang_importance.observe.recorder import Recorder
 
@@ -75,7 +76,7 @@ class Soak:
         kind: whose evictions.
         write_policy: of the host tier.
         seed: decides every operation.
-        gated: whether copies to the host are gated, and nodes pinned by what attention said.
+        auto_pins: whether nodes are pinned by what attention said.
         record_to: folder of a recording of all events; None records nothing.
         counts_objects: whether live Python objects are counted at rest, of those made since the start.
 
@@ -87,7 +88,7 @@ class Soak:
     write_policy: WriteMode
     seed: int = 0
     tokens: int = 1536
-    gated: bool = False
+    auto_pins: bool = False
     record_to: Path | None = None
     counts_objects: bool = True
     happened: Counter[str] = field(default_factory=Counter)
@@ -100,9 +101,8 @@ class Soak:
         self._rng = random.Random(self.seed)
         options = ImportanceOptions(
             policy="observe" if self.kind == "observe" else "importance",
-            gate="on" if self.gated else "off",
-            g="on" if self.gated else "auto",
-            auto_pins="on" if self.gated else "off",
+            g="on" if self.auto_pins else "auto",
+            pins=PinOptions(auto="on" if self.auto_pins else "off"),
         )
         self.recorder = None
         if self.record_to is not None:

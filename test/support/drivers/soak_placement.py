@@ -1,4 +1,4 @@
-"""What operators and clients ask of placement in the middle of a soak: pins, hints, the gate, time."""
+"""What operators and clients ask of placement in the middle of a soak: pins, hints, time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from typing import Any
 
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 
-from sgl_importance.hints.hints import Hints
-from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.pins.pin import Pin
-from sgl_importance.pins.pin_room import PinRefused
-from sgl_importance.ranking.write_gate import GateSettings, WriteGate
-from sgl_importance.tiers import Tier
+from sgl_importance.placement.hints.hints import Hints
+from sgl_importance.placement.pins.pin import Pin
+from sgl_importance.placement.pins.pin_room import PinRefused
 
 from support.drivers.hosted_driver import PAGE, HostedDriver, Request
 
 MAX_PINS = 12
 MAX_SECONDS = 60
 HINTED_SHARE = 0.2
-STRICT = GateSettings(host_payback=0.3, displacement=1.0)  # as shipped it would refuse almost nothing of this
 
 
 class Placement:
@@ -40,31 +36,8 @@ class Placement:
         self.now = 0.0
         component = driver.component
         component.pins.now = lambda: self.now
-        # By identity, what the host was last refused; held, so that no identity is given out again.
-        self._refused: dict[int, NodeMetadata] = {}
-        gate = None
-        if component.state.options.use_gate:
-            capacities = {Tier.HOST: driver.host_pool.size * component.state.policy.cost.bytes_per_token}
-            gate = WriteGate(component.state.policy, capacities, STRICT)
         if component.state.options.policy == "importance":
-            driver.filter_backups(gate)
-        if gate is not None:
-            self._watch_gate()
-
-    def _watch_gate(self) -> None:
-        gate = self._driver.component.backups.gate
-        admits = gate.admits
-
-        def watched(tier: Tier, chain: Sequence[NodeMetadata], **kwargs: Any) -> bool:
-            admitted: bool = admits(tier, chain, **kwargs)
-            for metadata in chain:
-                self._refused.pop(id(metadata), None)
-                if not admitted:
-                    self._refused[id(metadata)] = metadata
-            self._happened["admitted copy" if admitted else "refused copy"] += 1
-            return admitted
-
-        gate.admits = watched
+            driver.filter_backups()
 
     def hint(self, request: Request) -> None:
         """Some requests say something about their KV."""
@@ -120,18 +93,12 @@ class Placement:
         self._happened["expired pin"] += before - len(self._driver.component.pins.current())
 
     def check(self) -> None:
-        """Asserts that pins keep to their budget, and that the host has nothing that it was refused."""
+        """Asserts that pins keep to their budget."""
         component = self._driver.component
-        known = {node: component.state.tree.metadata(node) for node in component.state.tree.nodes()}
+        known = [component.state.tree.metadata(node) for node in component.state.tree.nodes()]
         for tier, (granted, budget) in component.pins.budgets().items():
-            pinned = sum(data.tokens for data in known.values() if data.pin_octaves.get(tier))
+            pinned = sum(data.tokens for data in known if data.pin_octaves.get(tier))
             assert pinned <= granted <= budget, (tier, pinned, granted, budget)
-        in_tree = {id(data) for data in known.values()}
-        self._refused = {key: data for key, data in self._refused.items() if key in in_tree}
-        if component.tree_core.is_write_back:
-            return  # what the host needs to reach other copies is written whatever the gate said
-        for node, data in known.items():
-            assert not node.backuped or id(data) not in self._refused, (node.id, "copied though refused")
 
     def _seconds(self) -> float:
         return 1.0 + self._rng.random() * MAX_SECONDS

@@ -23,8 +23,8 @@ from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.runtime_context import get_context
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
 from sglang_importance.upstream.differences import (
     insert_finished,

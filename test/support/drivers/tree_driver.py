@@ -17,16 +17,13 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParam
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sgl_importance.ranking.write_gate import WriteGate
-from sgl_importance.tiers import Tier
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
 from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.placement.backup_filter import BackupFilter
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
-from sglang_importance.tree.occupancy import capacity_tokens
 from sglang_importance.upstream.differences import (
     insert_finished,
     insert_unfinished,
@@ -159,12 +156,9 @@ class TreeDriver:
         assert isinstance(self.cache, ImportanceRadixCache)
         return self.cache.importance
 
-    def filter_backups(self, gate: WriteGate | None = None) -> None:
-        """As a server's cache asks ours ahead of every copy; of the host tier that it has by now."""
-        host_tokens = capacity_tokens(self.cache).get(Tier.HOST, 0)
-        state = self.component.state
-        filter_ = BackupFilter(state, self.core, self.cache, host_tokens=host_tokens, gate=gate)
-        self.component.attach_backups(filter_)
+    def filter_backups(self) -> None:
+        """As a server's cache asks ours ahead of every copy to the host."""
+        self.component.backups = BackupFilter(self.component.state, self.core)
 
     def all_nodes(self):
         stack = list(self.core.root_node.children.values())

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sgl_importance.ledger.ledger import Ledger
-from sgl_importance.ledger.ledger_place import LedgerPlace
-from sgl_importance.ledger.prefix_record import PrefixRecord
 from sgl_importance.nodes.digests import chain_digests, root_digest
+from sgl_importance.placement.ledger.ledger import Ledger
+from sgl_importance.placement.ledger.ledger_place import LedgerPlace
+from sgl_importance.placement.ledger.prefix_record import PrefixRecord
 from sgl_importance.reuse.reuse_class import BlockType
 
 PAGE = 4

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sgl_importance.trace.records import (
+from sgl_importance.observe.trace.records import (
     FORMAT_VERSION,
     SCHEMA,
     Detail,
@@ -18,8 +18,8 @@ from sgl_importance.trace.records import (
     RequestFinished,
     Step,
 )
-from sgl_importance.trace.token_sequence import TokenSequence
-from sgl_importance.trace.writer import NO_PAGES, TraceWriter
+from sgl_importance.observe.trace.token_sequence import TokenSequence
+from sgl_importance.observe.trace.writer import NO_PAGES, TraceWriter
 from sgl_importance_lab.study.recording import Query, Recording
 
 PAGE_SIZE = 4

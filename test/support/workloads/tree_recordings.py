@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from sgl_importance.trace.records import Detail, Fold
+from sgl_importance.observe.trace.records import Detail, Fold
 from sgl_importance_lab.study.recording import Query, Recording
 
 from support.workloads.recordings import PAGE_SIZE, make_header

@@ -1,1 +1,1 @@
-"""The text that the byte-level model of benchmark/pages/text.py is trained on and tried on."""
+"""The text that the byte-level model of benchmark/sparse/text.py is trained on and tried on."""

@@ -11,13 +11,13 @@ from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MHATokenToKVP
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sglang_importance.attention.rows import ScoreRows
+from sglang_importance.cache.cache_factory import follow_tree
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.observe.recorder import Recorder
-from sglang_importance.radix_cache.cache_factory import follow_tree
-from sglang_importance.radix_cache.importance_cache import ImportanceRadixCache
 from sglang_importance.tree.state import TreeState
 
 CacheKind = Literal[

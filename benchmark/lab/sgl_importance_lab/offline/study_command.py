@@ -15,14 +15,14 @@ from sgl_importance_lab.study.recording import Recording
 from sgl_importance_lab.study.study_report import Finding
 
 if TYPE_CHECKING:
-    from sgl_importance.ranking.marginal_loss import ImportancePolicy
+    from sgl_importance.policy.marginal_loss import ImportancePolicy
     from sgl_importance_lab.offline.standalone_cache import CacheKind
 
 __all__ = ["app", "replay_arms"]
 
 
 def _arm(recording: Recording, arm: str) -> tuple[CacheKind, ImportancePolicy | None]:
-    from sgl_importance.ranking.marginal_loss import ImportancePolicy
+    from sgl_importance.policy.marginal_loss import ImportancePolicy
     from sgl_importance_lab.offline.tree_replay import recorded_cost
     from sgl_importance_lab.study.shuffled_policy import ShuffledImportancePolicy
 

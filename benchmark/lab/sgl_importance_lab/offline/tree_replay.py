@@ -18,10 +18,11 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sgl_importance.trace.records import Fold
+from sgl_importance.observe.trace.records import Fold
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.signal import SignalOptions
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.offline.standalone_cache import CacheKind, build_cache
 from sgl_importance_lab.study.recording import Query, Recording
 from sglang_importance.attention.rows import Phase, RowScores, ScoreRows
@@ -140,7 +141,8 @@ class TreeReplay:
         self._page_size = recording.page_size
         self._longest = max(q.input_tokens + q.output_tokens for q in recording.queries) + self._page_size
         options = ImportanceOptions(
-            policy="importance", half_life_queries=float(recording.header.options["half_life_queries"])
+            policy="importance",
+            signal=SignalOptions(half_life_queries=float(recording.header.options["half_life_queries"])),
         )
         self._rows = RecordedRows()
         self._cache = build_cache(

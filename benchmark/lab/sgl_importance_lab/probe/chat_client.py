@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from sgl_importance.client.server_client import proxy_problem
+from sgl_importance.cli.server_client import proxy_problem
 
 _CONNECT_SECONDS = 5.0
 

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sgl_importance.client.client_arguments import AnyServer, ApiKey
-from sgl_importance.client.server_client import DEFAULT_URL
+from sgl_importance.cli.client_arguments import AnyServer, ApiKey
+from sgl_importance.cli.server_client import DEFAULT_URL
 from sgl_importance.terminal import add_texts, check_outputs, counted, fail, show
 from sgl_importance_lab.probe.chat_client import ChatClient, ServerError
 from sgl_importance_lab.probe.evaluate import EvalPlan, EvalRow, evaluate

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from sgl_importance.storage.tier_chain.tier_file import ChainSpec, TierFileError, read_tier_file
 from sgl_importance.terminal import fail, show
-from sgl_importance.tier_chain.tier_file import ChainSpec, TierFileError, read_tier_file
 from sgl_importance_lab.replay.formats.line_reader import ReadOptions
 from sgl_importance_lab.replay.lower_tiers.chain_ranking import CHAIN_POLICIES
 from sgl_importance_lab.replay.lower_tiers.chain_replay import (

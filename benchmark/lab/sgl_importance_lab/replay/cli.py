@@ -13,10 +13,7 @@ from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.chain_command import replay_chain
 from sgl_importance_lab.replay.formats.line_reader import ReadOptions
 from sgl_importance_lab.replay.lower_tiers.chain_replay import ChainHardware
-from sgl_importance_lab.replay.lower_tiers.gated_tiers import Gating, StorageOffer, check_gating
 from sgl_importance_lab.replay.lower_tiers.tiered_replay import TieredSetup, TierError, TierSize, WritePolicy
-from sgl_importance_lab.replay.pages.page_command import parse_page_policies, replay_pages
-from sgl_importance_lab.replay.pages.page_replay import PAGE_POLICIES, Selection
 from sgl_importance_lab.replay.policy_registry import DEFAULT_POLICIES, OPTIMUM
 from sgl_importance_lab.replay.ray_cluster import RayCluster
 from sgl_importance_lab.replay.replay_arguments import (
@@ -50,6 +47,8 @@ from sgl_importance_lab.replay.report.console import (
 from sgl_importance_lab.replay.report.plot import plot_rows
 from sgl_importance_lab.replay.report.replay_report import results_table
 from sgl_importance_lab.replay.report.tier_report import TieredJob, TieredRow, run_tiered_job, tiered_table
+from sgl_importance_lab.replay.residency.page_command import parse_page_policies, replay_pages
+from sgl_importance_lab.replay.residency.page_replay import PAGE_POLICIES, Selection
 from sgl_importance_lab.replay.trace import Trace
 
 app = typer.Typer(
@@ -128,12 +127,6 @@ def replay_command(
     write_policy: Annotated[
         WritePolicy, typer.Option(rich_help_panel=_TIERS, help="How blocks come to the lower tiers.")
     ] = WritePolicy.WRITE_THROUGH,
-    gate: Annotated[
-        bool,
-        typer.Option(
-            "--gate", rich_help_panel=_TIERS, help="Copy only what is worth its bytes, as the server's gate."
-        ),
-    ] = False,
     host_gbps: HostGbps = HOST_GBPS,
     storage_gbps: StorageGbps = STORAGE_GBPS,
     prefill_tokens_per_second: PrefillTokensPerSecond = PREFILL_TOKENS_PER_SECOND,
@@ -143,9 +136,9 @@ def replay_command(
         typer.Option(
             "--pages",
             rich_help_panel=_PAGES,
-            help="Replay which pages tokens read (recorded with --kv-importance-trace-pages) through the "
-            f"policies of residency: {', '.join(PAGE_POLICIES)}. Capacities are pages that each layer and "
-            "KV head keeps, or parts of the longest context.",
+            help="Replay which pages tokens read (recorded with trace.pages of --kv-importance-config) "
+            f"through the policies of residency: {', '.join(PAGE_POLICIES)}. Capacities are pages that each "
+            "layer and KV head keeps, or parts of the longest context.",
         ),
     ] = False,
     selected: Annotated[
@@ -191,7 +184,7 @@ def replay_command(
     seeds = parse_seeds(seed)
     tier_sizes = device_blocks is not None or bool(host_blocks) or bool(storage_blocks)
     if pages:
-        if any((object_level, node_granular, plot_file, gate, tiers_file, tier_sizes)):
+        if any((object_level, node_granular, plot_file, tiers_file, tier_sizes)):
             fail("--pages replays page lists: leave out --plot, and the modes and sizes of other replays")
         _replay_pages(
             traces,
@@ -208,7 +201,7 @@ def replay_command(
     blocks = parse_numbers("--capacity-blocks", capacity_blocks, int)
     fractions = parse_numbers("--capacity-fraction", capacity_fraction, float)
     if tiers_file is not None:
-        if blocks or any((object_level, node_granular, plot_file, gate, tier_sizes)):
+        if blocks or any((object_level, node_granular, plot_file, tier_sizes)):
             fail("--tiers takes sizes from its file or --capacity-fraction: leave out other sizes and modes")
         replay_chain(
             traces,
@@ -228,8 +221,6 @@ def replay_command(
         fail("say how large the cache is: one of --capacity-blocks, --capacity-fraction and --device-blocks")
     if object_level and node_granular:
         fail("objects have no nodes: leave out one of --object-level and --node-granular")
-    if gate and not host_blocks:
-        fail("--gate decides about copies to the host: give --host-blocks")
     if device_blocks is None and (host_blocks or storage_blocks):
         fail("--host-blocks and --storage-blocks need --device-blocks")
     if device_blocks is not None and (object_level or node_granular or plot_file is not None):
@@ -253,19 +244,14 @@ def replay_command(
                     write_policy,
                     prefill_tokens_per_second,
                     bytes_per_token,
-                    shared_order=gate,
                 )
                 for name in names
             ]
-            gating = Gating(storage_offer=StorageOffer.EVICTED) if gate else None
-            if gating is not None:
-                for setup in setups:
-                    check_gating(setup, gating)
         except TierError as error:
             fail(str(error))
         read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
         tiered = [
-            TieredJob(index, setup, gating, seeds[index % len(seeds)])
+            TieredJob(index, setup, seeds[index % len(seeds)])
             for index in range(len(read))
             for setup in setups
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.ranking.cost_model import CostModel
+from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.sessions import BlockFacts
 from sgl_importance_lab.replay.tier_order import TierOrder

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.policies.base import EvictionPolicy
 from sgl_importance_lab.replay.trace_nodes import TraceNodes
-
-
-def _nowhere(block: int) -> Tier | None:
-    return None
 
 
 class TierOrder(EvictionPolicy):
@@ -22,18 +17,14 @@ class TierOrder(EvictionPolicy):
         capacity: blocks that the tier can hold.
         tier: which tier.
         nodes: facts about the blocks; the driver of the tiers reports each visit to them.
-        below: the tier that keeps a copy of a block when this one gives it up; None if none does.
     """
 
     name: ClassVar[str] = "importance"
 
-    def __init__(
-        self, capacity: int, tier: Tier, nodes: TraceNodes, below: Callable[[int], Tier | None] = _nowhere
-    ) -> None:
+    def __init__(self, capacity: int, tier: Tier, nodes: TraceNodes) -> None:
         super().__init__(capacity)
         self.nodes = nodes
         self._tier = tier
-        self._below = below
 
     def node(self, block: int) -> NodeMetadata:
         """The metadata of a block in the cache."""
@@ -46,7 +37,7 @@ class TierOrder(EvictionPolicy):
         """The visit was told to ``nodes``."""
 
     def evictable(self, block: int) -> None:
-        self.nodes.policy.enter(self._tier, block, self.node(block), below=self._below(block))
+        self.nodes.policy.enter(self._tier, block, self.node(block), below=None)
 
     def held(self, block: int) -> None:
         self.nodes.policy.leave(self._tier, block)

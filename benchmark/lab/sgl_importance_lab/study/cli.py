@@ -13,9 +13,9 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Console
 
+from sgl_importance.observe.trace import TraceError
+from sgl_importance.observe.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance.terminal import check_outputs, existing_file, fail, plain, some_path
-from sgl_importance.trace import TraceError
-from sgl_importance.trace.page_steps import PageRecording, load_page_steps
 from sgl_importance_lab.study import h2, sensitivity, streams
 from sgl_importance_lab.study.h1 import study_h1
 from sgl_importance_lab.study.h2 import study_h2
@@ -155,21 +155,6 @@ def thinking_command(
         return study_thinking(recordings, known, kinds, figures=None if path is None else path.parent)
 
     run_study_on(load_page_steps, "thinking", directories, out, figure, study)
-
-
-@app.command("heads")
-def heads_command(
-    directories: Directories, out: Out = Path("."), figure: WithFigure = True, marks: MarksFile = None
-) -> None:
-    """Do slots of single KV heads, and pages fetched by distance, save what steps wait for? (page lists)"""
-    from sgl_importance_lab.study.heads.study_heads import study_heads
-    from sgl_importance_lab.study.thinking.marks import read_marks
-
-    def study(recordings: Sequence[PageRecording], path: Path | None) -> Sequence[Finding]:
-        known = {} if marks is None else read_marks(marks)
-        return study_heads(recordings, known, figures=None if path is None else path.parent)
-
-    run_study_on(load_page_steps, "heads", directories, out, figure, study)
 
 
 @app.command("sensitivity")

@@ -77,8 +77,8 @@ def study_h1(
     found = [stream for recording in recordings for stream in streams(recording, min_queries)]
     if not found:
         raise StudyError(
-            "no stream of decode steps in the recordings: record with --kv-importance-trace-detail steps "
-            "--kv-importance-interval 1"
+            "no stream of decode steps in the recordings: record with trace.detail = 'steps' "
+            "and signal.interval = 1 of --kv-importance-config"
         )
     cells = run_grid(found)
     rows: list[dict[str, Any]] = []

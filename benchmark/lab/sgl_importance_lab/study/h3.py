@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from sgl_importance.settings import RESIDENCY_POLICIES
+from sgl_importance.observe.trace.page_steps import PageRecording
+from sgl_importance.options.tiered import RESIDENCY_POLICIES
 from sgl_importance.terminal import counted
-from sgl_importance.trace.page_steps import PageRecording
-from sgl_importance_lab.replay.pages.page_replay import (
+from sgl_importance_lab.replay.policy_registry import OPTIMUM
+from sgl_importance_lab.replay.replay_runner import ReplayError, run_jobs
+from sgl_importance_lab.replay.residency.page_replay import (
     PageCounts,
     PageReplayError,
     Selection,
@@ -22,8 +24,6 @@ from sgl_importance_lab.replay.pages.page_replay import (
     longest_context,
     run_policy,
 )
-from sgl_importance_lab.replay.policy_registry import OPTIMUM
-from sgl_importance_lab.replay.replay_runner import ReplayError, run_jobs
 from sgl_importance_lab.study.statistics import Estimate, Floats, bootstrap
 from sgl_importance_lab.study.study_report import OF_THESE_MODELS, Finding, StudyError, draw
 
@@ -50,7 +50,7 @@ class Arm:
 
 
 JOINT = Arm("ema", 1.0)
-INDEPENDENT = tuple(Arm(policy) for policy in RESIDENCY_POLICIES)
+INDEPENDENT = tuple(Arm(policy) for policy in (*RESIDENCY_POLICIES, "lfu"))
 ARMS = (*INDEPENDENT, Arm("random"), Arm(OPTIMUM), Arm("lru", 1.0), JOINT, Arm("lru", 3.0), Arm("ema", 3.0))
 
 

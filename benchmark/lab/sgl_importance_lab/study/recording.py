@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance.trace import open_trace
-from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
-from sgl_importance.trace.records import Fold, Header, RequestAdmitted, RequestFinished, Step, Vector
+from sgl_importance.observe.trace import open_trace
+from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
+from sgl_importance.observe.trace.records import Fold, Header, RequestAdmitted, RequestFinished, Step, Vector
 
 Scores = npt.NDArray[np.float64]
 UNKNOWN_KIND = "recorded"
@@ -104,7 +104,7 @@ def load_recording(directory: Path) -> Recording:
     """Reads a whole recording; the server's own requests are left out.
 
     Raises:
-        sgl_importance.trace.TraceError: there is no recording.
+        sgl_importance.observe.trace.TraceError: there is no recording.
     """
     reader = open_trace(directory)
     queries: dict[tuple[int, int], Query] = {}

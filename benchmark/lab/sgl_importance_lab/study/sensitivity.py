@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sgl_importance.trace.records import Detail, Step
+from sgl_importance.observe.trace.records import Detail, Step
 from sgl_importance_lab.study.anticipation import (
     FOUND_SHARE,
     MIN_PAGES,

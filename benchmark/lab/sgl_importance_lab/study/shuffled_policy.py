@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 
 REMEMBERED_FACTORS = 1024
 _MULTIPLIER = 0x9E3779B97F4A7C15  # Fibonacci hashing (Knuth, TAOCP 6.4)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console
 from rich.table import Table
 
+from sgl_importance.observe.trace.records import Header
 from sgl_importance.terminal import add_texts, plain
-from sgl_importance.trace.records import Header
 from sgl_importance_lab.study.statistics import Estimate
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sgl_importance.client.client_arguments import AnyServer, ApiKey
-from sgl_importance.client.server_client import DEFAULT_URL
+from sgl_importance.cli.client_arguments import AnyServer, ApiKey
+from sgl_importance.cli.server_client import DEFAULT_URL
 from sgl_importance.terminal import add_texts, check_outputs, counted, existing_file, fail, show, some_path
 from sgl_importance_lab.probe.chat_client import ServerError
 from sgl_importance_lab.workload import real_text

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_importance.hints.hints import FIELD
+from sgl_importance.placement.hints.hints import FIELD
 from sgl_importance_lab.probe.chat_client import ChatClient, task_group
 from sgl_importance_lab.workload.workload_request import WorkloadRequest
 

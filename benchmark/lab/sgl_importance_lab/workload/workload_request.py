@@ -31,7 +31,7 @@ class WorkloadRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         answer: the only right answer; None where there is none.
         max_tokens: most tokens to generate.
         ignore_eos: whether to generate that many whatever the model says.
-        hints: what the request says of its own KV (``sgl_importance.hints``), for servers that take hints.
+        hints: what the request says of its own KV, for servers that take hints.
         answer_token: where the answer stands in the prompt already, in tokens of the model that the request
             was made for; None where it was made for the embedded one, or the answer stands nowhere.
     """

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sgl_importance.trace.records import Fold
+from sgl_importance.observe.trace.records import Fold
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.offline.study_command import replay_arms
 from sgl_importance_lab.offline.tree_replay import (
     TreeReplay,

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.tier_chain.tier_file import parse_tiers
+from sgl_importance.storage.tier_chain.tier_file import parse_tiers
 from sgl_importance_lab.replay.cli import app
 from sgl_importance_lab.replay.compiled.fast_lru import replay_lru
 from sgl_importance_lab.replay.lower_tiers.chain_ranking import CHAIN_POLICIES

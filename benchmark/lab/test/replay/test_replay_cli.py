@@ -39,8 +39,6 @@ ROW_FIELDS = [
     "seconds",
 ]
 
-GATED = ("--device-blocks", "4", "--host-blocks", "4", "--storage-blocks", "8", "--gate")
-
 
 @pytest.fixture
 def trace_file(tmp_path: Path) -> Path:
@@ -133,18 +131,6 @@ def test_tiers(trace_file: Path, tmp_path: Path) -> None:
     assert f"mean {seconds / 30:.3f} s" in result.output
 
 
-def test_a_gate_needs_a_host(trace_file: Path, tmp_path: Path) -> None:
-    assert "give --host-blocks" in _run(trace_file, "--device-blocks", 4, "--gate").output
-    out = tmp_path / "rows.json"
-    sizes = ("--device-blocks", 4, "--host-blocks", 8, "--storage-blocks", 16)
-    policies = ("--policies", "importance", "--host-policy", "importance", "--write-policy", "write_back")
-    assert _run(trace_file, *policies, *sizes, "--json", out).exit_code == 2, "needs the shared order"
-    result = _run(trace_file, *policies, *sizes, "--gate", "--json", out)
-    assert result.exit_code == 0, result.output
-    assert _rows(out)[0]["gated"]
-    assert "write_back, gated" in result.output
-
-
 def test_bad_records_end_the_run_or_are_counted(trace_file: Path) -> None:
     lines = trace_file.read_text().splitlines()
     lines[4] = '{"timestamp": 0}'
@@ -179,10 +165,6 @@ def test_bad_records_end_the_run_or_are_counted(trace_file: Path) -> None:
         (["--capacity-blocks", "4", "--object-level", "--node-granular"], "objects have no nodes"),
         (["--capacity-blocks", "4", "--host-blocks", "4"], "need --device-blocks"),
         (["--device-blocks", "4", "--object-level"], "--device-blocks replays tiers"),
-        (
-            [*GATED, "--storage-policy", "belady"],
-            "belady follows the requests, but between them a gate offers the storage tier what the host",
-        ),
         (
             ["--device-blocks", "4", "--host-blocks", "4", "--host-policy", "lru,fifo"],
             "--host-policy takes one policy, not 'lru,fifo'",

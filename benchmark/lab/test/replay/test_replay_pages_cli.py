@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sgl_importance_lab.replay.cli import app
-from sgl_importance_lab.replay.pages.page_replay import PAGE_POLICIES
+from sgl_importance_lab.replay.residency.page_replay import PAGE_POLICIES
 
 from support.workloads.page_recordings import random_asked, write_asked
 from support.workloads.recordings import write_recording

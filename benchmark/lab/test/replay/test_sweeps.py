@@ -112,13 +112,12 @@ def test_rows_of_other_cells_are_not_taken_over(
 def test_another_process_knows_the_cells_again() -> None:
     """Hashes of strings, and so the order of sets of them, differ from process to process."""
     program = """
-from sgl_importance_lab.replay.lower_tiers.gated_tiers import Gating
 from sgl_importance_lab.replay.lower_tiers.tiered_replay import TieredSetup, TierSize, WritePolicy
 from sgl_importance_lab.replay.report.journal import _cell_digest
 from sgl_importance_lab.replay.report.tier_report import TieredJob
 from sgl_importance.tiers import Tier
 setup = TieredSetup((TierSize(Tier.DEVICE, 4, "lru", float("inf")),), WritePolicy.WRITE_BACK, 1.0, 1)
-print(_cell_digest("a trace", TieredJob(0, setup, Gating())))
+print(_cell_digest("a trace", TieredJob(0, setup)))
 """
     digests = {
         subprocess.run(
@@ -166,13 +165,12 @@ def test_each_seed_is_a_table_and_decides_the_draws(trace_file: Path, tmp_path: 
 def test_each_seed_decides_the_draws_over_tiers(trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     sizes = ("--device-blocks", 4, "--host-blocks", 6, "--host-policy", "random", "--jobs", 1)
-    for gate in ((), ("--gate",)):
-        result = _run(trace_file, "--policies", "random", *sizes, *gate, "--seed", "0,1,0", "--json", out)
-        assert result.exit_code == 0, result.output
-        first, second = ([tier["hit_blocks"] for tier in row["tiers"]] for row in _rows(out))
-        assert first != second
-        result = _run(trace_file, "--policies", "random", *sizes, *gate, "--seed", "1", "--json", out)
-        assert [tier["hit_blocks"] for tier in _rows(out)[0]["tiers"]] == second
+    result = _run(trace_file, "--policies", "random", *sizes, "--seed", "0,1,0", "--json", out)
+    assert result.exit_code == 0, result.output
+    first, second = ([tier["hit_blocks"] for tier in row["tiers"]] for row in _rows(out))
+    assert first != second
+    result = _run(trace_file, "--policies", "random", *sizes, "--seed", "1", "--json", out)
+    assert [tier["hit_blocks"] for tier in _rows(out)[0]["tiers"]] == second
 
 
 @pytest.mark.parametrize("seed", ["", "x", "-1", "0,,1", "1.5"])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.ranking.cost_model import CostModel
-from sgl_importance.ranking.marginal_loss import ImportancePolicy
-from sgl_importance.trace.records import Detail
+from sgl_importance.observe.trace.records import Detail
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.study.anticipation import histories, merged, recall, step_scores
 from sgl_importance_lab.study.cli import app
 from sgl_importance_lab.study.documents import shared_contexts

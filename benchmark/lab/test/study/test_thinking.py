@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sgl_importance.trace.page_steps import PageRecording
+from sgl_importance.observe.trace.page_steps import PageRecording
 from sgl_importance_lab.study.cli import app
 from sgl_importance_lab.study.links import BY_GATHER, FROM_FLASH, LINKS, unit_bytes
 from sgl_importance_lab.study.study_report import Finding, StudyError, verdict_of_parts
@@ -377,7 +377,7 @@ def test_answers_within_the_last_page_of_their_prompt(
 
 def test_short_lists_are_refused(tmp_path: Path) -> None:
     recording = recorded(tmp_path, [looks_back("thought", 0, 2)], share=0.1)
-    with pytest.raises(StudyError, match=r"record with --kv-importance-trace-pages 0\.4 or more"):
+    with pytest.raises(StudyError, match=r"record with trace\.pages = 0\.4 or more"):
         study_thinking([recording], {}, KINDS)
 
 

@@ -1,1 +1,1 @@
-"""Requests for answers, on their way into sglang: their hints, and token ids that the model does not have."""
+"""Requests for answers, on their way into sglang: their hints, and the check of their fields."""

@@ -1,4 +1,4 @@
-"""``/generate`` refuses what is wrong with hints and token ids before it answers.
+"""``/generate`` refuses what is wrong with hints before it answers.
 
 sglang begins a stream with 200 before it looks at the request, and what is wrong comes as an event in it. By
 then FastAPI has also dropped what stands in an envelope of hints and does not belong there.
@@ -9,9 +9,8 @@ from __future__ import annotations
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.routing import APIRoute
 
-from sgl_importance.hints.hints import FIELD
+from sgl_importance.placement.hints.hints import FIELD
 from sglang_importance.http.requests.request_hints import read_native_hints
-from sglang_importance.http.requests.token_limits import check_request
 from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.upstream.server_options import importance_options
 
@@ -40,7 +39,7 @@ async def refuse_unusable(request: Request) -> None:
     """A dependency of the route.
 
     Raises:
-        HTTPException: 400, a hint cannot be followed, or the model does not have a token; names the field.
+        HTTPException: 400, a hint cannot be followed; names the field.
     """
     manager = tokenizer_manager()
     if importance_options(manager.server_args) is None:
@@ -51,11 +50,7 @@ async def refuse_unusable(request: Request) -> None:
         return  # sglang says so
     if not isinstance(body, dict):
         return
-    vocabulary = manager.model_config.vocab_size
     try:
-        check_request(
-            body.get("input_ids"), body.get("sampling_params"), body.get("top_logprobs_num"), vocabulary
-        )
         if hints := body.get(FIELD):
             read_native_hints(hints, _num_prompts(body))
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Checks and hints of every request to a server or engine, and the reports in its answer.
 
-sglang carries ``kv_hints`` of ``/generate`` and ``Engine.generate`` as an envelope and drops those of its
-OpenAI routes; ``http/requests/openai_hints.py`` hands us the latter.
+sglang carries ``kv_hints`` of ``/generate`` and ``Engine.generate`` as an envelope; what it drops of other
+routes' bodies, the HTTP request carries (``http/requests/carried_fields.py``).
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sglang.srt.managers.io_struct import GenerateReqInput
+from transformers import BatchEncoding
 
-from sgl_importance.hints.block_places import locate_messages
-from sgl_importance.hints.hints import FIELD, BadHint, Hints
-from sglang_importance.http.requests.token_limits import check_request
+from sgl_importance.placement.hints.block_places import locate_messages
+from sgl_importance.placement.hints.hints import FIELD, BadHint, Hints
+from sglang_importance.http.adapter_namespaces import name_adapters
+from sglang_importance.http.requests.carried_fields import CarriedFields, carried_by
+from sglang_importance.http.requests.fields.request_check import check_request
+from sglang_importance.http.requests.fields.server_facts import facts_of
+from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
 from sglang_importance.http.requests.user_requests import is_of_user, noting
 from sglang_importance.placement.hint_reports import REPORT_KEY
 from sglang_importance.upstream.differences import release_requests
@@ -32,44 +36,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 GENERATE_TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
-STATE_ATTRIBUTE = "kv_importance"
-
-
-@dataclass
-class OpenAIHints:
-    """Hints that an OpenAI request brought; kept in the state of its HTTP request.
-
-    Attributes:
-        value: the field as the client sent it.
-        hints: the same, read.
-        num_messages: of a chat request; 0 of a completion.
-        tokens_of: the prompt that the first n messages alone would make.
-        reports: filled when the request has ended, by index of its output.
-    """
-
-    value: object
-    hints: Hints
-    num_messages: int
-    tokens_of: Callable[[int], list[int]]
-    reports: dict[int, dict[str, Any]]
-
-    def located(self, prompt: list[int]) -> Hints:
-        """The hints with tokens for messages."""
-
-        def end_of(messages: int) -> int:
-            if messages in (0, self.num_messages):
-                return len(prompt) if messages else 0
-            # Templates open an answer behind the last message: what both prompts have is the messages' own.
-            return _common_prefix(self.tokens_of(messages), prompt)
-
-        return locate_messages(self.hints, self.num_messages, end_of)
-
-
-def _common_prefix(first: list[int], second: list[int]) -> int:
-    for index, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return index
-    return min(len(first), len(second))
 
 
 def _around_generate_request(
@@ -78,26 +44,44 @@ def _around_generate_request(
     obj: GenerateReqInput | EmbeddingReqInput,
     request: Request | None = None,
 ) -> AsyncGenerator[Any, None]:
-    openai: OpenAIHints | None = getattr(getattr(request, "state", None), STATE_ATTRIBUTE, None)
     options = importance_options(manager.server_args)
     if options is None:
         return generate(manager, obj, request)
-    check_request(
-        obj.input_ids,
-        obj.sampling_params,
-        getattr(obj, "top_logprobs_num", None),  # requests for embeddings have none
-        manager.model_config.vocab_size,
-    )
-    if options.prewarm == "idle" and is_of_user(obj.rid):
+    if isinstance(obj.input_ids, BatchEncoding):  # of Ollama's chats, before sglang 0.5.23
+        obj.input_ids = obj.input_ids["input_ids"]
+    check_request(obj, facts_of(manager), manager.rid_to_state)
+    generate = partial(_refuse_unreadable, generate)
+    carried = carried_by(request)
+    if carried is not None:
+        carried.put_namespace(obj)
+    if options.prewarm.at == "idle" and is_of_user(obj.rid):
         generate = partial(noting, generate)
     if getattr(obj, "stream", False) and _num_samples(obj) > 1:
         generate = partial(_generate_and_forget, generate)
     if not isinstance(obj, GenerateReqInput):
         return generate(manager, obj, request)
-    if openai is None and not obj.kv_hints:
+    name_adapters(obj)
+    hinted = carried if carried is not None and carried.fields.hints is not None else None
+    if hinted is None and not obj.kv_hints:
         obj.kv_hints = None  # sglang takes an empty object for none, but not beside a batch
         return generate(manager, obj, request)
-    return _generate_with_hints(generate, manager, obj, request, openai)
+    return _generate_with_hints(generate, manager, obj, request, hinted)
+
+
+async def _refuse_unreadable(
+    generate: Callable[..., AsyncGenerator[Any, None]], manager: TokenizerManager, obj: Any, request: Any
+) -> AsyncGenerator[Any, None]:
+    """What the check missed and sglang stumbles over before it answers is still the client's error."""
+    began = False
+    try:
+        async with aclosing(generate(manager, obj, request)) as outputs:
+            async for output in outputs:
+                began = True
+                yield output
+    except UNREADABLE as error:
+        if began:
+            raise
+        raise ValueError(unreadable(error)) from error
 
 
 async def _generate_and_forget(
@@ -125,23 +109,31 @@ async def _generate_with_hints(
     manager: TokenizerManager,
     obj: GenerateReqInput,
     request: Request | None,
-    openai: OpenAIHints | None,
+    hinted: CarriedFields | None,
 ) -> AsyncGenerator[Any, None]:
-    if openai is None:
+    reports: dict[int, dict[str, Any]] = {}
+    if hinted is None:
         _attach_native(obj)
     else:
-        prompt = obj.input_ids if openai.num_messages else []
-        hints = openai.located(prompt)  # type: ignore[arg-type]  # a chat request has one prompt, as token ids
-        obj.kv_hints = hints.envelope(openai.value)
-        if hints.prefetch:
-            _generate_nothing(obj)
+        hinted.rounds.append(reports)
+        _attach_carried(obj, hinted)
     async with aclosing(generate(manager, obj, request)) as outputs:
         async for output in outputs:
             for position, each in enumerate(output if isinstance(output, list) else [output]):
                 report = _take_report(each["meta_info"])
-                if report is not None and openai is not None:
-                    openai.reports[each.get("index", position)] = report
+                if report is not None:
+                    reports[each.get("index", position)] = report
             yield output
+
+
+def _attach_carried(obj: GenerateReqInput, carried: CarriedFields) -> None:
+    hints = carried.fields.hints
+    assert hints is not None
+    prompt = obj.input_ids if carried.messages.count else []
+    hints = carried.messages.located(hints, prompt)  # type: ignore[arg-type]  # a chat has one prompt, as token ids
+    obj.kv_hints = hints.envelope(carried.fields.hints_value)
+    if hints.prefetch:
+        _generate_nothing(obj)
 
 
 def _attach_native(obj: GenerateReqInput) -> None:
@@ -215,4 +207,4 @@ def _take_report(meta_info: dict[str, Any]) -> dict[str, Any] | None:
 
 
 HOOKS: dict[str, Hook] = {GENERATE_TARGET: (_around_generate_request, HookType.AROUND)}
-"""The hook in the launcher through which the tokenizer manager takes hints and refuses unknown tokens."""
+"""The hook in the launcher through which the tokenizer manager takes hints and refuses what is wrong."""

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.trace.arrivals import HEALTH_CHECK_PREFIX
+from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
 from sglang_importance.placement.prewarm_request import is_prewarm
 
 if TYPE_CHECKING:

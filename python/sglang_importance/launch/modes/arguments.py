@@ -12,9 +12,8 @@ from typing import Any
 
 from sglang.srt.environ import envs
 
-from sgl_importance.ledger.ledger_place import address_problem
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import flag
+from sgl_importance.options.importance_options import ImportanceOptions, name_of
+from sgl_importance.placement.ledger.ledger_place import address_problem
 from sglang_importance.launch.modes.attention_source import attention_source_refusals
 from sglang_importance.launch.modes.rule import Rule, above, outside, refused
 from sglang_importance.launch.modes.tiered_pages import tiered_refusals
@@ -127,10 +126,13 @@ def _speculation_refusals(args: Any, options: ImportanceOptions) -> Iterator[str
     algorithm = getattr(args, "speculative_algorithm", None)
     if algorithm not in PAIRED_KEYS:
         return
-    kept = {"ledger": options.ledger not in ("auto", "off"), "trace": bool(options.trace)}
-    for option in (option for option, is_on in kept.items() if is_on):
-        what = f"{flag(option)} with --speculative-algorithm {algorithm}"
-        yield refused(options.policy, what, f"drop {flag(option)}")
+    kept = {
+        "ledger.place": options.ledger.place not in ("auto", "off"),
+        "trace.directory": bool(options.trace.directory),
+    }
+    for place in (place for place, is_on in kept.items() if is_on):
+        what = f"{name_of(place)} with --speculative-algorithm {algorithm}"
+        yield refused(options.policy, what, f"drop {name_of(place)}")
 
 
 def _disaggregation_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
@@ -141,14 +143,14 @@ def _disaggregation_refusals(args: Any, options: ImportanceOptions) -> Iterator[
     if mode == "decode" and not getattr(args, "disaggregation_decode_enable_radix_cache", False):
         what = "a decode server without radix cache (--disaggregation-mode decode)"
         yield refused(options.policy, what, "add --disaggregation-decode-enable-radix-cache")
-    for option, is_on in {
-        "ledger": options.ledger not in ("auto", "off"),
-        "trace": bool(options.trace),
-        "residency": options.is_tiered,
+    for place, is_on in {
+        "ledger.place": options.ledger.place not in ("auto", "off"),
+        "trace.directory": bool(options.trace.directory),
+        "tiered.residency": options.is_tiered,
     }.items():
         if is_on:
-            what = f"{flag(option)} {getattr(options, option)} with --disaggregation-mode {mode}"
-            yield refused(options.policy, what, f"drop {flag(option)}")
+            what = f"{name_of(place)} {options.at(place)} with --disaggregation-mode {mode}"
+            yield refused(options.policy, what, f"drop {name_of(place)}")
 
 
 def _worker_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
@@ -184,7 +186,7 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
         if options.policy not in rule.policies or not hasattr(args, rule.field):
             continue
         value = getattr(args, rule.field)
-        if rule.field == "hicache_storage_backend" and options.store:
+        if rule.field == "hicache_storage_backend" and options.store.directory:
             continue  # it is ours, or checked by it
         if rule.refuses(value):
             lines.append(rule.refusal(value, options.policy))
@@ -195,7 +197,7 @@ def refusals(args: Any, options: ImportanceOptions) -> list[str]:
     lines.extend(_worker_refusals(args, options))
     lines.extend(_memory_mode_refusals(args, options))
     if options.ledger_place and (problem := address_problem(options.ledger_place)):
-        lines.append(f"{flag('ledger')}: {problem}")
+        lines.append(f"{name_of('ledger.place')}: {problem}")
     if options.is_tiered:
         lines.extend(tiered_refusals(args, options))
     if envs.SGLANG_RUST_SERVER.get():
@@ -211,10 +213,12 @@ def _stock_refusals(args: Any, options: ImportanceOptions) -> list[str]:
         lines.append(
             "--radix-cache-backend importance is chosen by --kv-policy: use --kv-policy importance instead"
         )
-    if options.trace:
-        lines.append(f"{flag('trace')} has nothing to record under --kv-policy default: use observe")
-    if options.ledger not in ("auto", "off"):
-        lines.append(f"{flag('ledger')} has nothing to keep under --kv-policy default: use observe")
+    if options.trace.directory:
+        lines.append(
+            f"{name_of('trace.directory')} has nothing to record under --kv-policy default: use observe"
+        )
+    if options.ledger.place not in ("auto", "off"):
+        lines.append(f"{name_of('ledger.place')} has nothing to keep under --kv-policy default: use observe")
     return lines
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import flag
+from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sglang_importance.attention.score_sources import NONE, UNPROVEN
 from sglang_importance.launch.modes.rule import refused
 
@@ -40,9 +39,10 @@ def _part_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> It
     """Parts of ours that have run with one pool of keys and values, in layers that see the whole sequence."""
     if options.source in UNPROVEN and ctx.tp_worker.model_runner.kv_cache_dtype.itemsize == 1:
         # A checkpoint may say so, where the flag does not.
-        what = f"{flag('source')} {options.source} with a checkpoint's quantized KV cache"
-        yield refused(options.policy, what, f"use {flag('source')} {NONE}")
+        what = f"{name_of('source')} {options.source} with a checkpoint's quantized KV cache"
+        yield refused(options.policy, what, f"use {name_of('source')} {NONE}")
     arguments: Any = ctx.server_args  # sglang puts its fields together at import
+    residency = name_of("tiered.residency")
     if ctx.is_hybrid_ssm:
         model = "linear attention"
         if arguments.disaggregation_mode != "null":
@@ -55,13 +55,13 @@ def _part_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> It
     else:
         if options.is_tiered and _changes_logits(ctx.tp_worker.model_runner.model):
             what = "logits with a soft cap or a temperature by length"
-            yield f"{flag('residency')} tiered does not support {what}: use {flag('residency')} full"
+            yield f"{residency} tiered does not support {what}: use {residency} full"
         return
     if options.is_tiered:
-        yield f"{flag('residency')} tiered does not support {model}: use {flag('residency')} full"
+        yield f"{residency} tiered does not support {model}: use {residency} full"
     if options.source in UNPROVEN:
-        what = f"{flag('source')} {options.source} with {model}"
-        yield refused(options.policy, what, f"use {flag('source')} none")
+        what = f"{name_of('source')} {options.source} with {model}"
+        yield refused(options.policy, what, f"use {name_of('source')} none")
     algorithm = arguments.speculative_algorithm
     if algorithm is not None and arguments.device == "cpu":
         # Drafts are verified in torch there (cpu/verified_drafts.py), over plain keys of the whole sequence,

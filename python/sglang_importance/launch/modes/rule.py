@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_importance.settings import KvPolicy, flag
+from sgl_importance.options.importance_options import KvPolicy, name_of
 
 ENFORCED: tuple[KvPolicy, ...] = ("observe", "importance")
 
@@ -50,4 +50,4 @@ class Rule:
 
 def refused(policy: KvPolicy, mode: str, cure: str) -> str:
     """The line of a mode that has not been tested under a policy."""
-    return f"{flag('policy')} {policy} does not support {mode}: {cure}, or use {flag('policy')} default"
+    return f"{name_of('policy')} {policy} does not support {mode}: {cure}, or use {name_of('policy')} default"

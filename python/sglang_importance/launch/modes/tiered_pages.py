@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sgl_importance.options import ImportanceOptions
-from sgl_importance.settings import flag
+from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sglang_importance.attention.score_sources import LISTED_BACKEND, NONE
 from sglang_importance.launch.modes.rule import Rule, above, outside, refused
 from sglang_importance.launch.modes.unscored import unscored_modes
@@ -30,15 +29,15 @@ _TIERED_RULES: tuple[Rule, ...] = (
 
 def tiered_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     """Tiered pages have a host tier of their own, and attention of their own to read it."""
-    mode = f"{flag('residency')} tiered"
+    mode = f"{name_of('tiered.residency')} tiered"
     for untried in unscored_modes(args):
-        yield f"{mode} does not support {untried}: drop that flag, or use {flag('residency')} full"
+        yield f"{mode} does not support {untried}: drop that flag, or use {name_of('tiered.residency')} full"
     values = {rule: getattr(args, rule.field, None) for rule in _TIERED_RULES}
     for rule in filter(lambda rule: rule.refuses(values[rule]), _TIERED_RULES):
         cure = rule.cure or f"drop {rule.flag}"
         yield (
             f"{mode} does not support {rule.mode} ({rule.flag} {values[rule]}): {cure}, "
-            f"or use {flag('residency')} full"
+            f"or use {name_of('tiered.residency')} full"
         )
     backends = attention_backends(args)
     if len(backends) > 1:
@@ -47,14 +46,15 @@ def tiered_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
     if "triton" in backends and options.source not in ("auto", NONE):
         yield (
             f"{mode} has no page scores beside attention backend triton: "
-            f"drop {flag('source')} {options.source}"
+            f"drop {name_of('source')} {options.source}"
         )
     if getattr(args, "device", None) not in (None, "cpu"):
         yield from _tiered_refusals_on_a_gpu(args, options, mode)
-    if getattr(args, "enable_hierarchical_cache", False) and not options.store:
+    if getattr(args, "enable_hierarchical_cache", False) and not options.store.directory:
         yield (
             f"{mode} holds all KV on the host, where HiCache would hold it once more: drop "
-            f"--enable-hierarchical-cache, or name a directory for storage below with {flag('store')}"
+            "--enable-hierarchical-cache, or name a directory for storage below with "
+            f"{name_of('store.directory')}"
         )
 
 
@@ -65,8 +65,8 @@ def _tiered_refusals_on_a_gpu(args: Any, options: ImportanceOptions, mode: str) 
         yield f"{mode} does not support CUDA graphs: add --disable-cuda-graph"
     if getattr(args, "max_total_tokens", None) is None:
         yield f"{mode} keeps KV in host memory: say for how many tokens, with --max-total-tokens"
-    if options.store:
-        yield f"{mode} does not support storage on a GPU: drop {flag('store')}"
+    if options.store.directory:
+        yield f"{mode} does not support storage on a GPU: drop {name_of('store.directory')}"
 
 
 def page_list_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
@@ -76,16 +76,18 @@ def page_list_refusals(args: Any, options: ImportanceOptions) -> Iterator[str]:
         args: as resolved only: upstream puts ``torch_native`` in the place of a backend that a CPU lacks.
         options: what the operator chose.
     """
-    if not options.trace_pages:
+    if not options.trace.pages:
         return
     for rule in (rule for rule in _PAGE_LIST_RULES if rule.refuses(getattr(args, rule.field, None))):
-        what = f"{flag('trace_pages')} with {rule.mode} ({rule.flag} {getattr(args, rule.field)})"
+        what = f"{name_of('trace.pages')} with {rule.mode} ({rule.flag} {getattr(args, rule.field)})"
         yield refused(options.policy, what, rule.cure or f"drop {rule.flag}")
     for untried in unscored_modes(args):
-        yield refused(options.policy, f"{flag('trace_pages')} with {untried}", f"drop {flag('trace_pages')}")
+        yield refused(
+            options.policy, f"{name_of('trace.pages')} with {untried}", f"drop {name_of('trace.pages')}"
+        )
     for backend in sorted(attention_backends(args) - {LISTED_BACKEND}):
-        what = f"{flag('trace_pages')} beside attention backend {backend}"
+        what = f"{name_of('trace.pages')} beside attention backend {backend}"
         yield refused(options.policy, what, f"use --attention-backend {LISTED_BACKEND}")
     if getattr(args, "device", None) not in (None, "cpu"):
-        what = f"{flag('trace_pages')} on a GPU, where nobody has run it"
+        what = f"{name_of('trace.pages')} on a GPU, where nobody has run it"
         yield refused(options.policy, what, "use --device cpu")

@@ -13,7 +13,7 @@ HOUR = 3600.0
 def register() -> None:
     if multiprocessing.parent_process() is None:
         return
-    from sgl_importance.ledger import steady_time
+    from sgl_importance.placement.ledger import steady_time
 
     now = steady_time.steady_time
 

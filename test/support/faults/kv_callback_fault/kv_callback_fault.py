@@ -80,8 +80,8 @@ def register() -> None:
         return
     from sglang.srt.managers.scheduler_components.invariant_checker import SchedulerInvariantChecker
 
+    from sglang_importance.cache.component import ImportanceComponent
     from sglang_importance.operations.handlers import OPERATIONS
-    from sglang_importance.radix_cache.component import ImportanceComponent
 
     from support.callbacks import BESIDE, LEARNING, ON_FLUSH, RECORDING, WITH_STORAGE, name_of
 

@@ -29,5 +29,5 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(
-        "sgl_importance_kernels.pages.page_slots.PageSlots.place", place_and_damage, HookType.AROUND
+        "sgl_importance_kernels.sparse.page_slots.PageSlots.place", place_and_damage, HookType.AROUND
     )

@@ -21,6 +21,6 @@ def insert_everything(insertable: Any, *args: Any) -> int:
 def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    dense_prefix = "sglang_importance.radix_cache.dense_prefix.DensePrefix"
+    dense_prefix = "sglang_importance.cache.dense_prefix.DensePrefix"
     HookRegistry.register(f"{dense_prefix}.insertable", insert_everything, HookType.AROUND)
     HookRegistry.register(f"{dense_prefix}.limit", find_everything, HookType.AROUND)

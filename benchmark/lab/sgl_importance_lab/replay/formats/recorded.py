@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sgl_importance.observe.trace import TraceError as RecordingError
+from sgl_importance.observe.trace import open_trace
+from sgl_importance.observe.trace.arrivals import arrivals
+from sgl_importance.observe.trace.segments import segment_files
 from sgl_importance.reuse.answer_end import AnswerEnd
-from sgl_importance.trace import TraceError as RecordingError
-from sgl_importance.trace import open_trace
-from sgl_importance.trace.arrivals import arrivals
-from sgl_importance.trace.segments import segment_files
 from sgl_importance_lab.replay.formats.line_reader import BadRecord, OnBadRecord, ReadOptions, TraceError
 from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from sgl_importance.reuse.turns import turn_bucket
-from sgl_importance.tier_chain.ranking import LruRanking, Ranking, ReuseRanking
+from sgl_importance.storage.tier_chain.ranking import LruRanking, Ranking, ReuseRanking
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE
 from sgl_importance_lab.replay.sessions import BlockFacts, block_facts

@@ -1,4 +1,4 @@
-"""A trace through a chain of tiers (``sgl_importance.tier_chain``): the same placement as on a server.
+"""A trace through a chain of tiers, placed by the server's own code (``storage.tier_chain``).
 
 A request finds each block of its prefix in the tier that has it, up to the first that none has; the rest is
 computed. Then its blocks are placed, one after the other. The device counts as a tier where the file
@@ -15,10 +15,10 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from sgl_importance.tier_chain.costs import FetchCost, fetch_seconds
-from sgl_importance.tier_chain.move_budget import MoveBudget
-from sgl_importance.tier_chain.placement import Placement
-from sgl_importance.tier_chain.tier_file import ChainSpec, TierSpec
+from sgl_importance.storage.tier_chain.costs import FetchCost, fetch_seconds
+from sgl_importance.storage.tier_chain.move_budget import MoveBudget
+from sgl_importance.storage.tier_chain.placement import Placement
+from sgl_importance.storage.tier_chain.tier_file import ChainSpec, TierSpec
 from sgl_importance_lab.replay.lower_tiers.chain_ranking import LRU, trace_ranking
 from sgl_importance_lab.replay.trace import Trace
 

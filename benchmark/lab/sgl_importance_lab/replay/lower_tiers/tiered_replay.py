@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.policies.base import EvictionPolicy
-from sgl_importance_lab.replay.policy_registry import IMPORTANCE, TRACE_FOLLOWERS, create_policy
+from sgl_importance_lab.replay.policy_registry import TRACE_FOLLOWERS, create_policy
 from sgl_importance_lab.replay.trace import NO_PARENT, Trace
 
 
@@ -61,21 +61,18 @@ class TieredSetup:
         sizes: from the fastest tier on; the first is the device.
         prefill_tokens_per_second: rate at which missing tokens are computed.
         bytes_per_token: KV bytes of one token over all layers.
-        shared_order: whether tiers that rank by importance share one policy object, as on the server
-            (``replay_gated``); else each learns for itself.
     """
 
     sizes: tuple[TierSize, ...]
     write_policy: WritePolicy
     prefill_tokens_per_second: float
     bytes_per_token: int
-    shared_order: bool = False
 
     def __post_init__(self) -> None:
         assert self.sizes[0].tier is Tier.DEVICE
         if not self.writes_through:
             for size in self.sizes[1:]:
-                if size.policy in TRACE_FOLLOWERS and not (self.shared_order and size.policy == IMPORTANCE):
+                if size.policy in TRACE_FOLLOWERS:
                     raise TierError(
                         f"{size.policy} follows the requests, but under write_back the {size.tier} tier gets "
                         "blocks between them: use write_through, or another policy there"

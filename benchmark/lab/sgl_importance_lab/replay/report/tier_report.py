@@ -11,19 +11,17 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from sgl_importance.terminal import add_texts, plain
-from sgl_importance_lab.replay.lower_tiers.gated_tiers import Gating, replay_gated
 from sgl_importance_lab.replay.lower_tiers.tiered_replay import TierCounts, TieredSetup, replay_tiers
 from sgl_importance_lab.replay.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class TieredJob:
-    """One tiered replay; ``trace`` is an index into the traces of the run, ``gating`` a gate ahead of it,
-    ``seed`` that of policies that draw."""
+    """One tiered replay; ``trace`` is an index into the traces of the run, ``seed`` that of policies that
+    draw."""
 
     trace: int
     setup: TieredSetup
-    gating: Gating | None = None
     seed: int = 0
 
 
@@ -34,7 +32,6 @@ class TieredRow:
     trace: str
     policy: str
     write_policy: str
-    gated: bool
     requests: int
     blocks: int
     prompt_tokens: int
@@ -49,17 +46,13 @@ class TieredRow:
 def run_tiered_job(traces: Sequence[Trace], job: TieredJob) -> TieredRow:
     trace = traces[job.trace]
     start = time.perf_counter()
-    if job.gating is None:
-        counts = replay_tiers(trace, job.setup, seed=job.seed)
-    else:
-        counts = replay_gated(trace, job.setup, job.gating, seed=job.seed)
+    counts = replay_tiers(trace, job.setup, seed=job.seed)
     seconds = time.perf_counter() - start
     median, tail = np.percentile(counts.ttft_seconds, (50, 95))
     return TieredRow(
         trace=trace.name,
         policy=job.setup.sizes[0].policy,
         write_policy=job.setup.write_policy,
-        gated=job.gating is not None,
         requests=trace.num_requests,
         blocks=trace.num_accesses,
         prompt_tokens=int(trace.input_tokens.sum()),
@@ -79,10 +72,7 @@ def tiered_table(row: TieredRow) -> Table:
         Column("policy", min_width=10),
         box=SIMPLE_HEAD,
         pad_edge=False,
-        title=plain(
-            f"{row.trace}, {row.policy} on the device, {row.write_policy}" + ", gated" * row.gated,
-            "table.title",
-        ),
+        title=plain(f"{row.trace}, {row.policy} on the device, {row.write_policy}", "table.title"),
         caption=f"TTFT without queueing: mean {row.ttft_mean:.3f} s, p50 {row.ttft_p50:.3f} s, "
         f"p95 {row.ttft_p95:.3f} s",
     )

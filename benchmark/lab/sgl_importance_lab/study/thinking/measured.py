@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sgl_importance.observe.trace.page_steps import PageRecording
 from sgl_importance.terminal import counted
-from sgl_importance.trace.page_steps import PageRecording
 from sgl_importance_lab.study.study_report import OF_THESE_MODELS, StudyError
 from sgl_importance_lab.study.thinking.marks import Marks
 from sgl_importance_lab.study.thinking.request_measures import (
@@ -101,7 +101,7 @@ def check_lists(recording: PageRecording) -> None:
         if step.wanted.shape[-1] < max(KEPT_SHARES) * pages - 1:
             raise StudyError(
                 f"{recording.name} lists {step.wanted.shape[-1] / pages:.0%} of the pages: record with "
-                f"--kv-importance-trace-pages {max(KEPT_SHARES):g} or more"
+                f"trace.pages = {max(KEPT_SHARES):g} or more of --kv-importance-config"
             )
 
 

@@ -1,0 +1,231 @@
+"""Next-token distributions behind a window where every layer reads chosen pages, beside exact attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from benchmark.sparse.real.decoder import Decoder, Prefill
+from benchmark.sparse.real.windows import Task, Window
+from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS, SelectionRule
+from sgl_importance_kernels.sparse.layer_pages import LayerPages
+from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts, choose_pages
+from sgl_importance_kernels.sparse.selectors.selector import Selector
+
+Grain = Literal["layer", "head"]
+Estimates = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Takes scaled queries [tokens, heads, dimension] and int64 [pages]; returns [tokens * heads, pages]."""
+Estimator = Callable[[int, torch.Tensor], Estimates]
+"""Takes a layer and the keys of its pages, [pages, page size, KV heads, dimension]."""
+
+RULE = ChoiceRule(sink_tokens=SINK_TOKENS, window_tokens=WINDOW_TOKENS)
+
+
+def of_selector(selector: Selector) -> Estimator:
+    """The estimates that a server with this selector makes."""
+
+    def prepare(layer: int, keys: torch.Tensor) -> Estimates:
+        size = selector.kept_bytes(keys.shape[3])
+        kept, units = (
+            selector.keep(layer, keys) if size else (torch.empty(0, keys.shape[2], 0), torch.empty(0))
+        )
+        return lambda queries, pages: selector.logits(
+            queries.contiguous(), LayerPages(layer, pages, kept, units, keys)
+        )
+
+    return prepare
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A task as exact attention sees it.
+
+    Attributes:
+        keys: of the tokens before the cue's last, [layers, tokens, KV heads, dimension].
+        values: likewise.
+        log_probabilities: where scored tokens are predicted, [scored, vocabulary].
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    log_probabilities: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Read:
+    """What the scored tokens of a window read, summed over tokens and layers.
+
+    Attributes:
+        chosen: pages, mean over KV heads.
+        union: pages that some KV head chose.
+        fresh: of these, pages that no head had chosen for the token before.
+        pages: of the contexts.
+    """
+
+    chosen: float
+    union: int
+    fresh: int
+    pages: int
+
+
+def exact_answers(decoder: Decoder, window: Window, prefill: Prefill) -> list[Exact]:
+    """Every task behind a window's exact keys and values."""
+    size, layers = len(window.tokens), decoder.shape.layers
+    inputs = [torch.tensor([*task.cue, *task.scored[:-1]]) for task in window.tasks]
+    kept: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in inputs]
+
+    def attention(
+        layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        outputs, sizes = [], [len(part) for part in inputs]
+        for task, (q, k, v) in enumerate(
+            zip(*(part.split(sizes) for part in (queries, keys, values)), strict=True)
+        ):
+            kept[task].append((k, v))
+            context = torch.cat([prefill.keys[layer], k]), torch.cat([prefill.values[layer], v])
+            position = torch.arange(size, size + len(q))
+            outputs.append(attend(q, *context, _causal(position, len(context[0]))[:, None]))
+        return torch.cat(outputs)
+
+    positions = torch.cat([torch.arange(size, size + len(part)) for part in inputs])
+    hidden = decoder.hidden(torch.cat(inputs), positions, attention)
+    found = []
+    for task, state, pairs in zip(window.tasks, hidden.split([len(i) for i in inputs]), kept, strict=True):
+        assert len(pairs) == layers
+        before = len(task.cue) - 1
+        keys, values = (torch.stack([pair[which][:before] for pair in pairs]) for which in (0, 1))
+        found.append(Exact(keys, values, decoder.log_probabilities(state[before:])))
+    return found
+
+
+def chosen_answers(
+    decoder: Decoder,
+    window: Window,
+    prefill: Prefill,
+    exact: Sequence[Exact],
+    estimator: Estimator,
+    *,
+    grain: Grain,
+    share: float,
+    page_size: int,
+) -> tuple[list[torch.Tensor], Read]:
+    """Log probabilities of every task, [scored, vocabulary] each, and what was read for them."""
+    size = len(window.tokens)
+    inputs = [torch.tensor([task.cue[-1], *task.scored[:-1]]) for task in window.tasks]
+    starts = [size + len(task.cue) - 1 for task in window.tasks]
+    sizes = [len(part) for part in inputs]
+    count = _Count()
+
+    def attention(
+        layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        own = [
+            (torch.cat([known.keys[layer], k]), torch.cat([known.values[layer], v]))
+            for known, k, v in zip(exact, keys.split(sizes), values.split(sizes), strict=True)
+        ]
+        pool, of_task = _paged(prefill.keys[layer], [k for k, _ in own], page_size)
+        estimates = estimator(layer, pool)
+        outputs = []
+        for q, start, (k, v), pages in zip(queries.split(sizes), starts, own, of_task, strict=True):
+            position = torch.arange(start, start + len(q))
+            chosen = _choice(q, estimates, pages, position, grain, share, page_size, decoder.shape.kv_heads)
+            count.add(chosen)
+            context = torch.cat([prefill.keys[layer], k]), torch.cat([prefill.values[layer], v])
+            length = len(context[0])
+            allowed = chosen.repeat_interleave(page_size, dim=2)[:, :, :length]
+            outputs.append(attend(q, *context, allowed & _causal(position, length)[:, None]))
+        return torch.cat(outputs)
+
+    positions = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, sizes, strict=True)])
+    hidden = decoder.hidden(torch.cat(inputs), positions, attention)
+    return [decoder.log_probabilities(state) for state in hidden.split(sizes)], count.read()
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Attention of [tokens, heads, dimension] to the allowed keys, bool [tokens, KV heads or 1, keys]."""
+    tokens, _, dim = q.shape
+    by_kv_head = q.view(tokens, k.shape[1], -1, dim).permute(1, 2, 0, 3)  # [KV heads, group, tokens, dim]
+    logits = (by_kv_head @ k.permute(1, 2, 0)[:, None]) * dim**-0.5
+    logits = logits.masked_fill(~allowed.transpose(0, 1)[:, None], float("-inf"))
+    outputs = logits.softmax(dim=-1) @ v.transpose(0, 1)[:, None]
+    return outputs.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def divergences(exact: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Kullback-Leibler divergence of each token's distribution from the exact one, nats."""
+    return (exact.exp() * (exact - chosen)).sum(dim=-1)
+
+
+def finds(log_probabilities: torch.Tensor, task: Task) -> bool:
+    """Whether the likeliest token is the scored one, everywhere: what greedy decoding would answer."""
+    return log_probabilities.argmax(dim=-1).tolist() == list(task.scored)
+
+
+def _causal(positions: torch.Tensor, length: int) -> torch.Tensor:
+    return torch.arange(length) <= positions[:, None]
+
+
+def _paged(
+    prefill: torch.Tensor, own: Sequence[torch.Tensor], page_size: int
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Keys by page, the window's first and then the complete ones of each task, and each task's pages."""
+    shared = torch.arange(len(prefill) // page_size)
+    parts, of_task, at = [prefill], [], len(shared)
+    for keys in own:
+        complete = len(keys) // page_size
+        parts.append(keys[: complete * page_size])
+        of_task.append(torch.cat([shared, torch.arange(at, at + complete)]))
+        at += complete
+    return torch.cat(parts).unflatten(0, (-1, page_size)), of_task
+
+
+def _choice(
+    queries: torch.Tensor,
+    estimates: Estimates,
+    pages: torch.Tensor,
+    positions: torch.Tensor,
+    grain: Grain,
+    share: float,
+    page_size: int,
+    kv_heads: int,
+) -> torch.Tensor:
+    """Which pages of the context each token and KV head reads, bool [tokens, KV heads, pages]."""
+    tokens, heads, dim = queries.shape
+    logits = estimates(queries * dim**-0.5, pages).view(tokens, heads, -1)
+    contexts = (positions + 1).tolist()
+    of_row = [size for size in contexts for _ in range(kv_heads if grain == "head" else 1)]
+    num_pages = [-(-size // page_size) for size in of_row]
+    is_complete = torch.arange(len(pages)) < torch.tensor(contexts)[:, None] // page_size
+    logits = logits.masked_fill(~is_complete[:, None], float("-inf"))
+    if grain == "head":
+        logits = logits.view(tokens * kv_heads, heads // kv_heads, -1)
+    rule = SelectionRule(0, 0, share, page_size)
+    budgets = [rule.max_pages(size) for size in of_row]
+    of_context = Contexts.of([torch.arange(n) for n in num_pages], of_row, budgets, RULE, page_size)
+    found, _ = choose_pages(logits, of_context, RULE)
+    chosen = torch.zeros(len(of_row), max(num_pages) + 1, dtype=torch.bool)
+    chosen.scatter_(1, torch.where(found < 0, max(num_pages), found), True)
+    # The page that is being filled is always read.
+    partial = torch.where(
+        torch.tensor(of_row) % page_size > 0, torch.tensor(of_row) // page_size, max(num_pages)
+    )
+    chosen.scatter_(1, partial[:, None], True)
+    return chosen[:, :-1].view(tokens, -1, max(num_pages)).expand(-1, kv_heads, -1)
+
+
+class _Count:
+    def __init__(self) -> None:
+        self._chosen, self._union, self._fresh, self._pages = 0.0, 0, 0, 0
+
+    def add(self, chosen: torch.Tensor) -> None:
+        union = chosen.any(dim=1)
+        self._chosen += float(chosen.sum()) / chosen.shape[1]
+        self._union += int(union.sum())
+        self._fresh += int((union[1:] & ~union[:-1]).sum())
+        self._pages += union.numel()
+
+    def read(self) -> Read:
+        return Read(self._chosen, self._union, self._fresh, self._pages)

@@ -1,0 +1,109 @@
+"""Complete pages of a context as a selector sees them, and the products that selectors are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sgl_importance_kernels.sparse import bits_scan, page_scan
+from sgl_importance_kernels.sparse.bit_tables import BitTables
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """Complete pages of a context in one layer, as a selector sees them.
+
+    Attributes:
+        layer: index among the pool's layers.
+        numbers: their logical numbers, int64 [pages].
+        kept: of all pages of the pool, int8 [pool pages, KV heads, bytes].
+        units: of the numbers in it, float32 [pool pages, KV heads].
+        host_keys: of all pages of the pool, [pool pages, page size, KV heads, head dimension].
+        uses_triton: whether products are Triton's, or compiled for CPUs.
+    """
+
+    layer: int
+    numbers: torch.Tensor
+    kept: torch.Tensor
+    units: torch.Tensor
+    host_keys: torch.Tensor
+    uses_triton: bool = False
+
+    def keys(self) -> torch.Tensor:
+        """Every key, float32 [pages, page size, KV heads, head dimension]: a copy from the host."""
+        numbers = self.numbers.to(self.host_keys.device)
+        return self.host_keys[numbers].to(self.numbers.device).float()
+
+    def largest_dot(self, queries: torch.Tensor) -> torch.Tensor:
+        """The largest product with a page's vectors; shapes as in ``Selector.logits``."""
+        return self._of_vectors(queries, is_box=False)
+
+    def box_bound(self, queries: torch.Tensor) -> torch.Tensor:
+        """The largest product within a page's bounding box; shapes as in ``Selector.logits``."""
+        return self._of_vectors(queries, is_box=True)
+
+    def largest_of_codes(self, queries: torch.Tensor, tables: BitTables) -> torch.Tensor:
+        """The largest product with a key made of mean and codes; shapes as in ``Selector.logits``."""
+        if self.uses_triton:
+            return self.scan_codes(queries, *self._alike(len(queries)), tables).flatten(0, 1)
+        by_kv_head, logits = self._room(queries)
+        bits_scan.largest_of_codes(
+            by_kv_head.numpy(),
+            self.kept.view(torch.uint8).numpy(),
+            self.units.numpy(),
+            tables.widths.numpy(),
+            tables.steps.numpy(),
+            self.numbers.numpy(),
+            self.host_keys.shape[1],
+            logits.numpy(),
+        )
+        return logits.flatten(0, 2)
+
+    def scan_vectors(
+        self, queries: torch.Tensor, pages: torch.Tensor, num_pages: torch.Tensor, *, is_box: bool
+    ) -> torch.Tensor:
+        """As ``Selector.scan_rows``, of int8 vectors."""
+        from sgl_importance_kernels.sparse.triton.scan_kernel import scan  # a CPU needs no Triton
+
+        return scan(queries, self._vectors(queries.shape[2]), self.units, pages, num_pages, is_box=is_box)
+
+    def scan_codes(
+        self, queries: torch.Tensor, pages: torch.Tensor, num_pages: torch.Tensor, tables: BitTables
+    ) -> torch.Tensor:
+        """As ``Selector.scan_rows``, of means and codes."""
+        from sgl_importance_kernels.sparse.triton.bits_kernel import scan_codes  # a CPU needs no Triton
+
+        page_size = self.host_keys.shape[1]
+        return scan_codes(queries, self.kept, self.units, tables, pages, num_pages, page_size)
+
+    def _of_vectors(self, queries: torch.Tensor, *, is_box: bool) -> torch.Tensor:
+        if self.uses_triton:
+            return self.scan_vectors(queries, *self._alike(len(queries)), is_box=is_box).flatten(0, 1)
+        by_kv_head, logits = self._room(queries)
+        compiled = page_scan.box_bound if is_box else page_scan.largest_dot
+        compiled(
+            by_kv_head.numpy(),
+            self._vectors(queries.shape[2]).numpy(),
+            self.units.numpy(),
+            self.numbers.numpy(),
+            logits.numpy(),
+        )
+        return logits.flatten(0, 2)
+
+    def _vectors(self, head_dim: int) -> torch.Tensor:
+        """What is kept, as int8 [pool pages, KV heads, vectors, head dimension]."""
+        vectors: torch.Tensor = self.kept.unflatten(2, (-1, head_dim))
+        return vectors
+
+    def _alike(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """These pages for each of so many rows, and their number."""
+        counts = torch.full((rows,), len(self.numbers), device=self.numbers.device)
+        return self.numbers[None].expand(rows, -1), counts
+
+    def _room(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries by KV head, [tokens, KV heads, queries of each, dimension], and room for their logits."""
+        tokens, heads, dim = queries.shape
+        kv_heads = self.kept.shape[1]
+        by_kv_head = queries.view(tokens, kv_heads, heads // kv_heads, dim)
+        return by_kv_head, torch.empty(*by_kv_head.shape[:3], len(self.numbers), dtype=torch.float32)

@@ -1,0 +1,106 @@
+"""Chooses the pages that the queries of one request read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn.functional import pad
+
+from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts, choose_pages
+from sgl_importance_kernels.sparse.representations import Representations
+from sgl_importance_kernels.sparse.traffic import PageTraffic
+
+
+class PageChooser:
+    """Maps what a selector estimates to pages: the best ones, with sinks and a local window.
+
+    Args:
+        representations: with the selector.
+        page_size: tokens per page.
+        rule: what holds for every choice.
+        traffic: counts what is chosen.
+        is_resident: whether pages of a layer are on the device; what ``rule.resident_bias`` rests on.
+    """
+
+    def __init__(
+        self,
+        representations: Representations,
+        page_size: int,
+        rule: ChoiceRule,
+        traffic: PageTraffic,
+        is_resident: Callable[[int, torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._representations = representations
+        self._is_resident = is_resident
+        self._page_size = page_size
+        self._rule = rule
+        self._traffic = traffic
+        self._unit_pages = max(1, representations.selector.unit_tokens // page_size)
+
+    def choose(
+        self, layer: int, queries: torch.Tensor, pages: torch.Tensor, num_tokens: int, max_pages: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The pages that queries read, all of them the same.
+
+        Args:
+            layer: index among the pool's layers.
+            queries: scaled as attention scales them, [tokens, heads, head dimension].
+            pages: of the context, in order; int64 [pages].
+            num_tokens: of the context; only the last page may be partial. It is always read.
+            max_pages: the budget. Sinks and window are part of it, and are read even where it is less.
+
+        Returns:
+            Pages in the order of the context, int64, and the largest share of its estimated attention that a
+            query finds in each, float32; no shares where all pages are read.
+        """
+        self._traffic.candidates += len(pages)
+        if max_pages >= len(pages):
+            self._traffic.selected += len(pages)
+            return pages, None
+        num_complete = num_tokens // self._page_size
+        complete, partial = pages[:num_complete], pages[num_complete:]
+        logits = self._representations.selector.logits(
+            queries.float().contiguous(), self._representations.of(layer, complete)
+        )
+        contexts = self.contexts([pages], [num_tokens], [max_pages])
+        (chosen,), (shares,) = self._choose(layer, logits[None], complete[None], contexts)
+        is_page = chosen >= 0
+        # The partial page is being filled, in a frame: nothing is known of it, nor asked.
+        read = torch.cat([chosen[is_page], partial])
+        self._traffic.selected += len(read)
+        return read, pad(shares[is_page], (0, len(partial)))
+
+    def contexts(
+        self, pages: Sequence[torch.Tensor], num_tokens: Sequence[int], max_pages: Sequence[int]
+    ) -> Contexts:
+        """Contexts out of each row's pages, int64 [pages], its tokens and its budget of fewer pages."""
+        return Contexts.of(pages, num_tokens, max_pages, self._rule, self._page_size)
+
+    def choose_step(
+        self, layer: int, queries: torch.Tensor, contexts: Contexts
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The complete pages that each of many requests reads with one token; counts nothing.
+
+        What is kept of their pages must be built (``Representations.ensure``). Under Triton nothing waits for
+        the device where the selector goes by a ``product``.
+
+        Args:
+            layer: index among the pool's layers.
+            queries: scaled as attention scales them, [rows, heads, head dimension].
+            contexts: of the rows.
+
+        Returns:
+            Pages and shares as ``choose_pages`` returns them, [rows, most chosen] each.
+        """
+        logits = self._representations.step_logits(
+            layer, queries.float().contiguous(), contexts.pages, contexts.num_complete
+        )
+        return self._choose(layer, logits, contexts.pages, contexts)
+
+    def _choose(
+        self, layer: int, logits: torch.Tensor, pages: torch.Tensor, contexts: Contexts
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rule = self._rule
+        bonus = rule.bonus(self._is_resident(layer, pages)) if rule.resident_bias else None
+        return choose_pages(logits, contexts, rule, unit_pages=self._unit_pages, bonus=bonus)

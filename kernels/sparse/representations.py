@@ -1,0 +1,136 @@
+"""What the device keeps of every page's keys, so that a query can be told which pages to read."""
+
+from __future__ import annotations
+
+import torch
+
+from sgl_importance_kernels.sparse.layer_pages import LayerPages
+from sgl_importance_kernels.sparse.selectors.selector import Selector
+
+
+class Representations:
+    """What a selector keeps of the complete pages of every layer: bytes, and a unit for a page and KV head.
+
+    They follow pages by their logical number, so that requests which share a prefix share them. They are
+    built when a page is complete; those of a page that somebody else wrote on the host, or that was complete
+    before the selector was calibrated, when it is first asked for.
+
+    Args:
+        selector: says what is kept.
+        host_keys: of each layer, [pages, page size, KV heads, head dimension].
+        device: where they are.
+        uses_triton: whether queries meet them in Triton, or compiled for CPUs.
+    """
+
+    def __init__(
+        self,
+        selector: Selector,
+        host_keys: tuple[torch.Tensor, ...],
+        device: torch.device | str,
+        *,
+        uses_triton: bool = False,
+    ) -> None:
+        self.selector = selector
+        self._uses_triton = uses_triton
+        self._host_keys = host_keys
+        num_pages, _, heads, dim = host_keys[0].shape
+        layers, size = len(host_keys), selector.kept_bytes(dim)
+        self._keeps = size > 0
+        self._table_bytes = selector.table_bytes(layers, heads, dim)
+        by_page = (layers, num_pages if self._keeps else 0)
+        self._kept = torch.zeros(*by_page, heads, size, dtype=torch.int8, device=device)
+        self._units = torch.zeros(*by_page, heads, dtype=torch.float32, device=device)
+        self._is_built = torch.zeros(by_page, dtype=torch.bool, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Device bytes, with those of the selector's tables."""
+        return self._kept.nbytes + self._units.nbytes + self._is_built.nbytes + self._table_bytes
+
+    def build(self, layer: int, pages: torch.Tensor, keys: torch.Tensor) -> None:
+        """Represents complete pages of a layer.
+
+        Args:
+            layer: index among the pool's layers.
+            pages: int64 [pages].
+            keys: [pages, page size, KV heads, head dimension].
+        """
+        if not self._keeps or not len(pages) or not self.selector.is_calibrated:
+            return
+        self._kept[layer, pages], self._units[layer, pages] = self.selector.keep(layer, keys.float())
+        self._is_built[layer, pages] = True
+
+    def of(self, layer: int, pages: torch.Tensor) -> LayerPages:
+        """Complete pages of a layer, int64 [pages], with what is kept of them."""
+        if self._keeps:
+            self._build_missing(layer, pages[~self._is_built[layer, pages]])
+        return self._as_built(layer, pages)
+
+    def _as_built(self, layer: int, pages: torch.Tensor) -> LayerPages:
+        return LayerPages(
+            layer,
+            pages,
+            self._kept[layer],
+            self._units[layer],
+            self._host_keys[layer],
+            uses_triton=self._uses_triton,
+        )
+
+    def ensure(self, pages: torch.Tensor) -> None:
+        """Builds what is missing of complete pages, int64 [pages], in every layer."""
+        if not self._keeps:
+            return
+        is_missing = ~self._is_built[:, pages]
+        for layer in is_missing.any(dim=1).nonzero().flatten().tolist():
+            self._build_missing(layer, torch.unique(pages[is_missing[layer]]))
+
+    def _build_missing(self, layer: int, pages: torch.Tensor) -> None:
+        if len(pages):
+            keys = self._host_keys[layer][pages.to(self._host_keys[layer].device)]
+            self.build(layer, pages, keys.to(self._kept.device))
+
+    def step_logits(
+        self, layer: int, queries: torch.Tensor, pages: torch.Tensor, num_pages: torch.Tensor
+    ) -> torch.Tensor:
+        """Estimates for the requests of a decode step, each with pages of its own that are built.
+
+        Request by request on a CPU, and where the selector goes by no ``product``: how many pages each has is
+        asked of the device then.
+
+        Args:
+            layer: index among the pool's layers.
+            queries: scaled as attention scales them, float32 [rows, heads, head dimension].
+            pages: of each row, int64 [rows, most pages].
+            num_pages: how many of them each row has, int64 [rows].
+
+        Returns:
+            float32 [rows, heads, most pages], -inf behind the pages of a row.
+        """
+        if self._uses_triton and self.selector.product is not None:
+            return self.selector.scan_rows(queries, self._as_built(layer, pages), pages, num_pages)
+        logits = torch.full((*queries.shape[:2], pages.shape[1]), -torch.inf, device=queries.device)
+        for row, count in enumerate(num_pages.tolist()):
+            own = self._as_built(layer, pages[row, :count])
+            logits[row, :, :count] = self.selector.logits(queries[row : row + 1], own)
+        return logits
+
+    def forget(self, pages: torch.Tensor) -> None:
+        """The pages were freed, or written on the host by somebody else."""
+        if self._keeps:
+            self._is_built[:, pages] = False
+
+    def clear(self) -> None:
+        """Forgets every page."""
+        self._is_built.fill_(False)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless what is kept is what the keys on the host give."""
+        if not self._keeps:
+            return
+        for layer, keys in enumerate(self._host_keys):
+            pages = self._is_built[layer].nonzero().flatten()
+            if not len(pages):
+                continue
+            kept, units = self.selector.keep(layer, keys[pages].to(self._kept.device).float())
+            assert torch.equal(self._kept[layer, pages], kept), "kept of other keys"
+            assert torch.equal(self._units[layer, pages], units), "units of other keys"

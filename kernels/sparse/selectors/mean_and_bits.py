@@ -1,0 +1,156 @@
+"""``bits``: the mean of a page, and what each of its keys differs by, in a few bits a channel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from sgl_importance_kernels.sparse.bit_tables import STEPS, WIDTHS, BitTables, KeyStatistics
+from sgl_importance_kernels.sparse.selectors.selector import LARGEST, Selector
+
+if TYPE_CHECKING:
+    from sgl_importance_kernels.sparse.layer_pages import LayerPages
+
+TOKENS_OF_CODES = 8
+"""Tokens whose codes lie together, in as many bytes as their channel has bits."""
+
+
+BITS_PER_CHANNEL = 27 / 16
+"""With mean, factor and unit 7 % of a page's keys and values in bf16."""
+
+FACTORS_PER_DOUBLING = 8
+"""How finely the factor of a page is kept, as the logarithm of it in int8."""
+
+
+class MeanAndBits(Selector):
+    """Estimates a page by the largest product with its keys as they can be made again.
+
+    Of each page and KV head it keeps the mean in int8, and of every key the difference from it, in codes of
+    0, 1, 2 or 4 bits a channel. Which channel has how many, and the steps of its codes, are the model's,
+    found once (``calibrate``); the page has a factor of its own for all of these steps.
+
+    Args:
+        page_size: tokens per page; a multiple of 8.
+        bits_per_channel: bits of a token's codes, as a mean over channels.
+
+    Raises:
+        ValueError: of another page size; the message names the cure.
+    """
+
+    product = "bits"
+
+    def __init__(self, page_size: int, bits_per_channel: float = BITS_PER_CHANNEL) -> None:
+        if page_size % TOKENS_OF_CODES:
+            raise ValueError(
+                f"codes of {TOKENS_OF_CODES} tokens lie together, and a page of {page_size} would end among "
+                f"them: use --page-size 16"
+            )
+        self._page_size = page_size
+        self._bits_per_channel = bits_per_channel
+        self._tables: BitTables | None = None
+
+    def kept_bytes(self, head_dim: int) -> int:
+        return head_dim + 1 + self._bits(head_dim) * self._page_size // TOKENS_OF_CODES
+
+    def table_bytes(self, layers: int, kv_heads: int, head_dim: int) -> int:
+        return BitTables.num_bytes(layers, kv_heads, head_dim)
+
+    @property
+    def is_calibrated(self) -> bool:
+        return self._tables is not None
+
+    def calibrate(self, statistics: KeyStatistics, device: torch.device | str = "cpu") -> None:
+        """Shares out bits, once, before the first page is kept."""
+        assert self._tables is None, "pages that are kept would be read by other tables"
+        self._tables = BitTables.allotted(statistics, self._bits(statistics.variances.shape[-1])).to(device)
+
+    def tables(self, layer: int) -> BitTables:
+        """How the codes of a layer lie, [KV heads, head dimension]."""
+        assert self._tables is not None, "not calibrated"
+        return self._tables.of(layer)
+
+    def keep(self, layer: int, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tables = self.tables(layer)
+        widths, starts, steps = tables.widths, tables.starts, tables.steps
+        pages, size, heads, dim = keys.shape
+        mean = keys.mean(dim=1)
+        means, units = self.in_int8(mean[:, :, None])
+        differences = keys - (means.squeeze(2) * units[..., None])[:, None]
+        largest = (1 << widths) - 1
+        in_steps = differences / steps.where(steps > 0, torch.inf)
+        logarithms = self._logarithms(in_steps, widths)
+        factors = (logarithms / FACTORS_PER_DOUBLING).exp2()
+        codes = (in_steps / factors[:, None, :, None]).floor_() + (1 << widths) // 2
+        codes = codes.clamp_(min=0).minimum(largest.float()).int()  # [pages, tokens, heads, channels]
+
+        token = torch.arange(size, device=keys.device)[:, None, None]
+        within = (token % TOKENS_OF_CODES * widths).int()  # bits, in the bytes of eight tokens
+        at = starts * (size // TOKENS_OF_CODES) + token // TOKENS_OF_CODES * widths + within // 8
+        kept = torch.zeros(
+            pages, heads, self.kept_bytes(dim) - dim - 1, dtype=torch.int32, device=keys.device
+        )
+        at = at.clamp(max=kept.shape[2] - 1).movedim(0, 1).reshape(heads, size * dim).long()
+        # Codes of one byte are in different bits of it: adding puts them together. Those of no bits are 0.
+        kept.scatter_add_(2, at.expand(pages, -1, -1), (codes << within % 8).movedim(1, 2).flatten(2))
+        codes_of_page = kept.to(torch.uint8).view(torch.int8)
+        return torch.cat(
+            [means.squeeze(2), logarithms[..., None].to(torch.int8), codes_of_page], dim=2
+        ), units
+
+    @staticmethod
+    def _logarithms(in_steps: torch.Tensor, widths: torch.Tensor) -> torch.Tensor:
+        """Of each page's factor, float32 [pages, KV heads], whole: how much more its keys differ than usual.
+
+        Args:
+            in_steps: what keys differ by, float32 [pages, page size, KV heads, channels].
+            widths: bits of each channel, int32 [KV heads, channels].
+        """
+        levels = torch.stack([widths >= width for width in WIDTHS[1:]]).sum(dim=0)
+        usual = torch.tensor(STEPS, device=widths.device)[levels]
+        squares = (in_steps * usual).square().sum(dim=(1, 3))
+        count = in_steps.shape[1] * (widths > 0).sum(dim=1).clamp(min=1)
+        deviations = (squares / count).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
+        return (FACTORS_PER_DOUBLING * deviations.log2()).round_().clamp_(-LARGEST, LARGEST)
+
+    def reconstructed(self, layer: int, kept: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
+        """The keys that estimates are made with: the definition, for tests.
+
+        Args:
+            layer: index among the pool's layers.
+            kept: int8 [pages, KV heads, bytes].
+            units: float32 [pages, KV heads].
+
+        Returns:
+            float32 [pages, page size, KV heads, head dimension].
+        """
+        tables = self.tables(layer)
+        heads, dim = tables.widths.shape
+        means, codes = kept[..., :dim] * units[..., None], kept[..., dim + 1 :].view(torch.uint8).int()
+        factors = (kept[..., dim] / FACTORS_PER_DOUBLING).exp2()
+        keys = means[:, None].repeat(1, self._page_size, 1, 1)
+        for head in range(heads):
+            for channel in range(dim):
+                width = int(tables.widths[head, channel])
+                for token in range(self._page_size if width else 0):
+                    group, within = divmod(token, TOKENS_OF_CODES)
+                    first = (
+                        int(tables.starts[head, channel]) * (self._page_size // TOKENS_OF_CODES)
+                        + group * width
+                    )
+                    byte = codes[:, head, first + within * width // 8]
+                    code = byte >> within * width % 8 & (1 << width) - 1
+                    steps = tables.steps[head, channel] * factors[:, head]
+                    keys[:, token, head, channel] += (code - (1 << width) / 2 + 0.5) * steps
+        return keys
+
+    def logits(self, queries: torch.Tensor, pages: LayerPages) -> torch.Tensor:
+        return pages.largest_of_codes(queries, self.tables(pages.layer))
+
+    def scan_rows(
+        self, queries: torch.Tensor, pages: LayerPages, of_rows: torch.Tensor, num_pages: torch.Tensor
+    ) -> torch.Tensor:
+        return pages.scan_codes(queries, of_rows, num_pages, self.tables(pages.layer))
+
+    def _bits(self, head_dim: int) -> int:
+        return int(self._bits_per_channel * head_dim)

@@ -1,0 +1,148 @@
+"""Products of queries with keys that are kept as a mean and codes, for rows that have pages of their own."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sgl_importance_kernels.sparse.bit_tables import BitTables
+from sgl_importance_kernels.triton.tiles import MIN_DOT_ROWS
+
+BLOCK_PAGES = MIN_DOT_ROWS
+"""Pages of a tile. One token of each is multiplied at a time: a channel's place in its byte is one number."""
+BLOCK_D = 32
+"""Channels that are multiplied at a time: a wider product keeps more of both factors than registers hold."""
+
+
+@triton.jit(do_not_specialize=["pages_stride", "max_pages"])
+def _codes_kernel(
+    Q,
+    Kept,
+    Units,
+    Widths,
+    Starts,
+    Steps,
+    Pages,
+    NumPages,
+    Logits,
+    pages_stride,
+    max_pages,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    KEPT_BYTES: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_PAGES: tl.constexpr,
+):
+    row = tl.program_id(2).to(tl.int64)
+    kv_head = tl.program_id(1)
+    at = tl.program_id(0) * BLOCK_PAGES + tl.arange(0, BLOCK_PAGES)
+    exists = at < tl.load(NumPages + row)
+    page = tl.load(Pages + row * pages_stride + at, mask=exists, other=0)
+
+    query = tl.arange(0, BLOCK_M)
+    head = kv_head * GROUP + query
+    of_row = Q + ((row * KV_HEADS * GROUP + head) * HEAD_DIM)[:, None]
+    is_query = (query < GROUP)[:, None]
+    of_page = Kept + (page * KV_HEADS + kv_head) * KEPT_BYTES
+    of_mean = tl.zeros((BLOCK_M, BLOCK_PAGES), tl.float32)
+    offset = tl.zeros((BLOCK_M,), tl.float32)
+    for first in range(0, HEAD_DIM, BLOCK_D):
+        dim = first + tl.arange(0, BLOCK_D)
+        is_dim = dim < HEAD_DIM
+        q = tl.load(of_row + dim[None, :], mask=is_query & is_dim[None, :], other=0.0)
+        means = tl.load(of_page[None, :] + dim[:, None], mask=exists[None, :] & is_dim[:, None], other=0)
+        of_mean = tl.dot(q, means.to(tl.float32), of_mean, input_precision="tf32x3")
+        width = tl.load(Widths + kv_head * HEAD_DIM + dim, mask=is_dim, other=0)
+        step = tl.load(Steps + kv_head * HEAD_DIM + dim, mask=is_dim, other=0.0)
+        half = tl.where(width > 0, ((1 << width) // 2).to(tl.float32) - 0.5, 0.0)
+        offset += tl.sum(q * (step * half)[None, :], axis=1)
+
+    largest = tl.full((BLOCK_M, BLOCK_PAGES), float("-inf"), tl.float32)
+    for token in range(PAGE_SIZE):
+        products = tl.zeros((BLOCK_M, BLOCK_PAGES), tl.float32)
+        for first in range(0, HEAD_DIM, BLOCK_D):
+            dim = first + tl.arange(0, BLOCK_D)
+            is_dim = dim < HEAD_DIM
+            q = tl.load(of_row + dim[None, :], mask=is_query & is_dim[None, :], other=0.0)
+            width = tl.load(Widths + kv_head * HEAD_DIM + dim, mask=is_dim, other=0)
+            start = tl.load(Starts + kv_head * HEAD_DIM + dim, mask=is_dim, other=0)
+            step = tl.load(Steps + kv_head * HEAD_DIM + dim, mask=is_dim, other=0.0)
+            bit = token % 8 * width  # in the bytes of eight tokens
+            byte = HEAD_DIM + 1 + start * (PAGE_SIZE // 8) + token // 8 * width + bit // 8
+            is_coded = exists[None, :] & (width > 0)[:, None]
+            loaded = tl.load(of_page[None, :] + byte[:, None], mask=is_coded, other=0).to(tl.int32)
+            code = ((loaded & 0xFF) >> (bit % 8)[:, None]) & ((1 << width) - 1)[:, None]
+            scaled = q * step[None, :]
+            products = tl.dot(scaled, code.to(tl.float32), products, input_precision="tf32x3")
+        largest = tl.maximum(largest, products)
+    unit = tl.load(Units + page * KV_HEADS + kv_head, mask=exists, other=0.0)
+    of_mean *= unit[None, :]
+    logarithm = tl.load(of_page + HEAD_DIM, mask=exists, other=0).to(tl.float32)
+    largest = (largest - offset[:, None]) * tl.exp2(logarithm / 8)[None, :]
+    logits = tl.where(exists[None, :], largest + of_mean, float("-inf"))
+    out = Logits + (row * KV_HEADS * GROUP + head)[:, None] * max_pages + at[None, :]
+    tl.store(out, logits, mask=is_query & (at < max_pages)[None, :])
+
+
+def scan_codes(
+    queries: torch.Tensor,
+    kept: torch.Tensor,
+    units: torch.Tensor,
+    tables: BitTables,
+    pages: torch.Tensor,
+    num_pages: torch.Tensor,
+    page_size: int,
+) -> torch.Tensor:
+    """The largest product of each query with the keys of each of its row's pages.
+
+    Asynchronous: no shape depends on what a tensor holds.
+
+    Args:
+        queries: float32 [rows, heads, head dimension].
+        kept: of all pages of the pool, int8 [pool pages, KV heads, bytes]: the mean, a logarithm of
+            the page's factor, then codes.
+        units: of the means, float32 [pool pages, KV heads].
+        tables: how the codes of the layer lie.
+        pages: of each row, int64 [rows, most pages]; one row's for all where the first stride is 0.
+        num_pages: how many of them each row has, int64 [rows].
+        page_size: tokens per page, a multiple of 8.
+
+    Returns:
+        float32 [rows, heads, most pages]; -inf behind the pages of a row.
+    """
+    num_rows, heads, head_dim = queries.shape
+    _, kv_heads, kept_bytes = kept.shape
+    most = pages.shape[1]
+    assert page_size % 8 == 0, page_size
+    assert queries.is_contiguous()
+    assert kept.is_contiguous()
+    assert pages.stride(1) == 1, pages.stride()
+    logits = torch.empty(num_rows, heads, most, dtype=torch.float32, device=queries.device)
+    group = heads // kv_heads
+    if num_rows and most:
+        _codes_kernel[(triton.cdiv(most, BLOCK_PAGES), kv_heads, num_rows)](
+            queries,
+            kept,
+            units,
+            tables.widths,
+            tables.starts,
+            tables.steps,
+            pages,
+            num_pages,
+            logits,
+            pages.stride(0),
+            most,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            KEPT_BYTES=kept_bytes,
+            PAGE_SIZE=page_size,
+            BLOCK_M=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
+            BLOCK_D=BLOCK_D,
+            BLOCK_PAGES=BLOCK_PAGES,
+        )
+    return logits

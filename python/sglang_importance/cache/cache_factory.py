@@ -1,0 +1,173 @@
+"""Builds the radix cache of a server, with all parts that follow its tree."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from sgl_importance.laboratory import load_control
+from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.observe.shadow.shadow_pair import ShadowPair
+from sgl_importance.observe.trace import TraceError
+from sgl_importance.options.importance_options import ImportanceOptions, name_of
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.policy.marginal_loss import ImportancePolicy
+from sglang_importance.attention.page_lists import PageListProbe
+from sglang_importance.attention.rank_sums import share
+from sglang_importance.attention.rows import ScoreRows
+from sglang_importance.attention.source import softmax_backend
+from sglang_importance.cache.component import ImportanceComponent
+from sglang_importance.cache.dense_prefix import DensePrefix
+from sglang_importance.cache.gauges import gauge_values
+from sglang_importance.cache.importance_cache import ImportanceRadixCache
+from sglang_importance.cache.state_component import StateComponent
+from sglang_importance.metrics.publisher import MetricsPublisher
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.observe.shadowing import Shadowing
+from sglang_importance.placement.backup_filter import BackupFilter
+from sglang_importance.sparse.pool import TieredKVPool
+from sglang_importance.storage.store_metrics import StorePublisher
+from sglang_importance.tree.nominal_costs import cost_model
+from sglang_importance.tree.occupancy import full_attention_allocator
+from sglang_importance.tree.ranks import Ranks
+from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.refusal import LaunchRefused
+from sglang_importance.upstream.replicas import data_parallel_rank
+from sglang_importance.upstream.server_options import importance_options
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+logger = logging.getLogger(__name__)
+
+GHOSTS_PER_DEVICE_PAGE = 4  # long enough to see whether an evicted page comes back
+MAX_GHOST_PAGES = 2**18  # about 70 MB of scheduler memory, also where a page is one token
+
+
+def emitted_rows(ctx: TreeCacheBuildContext) -> ScoreRows | None:
+    """The rows that the attention backend of the loaded model fills; None where it emits no scores."""
+    rows: ScoreRows | None = getattr(softmax_backend(ctx.tp_worker.model_runner), "rows", None)
+    return rows
+
+
+def listed_pages(ctx: TreeCacheBuildContext) -> PageListProbe | None:
+    """What lists pages beside the attention backend of the loaded model; None where nothing does."""
+    probe: PageListProbe | None = getattr(softmax_backend(ctx.tp_worker.model_runner), "page_lists", None)
+    return probe
+
+
+def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
+    """Factory for ``register_radix_cache_backend``: the unified cache, our component, the Python core."""
+    options = importance_options(ctx.server_args)
+    assert options is not None, "sglang chose our cache without our options"
+    allocator = ctx.params.token_to_kv_pool_allocator
+    page_size = ctx.params.page_size
+    device_pages = full_attention_allocator(allocator).size // page_size
+    policy = create_policy(options, cost_model(ctx.model_config, allocator))
+    ghost_pages = min(GHOSTS_PER_DEVICE_PAGE * device_pages, MAX_GHOST_PAGES)
+    rows = emitted_rows(ctx)
+    ranks = Ranks(ctx.params.tp_cache_group)
+    share(rows, ctx.params.tp_cache_group)
+    recorder = (
+        create_recorder(ctx, options, policy, rows) if options.trace.directory and ranks.leads else None
+    )
+    if rows is not None and recorder is not None and recorder.wants_steps:
+        rows.on_step = recorder.step
+    shadowing = None
+    if options.policy == "observe" and ranks.leads:
+        shadowing = Shadowing(ShadowPair(device_pages, page_size, policy.cost, ghost_pages))
+    state = TreeState.create(options, policy, page_size=page_size, ghost_pages=ghost_pages, ranks=ranks)
+    if recorder is not None and (lists := listed_pages(ctx)) is not None:
+        lists.attach(recorder.page_lists, partial(state.faults.note, FaultPlace.RECORDING))
+    publisher = MetricsPublisher.create(enabled=ctx.params.enable_metrics and ranks.leads)
+    # A server without a store shows that nothing is stored.
+    StorePublisher.create(enabled=ctx.params.enable_metrics)
+
+    def publish() -> None:
+        assert publisher is not None
+        if (ledger := cache.importance.ledger) is not None:
+            state.counters.ledger_lost_visits = ledger.lost_visits
+        publisher.publish(state.counters, gauge_values(cache))
+
+    follow_tree(
+        ctx.params,
+        state,
+        rows=rows,
+        recorder=recorder,
+        shadowing=shadowing,
+        publish=None if publisher is None else publish,
+        dense_prefix=dense_prefix(allocator),
+    )
+    cache = cast(ImportanceRadixCache, create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache))
+    if options.policy == "importance":
+        cache.importance.backups = BackupFilter(state, cache.python_core)
+    logger.info("KV policy %s: page size %d, %s", options.policy, page_size, policy.cost)
+    return cache
+
+
+def dense_prefix(allocator: BaseTokenToKVPoolAllocator) -> DensePrefix | None:
+    """What keeps the tree exact where steps read chosen pages."""
+    pool = allocator.get_kvcache()
+    selections = pool.selections if isinstance(pool, TieredKVPool) else None
+    return None if selections is None else DensePrefix(selections)
+
+
+def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None:
+    """Makes a cache built of ``params`` create our components, which follow the tree for ``state``.
+
+    Args:
+        parts: further arguments of ``ImportanceComponent``.
+    """
+    params.component_registry_override = {
+        **(params.component_registry_override or {}),
+        # sglang only calls what is registered, as it would call the class.
+        ComponentType.FULL: partial(ImportanceComponent, state=state, **parts),  # type: ignore[dict-item]
+        ComponentType.MAMBA: partial(StateComponent, state=state),  # type: ignore[dict-item]
+    }
+
+
+def create_policy(options: ImportanceOptions, cost: CostModel) -> ImportancePolicy:
+    """The policy that the operator chose, g on or off, or a control arm in place of both."""
+    if options.g == "shuffled":
+        return load_control(options.g)(cost)
+    return ImportancePolicy(cost, use_importance=options.use_importance)
+
+
+def create_recorder(
+    ctx: TreeCacheBuildContext, options: ImportanceOptions, policy: ImportancePolicy, rows: ScoreRows | None
+) -> Recorder:
+    """The recorder that ``--kv-importance-trace`` asks for.
+
+    Raises:
+        LaunchRefused: the directory cannot be written, or has a recording that this one cannot go on.
+    """
+    arguments: Any = ctx.server_args  # sglang puts its fields together at import
+    folder = Path(options.trace.directory).expanduser()
+    if arguments.dp_size > 1:  # each tree is a recording of its own
+        folder /= f"dp{data_parallel_rank()}"
+    try:
+        return Recorder(
+            folder,
+            options,
+            page_size=ctx.params.page_size,
+            model=Path(arguments.model_path).name,
+            layers=rows.layers if rows else (),
+            device_tokens=full_attention_allocator(ctx.params.token_to_kv_pool_allocator).size,
+            cost=policy.cost,
+        )
+    except TraceError as error:
+        raise LaunchRefused([f"{name_of('trace.directory')}: {error}"]) from error
+    except OSError as error:
+        raise LaunchRefused(
+            [
+                f"cannot record in {options.trace.directory} ({error.strerror}): "
+                f"give {name_of('trace.directory')} a writable directory"
+            ]
+        ) from error

@@ -1,0 +1,107 @@
+"""The radix cache that sglang builds under ``--kv-policy observe`` and ``importance``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from sgl_importance.interface import Importance
+from sgl_importance.metrics_table import FaultPlace
+from sglang_importance.cache.component import ImportanceComponent
+from sglang_importance.placement.storage_writes import ended_writes
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, MatchPrefixParams, MatchResult
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
+
+
+class ImportanceRadixCache(UnifiedRadixCache):
+    """Upstream's unified radix cache whose full-attention component carries importance."""
+
+    @property
+    def importance(self) -> ImportanceComponent:
+        component = self.components[ComponentType.FULL]
+        assert isinstance(component, ImportanceComponent)
+        return component
+
+    @property
+    def python_core(self) -> UnifiedTreeCore:
+        """The tree; a registry with our component makes sglang build it in Python."""
+        core = self.tree_core
+        assert isinstance(core, UnifiedTreeCore)
+        return core
+
+    def get_importance(self, key: bytes) -> Importance | None:
+        """As ``sgl_importance.interface.ImportanceSource``: for connectors in the scheduler's process.
+
+        None of every page once a fault has ended learning, and of what is no key.
+        """
+        state = self.importance.state
+        if not state.faults.is_learning:
+            return None
+        return state.faults.beside(FaultPlace.OPERATION, state.tree.source.get_importance, key)
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        dense_prefix = self.importance.dense_prefix
+        found: MatchResult = super().match_prefix(
+            params if dense_prefix is None else dense_prefix.limit(params)
+        )
+        return found
+
+    def reset(self) -> None:
+        super().reset()
+        self.importance.watch_tree()
+
+    def release_aborted_request(self, request: CacheRequestHandle) -> None:
+        super().release_aborted_request(request)
+        self.importance.gave_up_waiting(request.rid)
+
+    def backup_node_for_write_back(self, node_id: int) -> bool:
+        backups = self.importance.backups
+        if backups is not None and not backups.copies_with_state(node_id):
+            return False  # upstream then goes on as if the host had no room
+        return super().backup_node_for_write_back(node_id)
+
+    def write_backup_storage(self, node_id: int) -> None:
+        if not self.enable_storage:
+            return
+        node = self.tree_core.node_by_id(node_id)
+        super().write_backup_storage(node_id)
+        component = self.importance
+        component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.handed_to_storage, node)
+
+    def _drain_storage_control_queues_impl(  # type: ignore[override]  # upstream names every argument
+        self, *, n_backup: int | None, **counts: Any
+    ) -> None:
+        component = self.importance
+        writes = ended_writes(self, n_backup, component.state.ranks)
+        super()._drain_storage_control_queues_impl(n_backup=n_backup, **counts)
+        for write in writes:
+            component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.storage_ended, write)
+
+    def clear_storage_backend(self) -> bool:
+        is_clear: bool = super().clear_storage_backend()
+        if is_clear:
+            self._storage_emptied()
+        return is_clear
+
+    def detach_storage_backend(self) -> tuple[bool, str]:
+        done: tuple[bool, str] = super().detach_storage_backend()
+        if done[0]:
+            self._storage_emptied()
+        return done
+
+    def _storage_emptied(self) -> None:
+        component = self.importance
+        component.state.faults.learn(FaultPlace.TREE_EVENT, component.node_events.storage_emptied)
+
+    def _handle_prefetch_result(self, operation: PrefetchOperation) -> None:
+        super()._handle_prefetch_result(operation)
+        self.importance.prefetched(operation.handle.rid)
+
+    def sanity_check(self) -> None:
+        super().sanity_check()  # type: ignore[no-untyped-call]  # upstream's has no annotations
+        self.importance.check_integrity()

@@ -1,0 +1,193 @@
+"""Applies upstream's changes of nodes to our facts, books and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase
+
+from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.ghosts import Eviction, EvictionReason
+from sgl_importance.nodes.node_metadata import NodeMetadata
+from sgl_importance.observe.trace.records import EventKind
+from sgl_importance.tiers import Tier
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.placement.pinning import Pinning
+from sglang_importance.placement.storage_writes import StorageWrite
+from sglang_importance.tree.body_mass import BodyMassBook
+from sglang_importance.tree.eviction import EvictionOrder, RankedLeaves, tier_below_host
+from sglang_importance.tree.insertion import Insertion
+from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.nodes import key_of
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+
+class NodeEvents:
+    """Handlers of all events of a node but visits by requests.
+
+    Args:
+        order: the eviction order, which gives the reason of an eviction.
+        recorder: records each event; None records nothing.
+
+    Attributes:
+        on_cut: called with each node whose first tokens became a node of their own.
+    """
+
+    def __init__(
+        self,
+        state: TreeState,
+        leaves: RankedLeaves,
+        order: EvictionOrder,
+        body_mass: BodyMassBook,
+        pins: Pinning,
+        recorder: Recorder | None,
+    ) -> None:
+        self.on_cut: list[Callable[[UnifiedTreeNode], None]] = []
+        self._state = state
+        self._leaves = leaves
+        self._order = order
+        self._body_mass = body_mass
+        self._pins = pins
+        self._recorder = recorder
+
+    def record(
+        self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, reason: str, *, rid: str | None = None
+    ) -> None:
+        """Notes an event in the log of the last ones, and in the recording where there is one."""
+        self._state.events.record(kind, tier, node, reason)
+        self.record_only(kind, tier, node, rid=rid)
+
+    def record_only(
+        self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, *, rid: str | None = None
+    ) -> None:
+        """Records an event that the log leaves out."""
+        if self._recorder is not None:
+            self._state.faults.beside(FaultPlace.RECORDING, self._write, kind, tier, node, rid)
+
+    def _write(self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, rid: str | None) -> None:
+        assert self._recorder is not None
+        tree = self._state.tree
+        self._recorder.event(
+            kind,
+            tier,
+            node,
+            depth_tokens=tree.metadata(node).depth,
+            page_size=tree.page_size,
+            digest=tree.end_digest(node),
+            clock=self._state.policy.clock,
+            rid=rid,
+        )
+
+    def taken_in(self, node: UnifiedTreeNode, insertion: Insertion) -> NodeMetadata:
+        """A node came into the tree."""
+        metadata = self._state.tree.take_in(node, insertion)
+        self._pins.taken_in(node, metadata)
+        self._leaves.refresh(node)
+        return metadata
+
+    def prefetched(self, insertion: Insertion) -> None:
+        """The storage tier brought its part of a request into host memory."""
+        tree = self._state.tree
+        for leaf in self._leaves.take_unknown_host_leaves():
+            # Where windows have a pool of their own, one may have cut the leaf, and has entered it once more.
+            for node in [part for part in tree.path(leaf) if tree.known(part) is None]:
+                metadata = tree.take_in(node, insertion)
+                self._pins.taken_in(node, metadata)
+                metadata.in_storage = True
+                self._state.events.prefetched(node)
+                self._leaves.refresh(node)
+
+    def split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
+        if self._state.tree.known(child) is None:
+            return  # storage is bringing it: both parts are taken in with ``prefetched``
+        self._state.tree.split(new_parent, child)
+        self._body_mass.remove(child)
+        for part in (new_parent, child):
+            self._body_mass.update(part)
+        for told in self.on_cut:
+            told(child)
+        self.record(EventKind.SPLIT, Tier.DEVICE, new_parent, "paths_part")
+
+    def removed(self, node: UnifiedTreeNode) -> None:
+        """The node leaves the tree; its parent is still linked."""
+        self._leaves.left_tree(node)
+        metadata = self._state.tree.metadata(node)
+        reason = self._order.reason(metadata)
+        self.record(EventKind.REMOVE, Tier.DEVICE, node, reason)
+        eviction = None
+        if (tier := metadata.evicted_from) is not None:
+            below = tier_below_host(metadata) if tier is Tier.HOST else None
+            loss = self._state.policy.loss(tier, metadata, below=below)
+            eviction = Eviction(tier, self._state.policy.clock, loss, reason)
+        kept = self._order.kept_by_importance(node)
+        self._state.tree.removed(node, kept_by_importance=kept, eviction=eviction)
+
+    def transferred(self, node: UnifiedTreeNode, phase: CacheTransferPhase, transfers: Sequence[Any]) -> None:
+        self._leaves.refresh(node)  # a host copy makes the device copy cheap to restore
+        if not transfers:
+            return
+        if phase is CacheTransferPhase.BACKUP_HOST:
+            self._state.counters.written_tokens[Tier.HOST] += len(key_of(node))
+            self.record(EventKind.BACK_UP, Tier.HOST, node, "write_policy")
+        elif phase is CacheTransferPhase.LOAD_BACK and transfers[0].device_indices is not None:
+            for node_id in transfers[0].nodes_to_load or ():
+                loaded = self._state.tree.core.node_by_id(node_id)
+                self._state.tree.metadata(loaded).off_device = False
+                self._state.counters.loaded_back(len(key_of(loaded)))
+                self._body_mass.update(loaded)
+                self.record(EventKind.LOAD_BACK, Tier.DEVICE, loaded, "requested")
+
+    def handed_to_storage(self, node: UnifiedTreeNode) -> None:
+        """The node's pages are on their way into storage, and count as stored until the write has failed."""
+        self._state.tree.metadata(node).in_storage = True
+        self._leaves.refresh(node)
+
+    def storage_ended(self, write: StorageWrite) -> None:
+        """The write of a node, which was locked on the host so long, has ended."""
+        node = self._state.tree.core.node_by_id(write.node_id)
+        if write.is_stored:
+            self._state.counters.written_tokens[Tier.STORAGE] += write.tokens
+            self.record(EventKind.BACK_UP, Tier.STORAGE, node, "write_policy")
+            return
+        while (left := write.tokens - len(key_of(node))) > 0:  # its front was cut off meanwhile
+            assert node.parent is not None, "a node's front stays in front of it"
+            write, node = replace(write, tokens=left), node.parent
+        # What follows it may be there, and could not be found: a search ends with the first page that is not.
+        missing = [node]
+        while missing:
+            node = missing.pop()
+            self._state.tree.metadata(node).in_storage = False
+            self._leaves.refresh(node)
+            missing += (child for child in node.children.values() if self._is_in_storage(child))
+
+    def storage_emptied(self) -> None:
+        """Storage was cleared or detached: what leaves the host is lost now, and may be written again."""
+        for node in self._state.tree.nodes():
+            if self._is_in_storage(node):
+                self._state.tree.metadata(node).in_storage = False
+                self._leaves.refresh(node)
+
+    def _is_in_storage(self, node: UnifiedTreeNode) -> bool:
+        known = self._state.tree.known(node)
+        return known is not None and known.in_storage
+
+    def evicted(self, node: UnifiedTreeNode, device_tokens: int, host_tokens: int) -> None:
+        """The node gave up its copies on device and host, of so many tokens each."""
+        metadata = self._state.tree.metadata(node)
+        if device_tokens:
+            metadata.off_device = True
+            self._state.counters.evicted_body_mass += self._body_mass.remove(node)
+        below = {Tier.DEVICE: Tier.HOST if node.backuped else None, Tier.HOST: tier_below_host(metadata)}
+        for tier, tokens in ((Tier.DEVICE, device_tokens), (Tier.HOST, host_tokens)):
+            if tokens and tier is Tier.HOST and not node.evicted:
+                # Upstream takes copies of what the device has first, in its own order; no KV leaves.
+                self.record(EventKind.EVICT, tier, node, EvictionReason.STOCK_ORDER)
+            elif tokens:
+                reason = self._order.reason(metadata)
+                self._state.counters.evicted(tier, tokens, reason, below=below[tier])
+                self.record(EventKind.EVICT, tier, node, reason)
+                metadata.evicted_from = tier

@@ -1,0 +1,300 @@
+"""Follows a request from its admission to its end, and updates the nodes of its path."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
+from sgl_importance.observe.trace.records import EventKind
+from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.signal.fold import QueryFolds
+from sgl_importance.tiers import Tier
+from sglang_importance.cache.node_events import NodeEvents
+from sglang_importance.observe.recorder import Recorder
+from sglang_importance.observe.shadowing import Shadowing
+from sglang_importance.placement.answer_ends import AnswerEnds
+from sglang_importance.placement.hint_follower import HintFollower
+from sglang_importance.placement.ledger_feed import LedgerFeed
+from sglang_importance.placement.pinning import Pinning
+from sglang_importance.placement.prewarm_request import is_prewarm
+from sglang_importance.storage.served_chain import ServedChain
+from sglang_importance.tree.body_mass import BodyMassBook
+from sglang_importance.tree.eviction import RankedLeaves
+from sglang_importance.tree.folding import Folding
+from sglang_importance.tree.insertion import Insertion
+from sglang_importance.tree.state import TreeState
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_radix_cache import NodeId
+
+QUERY_ATTRIBUTE = "importance_query"
+COUNTED_ATTRIBUTE = "importance_counted"
+
+
+class RequestFlow:
+    """Accesses, folds, pins, hints and the ledger, as requests come and go.
+
+    A running request locks its path, so nothing is folded while it decodes: its page scores are folded
+    at prefill end and at finish, retraction or abort, after the answers of the same pass.
+
+    Attributes:
+        ledger: takes finished requests, for the ledger's file; None where there is none.
+        storage_tiers: takes finished requests, to rank stored pages by; None without a chain of tiers.
+        answer_ends: tells how an answer ended; None where the server parses no calls of tools: then only
+            hints say so.
+    """
+
+    def __init__(
+        self,
+        state: TreeState,
+        leaves: RankedLeaves,
+        node_events: NodeEvents,
+        body_mass: BodyMassBook,
+        pins: Pinning,
+        folding: Folding,
+        *,
+        recorder: Recorder | None,
+        shadowing: Shadowing | None,
+    ) -> None:
+        self.ledger: LedgerFeed | None = None
+        self.answer_ends: AnswerEnds | None = None
+        self.storage_tiers: ServedChain | None = None
+        self._state = state
+        self._leaves = leaves
+        self._node_events = node_events
+        self._body_mass = body_mass
+        self._pins = pins
+        self._folding = folding
+        self._recorder = recorder
+        self._shadowing = shadowing
+        self._hints = HintFollower(state, pins)
+
+    # ---- admission and insertion ----
+
+    def inserting(self, req: Req, cached_tokens: int, *, is_finished: bool) -> Insertion:
+        """The request's tokens are about to enter the tree; the first time, it has just been admitted.
+
+        Args:
+            cached_tokens: of its prompt, that it found on the device.
+        """
+        if is_prewarm(req.rid):
+            return Insertion(transition=None)
+        query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
+        if query is None:
+            query = self._admit(req, cached_tokens)
+            setattr(req, QUERY_ATTRIBUTE, query)
+        return self._hints.inserting(req, query, is_finished=is_finished)
+
+    def _admit(self, req: Req, cached_tokens: int) -> QueryFolds:
+        """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
+        tree, policy, counters = self._state.tree, self._state.policy, self._state.counters
+        if self._shadowing is not None:
+            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.admitted, req)
+            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.count, counters)
+        hits = self._hit_nodes(req, cached_tokens)
+        observed = transition_after(tree.metadata(hits[-1]) if hits else None)
+        serial = policy.admit()
+        counters.calibration.advance(serial)
+        transition = self._hints.admitted(req, cached_tokens, observed)
+        query = QueryFolds(serial, transition)
+        if self._recorder is not None:
+            self._state.faults.beside(FaultPlace.RECORDING, self._recorder.admitted, req, query.serial)
+        for node in hits:
+            metadata = tree.metadata(node)
+            if metadata.would_evict:
+                counters.observed_lost_tokens += metadata.tokens
+                metadata.would_evict = False
+            if metadata.is_prewarmed:
+                counters.prewarmed_hit_tokens += metadata.tokens
+                metadata.is_prewarmed = False
+            tree.accessed(metadata, transition)
+            self._node_events.record_only(EventKind.HIT, Tier.DEVICE, node, rid=req.rid)
+        self._pins.admitted(hits)
+        self.count(req)
+        return query
+
+    def count(self, req: Req) -> None:
+        """Counts an admitted request, its prompt and its hits, once.
+
+        Reads the request only, so it goes on when learning has ended, and then counts the hits of LRU.
+        """
+        if getattr(req, COUNTED_ATTRIBUTE, False) or is_prewarm(req.rid):
+            return
+        setattr(req, COUNTED_ATTRIBUTE, True)
+        self._state.counters.admitted(req)
+
+    def _hit_nodes(self, req: Req, cached_tokens: int) -> list[UnifiedTreeNode]:
+        """Nodes that the request found in the cache, root side first."""
+        if cached_tokens <= 0 or req.last_node is None:
+            return []
+        tree = self._state.tree
+        path = tree.path(tree.core.node_by_id(req.last_node))
+        return [
+            node
+            for node in path
+            if (metadata := tree.metadata(node)).depth + metadata.tokens <= cached_tokens
+        ]
+
+    def inserted(self, node: UnifiedTreeNode, insertion: Insertion) -> None:
+        """The insertion made a new leaf."""
+        metadata = self._node_events.taken_in(node, insertion)
+        metadata.importance.creator = insertion.serial
+        if insertion.hinted is not None:
+            insertion.hinted.created(metadata)
+        if metadata.importance.inherited_pages:  # no attention was seen of the others yet
+            self._body_mass.update(node)
+        reason = "prewarmed" if insertion.is_prewarm else "computed"
+        self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, reason, rid=insertion.rid)
+
+    # ---- what follows ----
+
+    def cached(
+        self, req: Req, end: NodeId | None, *, is_finished: bool, is_chunk: bool
+    ) -> Callable[[], None] | None:
+        """The request's tokens are in the tree, or given up, down to the node ``end``.
+
+        Args:
+            is_chunk: whether more of the prompt is to come.
+
+        Returns:
+            The deferred learning from the request: for after its answer, and before its slot goes to another
+            one. None where there is nothing to learn.
+        """
+        answer_end = self._answer_end(req) if is_finished else AnswerEnd.UNKNOWN
+        if is_finished and self._shadowing is not None:
+            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.finished, req, answer_end)
+        query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
+        if query is None and not is_prewarm(req.rid):
+            return None
+        self._pins.settle()
+        path = self._state.tree.path_to(end)
+        if query is None:
+            self._warmed(path)
+            return None
+        if is_finished:
+            self._hints.retain(req)  # which cuts no node before the answer is out
+        for node in path:
+            self._computed_again(node, query, req.rid)
+            self._computed_beside(node, query)
+        if is_chunk:
+            return None
+        tree = self._state.tree
+        nodes = [tree.metadata(node) for node in path]
+        tree.tracker.ended(
+            nodes,
+            serial=query.serial,
+            prompt_tokens=len(req.origin_input_ids),
+            is_finished=is_finished,
+        )
+        if is_finished and req.finished():
+            self._answered(req, query, end, nodes, answer_end)
+        self._hints.cached(req, path, is_finished=is_finished)
+        return partial(self._learn, req, query, end, req.kv.req_pool_idx, answer_end, is_finished=is_finished)
+
+    def _answered(
+        self,
+        req: Req,
+        query: QueryFolds,
+        end: NodeId | None,
+        nodes: Sequence[NodeMetadata],
+        answer_end: AnswerEnd,
+    ) -> None:
+        """The answer of a request that brought or visited these nodes has ended."""
+        tree, clock = self._state.tree, self._state.policy.clock
+        tree.tracker.answered(nodes, answer_end)
+        turn = tree.turns.finished(
+            nodes,
+            serial=query.serial,
+            clock=clock,
+            prompt_tokens=len(req.origin_input_ids),
+            output_tokens=len(req.output_ids_through_stop),
+            answer_end=answer_end,
+        )
+        if answer_end is AnswerEnd.UNKNOWN and self.answer_ends is not None:
+            self.answer_ends.await_end(req.rid, end, clock, turn)
+
+    def told(self, rid: str, answer_end: AnswerEnd) -> None:
+        """The HTTP process has parsed the answer of a finished request: shadows and recording hear it too."""
+        if self.answer_ends is None or not self.answer_ends.told(rid, answer_end):
+            return
+        state = self._state
+        if self._shadowing is not None:
+            state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.told, rid, answer_end)
+        if self._recorder is not None:
+            clock = state.policy.clock
+            state.faults.beside(FaultPlace.RECORDING, self._recorder.told, rid, clock, answer_end)
+
+    def _answer_end(self, req: Req) -> AnswerEnd:
+        """How the answer ended; UNKNOWN of a request that was only retracted."""
+        if not req.finished():
+            return AnswerEnd.UNKNOWN
+        recognised = AnswerEnd.UNKNOWN if self.answer_ends is None else self.answer_ends.of(req)
+        return self._hints.answer_end(req, recognised)
+
+    def _learn(
+        self,
+        req: Req,
+        query: QueryFolds,
+        end: NodeId | None,
+        slot: int | None,
+        answer_end: AnswerEnd,
+        *,
+        is_finished: bool,
+    ) -> None:
+        """Takes in the scores and hints of a request for its path, which ends with the node ``end``."""
+        state = self._state
+        start = time.perf_counter()
+        self._pins.settle()  # of the prompt that the request retains
+        # Nodes may have been cut since the request left them, also by another request of the same pass.
+        path = state.tree.path_to(end)
+        if self._folding.fold(req, query, path, slot, is_finished=is_finished):
+            for node in path:
+                self._body_mass.update(node)
+        self._pins.folded(path)
+        if is_finished and self._recorder is not None:
+            state.faults.beside(
+                FaultPlace.RECORDING, self._recorder.finished, req, state.policy.clock, answer_end
+            )
+        if is_finished and self.ledger is not None:
+            state.faults.beside(FaultPlace.RECORDING, self.ledger.visited, req, path)
+        if is_finished and self.storage_tiers is not None:
+            for node in path:
+                metadata = state.tree.metadata(node)
+                self.storage_tiers.visited(node.hash_value or (), metadata.reuse_class, metadata.last_access)
+        for node in path:
+            self._leaves.refresh(node)
+        state.counters.fold_seconds += time.perf_counter() - start
+
+    def _warmed(self, path: list[UnifiedTreeNode]) -> None:
+        """A pre-warm may also have computed nodes that only lower tiers held; it counts as no visit."""
+        for node in path:
+            metadata = self._state.tree.metadata(node)
+            if metadata.off_device and not node.evicted:
+                metadata.off_device = False
+                metadata.is_prewarmed = True
+                self._body_mass.update(node)
+            self._leaves.refresh(node)
+
+    def _computed_beside(self, node: UnifiedTreeNode, query: QueryFolds) -> None:
+        """A request that was to be dropped after use brought the node, while this one computed the same."""
+        metadata = self._state.tree.metadata(node)
+        if metadata.expendable and metadata.importance.creator != query.serial:
+            metadata.expendable = False
+            self._leaves.refresh(node)
+
+    def _computed_again(self, node: UnifiedTreeNode, query: QueryFolds, rid: str) -> None:
+        """Upstream puts a request's own KV into a node that only lower tiers held and that was not loaded."""
+        metadata = self._state.tree.metadata(node)
+        if not metadata.off_device or node.evicted:
+            return
+        metadata.off_device = False
+        self._body_mass.update(node)
+        self._state.tree.accessed(metadata, query.transition)
+        self._leaves.refresh(node)
+        self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, "computed", rid=rid)

@@ -1,0 +1,87 @@
+"""Every route that computes looks at its request first, and answers 400 before a stream begins.
+
+sglang begins a stream with 200 before it looks at the request, and what is wrong comes as an event in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from inspect import iscoroutinefunction
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sglang_importance.http.requests.fields.body_check import TABLES, check_body
+from sglang_importance.http.requests.fields.refusal import BadField
+from sglang_importance.http.requests.fields.server_facts import facts_of
+from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
+from sglang_importance.http.server_state import tokenizer_manager
+from sglang_importance.upstream.server_options import importance_options
+
+Endpoint = Callable[..., Awaitable[Any]]
+
+
+def check_routes(app: FastAPI) -> None:
+    """Puts our look in front of every route of an app that takes a request which sglang computes."""
+    for route in app.router.routes:
+        if isinstance(route, APIRoute) and (bodies := _bodies(route)):
+            endpoint = route.dependant.call
+            assert iscoroutinefunction(endpoint), route.path
+            # The route keeps its methods, dependencies and place: FastAPI calls what stands here.
+            route.dependant.call = _checked(endpoint, bodies)
+            route.app = _refusing(route.app, app)
+
+
+def _bodies(route: APIRoute) -> list[str]:
+    """Names of the parameters that are requests for something to compute."""
+    bodies = route.dependant.body_params
+    return [each.name for each in bodies if getattr(each.field_info.annotation, "__name__", "") in TABLES]
+
+
+def _is_ours() -> bool:
+    return importance_options(tokenizer_manager().server_args) is not None
+
+
+def _checked(endpoint: Endpoint, bodies: list[str]) -> Endpoint:
+    @wraps(endpoint)
+    async def check_and_answer(**values: Any) -> Any:
+        if _is_ours():
+            manager = tokenizer_manager()
+            in_flight: Mapping[str, Any] = getattr(manager, "rid_to_state", {})
+            try:
+                for name in bodies:
+                    check_body(values[name], facts_of(manager), in_flight)
+            except BadField as error:
+                raise HTTPException(status_code=400, detail=str(error)) from None
+        return await endpoint(**values)
+
+    return check_and_answer
+
+
+def _refusing(answer: ASGIApp, app: FastAPI) -> ASGIApp:
+    """Turns errors of sglang's readers and converters into 400; its own handlers do not know them."""
+
+    async def answer_or_refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        began = False
+
+        async def note(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            await answer(scope, receive, note)
+        except UNREADABLE as error:
+            if began or not _is_ours():
+                raise
+            refused = HTTPException(status_code=400, detail=unreadable(error))
+            handle: Any = app.exception_handlers[
+                HTTPException
+            ]  # sglang's, which knows the shape of each route
+            response = await handle(Request(scope, receive), refused)
+            await response(scope, receive, send)
+
+    return answer_or_refuse

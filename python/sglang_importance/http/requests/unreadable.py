@@ -1,0 +1,30 @@
+"""Errors of sglang's own code at what a client wrote, where it expects something else.
+
+The tables of ``fields`` are to name each; what they miss is still the client's error, not the server's.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+
+import msgspec
+
+UNREADABLE = (
+    *(TypeError, AttributeError, LookupError, AssertionError, OverflowError, UnicodeError, RecursionError),
+    *(re.error, msgspec.MsgspecError),
+)
+"""What Python raises at a value of another shape; none of them says that a machine has failed."""
+
+
+logger = logging.getLogger(__name__)
+
+
+def unreadable(error: BaseException) -> str:
+    """The one line of a refusal; the log has the place in sglang, for whoever adds the missing row."""
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    where = ", ".join(f"{each.filename}:{each.lineno}" for each in place)
+    logger.warning("KV importance: sglang cannot read a request: %s at %s", type(error).__name__, where)
+    said = " ".join(str(error).split())[:200]
+    return f"sglang cannot read this request ({type(error).__name__}: {said}): look at its fields' types"

@@ -1,0 +1,107 @@
+"""Which tokens of each request read chosen pages, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.sparse.audits import AuditCounts, AuditRule, AuditTrail
+from sgl_importance.sparse.selection_rule import SelectionRule, read_all, selection_rule
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+SELECTION_ATTRIBUTE = "importance_selection"
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Selection:
+    """Of one request.
+
+    Attributes:
+        rule: which tokens select, and how many pages.
+        trail: checks of its choices.
+        candidates: pages that its tokens chose from, in all layers.
+        selected: those that were chosen.
+    """
+
+    rule: SelectionRule
+    trail: AuditTrail
+    candidates: int = 0
+    selected: int = 0
+
+    def report(self) -> dict[str, Any]:
+        """The part ``pages`` of the report that a request may ask for; means are None where none was made."""
+        counts = self.trail.counts
+
+        def mean(total: float) -> float | None:
+            return total / counts.audits if counts.audits else None
+
+        return {
+            "candidates": self.candidates,
+            "selected": self.selected,
+            "audits": counts.audits,
+            "failed_audits": counts.failed,
+            "missed_mass": mean(counts.missed_mass),
+            "missed_page": mean(counts.missed_page),
+            "output_error": mean(counts.output_error),
+        }
+
+
+class Selections:
+    """The selections of all requests. A request holds its own, which goes with it.
+
+    Args:
+        options: what the operator chose for requests that say nothing.
+        page_size: tokens per page.
+
+    Attributes:
+        audits: of all requests so far.
+    """
+
+    def __init__(self, options: ImportanceOptions, page_size: int) -> None:
+        self.audits = AuditCounts()
+        self._options = options
+        self._page_size = page_size
+        self._audit_rule = AuditRule(options.sparse.audit_interval, options.sparse.audit_missed_page)
+        # Of a request in a batch that nobody opened, such as a warm-up.
+        self._unopened = self._selection(read_all(page_size))
+        self._by_rid: WeakValueDictionary[str, Selection] = WeakValueDictionary()
+
+    def of(self, rid: str) -> Selection:
+        """The selection of a request in a batch; one that nobody opened reads all."""
+        return self._by_rid.get(rid, self._unopened)
+
+    def open(self, req: Req, *, reads_all: bool, budget: float | None) -> Selection:
+        """Gives a request its selection.
+
+        Args:
+            reads_all: whether no token of it selects.
+            budget: as in ``SelectionRule``; None for the server's.
+        """
+        if reads_all:
+            rule = read_all(self._page_size)
+        else:
+            rule = selection_rule(
+                prompt_tokens=len(req.origin_input_ids),
+                selecting_prompt_tokens=self._options.sparse.prompt_tokens,
+                min_context_tokens=self._options.sparse.min_context,
+                budget=self._options.sparse.budget if budget is None else budget,
+                page_size=self._page_size,
+            )
+        selection = self._selection(rule)
+        setattr(req, SELECTION_ATTRIBUTE, selection)
+        self._by_rid[req.rid] = selection
+        return selection
+
+    def _selection(self, rule: SelectionRule) -> Selection:
+        first = max(rule.first, rule.prompt_tokens)
+        return Selection(rule, AuditTrail(self._audit_rule, first, self.audits))
+
+
+def opened_selection(req: Req) -> Selection | None:
+    """The selection of a request; None before its server gave it one, and where all pages are read."""
+    selection: Selection | None = getattr(req, SELECTION_ATTRIBUTE, None)
+    return selection

@@ -1,0 +1,274 @@
+"""Attention over pages in tiers: by kernels compiled for CPUs, or by Triton's, as the pool says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from torch.nn.functional import pad
+
+from sgl_importance.sparse.selection_rule import read_all
+from sgl_importance_kernels.sparse.audit import audit
+from sgl_importance_kernels.sparse.page_chooser import PageChooser
+from sgl_importance_kernels.sparse.step_attention import attend_step, can_attend_in_place
+from sgl_importance_kernels.sparse.streamed_attention import (
+    PartialAttention,
+    attend_causally,
+    stream_attention,
+)
+from sglang_importance.attention.source import request_table
+from sglang_importance.sparse.decode_step import DecodeStep, parts
+from sglang_importance.sparse.pool import TieredKVPool
+from sglang_importance.sparse.selections import Selection
+from sglang_importance.sparse.span import Choice, Span
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+ChoiceListener = Callable[[slice, "RadixAttention", torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Takes rows of the batch, layer, pages of the context, those of them that were chosen, and their shares."""
+
+
+class TieredAttentionBackend(TorchNativeAttnBackend):
+    """Attention that holds no more of a context on the device than slots and staging buffer.
+
+    Tokens of answers are computed together, whatever pass they are in. Those of prompts read their pages
+    through the staging buffer, request by request.
+
+    Args:
+        chooser: makes steps read the pages that it chooses; None where they read all.
+        selecting_layers: those whose steps do; they are audited in turn.
+    """
+
+    token_to_kv_pool: TieredKVPool
+
+    def __init__(
+        self,
+        model_runner: ModelRunner,
+        chooser: PageChooser | None = None,
+        selecting_layers: Collection[int] = (),
+    ) -> None:
+        super().__init__(model_runner)
+        assert isinstance(self.token_to_kv_pool, TieredKVPool), "sglang built another pool"
+        self._chooser = chooser
+        self._selecting_layers = tuple(selecting_layers)
+        self._read_all = read_all(self.token_to_kv_pool.page_size)
+        self.on_choice: ChoiceListener | None = None
+        self._spans: list[Span] = []
+        self._alone: list[Span] = []
+        self._steps: list[DecodeStep] = []
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        super().init_forward_metadata(forward_batch)
+        self.token_to_kv_pool.begin_pass(forward_batch.out_cache_loc)
+        is_decode = forward_batch.forward_mode.is_decode()
+        if is_decode:
+            stops = forward_batch.seq_lens.tolist()
+            starts = [stop - 1 for stop in stops]
+        else:
+            assert forward_batch.extend_prefix_lens is not None
+            assert forward_batch.extend_seq_lens is not None
+            starts = forward_batch.extend_prefix_lens.tolist()
+            new = forward_batch.extend_seq_lens.tolist()
+            stops = [start + tokens for start, tokens in zip(starts, new, strict=True)]
+        rids = forward_batch.rids or []  # none in upstream's own dummy batches, nor of padding
+        slots = forward_batch.req_pool_indices.tolist()
+        table, page_size = request_table(self.req_to_token_pool), self.token_to_kv_pool.page_size
+        self._spans = []
+        row = 0
+        for slot, rid, start, stop in zip_longest(slots, rids[: len(slots)], starts, stops):
+            selection = self._selection(rid)
+            rule = self._read_all if selection is None else selection.rule
+            pages = table[slot, :stop:page_size].long() // page_size
+            for span in rule.spans(start, stop):
+                is_causal = not (is_decode or span.is_generated)
+                context = span.start if is_causal else span.stop
+                first = row + span.start - start
+                self._spans.append(
+                    Span(
+                        rows=slice(first, first + span.stop - span.start),
+                        context=context,
+                        pages=pages[: -(-context // page_size)],
+                        is_causal=is_causal,
+                        choice=self._choice(selection, span.start, context) if span.selects else None,
+                    )
+                )
+            row += stop - start
+        self._divide()
+
+    def _divide(self) -> None:
+        """Tells the spans that are computed together from those that are computed alone."""
+        pool = self.token_to_kv_pool
+        choosing: list[Span] = []
+        reading: list[Span] = []
+        self._alone = []
+        for span in self._spans:
+            if span.is_causal or span.rows.stop - span.rows.start > 1 or not can_attend_in_place(pool.slots):
+                self._alone.append(span)
+            elif span.choice is not None and span.choice.max_pages < len(span.pages):
+                choosing.append(span)
+            else:
+                reading.append(span)
+        self._steps = []
+        for part in parts(choosing):
+            assert pool.slots.representations is not None
+            # Those of a page that this pass completes are built when its last token is written.
+            pool.slots.representations.ensure(
+                torch.cat([span.pages[: (span.context - 1) // pool.page_size] for span in part])
+            )
+            self._steps.append(DecodeStep.of(part, pool.page_size, self._chooser))
+        self._steps += [DecodeStep.of(part, pool.page_size, None) for part in parts(reading)]
+
+    def _selection(self, rid: str | None) -> Selection | None:
+        selections = self.token_to_kv_pool.selections
+        return None if selections is None or rid is None else selections.of(rid)
+
+    def _choice(self, selection: Selection | None, position: int, context: int) -> Choice:
+        assert selection is not None
+        rule, trail = selection.rule, selection.trail
+        turn = trail.turn(position)
+        layers = self._selecting_layers
+        return Choice(
+            selection,
+            position,
+            max_pages=rule.max_pages(context, trail.budget_factor(position)),
+            # Where turns begin differs between prompts: short answers have one audit each, in any layer.
+            audited_layer=layers[(turn + rule.prompt_tokens) % len(layers)]
+            if layers and turn is not None
+            else None,
+        )
+
+    def forward_extend(  # type: ignore[override]  # only what is understood: no other keywords
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As upstream's; models that cap their logits are refused at launch.
+
+        Raises:
+            NotImplementedError: the layer brings learnt sinks, which only its call tells.
+        """
+        if sinks is not None:
+            raise NotImplementedError("tiered pages have no learnt sinks: use --kv-residency full")
+        assert save_kv_cache, "tiered pages need every layer's own keys and values in the pool"
+        self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+        heads = layer.tp_q_head_num
+        queries = q.reshape(-1, heads, layer.qk_head_dim)
+        output = q.new_empty(q.shape[0], heads * layer.v_head_dim)
+        results = output.view(-1, heads, layer.v_head_dim)
+        for step in self._steps:
+            self._attend_step(step, queries, layer, results)
+        for span in self._alone:
+            rows = span.rows
+            sums = self._read_pages(queries[rows], span, layer)
+            if span.is_causal:
+                sums.add(*attend_causally(queries[rows], k[rows], v[rows], layer.scaling))
+            results[rows] = sums.output.to(output.dtype)
+        if layer.layer_id - self.token_to_kv_pool.start_layer == self.token_to_kv_pool.layer_num - 1:
+            self._count()
+        return output
+
+    # What sets a decode step apart is in its spans, which are made before the first layer.
+    forward_decode = forward_extend
+
+    def _attend_step(
+        self, step: DecodeStep, queries: torch.Tensor, layer: RadixAttention, results: torch.Tensor
+    ) -> None:
+        """Computes a step's rows in one layer."""
+        slots, index = self.token_to_kv_pool.slots, layer.layer_id - self.token_to_kv_pool.start_layer
+        of_rows = queries[step.rows]
+        pages, shares = step.everything, None
+        selects = layer.layer_id in self._selecting_layers
+        if selects and step.contexts is not None:
+            assert self._chooser is not None
+            chosen, of_chosen = self._chooser.choose_step(index, of_rows * layer.scaling, step.contexts)
+            # The page that is being filled is in a frame: nothing is known of it, nor asked.
+            pages = torch.cat([step.contexts.partial_page[:, None], chosen], dim=1)
+            shares = pad(of_chosen, (1, 0))
+            step.chosen.add_((pages >= 0).sum(dim=1))
+        places = slots.place(index, pages, shares)
+        outputs, log_sums = attend_step(slots, index, of_rows, places, step.last_tokens, layer.scaling)
+        for row, span in enumerate(step.spans if selects else ()):
+            if shares is not None and self.on_choice is not None:
+                is_read = pages[row].roll(-1) >= 0
+                read, of_read = pages[row].roll(-1)[is_read], shares[row].roll(-1)[is_read]
+                self.on_choice(span.rows, layer, span.pages, read, of_read)
+            if span.choice is not None and span.choice.audited_layer == layer.layer_id:
+                sums = PartialAttention()
+                sums.add(outputs[row : row + 1], log_sums[row : row + 1])
+                read = pages[row][pages[row] >= 0]
+                outputs[row] = self._audited(sums, read, of_rows[row : row + 1], span, layer).output
+        results[step.rows] = outputs.to(results.dtype)
+
+    def _count(self) -> None:
+        """Counts the steps of a pass behind its last layer, where the device has nothing left to wait for."""
+        slots, layers = self.token_to_kv_pool.slots, len(self._selecting_layers)
+        slots.settle()
+        for step in self._steps:
+            counts = step.chosen.tolist() if step.contexts is not None else [None] * len(step.spans)
+            for span, chosen in zip(step.spans, counts, strict=True):
+                if span.choice is None:
+                    continue
+                candidates = layers * len(span.pages)
+                selected = candidates if chosen is None else chosen
+                span.choice.selection.candidates += candidates
+                span.choice.selection.selected += selected
+                slots.traffic.candidates += candidates
+                slots.traffic.selected += selected
+
+    def _read_pages(self, queries: torch.Tensor, span: Span, layer: RadixAttention) -> PartialAttention:
+        pool = self.token_to_kv_pool
+        index = layer.layer_id - pool.start_layer
+        pages, context, choice = span.pages, span.context, span.choice
+        shares = None
+        if self._chooser and choice is not None and layer.layer_id in self._selecting_layers:
+            pages, shares = self._chooser.choose(
+                index, queries * layer.scaling, pages, context, choice.max_pages
+            )
+            choice.selection.candidates += len(span.pages)
+            choice.selection.selected += len(pages)
+            if self.on_choice is not None and shares is not None:
+                self.on_choice(span.rows, layer, span.pages, pages, shares)
+            # The last page is among them: it alone may be partial.
+            context -= (len(span.pages) - len(pages)) * pool.page_size
+        sums = PartialAttention()
+        stream_attention(sums, queries, pool.slots, index, pages, context, layer.scaling, shares)
+        return self._audited(sums, pages, queries, span, layer)
+
+    def _audited(
+        self,
+        sums: PartialAttention,
+        pages: torch.Tensor,
+        queries: torch.Tensor,
+        span: Span,
+        layer: RadixAttention,
+    ) -> PartialAttention:
+        """The attention to chosen pages; where an audit is due, and says so, the exact one in its place."""
+        choice, pool = span.choice, self.token_to_kv_pool
+        if choice is None or choice.audited_layer != layer.layer_id:
+            return sums
+        trail = choice.selection.trail
+        if len(pages) == len(span.pages):
+            trail.audited(choice.position, missed_mass=0.0, missed_page=0.0, output_error=0.0)
+            return sums
+        index = layer.layer_id - pool.start_layer
+        found = audit(sums, pages, queries, pool.slots, index, span.pages, span.context, layer.scaling)
+        is_replaced = trail.audited(
+            choice.position,
+            missed_mass=found.missed_mass,
+            missed_page=found.missed_page,
+            output_error=found.output_error,
+        )
+        return found.exact if is_replaced else sums

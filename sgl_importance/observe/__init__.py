@@ -1,0 +1,1 @@
+"""What is told of a server without changing it: recordings, and shadow caches."""

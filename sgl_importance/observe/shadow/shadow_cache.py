@@ -1,0 +1,236 @@
+"""A prefix cache without KV, which computes the hits that a server with its policy would have.
+
+It allocates, locks, splits and evicts as the server's radix cache does on its device tier: whole nodes, only
+leaves, never nodes of a running request. Where running requests alone fill the pool, a server retracts;
+a shadow lets the pool overflow until they end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+
+from sgl_importance.observe.shadow.shadow_node import ShadowNode
+from sgl_importance.observe.shadow.shadow_ranking import Answer, Awaited, Ranking
+from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
+
+MAX_RUNNING = 1 << 14  # beyond it the oldest, whose ends were never reported, are dropped
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request between its admission and its end."""
+
+    end: ShadowNode
+    serial: int
+    prompt_tokens: int
+    pages: int  # held, the started one included
+    private: int  # held, not in the tree
+
+
+class ShadowCache:
+    """One device tier.
+
+    Args:
+        capacity: pages of the pool.
+        page_size: tokens per page.
+        ranking: the eviction order.
+        spare_pages: pages that must be free beyond what a request needs, for each running request: sglang
+            frees one (``mem_cache/allocation.py``) before a prefill and before each decode step.
+
+    Attributes:
+        used: pages in the tree.
+    """
+
+    def __init__(self, capacity: int, page_size: int, ranking: Ranking, *, spare_pages: int = 0) -> None:
+        assert capacity > 0
+        self._spare_pages = spare_pages
+        self.capacity = capacity
+        self.ranking = ranking
+        self.used = 0
+        self._page_size = page_size
+        self._private = 0
+        self._serial = 0
+        self._root = ShadowNode(0, None, [], 0)
+        self._running: OrderedDict[str, _Running] = OrderedDict()
+        self._awaited: OrderedDict[str, tuple[ShadowNode, Awaited]] = OrderedDict()
+
+    # ---- requests ----
+
+    def admit(self, request: str, pages: list[bytes], tokens: int) -> int:
+        """A request starts.
+
+        Args:
+            request: its name until ``finish``.
+            pages: chained digests of the prompt's whole pages.
+            tokens: prompt length.
+
+        Returns:
+            Prompt tokens found in the cache; the last token is always computed.
+        """
+        self.gone(request)
+        node, matched = self._walk(pages[: max(tokens - 1, 0) // self._page_size])
+        self._lock(node)
+        total = -(-tokens // self._page_size)
+        self._make_room(total - matched + self._spare_pages)
+        serial = self.ranking.admitted(node.path())
+        end = self._insert(pages, serial)
+        self._lock(end)
+        self._unlock(node)
+        self._private += total - len(pages)
+        self.ranking.ended(end.path(), len(pages), serial, is_finished=False)
+        self._running[request] = _Running(end, serial, tokens, total, total - len(pages))
+        if len(self._running) > MAX_RUNNING:
+            self.gone(next(iter(self._running)))
+        return matched * self._page_size
+
+    def finish(
+        self, request: str, pages: list[bytes], tokens: int, answer_end: AnswerEnd = AnswerEnd.UNKNOWN
+    ) -> None:
+        """A request ended, and its answer goes into the cache.
+
+        Args:
+            request: as ``admit`` named it; an unknown one is ignored.
+            pages: chained digests of the whole pages of prompt and answer.
+            tokens: of prompt and answer.
+            answer_end: how the answer ended.
+        """
+        running = self._running.pop(request, None)
+        if running is None:
+            return
+        # The last decode step may have begun a page, and used up what was spare for this request.
+        stepping = len(self._running) + (tokens % self._page_size != 1)
+        grown = -(-tokens // self._page_size) - running.pages
+        self._make_room(grown + self._spare_pages * stepping)
+        end = self._insert(pages, running.serial)
+        self._lock(end)
+        self._release(running)
+        prompt_pages = running.prompt_tokens // self._page_size
+        self.ranking.ended(end.path(), prompt_pages, running.serial, is_finished=True)
+        output_tokens = max(tokens - running.prompt_tokens, 0)
+        answer = Answer(running.serial, running.prompt_tokens, output_tokens, answer_end)
+        awaited = self.ranking.answered(end.path(), answer)
+        self._unlock(end)
+        if awaited is not None:
+            self._awaited[request] = end, awaited
+            if len(self._awaited) > MAX_AWAITED:
+                self._awaited.popitem(last=False)
+
+    def told(self, request: str, answer_end: AnswerEnd) -> None:
+        """It became known how the answer of a finished request had ended; of others nothing changes."""
+        if (found := self._awaited.pop(request, None)) is not None:
+            end, awaited = found
+            self.ranking.told(end.path(), awaited, answer_end)
+
+    def gone(self, request: str) -> None:
+        """A request will not be finished: what it held is evictable. Of others nothing changes."""
+        if (running := self._running.pop(request, None)) is not None:
+            self._release(running)
+            self.ranking.ended((), 0, running.serial, is_finished=True)
+
+    def _release(self, running: _Running) -> None:
+        self._private -= running.private
+        self._unlock(running.end)
+
+    # ---- the tree ----
+
+    def _walk(self, pages: list[bytes]) -> tuple[ShadowNode, int]:
+        """The longest known prefix: its last node, split off if need be, and its pages."""
+        node, matched = self._root, 0
+        while matched < len(pages) and (child := node.children.get(pages[matched])) is not None:
+            run = pages[matched : matched + len(child.pages)]
+            common = len(run)
+            if run != child.pages:
+                pairs = zip(child.pages, run, strict=False)
+                common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+                child = self._split(child, common)
+            self._touch(child)
+            node, matched = child, matched + common
+        return node, matched
+
+    def _touch(self, node: ShadowNode) -> None:
+        self.ranking.touched(node)
+        if not node.children and not node.locks:
+            self.ranking.enter(node)
+
+    def _new_node(self, parent: ShadowNode, pages: list[bytes], start: int) -> ShadowNode:
+        self._serial += 1
+        node = ShadowNode(self._serial, parent, pages, start)
+        parent.children[pages[0]] = node
+        return node
+
+    def _split(self, node: ShadowNode, length: int) -> ShadowNode:
+        assert node.parent is not None
+        upper = self._new_node(node.parent, node.pages[:length], node.start)
+        node.pages = node.pages[length:]
+        node.start += length
+        node.parent = upper
+        upper.children[node.pages[0]] = node
+        upper.locks = node.locks
+        self.ranking.split(upper, node)
+        if not node.children and not node.locks:
+            self.ranking.enter(node)
+        return upper
+
+    def _insert(self, pages: list[bytes], serial: int) -> ShadowNode:
+        """Adds the unknown rest of the path as one leaf; returns the path's last node."""
+        node, matched = self._walk(pages)
+        if matched == len(pages):
+            return node
+        leaf = self._new_node(node, pages[matched:], matched)
+        self.ranking.leave(node)
+        self.ranking.created(leaf, serial)
+        self.used += len(leaf.pages)
+        self.ranking.enter(leaf)
+        return leaf
+
+    def _lock(self, node: ShadowNode) -> None:
+        for each in node.up():
+            if not each.locks and not each.children:
+                self.ranking.leave(each)
+            each.locks += 1
+
+    def _unlock(self, node: ShadowNode) -> None:
+        for each in node.up():
+            each.locks -= 1
+            if not each.locks and not each.children:
+                self.ranking.enter(each)
+
+    def _make_room(self, pages: int) -> None:
+        self.evict(pages - (self.capacity - self.used - self._private))
+
+    def evict(self, pages: int) -> None:
+        """Gives up whole nodes until this many pages are free that were not, or nothing is evictable."""
+        while pages > 0 and (victim := self.ranking.victim()) is not None:
+            parent = victim.parent
+            assert parent is not None
+            self.ranking.removed(victim)
+            del parent.children[victim.pages[0]]
+            self.used -= len(victim.pages)
+            pages -= len(victim.pages)
+            victim.detach()
+            if not parent.is_root and not parent.children and not parent.locks:
+                self.ranking.enter(parent)
+
+    def nodes(self) -> Iterator[ShadowNode]:
+        """Every node but the root."""
+        stack = list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check_integrity(self) -> None:
+        """Asserts that links, locks and counts agree."""
+        nodes = list(self.nodes())
+        assert self.used == sum(len(node.pages) for node in nodes)
+        assert self._private == sum(running.private for running in self._running.values())
+        ends = [running.end for running in self._running.values()]
+        for node in nodes:
+            assert node.pages
+            assert node.parent is not None
+            assert node.parent.children[node.pages[0]] is node
+            assert node.start == node.parent.start + len(node.parent.pages)
+            assert node.locks == sum(node in end.up() for end in ends)

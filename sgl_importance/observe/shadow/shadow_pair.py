@@ -1,0 +1,58 @@
+"""LRU and importance side by side, at the same capacity, on the same requests."""
+
+from __future__ import annotations
+
+from sgl_importance.observe.shadow.comparison import Comparison
+from sgl_importance.observe.shadow.shadow_cache import ShadowCache
+from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruRanking
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance.reuse.answer_end import AnswerEnd
+
+
+class ShadowPair:
+    """Two shadow caches and the comparison of their hits.
+
+    Args:
+        capacity: pages of the device tier.
+        page_size: tokens per page.
+        cost: of the server's policy.
+        ghost_pages: pages that importance remembers after their eviction.
+    """
+
+    def __init__(self, capacity: int, page_size: int, cost: CostModel, ghost_pages: int) -> None:
+        self.capacity = capacity
+        self.page_size = page_size
+        self.comparison = Comparison()
+        self._cost = cost
+        self._ghost_pages = ghost_pages
+        self.reset()
+
+    def reset(self) -> None:
+        """Empties both caches, as a flush does; counts go on, the estimate of reuse is forgotten."""
+        ranking = ImportanceRanking(self._cost, self.page_size, self._ghost_pages)
+        spare = int(self.page_size > 1)
+        self.lru = ShadowCache(self.capacity, self.page_size, LruRanking(), spare_pages=spare)
+        self.importance = ShadowCache(self.capacity, self.page_size, ranking, spare_pages=spare)
+
+    def admit(self, request: str, pages: list[bytes], tokens: int) -> tuple[int, int]:
+        """A request starts; returns the tokens of its prompt that LRU and importance find."""
+        lru = self.lru.admit(request, pages, tokens)
+        importance = self.importance.admit(request, pages, tokens)
+        self.comparison.add(tokens, lru, importance)
+        return lru, importance
+
+    def finish(
+        self, request: str, pages: list[bytes], tokens: int, answer_end: AnswerEnd = AnswerEnd.UNKNOWN
+    ) -> None:
+        """A request ended with these tokens of prompt and answer."""
+        self.lru.finish(request, pages, tokens, answer_end)
+        self.importance.finish(request, pages, tokens, answer_end)
+
+    def gone(self, request: str) -> None:
+        """A request will not be finished."""
+        self.lru.gone(request)
+        self.importance.gone(request)
+
+    def told(self, request: str, answer_end: AnswerEnd) -> None:
+        """It became known how the answer of a finished request had ended. Recency does not ask."""
+        self.importance.told(request, answer_end)

@@ -1,0 +1,230 @@
+"""The operator's options: one frozen record, carried from the launcher into every scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal, Self, get_args
+
+from sgl_importance.options.placement import LedgerOptions, PinOptions, PrewarmOptions
+from sgl_importance.options.recording import TraceOptions
+from sgl_importance.options.setting import METADATA_KEY, Setting, option
+from sgl_importance.options.signal import SignalOptions
+from sgl_importance.options.storage import StoreOptions
+from sgl_importance.options.tiered import SparseOptions, TieredOptions
+from sgl_importance.postgres_url import url_problem
+from sgl_importance.sparse.prune import Prune
+
+KvPolicy = Literal["default", "observe", "importance"]
+ImportanceG = Literal["auto", "on", "off", "shuffled"]
+
+KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
+
+CONFIG_FLAG = "--kv-importance-config"
+"""Names the TOML file with the options that have no flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceOptions:
+    """What an operator chose; ``SETTINGS`` says what each option means.
+
+    Raises:
+        ValueError: names every option whose value cannot be used.
+    """
+
+    policy: KvPolicy = option(
+        "default",
+        help="who ranks the KV cache: 'default' is stock sglang; 'observe' keeps stock's evictions and "
+        "reports what ours would have saved; 'importance' evicts what will be missed least: by predicted "
+        "reuse and the cost of restoring, and by attention only where --kv-importance-g is 'on'",
+        flag="--kv-policy",
+        choices=KV_POLICIES,
+        process="both",
+        cost="but for 'default': sglang's tree in Python instead of Rust, and page scores",
+    )
+    source: str = option(
+        "auto",
+        help="producer of the page scores; 'none' leaves attention alone, whatever its backend, and reuse is "
+        "predicted without scores; 'auto' takes the producer of the attention backend in use where it has "
+        "run on that kind of device, else 'none'",
+        flag="--kv-importance-source",
+        cost="but for 'none': work in the layers that emit; on a CPU a second pass over queries and keys",
+    )
+    g: ImportanceG = option(
+        "auto",
+        help="'on' lets importance move the ranking; 'off' fixes its factor at 1; 'auto' is 'off' as long as "
+        "no measurement has shown that the factor helps (docs/findings.md); 'shuffled' gives each node the "
+        "factor of another, the control arm of experiments",
+        flag="--kv-importance-g",
+        choices=get_args(ImportanceG),
+    )
+    signal: SignalOptions = field(default_factory=SignalOptions)
+    pins: PinOptions = field(default_factory=PinOptions)
+    ledger: LedgerOptions = field(default_factory=LedgerOptions)
+    prewarm: PrewarmOptions = field(default_factory=PrewarmOptions)
+    trace: TraceOptions = field(default_factory=TraceOptions)
+    store: StoreOptions = field(default_factory=StoreOptions)
+    tiered: TieredOptions = field(default_factory=TieredOptions)
+    sparse: SparseOptions = field(default_factory=SparseOptions)
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, Any]) -> Self:
+        """The options with some of them chosen.
+
+        Args:
+            chosen: values by place, such as ``policy`` or ``sparse.budget``.
+
+        Raises:
+            ValueError: names every option whose value cannot be used.
+            KeyError: there is no option at a place.
+        """
+        groups: dict[str, dict[str, Any]] = {name: {} for name in _GROUPS}
+        top: dict[str, Any] = {}
+        for place, value in chosen.items():
+            if place not in SETTINGS:
+                raise KeyError(place)
+            group, _, name = place.rpartition(".")
+            (groups[group] if group else top)[name] = value
+        return cls(**top, **{name: _GROUPS[name](**values) for name, values in groups.items()})
+
+    def __post_init__(self) -> None:
+        unusable = [
+            f"{name_of(place)} {problem}"
+            for place, setting in SETTINGS.items()
+            if (problem := setting.problem(self.at(place)))
+        ]
+        # Only values that can be used can be compared.
+        if problems := unusable or self._contradictions():
+            raise ValueError("; ".join(problems))
+
+    def _contradictions(self) -> list[str]:
+        problems = []
+        if self.pins.auto == "on" and not self.use_importance:
+            problems.append(
+                f"{name_of('pins.auto')} rests on what attention said: it needs {name_of('g')} to be 'on'"
+            )
+        if self.trace.pages and not self.trace.directory:
+            problems.append(f"{name_of('trace.pages')} needs {name_of('trace.directory')}: name a directory")
+        if self.store.tiers and not self.store.directory:
+            problems.append(
+                f"{name_of('store.tiers')} needs {name_of('store.directory')}: a directory for the ledger "
+                "and for locks"
+            )
+        if "://" in self.ledger.place and (problem := url_problem(self.ledger.place)):
+            problems.append(f"{name_of('ledger.place')} {problem}")
+        if self.is_tiered and self.policy != "importance":
+            problems.append(
+                f"{name_of('tiered.residency')} 'tiered' needs {name_of('policy')} to be 'importance'"
+            )
+        problems += self._sparse_problems()
+        if self.source == "none":
+            problems += [
+                f"{need} needs page scores, which {name_of('source')} 'none' does not take"
+                for need in self.needing_scores
+            ]
+        return problems
+
+    def _sparse_problems(self) -> list[str]:
+        problems = []
+        try:
+            Prune.parse(self.sparse.prune)
+        except ValueError as error:
+            problems.append(f"{name_of('sparse.prune')} {error}")
+        if self.sparse.audit_missed_page < 1 and not self.sparse.audit_interval:
+            problems.append(
+                f"{name_of('sparse.audit_missed_page')} needs audits: give {name_of('sparse.audit_interval')}"
+            )
+        if not self.is_sparse:
+            if self.sparse.audit_interval:
+                problems.append(f"audits need {name_of('sparse.selector')} to be a selector, not 'all'")
+            return problems
+        if not self.is_tiered:
+            selector = f"{name_of('sparse.selector')} {self.sparse.selector!r}"
+            problems.append(f"{selector} needs {name_of('tiered.residency')} to be 'tiered'")
+        return problems
+
+    def at(self, place: str) -> Any:
+        """The value of one option.
+
+        Args:
+            place: as in ``SETTINGS``.
+        """
+        group, _, name = place.rpartition(".")
+        return getattr(getattr(self, group) if group else self, name)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether steps read only the pages that a selector chooses."""
+        return self.sparse.selector != "all"
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether the KV of running requests lies on the host, with a cache of pages on the device."""
+        return self.tiered.residency == "tiered"
+
+    def device_tokens_of(self, pool_tokens: int) -> int:
+        """Tokens whose dense KV would fill the device memory given for tiered pages.
+
+        Args:
+            pool_tokens: tokens of the pool, which lies on the host.
+        """
+        given = self.tiered.device_tokens
+        return int(given * pool_tokens if given < 1 else given)
+
+    @property
+    def needing_scores(self) -> tuple[str, ...]:
+        """The choices that mean nothing without page scores, as ``name 'value'``."""
+        needing = {
+            "g": self.use_importance,
+            "trace.detail": self.trace.directory and self.trace.detail == "steps",
+        }
+        return tuple(f"{name_of(place)} {self.at(place)!r}" for place, needs in needing.items() if needs)
+
+    @property
+    def use_importance(self) -> bool:
+        """Whether g moves the ranking. ``auto`` follows the measurements: none showed a gain."""
+        return self.g in ("on", "shuffled")
+
+    @property
+    def ledger_place(self) -> str:
+        """The directory or database that keeps what is learnt between starts; empty where nothing is kept."""
+        if self.is_stock or self.ledger.place == "off":
+            return ""
+        return self.store.directory if self.ledger.place == "auto" else self.ledger.place
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether sglang runs as if this package were not installed, but for a store where one is named."""
+        return self.policy == "default"
+
+
+_GROUPS: dict[str, type] = {
+    each.name: each.default_factory  # type: ignore[misc]  # a group's own class
+    for each in fields(ImportanceOptions)
+    if METADATA_KEY not in each.metadata
+}
+
+
+def _fields() -> Iterator[tuple[str, Field[Any]]]:
+    for each in fields(ImportanceOptions):
+        if each.name in _GROUPS:
+            yield from ((f"{each.name}.{inner.name}", inner) for inner in fields(_GROUPS[each.name]))
+        else:
+            yield each.name, each
+
+
+SETTINGS: dict[str, Setting] = {place: each.metadata[METADATA_KEY] for place, each in _fields()}
+"""Every option by its place: ``policy``, ``sparse.budget``."""
+
+DEFAULTS: dict[str, Any] = {place: each.default for place, each in _fields()}
+"""What each option is where nobody chose."""
+
+
+def name_of(place: str) -> str:
+    """What an operator writes to choose an option: its flag, or its key and the file that this stands in."""
+    return SETTINGS[place].flag or f"{place} of {CONFIG_FLAG}"
+
+
+def keyword_of(place: str) -> str:
+    """The name of an option with a flag among sglang's arguments: ``kv_sparse_budget``."""
+    return SETTINGS[place].flag.removeprefix("--").replace("-", "_")

@@ -1,0 +1,38 @@
+"""Flags that an earlier release had: each is refused with the line that says what to write now."""
+
+from __future__ import annotations
+
+_NEW_PLACES = {
+    "--kv-importance-interval": ("signal", "interval = N"),
+    "--kv-importance-layers": ("signal", "layers = [INDEX, ...]"),
+    "--kv-importance-window": ("signal", "window = N"),
+    "--kv-importance-sink-tokens": ("signal", "sink_tokens = N"),
+    "--kv-importance-local-tokens": ("signal", "local_tokens = N"),
+    "--kv-importance-half-life-queries": ("signal", "half_life_queries = X"),
+    "--kv-importance-auto-pins": ("pins", 'auto = "on"'),
+    "--kv-importance-trace-detail": ("trace", 'detail = "steps"'),
+    "--kv-importance-trace-megabytes": ("trace", "megabytes = N"),
+    "--kv-importance-trace-pages": ("trace", "pages = X"),
+    "--kv-importance-fetch-timeout-ms": ("store", "fetch_timeout_ms = N"),
+    "--kv-importance-ledger-megabytes": ("ledger", "megabytes = N"),
+    "--kv-importance-prewarm-seconds": ("prewarm", "seconds = N"),
+    "--kv-residency-policy": ("tiered", 'policy = "lru"'),
+    "--kv-sparse-prune": ("sparse", 'prune = "topp:P"'),
+    "--kv-sparse-resident-bias": ("sparse", "resident_bias = X"),
+    "--kv-sparse-audit-missed-page": ("sparse", "audit_missed_page = X"),
+}
+_GONE = {
+    "--kv-importance-gate": "leave it out; --hicache-write-policy write_back stores less, and hits more",
+    "--kv-importance-gate-payback": "leave it out, as --kv-importance-gate, which it was for",
+    "--kv-sparse-audit-confidence": "use --kv-sparse-audit-interval",
+    "--kv-sparse-dense-layers": "leave it out, and raise --kv-sparse-budget where answers miss something",
+}
+
+MOVED_FLAGS: dict[str, str] = {
+    **{
+        flag: f"moved: write {key} under [{group}] in the file of --kv-importance-config"
+        for flag, (group, key) in _NEW_PLACES.items()
+    },
+    **{flag: f"is gone: {instead}" for flag, instead in _GONE.items()},
+}
+"""What each of them says behind its name."""

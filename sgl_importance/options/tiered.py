@@ -1,0 +1,120 @@
+"""Tiered pages: KV on the host, read through a smaller cache on the device, whole or by choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from sgl_importance.options.setting import option
+
+Residency = Literal["full", "tiered"]
+ResidencyPolicy = Literal["lru", "bucketed_lru", "ema", "importance"]
+SparseSelector = Literal["all", "bits", "rep", "quest", "infllm", "mean", "window", "token", "oracle"]
+
+RESIDENCY_POLICIES: tuple[ResidencyPolicy, ...] = get_args(ResidencyPolicy)
+SPARSE_SELECTORS: tuple[SparseSelector, ...] = get_args(SparseSelector)
+
+
+@dataclass(frozen=True, slots=True)
+class TieredOptions:
+    """Where the KV of running requests is."""
+
+    residency: Residency = option(
+        "full",
+        help="where the KV of running requests is: 'full' keeps all of it on the device, as sglang does; "
+        "'tiered' keeps it on the host, where --max-total-tokens counts, and reads it through a smaller "
+        "cache of pages on the device",
+        flag="--kv-residency",
+        choices=get_args(Residency),
+        cost="'tiered' copies pages to the device that are not there when a step reads them",
+    )
+    device_tokens: float = option(
+        1 / 16,
+        help="device memory of tiered pages with all their tables, in tokens whose KV would fill it; below "
+        "1, by their share of --max-total-tokens",
+        flag="--kv-device-tokens",
+        unit="tokens or share",
+        minimum=0,
+        above_minimum=True,
+        whole=False,
+    )
+    policy: ResidencyPolicy = option(
+        "ema",
+        help="which page leaves the device for one that a selector chose: the least recently read ('lru'; "
+        "'bucketed_lru' with ages in powers of two), the least often chosen of late ('ema'), or the one "
+        "that was chosen for the least attention of late ('importance')",
+        choices=RESIDENCY_POLICIES,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SparseOptions:
+    """Which of its pages a step reads."""
+
+    selector: SparseSelector = option(
+        "all",
+        help="which pages of its context a generated token reads, of tiered pages: 'all', or those that the "
+        "named selector estimates highest (docs/sparse.md), which may change answers",
+        flag="--kv-sparse-selector",
+        choices=SPARSE_SELECTORS,
+        cost="but for 'all', 'window' and 'oracle': device memory for what the selector keeps of every page",
+    )
+    budget: float = option(
+        2048.0,
+        help="tokens that a query may read where a selector chooses, first and last ones of the context "
+        "included; below 1, their share of the context",
+        flag="--kv-sparse-budget",
+        unit="tokens or share",
+        minimum=0,
+        above_minimum=True,
+        whole=False,
+    )
+    min_context: int = option(
+        1024,
+        help="a token with fewer before it reads all of them",
+        flag="--kv-sparse-min-context",
+        unit="tokens",
+        minimum=0,
+    )
+    prompt_tokens: int = option(
+        0,
+        help="last tokens of a prompt, from the start of a page, that read chosen pages too; they enter no "
+        "cache. At 0 all of a prompt is read exactly",
+        flag="--kv-sparse-prompt-tokens",
+        unit="tokens",
+        minimum=0,
+    )
+    audit_interval: int = option(
+        0,
+        help="generated tokens from one audit of a request to the next: one layer's choice of pages is "
+        "compared with exact attention; 0 for none",
+        flag="--kv-sparse-audit-interval",
+        unit="generated tokens",
+        minimum=0,
+        cost="one layer of one step in N attends to its whole context on the host",
+    )
+    audit_missed_page: float = option(
+        1.0,
+        help="an audit fails where a head has a larger share of its attention on one page that was not read: "
+        "its layer's output becomes the exact one, and the request's budget doubles until an audit passes; "
+        "at 1 none fails",
+        unit="share",
+        minimum=0,
+        maximum=1,
+        whole=False,
+    )
+    prune: str = option(
+        "none",
+        help="reads fewer pages than the budget where the rest would matter little: 'topp:P' stops at a "
+        "share P of the estimated attention, 'blasst:L' leaves out pages without a key of at least L times "
+        "the largest estimated weight; 'none' uses the budget up",
+    )
+    resident_bias: float = option(
+        0.0,
+        help="a page on the device counts (1 + X)-fold when a selector chooses: fewer pages are loaded, and "
+        "answers depend on what is on the device",
+        unit="times",
+        minimum=0,
+        whole=False,
+        cost="above 0 the same prompt may be answered with other tokens at another time",
+    )

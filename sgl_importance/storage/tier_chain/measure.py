@@ -1,0 +1,129 @@
+"""Bandwidth and latency of a tier, measured once at start; and tiers that are slowed down on purpose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+import numpy as np
+
+from sgl_importance.storage.page_record import MissReason
+from sgl_importance.storage.tier_chain.costs import FetchCost
+from sgl_importance.storage.tier_chain.kinds.tier import NO_ROOM, Tier
+from sgl_importance.storage.tier_chain.kinds.tier_record import (
+    NO_PAGE,
+    Bytes,
+    Listed,
+    PageName,
+    make_record,
+    record_bytes,
+)
+
+MEASURED_BYTES = 32 << 20
+MOST_RECORDS = 64
+_PROBE_IDENTITY = b"\xff" * 32
+
+
+def probe_record(number: int, page_bytes: int) -> tuple[PageName, Bytes]:
+    """A record that is no page's, and its name; of one number always the same, as some media never delete."""
+    name = PageName(_PROBE_IDENTITY, number.to_bytes(32, "big"))
+    page = np.random.default_rng(number).integers(0, 256, min(page_bytes, 1 << 16), dtype=np.uint8)
+    return name, make_record(name, np.resize(page, page_bytes), parent=NO_PAGE, depth=0, moment=0)
+
+
+def measure_reads(
+    tier: Tier,
+    page_bytes: int,
+    *,
+    room: int,
+    present: Sequence[PageName] = (),
+    clock: Callable[[], float] = time.perf_counter,
+) -> FetchCost:
+    """Reads records of the size that will be read; the latency is part of the time of each.
+
+    Args:
+        tier: left as it was.
+        page_bytes: of a page.
+        room: most records to store for it; 0 for a tier that is full.
+        present: records that are in it, one at least where it is full: then they are read.
+        clock: seconds.
+
+    Raises:
+        OSError: the tier does not work.
+    """
+    count = min(MOST_RECORDS, max(1, MEASURED_BYTES // max(page_bytes, 1)))
+    stored: list[PageName] = []
+    into, took = np.empty(record_bytes(page_bytes), np.uint8), []
+    try:
+        try:
+            for number in range(min(count, room)):
+                name, record = probe_record(number, page_bytes)
+                tier.put(name, record)
+                stored.append(name)
+        except OSError as error:
+            if error.errno not in NO_ROOM or not (stored or present):
+                raise
+        for name in stored or present[:count]:
+            begin = clock()
+            try:
+                tier.get(name, into)
+            except FileNotFoundError:
+                raise OSError("what it was given is gone: it keeps less than its capacity") from None
+            took.append(clock() - begin)
+        if stored and not (into == probe_record(len(stored) - 1, page_bytes)[1]).all():
+            raise OSError("what is read is not what was written")
+    finally:
+        for name in stored:
+            tier.delete(name)
+    return FetchCost(bytes_per_second=into.nbytes / max(median(took), 1e-9))
+
+
+class InjectedTier(Tier):
+    """A tier that answers later, to stand for what the machine lacks.
+
+    Args:
+        seconds: added to each access.
+        bytes_per_second: most that it moves; inf for no limit.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        *,
+        seconds: float,
+        bytes_per_second: float,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._tier = tier
+        self._cost = FetchCost(bytes_per_second, seconds)
+        self._sleep = sleep
+        self.makes_room = tier.makes_room
+        added = f"+{self._cost.describe()} injected"
+        self.note = f"{tier.note}; {added}" if tier.note else added
+
+    def put(self, name: PageName, record: Bytes) -> None:
+        self._sleep(self._cost.seconds(record.nbytes))
+        self._tier.put(name, record)
+
+    def get(self, name: PageName, record: Bytes) -> None:
+        self._sleep(self._cost.seconds(record.nbytes))
+        self._tier.get(name, record)
+
+    def delete(self, name: PageName) -> None:
+        self._tier.delete(name)
+
+    def contains(self, name: PageName) -> bool:
+        return self._tier.contains(name)
+
+    def records(self) -> Iterator[Listed]:
+        return self._tier.records()
+
+    def set_aside(self, name: PageName, reason: MissReason) -> bool:
+        return self._tier.set_aside(name, reason)
+
+    def describe(self, identity: bytes, facts: str) -> None:
+        self._tier.describe(identity, facts)
+
+    def close(self) -> None:
+        self._tier.close()

@@ -1,0 +1,227 @@
+"""Commands that ask a server: what they send, what they print, and what they say when it is not there."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sgl_importance.cli import pin_commands, snapshot_command
+from sgl_importance.cli.pin_commands import app as pin_app
+from sgl_importance.cli.server_client import Server, ServerError
+from sgl_importance.cli.snapshot_command import app as snapshot_app
+from sglang_importance.launch.doctor import app as doctor_app
+
+from support.servers import free_port
+
+KEY = "secret"
+PIN = {
+    "pin_id": "abc",
+    "source": "requested",
+    "cache_salt": "tenant",
+    "extra_key": None,
+    "tokens": 1280,
+    "granted_tokens": {"device": 800},
+    "resident_tokens": 640,
+    "strength": 1.0,
+    "expires_in_seconds": 59.6,
+    "survives_restart": True,
+}
+NODE = {
+    "id": 7,
+    "parent": None,
+    "depth_tokens": 0,
+    "tokens": 1280,
+    "tiers": ["device", "host"],
+    "body_mass": 0.5,
+    "peak": 0.9,
+    "lift": 1.0,
+    "self_mass": 0.5,
+    "cross_mass": 0.0,
+    "queries": 3,
+    "accesses": 4,
+    "age": 12,
+    "p_reuse": 0.25,
+    "loss": 1e-6,
+    "pinned": True,
+}
+ANSWERS: dict[str, tuple[int, Any]] = {
+    "/kv_importance/pin": (200, {"pin_id": "abc", "tokens": 1280, "granted_tokens": {"device": 800}}),
+    "/kv_importance/unpin": (404, {"message": "pin_id: there is no pin abc"}),
+    "/kv_importance/pins": (
+        200,
+        {"pins": [PIN], "budget": {"device": {"tokens": 800, "granted_tokens": 800}}},
+    ),
+    "/kv_importance": (
+        200,
+        {
+            "nodes": [NODE],
+            "tiers": {"device": {"used_tokens": 1280, "total_tokens": 4000}},
+            "next_cursor": "more",
+        },
+    ),
+}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def _answer(self) -> None:
+        size = int(self.headers.get("Content-Length", 0))
+        self.server.seen.append((self.path, self.rfile.read(size)))  # type: ignore[attr-defined]
+        status, document = ANSWERS.get(self.path.partition("?")[0], (404, {"message": "Not Found"}))
+        if self.headers.get("Authorization") != f"Bearer {KEY}":
+            status, document = 401, {"error": "Unauthorized"}
+        raw = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    do_GET = do_POST = _answer
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[HTTPServer]:
+    server = HTTPServer(("127.0.0.1", 0), _Handler)
+    server.seen = []  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(app: Any, server: HTTPServer, *arguments: str, key: str = KEY, stdin: str | None = None):
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    environment = {"SGLANG_API_KEY": key, "COLUMNS": "200", "NO_PROXY": "*"}
+    return CliRunner().invoke(app, [*arguments, "--url", url], env=environment, input=stdin)
+
+
+def test_pin_sends_one_form_and_says_what_was_pinned(server: HTTPServer, tmp_path: Path):
+    messages = tmp_path / "messages.json"
+    messages.write_text(json.dumps([{"role": "system", "content": "x"}]))
+    result = run(pin_app, server, "add", "--messages", str(messages), "--ttl", "60", "--cache-salt", "tenant")
+    assert result.exit_code == 0, result.output
+    assert result.output == "abc: 1280 tokens pinned, within the budget 800 on the device\n"
+    ((path, body),) = server.seen  # type: ignore[attr-defined]
+    assert path == "/kv_importance/pin"
+    assert json.loads(body) == {
+        "messages": [{"role": "system", "content": "x"}],
+        "ttl_seconds": 60.0,
+        "cache_salt": "tenant",
+    }
+
+
+def test_a_prompt_may_come_from_standard_input(server: HTTPServer):
+    assert run(pin_app, server, "add", "--input-ids", "-", stdin="[1, 2]").exit_code == 0
+    assert run(pin_app, server, "add", "--text-file", "-", stdin="some text").exit_code == 0
+    bodies = [json.loads(body) for _, body in server.seen]  # type: ignore[attr-defined]
+    assert bodies == [{"input_ids": [1, 2]}, {"text": "some text"}]
+
+
+def test_tables_and_json(server: HTTPServer):
+    table = run(pin_app, server, "list").output
+    for cell in ("abc", "requested", "tenant", "1,280", "800", "640", "1.00", "60 s", "held"):
+        assert cell in table
+    assert "device: 800 of 800 tokens of the budget" in table
+    assert json.loads(run(pin_app, server, "list", "--json").output)["pins"] == [PIN]
+    tree = run(snapshot_app, server, "--limit", "1", "--min-tokens", "64").output
+    for cell in ("device host", "pinned", "1,280", "0.25", "0.900", "1e-06", "more: --cursor more"):
+        assert cell in tree
+    assert "device: 1,280 of 4,000 tokens" in tree
+    assert server.seen[-1][0] == "/kv_importance?limit=1&min_tokens=64"  # type: ignore[attr-defined]
+
+
+def test_tables_cut_no_figure_in_a_window_of_80_columns() -> None:
+    large = NODE | {"id": 123456, "depth_tokens": 12345, "age": 12345, "loss": 1.6e-10}
+    for table, cells in (
+        (snapshot_command._table([large]), ("123456", "12,345", "1.6e-10", "device", "host", "pinned")),
+        (pin_commands._table([PIN | {"pin_id": "b" * 32}]), ("b" * 32, "1,280", "640")),
+    ):
+        window = Console(width=80, record=True, file=StringIO())
+        window.print(table)
+        shown = window.export_text()
+        assert "…" not in shown
+        assert all(cell in shown for cell in cells), shown
+
+
+def failure(result: Any) -> str:
+    """The one line of a command that failed."""
+    assert result.exit_code == 2, result.output
+    (line,) = result.output.strip().splitlines()
+    return line
+
+
+def test_what_the_server_refuses_is_said_in_one_line(server: HTTPServer, monkeypatch: pytest.MonkeyPatch):
+    assert failure(run(pin_app, server, "rm", "abc")) == "error: pin_id: there is no pin abc"
+    refused = failure(run(pin_app, server, "list", key="wrong"))
+    assert refused.endswith("refuses the key: give --api-key or set SGLANG_API_KEY")
+    monkeypatch.delitem(ANSWERS, "/kv_importance/pins")
+    assert failure(run(pin_app, server, "list")).endswith("--kv-policy importance")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": b"["},
+        {"content": b"[" * 200_000},
+        {"json": []},
+        {"json": {"status": "ok"}},
+        {"coded": b"no gzip"},
+    ],
+    ids=["cut", "deep", "list", "of another server", "wrongly coded"],
+)
+def test_what_is_not_our_json_is_said_in_one_line(answer: dict[str, Any]):
+    def handle(_: httpx.Request) -> httpx.Response:
+        if (coded := answer.get("coded")) is None:
+            return httpx.Response(200, **answer)
+        return httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(coded))
+
+    problem = pytest.raises(ServerError, match="/kv_importance/pins did not answer with our JSON")
+    with Server("http://server", transport=httpx.MockTransport(handle)) as asked, problem:
+        asked.get("/pins")
+
+
+def test_a_server_that_is_not_there_is_said_in_one_line():
+    url = f"http://127.0.0.1:{free_port()}"
+    line = failure(CliRunner().invoke(pin_app, ["list", "--url", url], env={"NO_PROXY": "*"}))
+    assert line.startswith(f"error: no server at {url} (")
+    assert line.endswith("start one, or give --url")
+    assert "is no address" in failure(CliRunner().invoke(pin_app, ["list", "--url", "nonsense"]))
+
+
+def test_the_doctor_says_of_another_server_that_it_is_not_ours(server: HTTPServer):
+    line = failure(run(doctor_app, server))
+    assert line.endswith("counts no faults: it is another server, or an older one of ours")
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "problem"),
+    [
+        ("", [], "give exactly one of --text, --text-file, --messages, --input-ids, not none"),
+        ("[1]", ["--text", "a", "--input-ids", "FILE"], "not --text and --input-ids"),
+        ("{", ["--messages", "FILE"], "is not JSON (Expecting property name"),
+        ("3", ["--input-ids", "FILE"], "must hold a list, not 3"),
+        ("", ["--text-file", "FILE.gone"], "cannot read"),
+    ],
+)
+def test_a_wrong_prompt_is_said_before_anything_is_sent(
+    server: HTTPServer, tmp_path: Path, content: str, arguments: list[str], problem: str
+):
+    file = tmp_path / "prompt"
+    file.write_text(content)
+    line = failure(run(pin_app, server, "add", *(each.replace("FILE", str(file)) for each in arguments)))
+    assert problem in line
+    assert server.seen == []  # type: ignore[attr-defined]

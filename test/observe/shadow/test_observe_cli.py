@@ -1,0 +1,111 @@
+"""A real server under observe, asked by `sgl-importance observe`, against the replay of its own recording."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sgl_importance.cli.observe_command import app
+from sgl_importance.cli.server_client import Server
+from sgl_importance.observe.shadow.shadow_pair import ShadowPair
+from sgl_importance.observe.trace import open_trace
+from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
+from sgl_importance.observe.trace.reader import TraceReader
+from sgl_importance.observe.trace.records import Header, RequestAdmitted, RequestFinished
+from sgl_importance.policy.cost_model import CostModel
+from sgl_importance_lab.probe.tasks import make_document
+from sgl_importance_lab.probe.tokenizer import encode
+
+from support.recordings import wait_until_recorded
+from support.servers import ServerProcess, free_port
+from support.waiting import wait_until
+
+API_KEY = "secret"
+POOL_TOKENS, PAGE_SIZE = 2048, 16
+
+
+def _run(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def _questions(count: int) -> list[list[int]]:
+    rng = random.Random(1)
+    documents = [make_document(400, seed) for seed in range(9)]
+    prompts = []
+    for _ in range(count):
+        document = rng.choice(documents)
+        prompts.append(encode(document.messages(rng.choice(list(document.records)))))
+    return prompts
+
+
+def shadows_of(reader: TraceReader, capacity: int, cost: CostModel, ghost_pages: int) -> ShadowPair:
+    """A recording sent through a pair, as a server under ``observe`` would have while it was made."""
+    pair = ShadowPair(capacity, reader.header.page_size, cost, ghost_pages)
+    prompts: dict[int, int] = {}
+    for record in reader:
+        match record:
+            case Header():
+                pair.reset()
+                prompts.clear()
+            case RequestAdmitted() if not record.rid.startswith(HEALTH_CHECK_PREFIX):
+                prompts[record.request] = record.input_tokens
+                pages = [reader.digest(page) for page in record.pages.tolist()]
+                pair.admit(str(record.request), pages, record.input_tokens)
+            case RequestFinished() if record.reason != "retracted" and record.request in prompts:
+                pages = [reader.digest(page) for page in record.pages.tolist()]
+                tokens = prompts.pop(record.request) + record.output_tokens
+                pair.finish(str(record.request), pages, tokens)
+    return pair
+
+
+@pytest.mark.server
+def test_a_live_comparison_is_the_replay_of_its_recording(probe_model: Path, tmp_path: Path) -> None:
+    flags = (
+        *("--kv-policy", "observe", "--page-size", str(PAGE_SIZE), "--max-total-tokens", str(POOL_TOKENS)),
+        *("--kv-importance-trace", str(tmp_path)),
+    )
+    with ServerProcess(*flags, model=probe_model, api_key=API_KEY) as server:
+        replies = [server.generate(prompt, max_new_tokens=3) for prompt in _questions(40)]
+        wait_until_recorded(tmp_path, [reply["meta_info"]["id"] for reply in replies])
+        wait_until(lambda: not server.get("/kv_importance", limit=1)["observe"]["waiting_events"])
+        refused = _run("--url", server.base_url)
+        assert (refused.exit_code, "--api-key" in refused.output) == (2, True)
+        asked = _run("--url", server.base_url, "--api-key", API_KEY, "--json")
+        assert asked.exit_code == 0, asked.output
+        report = json.loads(asked.output)
+        table = _run("--url", server.base_url, "--api-key", API_KEY)
+        metric = server.metric("sglang:kv_importance_shadow_hit_tokens_total", policy="lru")
+    assert report["requests"] >= 40
+    assert report["dropped_events"] == 0
+    assert not report["failed"]
+    assert 0 < metric <= report["lru_hit_tokens"]
+    # One request at a time: the shadow of stock's order finds what the server itself found.
+    assert report["lru_hit_tokens"] == report["server_hit_tokens"] > 0
+    assert report["saved_tokens"] + report["lost_tokens"] > 0, "the histories diverged"
+    assert report["verdict"].split(":")[0] in table.output
+    print(f"{report['busy_seconds'] / report['requests'] * 1e6:.0f} us of shadow a request")
+
+    recording = open_trace(tmp_path)
+    cost = dict(recording.header.cost)
+    pages = POOL_TOKENS // PAGE_SIZE
+    model = CostModel(**{**cost, "bytes_per_token": int(cost["bytes_per_token"])})
+    replayed = shadows_of(recording, pages, model, 4 * pages).comparison
+    for name in ("requests", "prompt_tokens", "lru_hit_tokens", "importance_hit_tokens", "saved_tokens"):
+        assert report[name] == getattr(replayed, name), name
+
+
+@pytest.mark.parametrize("policy", ["importance", "default"])
+def test_a_server_that_does_not_observe_is_told_so(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    monkeypatch.setattr(Server, "get", lambda *args, **params: {"policy": policy, "nodes": []})
+    result = _run()
+    assert (result.exit_code, "start it with --kv-policy observe" in result.output) == (2, True)
+
+
+def test_nobody_there_is_one_line_with_a_cure() -> None:
+    result = _run("--url", f"http://127.0.0.1:{free_port()}")
+    assert (result.exit_code, "--url" in result.output) == (2, True)
+    assert "Traceback" not in result.output

@@ -1,0 +1,127 @@
+"""``bits``: what is kept of a page, against keys made of it again and against the error that bits promise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sgl_importance_kernels.sparse.bit_tables import DISTORTIONS, WIDTHS, BitTables, KeyStatistics
+from sgl_importance_kernels.sparse.representations import Representations
+from sgl_importance_kernels.sparse.selectors.mean_and_bits import MeanAndBits
+
+LAYERS, PAGES, KV_HEADS, GROUP, DIM = 2, 24, 2, 3, 32
+
+
+def drawn(seed: int, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys of all layers by page, whose channels differ in scale, and queries of as many tokens."""
+    draws = torch.Generator().manual_seed(seed)
+    scales = torch.randn(LAYERS, 1, 1, KV_HEADS, DIM, generator=draws).exp()
+    keys = scales * torch.randn(LAYERS, PAGES, page_size, KV_HEADS, DIM, generator=draws)
+    keys += 3 * torch.randn(LAYERS, PAGES, 1, KV_HEADS, DIM, generator=draws)
+    return keys, torch.randn(LAYERS, PAGES * page_size, KV_HEADS * GROUP, DIM, generator=draws)
+
+
+def calibrated(keys: torch.Tensor, queries: torch.Tensor, bits_per_channel: float = 27 / 16) -> MeanAndBits:
+    page_size = keys.shape[2]
+    selector = MeanAndBits(page_size, bits_per_channel)
+    selector.calibrate(KeyStatistics.of(keys.flatten(1, 2), queries, page_size))
+    return selector
+
+
+@given(seed=st.integers(0, 2**31), page_size=st.sampled_from((8, 16, 40)), layer=st.sampled_from((0, 1)))
+def test_estimates_are_the_largest_products_with_the_keys_made_again(
+    seed: int, page_size: int, layer: int
+) -> None:
+    keys, queries = drawn(seed, page_size)
+    selector = calibrated(keys, queries)
+    representations = Representations(selector, tuple(keys), "cpu")
+    pages = torch.tensor([5, 0, 23, 7])
+    asked = queries[layer, :2].contiguous()
+    found = selector.logits(asked, representations.of(layer, pages))
+    kept, units = selector.keep(layer, keys[layer, pages])
+    again = selector.reconstructed(layer, kept, units)
+    products = torch.einsum("tkgd,pskd->tkgps", asked.view(2, KV_HEADS, GROUP, DIM), again)
+    torch.testing.assert_close(found, products.amax(-1).reshape(-1, len(pages)), rtol=1e-4, atol=1e-3)
+
+
+def test_more_bits_leave_less_of_a_key() -> None:
+    keys, queries = drawn(0, 16)
+    around = keys[0] - keys[0].mean(dim=1, keepdim=True)
+    left = []
+    for bits in (0.5, 1, 1.5, 3):
+        selector = calibrated(keys, queries, bits)
+        again = selector.reconstructed(0, *selector.keep(0, keys[0]))
+        left.append(float((again - keys[0]).square().sum() / around.square().sum()))
+    assert left == sorted(left, reverse=True)
+    assert left[0] < 0.6
+    assert left[-1] < 0.05
+
+
+@given(seed=st.integers(0, 2**31), bits=st.integers(0, 4 * DIM + 3))
+def test_bits_are_given_out_and_lie_apart(seed: int, bits: int) -> None:
+    keys, queries = drawn(seed, 8)
+    tables = BitTables.allotted(KeyStatistics.of(keys.flatten(1, 2), queries, 8), bits)
+    assert set(tables.widths.unique().tolist()) <= set(WIDTHS)
+    given_out = tables.widths.sum(dim=2)
+    # The last bit finds no taker where every channel that could take more would take two.
+    assert bool((given_out <= bits).all())
+    assert bool((given_out >= min(bits, 4 * DIM) - 1).all())
+    for widths, starts in zip(tables.widths.flatten(0, 1), tables.starts.flatten(0, 1), strict=True):
+        taken = [at for w, s in zip(widths.tolist(), starts.tolist(), strict=True) for at in range(s, s + w)]
+        assert sorted(taken) == list(range(int(widths.sum())))
+
+
+def test_bits_go_where_they_take_most_from_the_error() -> None:
+    keys, queries = drawn(3, 8)
+    statistics = KeyStatistics.of(keys.flatten(1, 2), queries, 8)
+    tables = BitTables.allotted(statistics, 48)
+    variances, energies = (
+        each.unflatten(2, (2, -1)).mean(2).repeat(1, 1, 2)
+        for each in (statistics.variances, statistics.energies)
+    )
+    weights = variances * energies
+    left = dict(zip(WIDTHS, DISTORTIONS, strict=True))
+
+    def error(widths: torch.Tensor) -> float:
+        return sum(w * left[int(b)] for w, b in zip(weights[0, 0].tolist(), widths.tolist(), strict=True))
+
+    own = tables.widths[0, 0]
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        other = own[torch.randperm(DIM, generator=draws)]
+        assert error(own) <= error(other) + 1e-6
+
+
+def test_pages_that_were_complete_before_calibration_are_kept_when_they_are_asked_for() -> None:
+    keys, queries = drawn(1, 16)
+    selector = MeanAndBits(16)
+    representations = Representations(selector, tuple(keys), "cpu")
+    pages = torch.arange(PAGES)
+    representations.build(0, pages, keys[0])
+    selector.calibrate(KeyStatistics.of(keys.flatten(1, 2), queries, 16))
+    asked = queries[0, :1].contiguous()
+    found = selector.logits(asked, representations.of(0, pages))
+    fresh = Representations(selector, tuple(keys), "cpu")
+    assert torch.equal(found, selector.logits(asked, fresh.of(0, pages)))
+    representations.check_integrity()
+
+
+def test_a_page_that_ends_among_the_codes_is_refused() -> None:
+    with pytest.raises(ValueError, match="use --page-size 16"):
+        MeanAndBits(12)
+
+
+def test_keys_of_one_value_and_of_no_variance_are_kept() -> None:
+    keys, queries = drawn(2, 8)
+    statistics = KeyStatistics.of(keys.flatten(1, 2), queries, 8)
+    selector = MeanAndBits(8)
+    selector.calibrate(replace(statistics, variances=torch.zeros_like(statistics.variances)))
+    for constant in (0.0, 2.5):
+        kept, units = selector.keep(0, torch.full_like(keys[0], constant))
+        torch.testing.assert_close(
+            selector.reconstructed(0, kept, units), torch.full_like(keys[0], constant), rtol=0.01, atol=1e-6
+        )

@@ -1,0 +1,128 @@
+"""The pages that queries read: those of a definition without tensors, whoever else chooses beside them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts, choose_pages
+
+SIZE, QUERIES = 4, 3
+
+rules = st.builds(
+    ChoiceRule,
+    sink_tokens=st.integers(0, 9),
+    window_tokens=st.integers(0, 9),
+    top_p=st.sampled_from((0.5, 0.9, 1.0)),
+    least_share=st.sampled_from((0.0, 0.1)),
+)
+rows = st.lists(st.tuples(st.integers(SIZE, 25 * SIZE), st.integers(0, 20)), min_size=1, max_size=4)
+
+
+def drawn(lengths: list[int], seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Pages of each context, and the logits of those that are complete."""
+    draws = torch.Generator().manual_seed(seed)
+    pages = [torch.randperm(500, generator=draws)[: -(-tokens // SIZE)] + 1 for tokens in lengths]
+    return pages, [4 * torch.randn(QUERIES, tokens // SIZE, generator=draws) for tokens in lengths]
+
+
+def chosen(
+    pages: list[torch.Tensor],
+    logits: list[torch.Tensor],
+    lengths: list[int],
+    budgets: list[int],
+    rule: ChoiceRule,
+    unit_pages: int = 1,
+    bonus: torch.Tensor | None = None,
+) -> list[dict[int, float]]:
+    """Of each context, the numbers of the pages that are read, and the share of each."""
+    contexts = Contexts.of(pages, lengths, budgets, rule, SIZE)
+    padded = torch.full((len(pages), QUERIES, contexts.pages.shape[1]), -torch.inf)
+    for row, each in enumerate(logits):
+        padded[row, :, : each.shape[1]] = each
+    found, shares = choose_pages(padded, contexts, rule, unit_pages=unit_pages, bonus=bonus)
+    assert found.shape == shares.shape == (len(pages), contexts.most_chosen)
+    result = []
+    for context, of_row, share in zip(pages, found, shares, strict=True):
+        count = int((of_row >= 0).sum())
+        assert bool((of_row[count:] == -1).all()), "padding lies behind"
+        assert not bool(share[count:].any())
+        numbers = [context.tolist().index(page) for page in of_row[:count].tolist()]
+        assert numbers == sorted(numbers), "in the order of the context"
+        result.append(dict(zip(numbers, share.tolist(), strict=False)))
+    return result
+
+
+def defined(
+    logits: torch.Tensor, tokens: int, budget: int, rule: ChoiceRule, unit_pages: int = 1
+) -> dict[int, float]:
+    """The same by the definition, page by page, without tensors."""
+    weights = [[math.exp(logit) for logit in row] for row in logits.double().tolist()]
+    complete = tokens // SIZE
+    shares = [max(row[page] / sum(row) for row in weights) for page in range(complete)]
+
+    def is_forced(page: int) -> bool:
+        return page * SIZE < rule.sink_tokens or (page + 1) * SIZE > tokens - rule.window_tokens
+
+    def worth(page: int) -> float:
+        unit = page - page % unit_pages
+        return math.inf if is_forced(page) else max(shares[unit : unit + unit_pages])
+
+    forced = sum(map(is_forced, range(complete)))
+    count = max(budget - (tokens % SIZE > 0), forced)
+    best = sorted(range(complete), key=worth, reverse=True)[:count]
+    while (
+        rule.top_p < 1
+        and len(best) > max(forced, 1)
+        and all(sum(row[page] for page in best[:-1]) >= rule.top_p * sum(row) for row in weights)
+    ):
+        best.pop()
+    if rule.least_share:
+        best = [
+            page
+            for page in best
+            if is_forced(page) or any(row[page] >= rule.least_share * max(row) for row in weights)
+        ]
+    return {page: shares[page] for page in sorted(best)}
+
+
+@settings(derandomize=True)  # what lies within a rounding error of a threshold may fall on either side
+@given(rows, rules, st.sampled_from((1, 4)), st.integers(0, 2**31))
+def test_each_row_chooses_as_defined(
+    lengths_and_budgets: list[tuple[int, int]], rule: ChoiceRule, unit_pages: int, seed: int
+) -> None:
+    lengths, budgets = (list(each) for each in zip(*lengths_and_budgets, strict=True))
+    pages, logits = drawn(lengths, seed)
+    found = chosen(pages, logits, lengths, budgets, rule, unit_pages)
+    for row, (tokens, budget) in enumerate(lengths_and_budgets):
+        assert found[row] == pytest.approx(defined(logits[row], tokens, budget, rule, unit_pages), rel=1e-4)
+
+
+def test_units_are_taken_whole() -> None:
+    pages, (logits,) = drawn([16 * SIZE], 0)
+    logits[:, 6] += 20.0
+    (found,) = chosen(pages, [logits], [16 * SIZE], [5], ChoiceRule(SIZE, 0), unit_pages=4)
+    assert list(found) == [0, 4, 5, 6, 7]
+
+
+def test_a_bonus_counts() -> None:
+    pages, logits = drawn([16 * SIZE], 0)
+    rule = ChoiceRule(sink_tokens=0, window_tokens=0, resident_bias=1e20)
+    worst = int(logits[0].softmax(dim=1).amax(dim=0).argmin())
+    bonus = rule.bonus(torch.arange(16) == worst)[None]
+    (without,) = chosen(pages, logits, [16 * SIZE], [3], rule)
+    (found,) = chosen(pages, logits, [16 * SIZE], [3], rule, bonus=bonus)
+    assert worst not in without
+    assert worst in found
+
+
+def test_the_page_that_is_filled_stands_apart() -> None:
+    contexts = Contexts(
+        torch.tensor([[7, 8, 9], [4, 5, 0]]), torch.tensor([9, 8]), torch.tensor([1, 1]), 1, SIZE
+    )
+    assert contexts.num_complete.tolist() == [2, 2]
+    assert contexts.partial_page.tolist() == [9, -1]

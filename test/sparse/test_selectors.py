@@ -1,0 +1,101 @@
+"""Selectors against what they estimate: the largest logit that a query finds in a page."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sgl_importance.options.tiered import SPARSE_SELECTORS
+from sgl_importance_kernels.sparse.representations import Representations
+from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
+
+from support.selectors import ready_selector
+
+PAGES, SIZE, KV_HEADS, GROUP, DIM = 12, 8, 2, 3, 16
+
+
+def drawn(seed: int, tokens: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys of all pages, and queries."""
+    draws = torch.Generator().manual_seed(seed)
+    keys = torch.randn(PAGES, SIZE, KV_HEADS, DIM, generator=draws)
+    return keys, torch.randn(tokens, KV_HEADS * GROUP, DIM, generator=draws)
+
+
+def estimated(name: str, keys: torch.Tensor, queries: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    representations = Representations(ready_selector(name, keys[None]), (keys,), "cpu")
+    return representations.selector.logits(queries, representations.of(0, pages))
+
+
+def exact(keys: torch.Tensor, queries: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """Every logit, [tokens * heads, pages, page size]."""
+    by_head = queries.view(len(queries), KV_HEADS, GROUP, DIM)
+    return torch.einsum("tkgd,pskd->tkgps", by_head, keys[pages]).reshape(-1, len(pages), SIZE)
+
+
+def test_every_name_of_the_flag_is_a_selector() -> None:
+    assert {"all", *SELECTORS} == set(SPARSE_SELECTORS)
+
+
+@given(st.integers(0, 2**31), st.permutations(range(PAGES)))
+def test_token_finds_the_largest_logit_but_for_rounding(seed: int, order: list[int]) -> None:
+    keys, queries = drawn(seed)
+    pages = torch.tensor(order[:7])
+    largest = exact(keys, queries, pages).amax(dim=-1)
+    # Both factors are rounded to 1/127 of the largest number in them.
+    torch.testing.assert_close(estimated("token", keys, queries, pages), largest, rtol=0, atol=1.0)
+
+
+@given(st.integers(0, 2**31))
+def test_a_bounding_box_bounds_every_logit(seed: int) -> None:
+    keys, queries = drawn(seed)
+    pages = torch.arange(PAGES)
+    assert bool(
+        (estimated("quest", keys, queries, pages) + 1.0 >= exact(keys, queries, pages).amax(-1)).all()
+    )
+
+
+@given(st.integers(0, 2**31))
+def test_the_oracle_orders_pages_by_their_attention(seed: int) -> None:
+    keys, queries = drawn(seed)
+    pages = torch.arange(PAGES)
+    mass = exact(keys, queries, pages).exp().sum(dim=-1)
+    torch.testing.assert_close(estimated("oracle", keys, queries, pages).exp(), mass)
+
+
+@pytest.mark.parametrize("name", ["bits", "rep", "token", "quest", "oracle", "infllm"])
+def test_a_key_that_stands_out_is_found(name: str) -> None:
+    keys, queries = drawn(0, tokens=1)
+    keys *= 0.1
+    keys[5, 3, 1] = 3 * queries[0, GROUP] / queries[0, GROUP].norm()
+    found = estimated(name, keys, queries, torch.arange(PAGES))
+    assert int(found[GROUP].argmax()) == 5
+
+
+def test_mean_does_not_find_it_and_window_does_not_look() -> None:
+    keys, queries = drawn(0, tokens=1)
+    keys[5, 3, 1], keys[5, 4, 1] = 9.0, -9.0
+    keys[7, :, 1] = queries[0, GROUP]
+    pages = torch.arange(PAGES)
+    assert int(estimated("mean", keys, queries, pages)[GROUP].argmax()) == 7
+    assert estimated("window", keys, queries, pages).argsort(descending=True).tolist() == [
+        list(range(PAGES))[::-1]
+    ]
+
+
+@pytest.mark.parametrize("name", ["bits", "rep"])
+def test_what_was_written_by_somebody_else_is_represented_anew(name: str) -> None:
+    keys, queries = drawn(1)
+    representations = Representations(ready_selector(name, keys[None]), (keys,), "cpu")
+    pages = torch.arange(PAGES)
+    before = representations.selector.logits(queries, representations.of(0, pages))
+    keys[4] *= 2
+    stale = representations.selector.logits(queries, representations.of(0, pages))
+    assert torch.equal(stale, before)
+    with pytest.raises(AssertionError, match="of other keys"):
+        representations.check_integrity()
+    representations.forget(torch.tensor([4]))
+    fresh = representations.selector.logits(queries, representations.of(0, pages))
+    changed = (fresh != before).any(dim=0)
+    assert changed.nonzero().flatten().tolist() == [4]

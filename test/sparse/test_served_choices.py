@@ -1,0 +1,66 @@
+"""What a server answers from chosen pages, beside the arithmetic that judges selectors without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from benchmark.sparse.real.choosing import chosen_answers, exact_answers, of_selector
+from benchmark.sparse.real.decoder import Decoder, Prefill
+from benchmark.sparse.real.windows import Task, Window
+from benchmark.sparse.real_model import selector_of
+from sgl_importance_lab.probe import checkpoint_path
+from sgl_importance_lab.probe.tasks import make_document
+
+from support.served import script_server
+
+pytestmark = pytest.mark.server
+
+PAGE, BUDGET, ANSWER_TOKENS = 16, 80, 20
+
+
+@pytest.mark.parametrize("name", ["bits"])
+def test_a_server_chooses_what_the_evaluation_chooses(name: str) -> None:
+    """Embedded model, a document of some forty pages, an answer each token of which reads five."""
+    document = make_document(600, 0)
+    flags = (
+        *("--kv-policy", "importance", "--kv-residency", "tiered", "--page-size", str(PAGE)),
+        *("--max-total-tokens", "4096", "--kv-device-tokens", "1024", "--max-running-requests", "2"),
+        *("--kv-sparse-selector", name, "--kv-sparse-budget", str(BUDGET), "--kv-sparse-min-context", "64"),
+    )
+    tokenizer = Tokenizer.from_file(str(checkpoint_path() / "tokenizer.json"))
+    prompt = tokenizer.encode(document.text).ids
+    with script_server(*flags, model=checkpoint_path()) as server:
+        body = {
+            "input_ids": prompt,
+            "return_logprob": True,
+            "sampling_params": {"temperature": 0, "max_new_tokens": ANSWER_TOKENS, "ignore_eos": True},
+        }
+        reply = server.post("/generate", body)
+    served = [value for value, _, _ in reply["meta_info"]["output_token_logprobs"]]
+    answer = tuple(reply["output_ids"])
+
+    with torch.no_grad():
+        decoder = Decoder(checkpoint_path())
+        size = len(prompt) // PAGE * PAGE
+        # The first token of an answer comes from the prompt, exactly; those behind it choose.
+        task = Task("plain", (*prompt[size:], answer[0]), answer[1:])
+        window = Window("document", 0, torch.tensor(prompt[:size]), (task,))
+        prefill = Prefill(decoder, window.tokens)
+        exact = exact_answers(decoder, window, prefill)
+        (found,), _ = chosen_answers(
+            decoder,
+            window,
+            prefill,
+            exact,
+            of_selector(selector_of(name, decoder)),
+            grain="layer",
+            share=BUDGET,
+            page_size=PAGE,
+        )
+    scored = torch.tensor(task.scored)[:, None]
+    expected = found.gather(1, scored)[:, 0]
+    torch.testing.assert_close(torch.tensor(served[1:]), expected, rtol=0, atol=2e-3)
+    from_everything = exact[0].log_probabilities.gather(1, scored)[:, 0]
+    assert float((from_everything - expected).abs().max()) > 0.02, "nothing was left out that mattered"
