@@ -10,11 +10,12 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.placement_options import PinOptions
+from sgl_importance.options.placement import PinOptions
+from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.reuse.reuse_class import BlockType, Transition
 from sgl_importance.tiers import Tier
-from sglang_importance.placement.hint_follower import HINTED_ATTRIBUTE
+from sglang_importance.upstream.request_record import record_of
 
 from support.doubles.lower_tiers import LowerTiers
 from support.drivers.hinted_requests import ask, envelope
@@ -22,15 +23,20 @@ from support.drivers.tree_driver import PAGE, Request, TreeDriver
 from support.drivers.tree_requests import path_of, prompt
 
 
+def hinted_of(request: Request) -> HintedRequest:
+    hinted = record_of(request).hinted
+    assert hinted is not None
+    return hinted
+
+
 def report(request: Request) -> dict[str, Any]:
-    document: dict[str, Any] = getattr(request, HINTED_ATTRIBUTE).report(
+    return hinted_of(request).report(
         {
             Tier.DEVICE: request.cached_tokens_device,
             Tier.HOST: request.cached_tokens_host,
             Tier.STORAGE: request.cached_tokens_storage,
         }
     )
-    return document
 
 
 def evict(driver: TreeDriver, pages: int) -> None:
@@ -161,10 +167,10 @@ def test_block_types_and_a_tool_s_answer_move_the_class_of_a_node():
     *_, (_, answer) = path_of(driver, turn)
     assert answer.block_type is BlockType.TOOL_OUTPUT
     assert answer.transition is Transition.TOOL_CALL
-    assert getattr(request, HINTED_ATTRIBUTE).outcome["transition"] == {"applied": True}
+    assert hinted_of(request).outcome["transition"] == {"applied": True}
     # Without an earlier turn in the cache there is none to go on with.
     cold = ask(driver, prompt(500, 3), transition="tool_call")
-    assert not getattr(cold, HINTED_ATTRIBUTE).outcome["transition"]["applied"]
+    assert not hinted_of(cold).outcome["transition"]["applied"]
 
 
 def test_retained_prompts_are_pins_of_their_salt_and_one_for_each_session():
@@ -174,7 +180,7 @@ def test_retained_prompts_are_pins_of_their_salt_and_one_for_each_session():
     ask(driver, prompt(0, 5), retain={"ttl_seconds": 60})
     (pin,) = pins.current()
     assert len(pin.tokens) == 5 * PAGE
-    assert getattr(request, HINTED_ATTRIBUTE).outcome["retain"]["tokens"] == 3 * PAGE
+    assert hinted_of(request).outcome["retain"]["tokens"] == 3 * PAGE
     # A shorter lifetime on a longer text does not take the longer one away.
     ask(driver, prompt(0, 6), retain={"ttl_seconds": 10})
     assert len(pins.current()) == 2

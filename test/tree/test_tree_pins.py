@@ -286,5 +286,5 @@ def test_what_many_queries_attend_to_is_pinned_only_where_that_is_on(make_driver
 
 
 def test_automatic_pins_need_g():
-    with pytest.raises(ValueError, match="kv_importance_auto_pins rests on what attention said"):
+    with pytest.raises(ValueError, match="rests on what attention said"):
         ImportanceOptions(policy="importance", pins=PinOptions(auto="on"))

@@ -14,7 +14,7 @@ from sgl_importance.placement.pins import pin_table
 from sgl_importance.placement.pins.pin import Pin, PinSource
 from sgl_importance.placement.pins.pin_budget import divide
 from sgl_importance.tiers import Tier
-from sglang_importance.placement.hint_follower import HINTED_ATTRIBUTE
+from sglang_importance.upstream.request_record import record_of
 
 from support.drivers.hinted_requests import ask, envelope
 from support.drivers.tree_driver import PAGE, Request, TreeDriver
@@ -26,8 +26,9 @@ def make_driver(pin_budget: float = 0.5) -> TreeDriver:
 
 
 def outcome(request: Request) -> dict[str, Any]:
-    answer: dict[str, Any] = getattr(request, HINTED_ATTRIBUTE).outcome["retain"]
-    return answer
+    hinted = record_of(request).hinted
+    assert hinted is not None
+    return hinted.outcome["retain"]
 
 
 def retain(driver: TreeDriver, tokens: list[int], *, ttl: float = 600.0) -> Request:

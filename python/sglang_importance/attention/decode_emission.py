@@ -18,7 +18,6 @@ from sgl_importance_kernels.triton.paged_queries import observed_at_once
 from sglang_importance.attention.rows import Phase, ScoreRows
 from sglang_importance.attention.sampling import ObservedQueries, StepSampler
 from sglang_importance.attention.staging import StagedNumbers
-from sglang_importance.metrics.emission_time import EMISSION_TIME
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -161,7 +160,7 @@ class DecodeEmission(ABC):
         return forward
 
     def _open(self, forward_batch: ForwardBatch) -> None:
-        with EMISSION_TIME.measured():
+        with self.rows.time.measured():
             is_decode = forward_batch.forward_mode == ForwardMode.DECODE
             # Others name nobody: an idle pass may replay the graph of decode steps, too.
             observed = self._chosen(forward_batch) if is_decode else []
@@ -209,8 +208,8 @@ class DecodeEmission(ABC):
         self._on_host.num_queries[:] = 0
 
     def _close(self, observed: list[ObservedQueries], *, replayed: bool) -> None:
-        EMISSION_TIME.passes += 1
-        with EMISSION_TIME.measured():
+        self.rows.time.passes += 1
+        with self.rows.time.measured():
             self._take(observed, replayed=replayed)
 
     def _take(self, observed: list[ObservedQueries], *, replayed: bool) -> None:

@@ -20,7 +20,6 @@ from sgl_importance_kernels.triton.qk_probe import FLOAT8, probe_layer, refusal,
 from sglang_importance.attention.layers import attention_layers, full_attention_layers
 from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported, request_table
-from sglang_importance.metrics.emission_time import EMISSION_TIME
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -94,9 +93,9 @@ class QkProbe:
             )
         self._step = None
         if forward_batch.forward_mode == ForwardMode.EXTEND:
-            with EMISSION_TIME.measured():
+            with self.rows.time.measured():
                 self._step = self._opened(list(self.sampler.observed(forward_batch)))
-            EMISSION_TIME.passes += self._step is not None
+            self.rows.time.passes += self._step is not None
 
     def _after_forward(self, upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @wraps(upstream)
@@ -167,7 +166,7 @@ class QkProbe:
         )
 
     def _probe(self, step: _Step, q: torch.Tensor, layer: RadixAttention) -> None:
-        with EMISSION_TIME.measured():
+        with self.rows.time.measured():
             self._take(step, q, layer)
 
     def _take(self, step: _Step, q: torch.Tensor, layer: RadixAttention) -> None:

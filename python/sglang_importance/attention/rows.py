@@ -15,6 +15,7 @@ import torch
 
 from sgl_importance_kernels.page_rows import PageRows
 from sglang_importance.attention.staging import Mark, Stream, stream_of
+from sglang_importance.metrics.emission_time import EmissionTime
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,9 @@ class ScoreRows:
         layers: attention layers that fill the rows; for the record only.
         stream: for tests; the device's own where None.
 
+    Attributes:
+        time: what filling the rows costs the thread that launches forward passes.
+
     Raises:
         ValueError: the rows would take more than ``MAX_ROW_BYTES``.
     """
@@ -108,6 +112,7 @@ class ScoreRows:
         stream: Stream | None = None,
     ) -> None:
         self.mass_tolerance = 1e-4
+        self.time = EmissionTime()
         self.page_size = page_size
         self.layers = tuple(layers)
         self.num_slots = num_slots

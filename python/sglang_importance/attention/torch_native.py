@@ -15,7 +15,6 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance_kernels.eager import PageScoreAccumulator
 from sglang_importance.attention.sampling import ObservedQueries
 from sglang_importance.attention.source import CURE, opened_source, refuse_unsupported, request_table
-from sglang_importance.metrics.emission_time import EMISSION_TIME
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -78,13 +77,13 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
                 sorted(self._pass.missing_layers),
             )
         self._pass = None
-        with EMISSION_TIME.measured():
+        with self.rows.time.measured():
             observed = self._observed(forward_batch)
             if not observed:
                 return
             rows = np.concatenate([np.arange(each.rows.start, each.rows.stop) for each in observed])
             self._pass = _Pass(observed, torch.from_numpy(rows).to(self.device), set(self.layers))
-        EMISSION_TIME.passes += 1
+        self.rows.time.passes += 1
 
     def _observed(self, forward_batch: ForwardBatch) -> list[ObservedQueries]:
         """The query tokens of a pass that begins which are observed."""
@@ -123,7 +122,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         if running is None or layer.layer_id not in running.missing_layers:
             return
         running.missing_layers.remove(layer.layer_id)
-        with EMISSION_TIME.measured():
+        with self.rows.time.measured():
             by_head = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
             running.queries.append((layer, by_head[running.rows], sinks))
         if not running.missing_layers:
@@ -158,7 +157,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
             queries: kept of the pass, by layer.
             rows: which of them are the request's.
         """
-        with EMISSION_TIME.measured():
+        with self.rows.time.measured():
             scores = PageScoreAccumulator(
                 seq_len=observed.seq_len,
                 num_q=observed.num_q,

@@ -84,6 +84,8 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     if options.policy == "observe" and ranks.leads:
         shadowing = Shadowing(ShadowPair(device_pages, page_size, policy.cost, ghost_pages))
     state = TreeState.create(options, policy, page_size=page_size, ghost_pages=ghost_pages, ranks=ranks)
+    if rows is not None:
+        state.counters.emission_time = rows.time
     if recorder is not None and (lists := listed_pages(ctx)) is not None:
         lists.attach(recorder.page_lists, partial(state.faults.note, FaultPlace.RECORDING))
     publisher = MetricsPublisher.create(enabled=ctx.params.enable_metrics and ranks.leads)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sgl_importance.sparse.selection import Selection
 from sgl_importance.sparse.selection_rule import SelectionRule
 from sglang_importance.placement.hint_follower import hints_of
 from sglang_importance.placement.prewarm_request import is_prewarm
-from sglang_importance.sparse.selections import Selection, Selections, opened_selection
+from sglang_importance.sparse.selections import Selections
+from sglang_importance.upstream.request_record import record_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -46,7 +48,7 @@ class DensePrefix:
         return max(self._rule(req).first, found_tokens)
 
     def _rule(self, req: Req) -> SelectionRule:
-        return (opened_selection(req) or self._open(req)).rule
+        return (record_of(req).selection or self._open(req)).rule
 
     def _open(self, req: Req) -> Selection:
         hints = hints_of(req)

@@ -27,14 +27,12 @@ from sglang_importance.tree.eviction import RankedLeaves
 from sglang_importance.tree.folding import Folding
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.request_record import record_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
     from sglang.srt.mem_cache.unified_radix_cache import NodeId
-
-QUERY_ATTRIBUTE = "importance_query"
-COUNTED_ATTRIBUTE = "importance_counted"
 
 
 class RequestFlow:
@@ -85,11 +83,10 @@ class RequestFlow:
         """
         if is_prewarm(req.rid):
             return Insertion(transition=None)
-        query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
-        if query is None:
-            query = self._admit(req, cached_tokens)
-            setattr(req, QUERY_ATTRIBUTE, query)
-        return self._hints.inserting(req, query, is_finished=is_finished)
+        record = record_of(req)
+        if record.query is None:
+            record.query = self._admit(req, cached_tokens)
+        return self._hints.inserting(req, record.query, is_finished=is_finished)
 
     def _admit(self, req: Req, cached_tokens: int) -> QueryFolds:
         """Counts one access per admitted request: upstream also counts inserts and waiting requests."""
@@ -124,9 +121,10 @@ class RequestFlow:
 
         Reads the request only, so it goes on when learning has ended, and then counts the hits of LRU.
         """
-        if getattr(req, COUNTED_ATTRIBUTE, False) or is_prewarm(req.rid):
+        record = record_of(req)
+        if record.is_counted or is_prewarm(req.rid):
             return
-        setattr(req, COUNTED_ATTRIBUTE, True)
+        record.is_counted = True
         self._state.counters.admitted(req)
 
     def _hit_nodes(self, req: Req, cached_tokens: int) -> list[UnifiedTreeNode]:
@@ -169,7 +167,7 @@ class RequestFlow:
         answer_end = self._answer_end(req) if is_finished else AnswerEnd.UNKNOWN
         if is_finished and self._shadowing is not None:
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.finished, req, answer_end)
-        query: QueryFolds | None = getattr(req, QUERY_ATTRIBUTE, None)
+        query = record_of(req).query
         if query is None and not is_prewarm(req.rid):
             return None
         self._pins.settle()

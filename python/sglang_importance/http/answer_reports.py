@@ -17,6 +17,7 @@ from typing import Any
 from fastapi import HTTPException
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ChatCompletionResponse
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.answer_markers import AnswerMarkers
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 ENDS = {"stop": AnswerEnd.END_OF_TURN, "tool_calls": AnswerEnd.TOOL_CALL}
 """By OpenAI's reason; all others the scheduler knows."""
 MAX_WAITING = 1024
+_ATTRIBUTE = "kv_importance_answer_reports"
 _CHUNK = "data: "
 
 
@@ -59,7 +61,13 @@ class AnswerReports:
                 logger.debug("%d ends of answers are not known: %s", len(batch), error.detail)
 
 
-REPORTS = AnswerReports()
+def answer_reports(manager: TokenizerManager) -> AnswerReports:
+    """The reports that a tokenizer manager's server sends."""
+    known: AnswerReports | None = getattr(manager, _ATTRIBUTE, None)
+    if known is None:
+        known = AnswerReports()
+        setattr(manager, _ATTRIBUTE, known)
+    return known
 
 
 @cache
@@ -80,7 +88,7 @@ def _after_response(
     response: Any, serving: OpenAIServingChat, request: ChatCompletionRequest, *args: Any
 ) -> Any:
     if isinstance(response, ChatCompletionResponse) and _is_wanted(request):
-        REPORTS.tell(response.id, response.choices[0].finish_reason)
+        answer_reports(serving.tokenizer_manager).tell(response.id, response.choices[0].finish_reason)
     return response
 
 
@@ -91,16 +99,16 @@ def _after_stream(
     request: ChatCompletionRequest,
     *args: Any,
 ) -> AsyncGenerator[str, None]:
-    return _watched(chunks) if _is_wanted(request) else chunks
+    return _watched(chunks, answer_reports(serving.tokenizer_manager)) if _is_wanted(request) else chunks
 
 
-async def _watched(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+async def _watched(chunks: AsyncGenerator[str, None], reports: AnswerReports) -> AsyncGenerator[str, None]:
     async with aclosing(chunks):
         async for chunk in chunks:
             if chunk.startswith(_CHUNK) and '"finish_reason":"' in chunk:
                 document = json.loads(chunk.removeprefix(_CHUNK))
                 for choice in document["choices"]:
-                    REPORTS.tell(document["id"], choice["finish_reason"])
+                    reports.tell(document["id"], choice["finish_reason"])
             yield chunk
 
 

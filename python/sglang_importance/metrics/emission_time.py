@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass
 class EmissionTime:
-    """Sums since the process began; written and read by the scheduler thread.
+    """Sums since the source of scores was made; written and read by the scheduler thread.
 
     On an accelerator this is the time to launch kernels, not the time that they run.
 
@@ -31,6 +31,3 @@ class EmissionTime:
 
     def __exit__(self, *exception: object) -> None:
         self.seconds += time.perf_counter() - self._start
-
-
-EMISSION_TIME = EmissionTime()

@@ -11,7 +11,6 @@ from typing import Any
 
 from sgl_importance.metrics_table import Kind, Process, of_process
 from sgl_importance.reuse.calibration import BUCKETS
-from sglang_importance.metrics.emission_time import EMISSION_TIME
 from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
 from sglang_importance.metrics.scheduler_counters import Counters
 
@@ -27,8 +26,8 @@ def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
     """The value of every counter of the scheduler so far: by name, then by label value or values."""
     calibration, pages, audits = counters.calibration, counters.page_traffic, counters.page_audits
     values: dict[str, Mapping[Any, float]] = {
-        "emissions_total": {(): EMISSION_TIME.passes},
-        "emission_seconds_total": {(): EMISSION_TIME.seconds},
+        "emissions_total": {(): counters.emission_time.passes},
+        "emission_seconds_total": {(): counters.emission_time.seconds},
         "pages_read_total": {(): pages.read},
         "pages_loaded_total": {(): pages.loaded},
         "pages_written_total": {(): pages.written},

@@ -11,6 +11,7 @@ from sgl_importance.reuse.calibration import Calibration
 from sgl_importance.sparse.audits import AuditCounts
 from sgl_importance.tiers import Tier
 from sgl_importance_kernels.sparse.traffic import PageTraffic
+from sglang_importance.metrics.emission_time import EmissionTime
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -34,6 +35,7 @@ class Counters:
     Attributes:
         calibration: predictions of reuse and what became of them, which is three series.
         page_traffic: the pool's own counts of tiered pages.
+        emission_time: the score rows' own, which is two series.
         page_audits: the pool's own counts of audits of chosen pages.
     """
 
@@ -57,6 +59,7 @@ class Counters:
     ledger_lost_visits: int = 0
     faults: dict[FaultPlace, int] = field(default_factory=lambda: dict.fromkeys(FaultPlace, 0))
     calibration: Calibration = field(default_factory=Calibration)
+    emission_time: EmissionTime = field(default_factory=EmissionTime)
     page_traffic: PageTraffic = field(default_factory=PageTraffic)
     page_audits: AuditCounts = field(default_factory=AuditCounts)
     observed_saved_tokens: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.metrics_table import FaultPlace
@@ -20,8 +20,10 @@ from sgl_importance.reuse.reuse_class import Transition
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
 from sglang_importance.placement.pinning import Pinning
+from sglang_importance.tree.faults import Faults
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
+from sglang_importance.upstream.request_record import record_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.kv_hints import KvHintsEnvelope
@@ -30,8 +32,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HINTED_ATTRIBUTE = "importance_hints"
-REPORT_ATTRIBUTE = "importance_report"
+
+@dataclass(frozen=True, slots=True)
+class GuardedReport:
+    """The report of one request. A fault in it is counted, and ends nothing."""
+
+    hinted: HintedRequest
+    faults: Faults
+
+    def make(self, hit_tokens: Mapping[Tier, int]) -> dict[str, Any] | None:
+        """By the tokens that the request found in each tier; None where that failed."""
+        return self.faults.beside(FaultPlace.REPORT, self.hinted.report, hit_tokens)
 
 
 class HintFollower:
@@ -61,17 +72,15 @@ class HintFollower:
             observe=self._state.options.policy == "observe",
             has_selector=self._state.options.is_sparse,
         )
-        setattr(req, HINTED_ATTRIBUTE, hinted)
+        record = record_of(req)
+        record.hinted = hinted
         if hints.report:
-            setattr(req, REPORT_ATTRIBUTE, partial(self._report, hinted))
+            record.make_report = GuardedReport(hinted, self._state.faults).make
         return hinted.transition(transition)
-
-    def _report(self, hinted: HintedRequest, hit_tokens: Mapping[Tier, int]) -> dict[str, Any] | None:
-        return self._state.faults.beside(FaultPlace.REPORT, hinted.report, hit_tokens)
 
     def inserting(self, req: Req, query: QueryFolds, *, is_finished: bool) -> Insertion:
         """The request's tokens are about to enter the tree."""
-        hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
+        hinted = record_of(req).hinted
         brings_prompt = not is_finished or len(req.output_ids) <= 1
         reports = hinted is not None and hinted.hints.report and brings_prompt
         lost = hinted.lost if hinted is not None and reports else None
@@ -82,7 +91,7 @@ class HintFollower:
 
         The answer needs what is granted; the nodes are cut and ranked behind it, with ``Pinning.settle``.
         """
-        hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
+        hinted = record_of(req).hinted
         if hinted is None or not hinted.retains or not req.finished():
             return
         if self._tree.has_paired_keys:
@@ -119,12 +128,12 @@ class HintFollower:
 
     def answer_end(self, req: Req, recognised: AnswerEnd) -> AnswerEnd:
         """How the answer of a finished request is taken to have ended."""
-        hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
+        hinted = record_of(req).hinted
         return recognised if hinted is None else hinted.answer_end(recognised)
 
     def cached(self, req: Req, path: Sequence[UnifiedTreeNode], *, is_finished: bool) -> None:
         """The request's tokens are in the tree, root side first; a last page that is not full is not."""
-        hinted: HintedRequest | None = getattr(req, HINTED_ATTRIBUTE, None)
+        hinted = record_of(req).hinted
         if hinted is None:
             return
         nodes = [self._tree.metadata(node) for node in path]
@@ -134,7 +143,15 @@ class HintFollower:
 
 
 def hints_of(req: Req) -> Hints | None:
-    """The hints of a request; None where it says nothing that can be followed."""
+    """The hints of a request, read once; None where it says nothing that can be followed."""
+    record = record_of(req)
+    if not record.has_read_hints:
+        record.has_read_hints = True
+        record.hints = _read_hints(req)
+    return record.hints
+
+
+def _read_hints(req: Req) -> Hints | None:
     envelope: KvHintsEnvelope | None = getattr(req, "kv_hints", None)
     if envelope is None:
         return None

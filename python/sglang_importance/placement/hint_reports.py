@@ -6,9 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from sgl_importance.tiers import Tier
-from sglang_importance.placement.hint_follower import REPORT_ATTRIBUTE
-from sglang_importance.sparse.selections import opened_selection
 from sglang_importance.upstream.hooks import Hook, HookType
+from sglang_importance.upstream.request_record import record_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -25,19 +24,19 @@ DETAILS_TARGET = (
 def _after_get_cached_tokens_details(
     details: dict[str, int | str] | None, streamer: SchedulerOutputStreamer, req: Req
 ) -> dict[str, int | str] | None:
-    make_report = getattr(req, REPORT_ATTRIBUTE, None)
-    if make_report is None or not req.finished():
+    record = record_of(req)
+    if record.make_report is None or not req.finished():
         return None
     hits = {
         Tier.DEVICE: req.cached_tokens_device,
         Tier.HOST: req.cached_tokens_host,
         Tier.STORAGE: req.cached_tokens_storage,
     }
-    report = make_report(hits)
+    report = record.make_report(hits)
     if report is None:
         return None
-    if selection := opened_selection(req):
-        report["pages"] = selection.report()
+    if record.selection is not None:
+        report["pages"] = record.selection.report()
     return {**(details or {}), REPORT_KEY: json.dumps(report)}
 
 

@@ -2,52 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.sparse.audits import AuditCounts, AuditRule, AuditTrail
+from sgl_importance.sparse.selection import Selection
 from sgl_importance.sparse.selection_rule import SelectionRule, read_all, selection_rule
+from sglang_importance.upstream.request_record import record_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
-
-SELECTION_ATTRIBUTE = "importance_selection"
-
-
-@dataclass(slots=True, weakref_slot=True)
-class Selection:
-    """Of one request.
-
-    Attributes:
-        rule: which tokens select, and how many pages.
-        trail: checks of its choices.
-        candidates: pages that its tokens chose from, in all layers.
-        selected: those that were chosen.
-    """
-
-    rule: SelectionRule
-    trail: AuditTrail
-    candidates: int = 0
-    selected: int = 0
-
-    def report(self) -> dict[str, Any]:
-        """The part ``pages`` of the report that a request may ask for; means are None where none was made."""
-        counts = self.trail.counts
-
-        def mean(total: float) -> float | None:
-            return total / counts.audits if counts.audits else None
-
-        return {
-            "candidates": self.candidates,
-            "selected": self.selected,
-            "audits": counts.audits,
-            "failed_audits": counts.failed,
-            "missed_mass": mean(counts.missed_mass),
-            "missed_page": mean(counts.missed_page),
-            "output_error": mean(counts.output_error),
-        }
 
 
 class Selections:
@@ -92,16 +57,10 @@ class Selections:
                 page_size=self._page_size,
             )
         selection = self._selection(rule)
-        setattr(req, SELECTION_ATTRIBUTE, selection)
+        record_of(req).selection = selection
         self._by_rid[req.rid] = selection
         return selection
 
     def _selection(self, rule: SelectionRule) -> Selection:
         first = max(rule.first, rule.prompt_tokens)
         return Selection(rule, AuditTrail(self._audit_rule, first, self.audits))
-
-
-def opened_selection(req: Req) -> Selection | None:
-    """The selection of a request; None before its server gave it one, and where all pages are read."""
-    selection: Selection | None = getattr(req, SELECTION_ATTRIBUTE, None)
-    return selection

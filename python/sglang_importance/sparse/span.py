@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_importance.sparse.selections import Selection
+from sgl_importance.sparse.selection import Selection
 
 
 @dataclass(frozen=True, slots=True)

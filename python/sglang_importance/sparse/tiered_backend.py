@@ -11,6 +11,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch.nn.functional import pad
 
+from sgl_importance.sparse.selection import Selection
 from sgl_importance.sparse.selection_rule import read_all
 from sgl_importance_kernels.sparse.audit import audit
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
@@ -23,7 +24,6 @@ from sgl_importance_kernels.sparse.streamed_attention import (
 from sglang_importance.attention.source import request_table
 from sglang_importance.sparse.decode_step import DecodeStep, parts
 from sglang_importance.sparse.pool import TieredKVPool
-from sglang_importance.sparse.selections import Selection
 from sglang_importance.sparse.span import Choice, Span
 
 if TYPE_CHECKING:

@@ -8,11 +8,12 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 from sgl_importance.sparse.device_plan import plan_device
+from sgl_importance.sparse.selection import Selection
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 from sglang_importance.sparse.emitting_backend import EmittingTieredBackend
-from sglang_importance.sparse.selections import Selection, Selections
+from sglang_importance.sparse.selections import Selections
 
 from support.drivers.attention_driver import (
     HEAD_DIM,

@@ -1,0 +1,51 @@
+"""What we know of a request of upstream's: one record, which goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sgl_importance.placement.hints.hinted_request import HintedRequest
+from sgl_importance.placement.hints.hints import Hints
+from sgl_importance.signal.fold import QueryFolds
+from sgl_importance.sparse.selection import Selection
+from sgl_importance.tiers import Tier
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+RECORD_ATTRIBUTE = "importance"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Of one request, in the scheduler; each part is None until its owner has met the request.
+
+    Attributes:
+        query: its folds, since it was admitted to the tree.
+        is_counted: whether the metrics have counted it.
+        has_read_hints: whether ``hints`` says what its envelope held.
+        hints: None where it has none that can be followed.
+        hinted: follows its hints.
+        make_report: of the report that it asked for, by the tokens that it found in each tier; gives None
+            where that fails.
+        selection: which of its tokens read chosen pages only.
+    """
+
+    query: QueryFolds | None = None
+    is_counted: bool = False
+    has_read_hints: bool = False
+    hints: Hints | None = None
+    hinted: HintedRequest | None = None
+    make_report: Callable[[Mapping[Tier, int]], dict[str, Any] | None] | None = None
+    selection: Selection | None = None
+
+
+def record_of(req: Req) -> RequestRecord:
+    """The record of a request, made where it has none yet."""
+    record: RequestRecord | None = getattr(req, RECORD_ATTRIBUTE, None)
+    if record is None:
+        record = RequestRecord()
+        setattr(req, RECORD_ATTRIBUTE, record)
+    return record
