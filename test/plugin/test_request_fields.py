@@ -77,7 +77,7 @@ NOT_COMPUTED = {
     *("UpdateWeightsFromIPCReqInput", "UpdateWeightVersionReqInput", "GetWeightsByNameReqInput"),
     *("InitWeightsUpdateGroupReqInput", "DestroyWeightsUpdateGroupReqInput", "BeginWeightUpdateReqInput"),
     *("EndWeightUpdateReqInput", "InitWeightsSendGroupForRemoteInstanceReqInput"),
-    *("SendWeightsToRemoteInstanceReqInput", "ReleaseMemoryOccupationReqInput", "PDRoleSwitchReqInput"),
+    *("SendWeightsToRemoteInstanceReqInput", "ReleaseMemoryOccupationReqInput", "PdRoleSwitchReqInput"),
     *("ResumeMemoryOccupationReqInput", "AttachHiCacheStorageReqInput", "OllamaShowRequest"),
 }
 
