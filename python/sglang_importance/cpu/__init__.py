@@ -63,6 +63,7 @@ def install() -> None:
     _installed = True
     from sglang_importance.cpu.allocator import PagedAllocatorKernels
     from sglang_importance.cpu.attention import ExtendComputesCachedRows
+    from sglang_importance.cpu.compiled_samplers import CompiledSamplers
     from sglang_importance.cpu.defaults import PoolTakesAllMemory
     from sglang_importance.cpu.experts import ExpertsOfOtherRanks
     from sglang_importance.cpu.gated_norm import GatedNorm
@@ -99,6 +100,7 @@ def install() -> None:
             SharedExpertGate(),
             StatesWithoutBuffer(),
             DraftsInTorch(),
+            CompiledSamplers(),
             PoolTakesAllMemory(),
         )
     )
