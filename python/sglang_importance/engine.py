@@ -140,7 +140,7 @@ class KvImportance:
                 would have no such time, there is no room for one more, or the policy is ``observe``.
         """
         from sglang_importance.http.pins_route import MAX_TTL_SECONDS
-        from sglang_importance.http.requests.token_limits import unknown_token
+        from sglang_importance.http.requests.fields.token_rules import unknown_token
 
         tokens = [index(token) for token in input_ids]  # numpy's and torch's too
         if tokens and (problem := unknown_token(tokens, self._manager.model_config.vocab_size)):

@@ -77,7 +77,7 @@ NOT_COMPUTED = {
     *("UpdateWeightsFromIPCReqInput", "UpdateWeightVersionReqInput", "GetWeightsByNameReqInput"),
     *("InitWeightsUpdateGroupReqInput", "DestroyWeightsUpdateGroupReqInput", "BeginWeightUpdateReqInput"),
     *("EndWeightUpdateReqInput", "InitWeightsSendGroupForRemoteInstanceReqInput"),
-    *("SendWeightsToRemoteInstanceReqInput", "ReleaseMemoryOccupationReqInput", "PDRoleSwitchReqInput"),
+    *("SendWeightsToRemoteInstanceReqInput", "ReleaseMemoryOccupationReqInput", "PdRoleSwitchReqInput"),
     *("ResumeMemoryOccupationReqInput", "AttachHiCacheStorageReqInput", "OllamaShowRequest"),
 }
 
@@ -315,3 +315,29 @@ def test_a_value_is_shown_in_a_few_words():
 def test_a_row_is_as_plain_as_its_rule():
     assert Field(anything).rule(object(), SERVER) is None
     assert yes_or_no(1, SERVER) == "must be true or false"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": 1}, "options: has seed, which sglang passes on under a name"),
+        ({"top_k": 0}, "options: has top_k, which must be a whole number"),
+        ({"stop": [1]}, "options: has stop, which must be a text"),
+    ],
+)
+def test_options_of_ollama_are_checked_before_they_are_sampling_parameters(
+    options: dict[str, Any], said: str
+):
+    body = http_server.OllamaGenerateRequest(model="default", prompt="a", options=options)
+    with pytest.raises(BadField, match=re.escape(said)):
+        check_body(body, SERVER)
+
+
+def test_options_of_ollama_that_sglang_drops_pass():
+    options = {"temperature": 0.5, "num_predict": 3, "num_ctx": 4096, "repeat_penalty": 1.1}
+    check_body(http_server.OllamaGenerateRequest(model="default", prompt="a", options=options), SERVER)
+
+
+@pytest.mark.parametrize("ids", [[5, 1e-300], [5, "a"], [5, 2**70]])
+def test_a_prompt_holds_whole_numbers_only(ids: list[Any]):
+    assert problem(input_ids=ids).startswith("input_ids: ")

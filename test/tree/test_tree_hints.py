@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.options.importance_options import ImportanceOptions
-from sgl_importance.options.placement import PinOptions
+from sgl_importance.options.placement_options import PinOptions
 from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.reuse.reuse_class import BlockType, Transition

@@ -11,12 +11,18 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+<<<<<<< HEAD
 from sglang_importance.http.requests.fields.bad_field import BadField
+=======
+from sglang_importance.http.requests.begun_streams import begin
+>>>>>>> req-34
 from sglang_importance.http.requests.fields.body_check import TABLES, check_body
 from sglang_importance.http.requests.fields.server_facts import facts_of
+from sglang_importance.http.requests.route_families import UNHANDLED
 from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
 from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.upstream.server_options import importance_options
@@ -48,7 +54,8 @@ def _is_ours() -> bool:
 def _checked(endpoint: Endpoint, bodies: list[str]) -> Endpoint:
     @wraps(endpoint)
     async def check_and_answer(**values: Any) -> Any:
-        if _is_ours():
+        is_ours = _is_ours()
+        if is_ours:
             manager = tokenizer_manager()
             in_flight: Mapping[str, Any] = getattr(manager, "rid_to_state", {})
             try:
@@ -56,7 +63,10 @@ def _checked(endpoint: Endpoint, bodies: list[str]) -> Endpoint:
                     check_body(values[name], facts_of(manager), in_flight)
             except BadField as error:
                 raise HTTPException(status_code=400, detail=str(error)) from None
-        return await endpoint(**values)
+        answer = await endpoint(**values)
+        if is_ours and endpoint.__name__ in UNHANDLED and isinstance(answer, StreamingResponse):
+            await begin(answer)
+        return answer
 
     return check_and_answer
 
@@ -74,7 +84,7 @@ def _refusing(answer: ASGIApp, app: FastAPI) -> ASGIApp:
 
         try:
             await answer(scope, receive, note)
-        except UNREADABLE as error:
+        except (ValueError, *UNREADABLE) as error:
             if began or not _is_ours():
                 raise
             refused = HTTPException(status_code=400, detail=unreadable(error))

@@ -58,6 +58,9 @@ CARRYING: dict[str, Family] = {
 }
 """They take the fields through us."""
 
+UNHANDLED = frozenset({"ollama_chat", "ollama_generate"})
+"""sglang's handlers of these catch no error: 500, or a stream that is cut off."""
+
 NATIVE: dict[str, str] = {"generate_request": TOP, "vertex_generate": "parameters"}
 """Their fields are those of ``GenerateReqInput``, at this place; reports stand in ``meta_info``."""
 

@@ -11,6 +11,8 @@ import traceback
 
 import msgspec
 
+from sglang_importance.http.requests.fields.refusal import BadField
+
 UNREADABLE = (
     *(TypeError, AttributeError, LookupError, AssertionError, OverflowError, UnicodeError, RecursionError),
     *(re.error, msgspec.MsgspecError),
@@ -22,7 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 def unreadable(error: BaseException) -> str:
-    """The one line of a refusal; the log has the place in sglang, for whoever adds the missing row."""
+    """The one line of a refusal; the log has the place in sglang, for whoever adds the missing row.
+
+    A plain ``ValueError`` is sglang's own word on a request, and says what is wrong.
+    """
+    if type(error) is ValueError or isinstance(error, BadField):
+        return str(error)
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = ", ".join(f"{each.filename}:{each.lineno}" for each in place)
     logger.warning("KV importance: sglang cannot read a request: %s at %s", type(error).__name__, where)

@@ -68,7 +68,7 @@ def check_body(body: Any, server: ServerFacts, in_flight: Container[str] = ()) -
     Raises:
         BadField: this server cannot take it.
     """
-    kind = type(body)
+    kind: type = type(body)
     if isinstance(body, GenerateReqInput | EmbeddingReqInput):
         defaults = defaults_of(kind)
         for name in CLIENT_ONLY_DEFAULT & defaults.keys():

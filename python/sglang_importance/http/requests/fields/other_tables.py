@@ -7,7 +7,7 @@ from typing import Any
 from sglang_importance.http.requests.fields import sampling_table as sampling
 from sglang_importance.http.requests.fields.bad_field import shown
 from sglang_importance.http.requests.fields.embedding_rules import override_lists
-from sglang_importance.http.requests.fields.field import Field, Table, anything, text_only
+from sglang_importance.http.requests.fields.field import Field, Table, anything, only_default, text_only
 from sglang_importance.http.requests.fields.generate_table import CLIENT_ONLY_DEFAULT, GENERATE
 from sglang_importance.http.requests.fields.number_rules import (
     INT32,
@@ -18,6 +18,11 @@ from sglang_importance.http.requests.fields.number_rules import (
     top_logprobs,
 )
 from sglang_importance.http.requests.fields.openai_tables import completion_prompt, messages, plain_levels
+<<<<<<< HEAD
+=======
+from sglang_importance.http.requests.fields.refusal import shown
+from sglang_importance.http.requests.fields.sampling_table import SAMPLING
+>>>>>>> req-34
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 from sglang_importance.http.requests.fields.text_rules import name
 from sglang_importance.http.requests.fields.token_rules import token_id, token_list
@@ -194,13 +199,34 @@ SYSTEM_ONE: Table = {
     "return_prompt_token_ids": _passed_on,
 }
 
-# Their options become sampling parameters, which are checked as such.
+_OLLAMA_OPTIONS: Table = {
+    "temperature": SAMPLING["temperature"],
+    "top_p": SAMPLING["top_p"],
+    "top_k": SAMPLING["top_k"],
+    "num_predict": SAMPLING["max_new_tokens"],
+    "stop": SAMPLING["stop"],
+    "presence_penalty": SAMPLING["presence_penalty"],
+    "frequency_penalty": SAMPLING["frequency_penalty"],
+    "seed": Field(only_default("sglang passes on under a name that its own sampling does not know")),
+}
+"""What sglang takes of them; it drops the others."""
+
+
+def ollama_options(value: Any, server: ServerFacts) -> str | None:
+    """Options of Ollama's, each of which becomes a sampling parameter."""
+    for option, inner in value.items():
+        row = _OLLAMA_OPTIONS.get(option)
+        if row is not None and (problem := row.rule(inner, server)):
+            return f"has {option}, which {problem}"
+    return plain_levels(value, server)
+
+
 OLLAMA_CHAT: Table = {
     "model": Field(name),
     "messages": Field(messages),
     "stream": _passed_on,
     "format": _deep,
-    "options": _deep,
+    "options": Field(ollama_options),
     "keep_alive": _passed_on,
     "think": _passed_on,
 }
@@ -214,7 +240,7 @@ OLLAMA_GENERATE: Table = {
     "stream": _passed_on,
     "raw": _passed_on,
     "format": _deep,
-    "options": _deep,
+    "options": Field(ollama_options),
     "keep_alive": _passed_on,
     "images": Field(text_only),
     "think": _passed_on,

@@ -40,7 +40,7 @@ def check_request(
         BadField: this server cannot take it.
     """
     prompts = _num_prompts(obj)
-    kind = type(obj)
+    kind: type = type(obj)
     table = GENERATE if isinstance(obj, GenerateReqInput) else EMBEDDING
     check_values(vars(obj).items(), table, defaults_of(kind), server, prompts=prompts)
     samples = _check_sampling(obj.sampling_params, prompts, server)
