@@ -126,7 +126,7 @@ def test_the_pages_have_every_flag_and_every_route() -> None:
     install_routes(app, ImportanceOptions(policy="importance"))
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]  # what moved is not
     flags = {flag for action in shown for flag in action.option_strings} - {"-h", "--help"}
-    listed = re.findall(r"^## (--[\w-]+)$", (ROOT / "docs/flags.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^### (--[\w-]+)$", (ROOT / "docs/flags.md").read_text(), re.MULTILINE)
     assert set(listed) == flags
     ours = {f"{method} {route.path}" for route in api_routes(app.routes) for method in route.methods}
     assert len(ours) > 10
