@@ -65,16 +65,12 @@ def install() -> None:
     if _installed or accelerator_visible():
         return
     from sglang_importance.cpu.allocator import PagedAllocatorKernels
-<<<<<<< HEAD
     from sglang_importance.cpu.attention import (
         DecodeCopiesContext,
         ExtendComputesCachedRows,
         keeps_upstream,
     )
-=======
-    from sglang_importance.cpu.attention import ExtendComputesCachedRows
     from sglang_importance.cpu.compiled_samplers import CompiledSamplers
->>>>>>> req-34
     from sglang_importance.cpu.defaults import PoolTakesAllMemory
     from sglang_importance.cpu.experts import ExpertsOfOtherRanks
     from sglang_importance.cpu.gated_norm import GatedNorm

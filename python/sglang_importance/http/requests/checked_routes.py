@@ -15,11 +15,8 @@ from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-<<<<<<< HEAD
-from sglang_importance.http.requests.fields.bad_field import BadField
-=======
 from sglang_importance.http.requests.begun_streams import begin
->>>>>>> req-34
+from sglang_importance.http.requests.fields.bad_field import BadField
 from sglang_importance.http.requests.fields.body_check import TABLES, check_body
 from sglang_importance.http.requests.fields.server_facts import facts_of
 from sglang_importance.http.requests.route_families import UNHANDLED

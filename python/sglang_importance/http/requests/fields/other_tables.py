@@ -18,11 +18,7 @@ from sglang_importance.http.requests.fields.number_rules import (
     top_logprobs,
 )
 from sglang_importance.http.requests.fields.openai_tables import completion_prompt, messages, plain_levels
-<<<<<<< HEAD
-=======
-from sglang_importance.http.requests.fields.refusal import shown
 from sglang_importance.http.requests.fields.sampling_table import SAMPLING
->>>>>>> req-34
 from sglang_importance.http.requests.fields.server_facts import ServerFacts
 from sglang_importance.http.requests.fields.text_rules import name
 from sglang_importance.http.requests.fields.token_rules import token_id, token_list
