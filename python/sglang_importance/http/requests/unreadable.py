@@ -11,7 +11,7 @@ import traceback
 
 import msgspec
 
-from sglang_importance.http.requests.fields.refusal import BadField
+from sglang_importance.http.requests.fields.bad_field import BadField
 
 UNREADABLE = (
     *(TypeError, AttributeError, LookupError, AssertionError, OverflowError, UnicodeError, RecursionError),
