@@ -36,12 +36,12 @@ def prompt_ids(value: Any, server: ServerFacts) -> str | None:
     if not hasattr(value[0], "__index__") or isinstance(value[0], bool):
         return f"must be a list of token ids, not of {shown(value[0])}"
     try:
-        ids = array("q", value)  # as sglang will do
+        array("q", value)  # as sglang will do
     except TypeError:
         return "must be a list of token ids, which are whole numbers"
     except OverflowError:
         return f"has a token id beyond the model's vocabulary of {server.vocabulary}"
-    lowest, highest = min(ids), max(ids)
+    lowest, highest = min(value), max(value)
     if lowest >= 0 and highest < server.vocabulary:
         return None
     wrong = lowest if lowest < 0 else highest
