@@ -1,7 +1,7 @@
 """What sglang answers to a body that its models refuse, at a bounded length.
 
-Its handler writes every error twice, each with the input that it is about. A list of 100,000 wrong elements makes
-an answer of hundreds of megabytes, and ended the process while it was being encoded.
+Its handler writes every error twice, each with the input that it is about: a list of 100,000 wrong elements
+makes an answer of hundreds of megabytes.
 """
 
 from __future__ import annotations
