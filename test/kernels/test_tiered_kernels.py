@@ -13,7 +13,7 @@ from sgl_importance_kernels.sparse.triton.attention_kernel import SPLIT_PAGES, a
 from sgl_importance_kernels.sparse.triton.copy_kernel import copy_pages
 from sgl_importance_kernels.sparse.triton.scan_kernel import scan
 
-from support.selectors import ready_selector
+from support.page_selectors import ready_selector
 
 pytestmark = pytest.mark.triton
 

@@ -11,7 +11,7 @@ from sgl_importance.options.tiered_options import SPARSE_SELECTORS
 from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 
-from support.selectors import ready_selector
+from support.page_selectors import ready_selector
 
 PAGES, SIZE, KV_HEADS, GROUP, DIM = 12, 8, 2, 3, 16
 
