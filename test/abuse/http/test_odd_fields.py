@@ -72,7 +72,11 @@ def test_odd_fields_are_answered_or_refused_and_end_nothing(
     seen: dict[int, int] = {}
     for number in range(count):
         request = made.next()
-        answer = answer_to(client, request)
+        try:
+            answer = answer_to(client, request)
+        except httpx.TransportError as error:
+            error.add_note(f"request {number} to {request.path}: {request.odd!r:.500}; {server.log_tail()}")
+            raise
         what = (number, request.path, request.odd, answer.text[:500])
         assert answer.status_code in ANSWERS, what
         assert "Internal server error" not in answer.text, what

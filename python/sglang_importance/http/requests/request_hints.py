@@ -49,7 +49,11 @@ def _around_generate_request(
         return generate(manager, obj, request)
     if isinstance(obj.input_ids, BatchEncoding):  # of Ollama's chats, before sglang 0.5.23
         obj.input_ids = obj.input_ids["input_ids"]
-    check_request(obj, facts_of(manager), manager.rid_to_state)
+    try:
+        check_request(obj, facts_of(manager), manager.rid_to_state)
+    except ValueError:
+        _nothing_to_abort(obj)
+        raise
     generate = partial(_refuse_unreadable, generate)
     carried = carried_by(request)
     if carried is not None:
@@ -79,9 +83,19 @@ async def _refuse_unreadable(
                 began = True
                 yield output
     except UNREADABLE as error:
+        _nothing_to_abort(obj)
         if began:
             raise
         raise ValueError(unreadable(error)) from error
+    except ValueError:
+        _nothing_to_abort(obj)
+        raise
+
+
+def _nothing_to_abort(obj: GenerateReqInput | EmbeddingReqInput) -> None:
+    """Behind a stream sglang aborts what is left of its request, also of one that it never took apart."""
+    if not hasattr(obj, "is_single"):
+        obj.is_single, obj.rid = True, None
 
 
 async def _generate_and_forget(
