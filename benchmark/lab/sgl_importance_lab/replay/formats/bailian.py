@@ -21,7 +21,7 @@ NAME = "bailian"
 BLOCK_TOKENS = 16
 
 
-class _Record(BlockRecord):
+class _Record(BlockRecord, kw_only=True):
     chat_id: int | str
 
 
