@@ -297,7 +297,7 @@ def test_azure_is_refused_with_the_reason(tmp_path: Path) -> None:
         read_trace(path)
 
 
-@pytest.mark.parametrize("text", ["hello\n", '{"a": 1}\n', "[]\n", "\x00" * 7])
+@pytest.mark.parametrize("text", ["hello\n", '{"a": 1}\n', "\x00" * 7])
 def test_unknown_content_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "what"
     path.write_text(text)
@@ -363,4 +363,11 @@ def test_ids_have_64_bits_and_what_is_missing_is_said(tmp_path: Path) -> None:
     ]
     path = _write(tmp_path / "b.jsonl", record | {"hash_ids": [1, 2**64]})
     with pytest.raises(TraceError, match="more than 64 bits"):
+        read_trace(path)
+
+
+def test_an_array_is_refused_with_the_cure(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([_mooncake([1])], indent=1))
+    with pytest.raises(TraceError, match="a JSON array: write one record a line"):
         read_trace(path)
