@@ -131,7 +131,7 @@ def _dtype_of(outer: Fields, inner: Fields) -> str | None:
         if "quantization_config" not in fields:
             continue
         quantization = fields.inner("quantization_config")
-        if _says_fp8(quantization):
+        if _is_modelopt(quantization) and _says_fp8(quantization):
             return _FP8
         if not _leaves_the_cache(quantization):
             return None
@@ -146,6 +146,11 @@ def _dtype_of(outer: Fields, inner: Fields) -> str | None:
                 return word
     # sglang serves float32 checkpoints, and such as do not say, in 16 bits.
     return "bfloat16" if outer.word("model_type").startswith("gemma") else "float16"
+
+
+def _is_modelopt(quantization: Fields) -> bool:
+    name = "quant_method"
+    return name in quantization and quantization.word(name).startswith("modelopt")
 
 
 def _says_fp8(quantization: Fields) -> bool:
