@@ -156,7 +156,8 @@ def _dtype(name: str, shape: ModelShape) -> CacheDtype:
         raise SizeError("sglang takes another dtype for sparse attention on each GPU: give --dtype")
     if shape.dtype is None:
         raise SizeError(
-            "the config has a quantization that may bring the cache a dtype of its own: give --dtype"
+            "the config says auto, or has a quantization that may bring the cache a dtype of its own: "
+            "give --dtype"
         )
     return cache_dtype(shape.dtype)
 

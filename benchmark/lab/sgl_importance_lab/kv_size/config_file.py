@@ -19,6 +19,8 @@ _BUNDLED = files("sgl_importance_lab.kv_size") / "bundled"
 _MOST_BYTES = 8 << 20
 _OF_WEIGHTS_ALONE = ("fp8", "mxfp4", "gptq", "awq", "compressed-tensors", "bitsandbytes")
 """Methods that say nothing of the cache in sglang, but for the two keys that are looked for beside them."""
+_FP8 = "fp8_e4m3"
+"""What sglang makes of ModelOpt's ``kv_cache_quant_algo`` FP8."""
 _QUANTIZED_APART = "hf_quant_config.json"
 """Where ModelOpt writes how a checkpoint, and perhaps its cache, is quantized; sglang reads it."""
 
@@ -79,7 +81,20 @@ def load_shape(model_or_config: str) -> ModelShape:
     except BadJson as error:
         raise SizeError(f"{path} is no JSON ({error}): name a config.json") from error
     shape = read_shape(config)
-    return replace(shape, dtype=None) if path.with_name(_QUANTIZED_APART).is_file() else shape
+    apart = path.with_name(_QUANTIZED_APART)
+    return replace(shape, dtype=_dtype_apart(apart)) if apart.is_file() else shape
+
+
+def _dtype_apart(path: Path) -> str | None:
+    """What ModelOpt's own file says of the cache; None where it does not say."""
+    try:
+        document = read_json(path.read_bytes())
+    except BadJson as error:
+        raise SizeError(f"{path} is no JSON ({error}): correct it, or move it away") from error
+    quantization = document.get("quantization") if isinstance(document, dict) else None
+    if not isinstance(quantization, dict):
+        return None
+    return _FP8 if _says_fp8(Fields(quantization)) else None
 
 
 def read_shape(config: Any) -> ModelShape:
@@ -113,14 +128,34 @@ def read_shape(config: Any) -> ModelShape:
 def _dtype_of(outer: Fields, inner: Fields) -> str | None:
     """What the cache takes over (sglang's ``configure_kv_cache_dtype``); None where it does not say."""
     for fields in (outer, inner):
-        if "quantization_config" in fields and not _leaves_the_cache(fields.inner("quantization_config")):
+        if "quantization_config" not in fields:
+            continue
+        quantization = fields.inner("quantization_config")
+        if _is_modelopt(quantization) and _says_fp8(quantization):
+            return _FP8
+        if not _leaves_the_cache(quantization):
             return None
     for fields in (outer, inner):
         for name in ("dtype", "torch_dtype"):
-            if name in fields and (word := fields.word(name)) != "float32":
+            if name not in fields:
+                continue
+            word = fields.word(name).removeprefix("torch.")
+            if word == "auto":
+                return None
+            if word != "float32":
                 return word
     # sglang serves float32 checkpoints, and such as do not say, in 16 bits.
     return "bfloat16" if outer.word("model_type").startswith("gemma") else "float16"
+
+
+def _is_modelopt(quantization: Fields) -> bool:
+    name = "quant_method"
+    return name in quantization and quantization.word(name).startswith("modelopt")
+
+
+def _says_fp8(quantization: Fields) -> bool:
+    name = "kv_cache_quant_algo"
+    return name in quantization and quantization.word(name).upper() == "FP8"
 
 
 def _leaves_the_cache(quantization: Fields) -> bool:

@@ -161,7 +161,7 @@ def run_jobs(
             raise ReplayError(str(error)) from error
         return
     assert workers > 0
-    if workers == 1 or len(jobs) == 1:
+    if workers == 1 or len(jobs) <= 1:
         for index, job in enumerate(jobs):
             yield index, run_one(traces, job)
         return

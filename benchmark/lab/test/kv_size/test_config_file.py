@@ -213,3 +213,16 @@ def test_bundled_shapes_have_a_source_that_says_so(name: str) -> None:
     assert {key: value for key, value in config.items() if key not in ours} == {
         key: getattr(defaults, key) for key in config if key not in ours
     }
+
+
+def test_a_dtype_may_be_spelled_as_torch_does_or_left_to_the_weights() -> None:
+    for dtype, expected in (("torch.bfloat16", "bfloat16"), ("auto", None)):
+        assert read_shape(tiny_config("llama", torch_dtype=dtype)).dtype == expected
+
+
+def test_an_fp8_cache_of_modelopt_is_taken(tmp_path: Path) -> None:
+    quantization = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    assert read_shape(tiny_config("llama", quantization_config=quantization)).dtype == "fp8_e4m3"
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("llama")))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    assert load_shape(str(tmp_path)).dtype == "fp8_e4m3"

@@ -297,7 +297,7 @@ def test_azure_is_refused_with_the_reason(tmp_path: Path) -> None:
         read_trace(path)
 
 
-@pytest.mark.parametrize("text", ["hello\n", '{"a": 1}\n', "[]\n", "\x00" * 7])
+@pytest.mark.parametrize("text", ["hello\n", '{"a": 1}\n', "\x00" * 7])
 def test_unknown_content_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "what"
     path.write_text(text)
@@ -329,3 +329,45 @@ def test_shared_traces_are_told_apart() -> None:
     trace = read_trace(shared_data("agents/taubench"))
     trace.check_integrity()
     assert trace.num_requests > 400
+
+
+CHAT = {"messages": [{"role": "user", "content": "u" * 200}]}
+
+
+@pytest.mark.parametrize(
+    "field", ["system", "instructions", "cache_salt", "extra_key", "lora_path", "model", "reasoning_effort"]
+)
+def test_bodies_that_differ_ahead_of_the_messages_share_nothing(tmp_path: Path, field: str) -> None:
+    one, two = CHAT | {field: "a" * 40}, CHAT | {field: "b" * 40}
+    trace = read_trace(_write(tmp_path / "chat.jsonl", one, {"body": two}, one))
+    assert trace.request(0).tolist() == trace.request(2).tolist()
+    shared = set(trace.request(0).tolist()) & set(trace.request(1).tolist())
+    assert not shared
+
+
+def test_what_cannot_be_followed_is_said_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = _write(tmp_path / "chat.jsonl", *[CHAT | {"previous_response_id": "r"}] * 3, CHAT)
+    read_trace(path, ReadOptions(remark=said.append))
+    assert [text.partition(":")[2][:40] for text in said] == [" 3 requests with previous_response_id: w"]
+
+
+def test_ids_have_64_bits_and_what_is_missing_is_said(tmp_path: Path) -> None:
+    record = {"input_length": 1024, "hash_ids": [2**63 + 5, 2**64 - 1], "session_id": "a", "delay": 3.0}
+    said: list[str] = []
+    trace = read_trace(_write(tmp_path / "a.jsonl", record, record), ReadOptions(remark=said.append))
+    assert trace.blocks.tolist() == [0, 1, 0, 1]
+    assert [text.partition(": 2 requests without ")[2].partition(":")[0] for text in said] == [
+        "timestamp",
+        "output_length",
+    ]
+    path = _write(tmp_path / "b.jsonl", record | {"hash_ids": [1, 2**64]})
+    with pytest.raises(TraceError, match="more than 64 bits"):
+        read_trace(path)
+
+
+def test_an_array_is_refused_with_the_cure(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([_mooncake([1])], indent=1))
+    with pytest.raises(TraceError, match="a JSON array: write one record a line"):
+        read_trace(path)

@@ -187,3 +187,28 @@ def test_bad_jobs_name_the_cure(trace_file: Path, jobs: str) -> None:
     assert result.stderr == (
         f"error: --jobs takes a number of processes such as 4, ray, or ray:10.0.0.1:6379, not {jobs!r}\n"
     )
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_sweep_that_ended_before_its_file_was_written_only_writes_it(
+    trace_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    out = tmp_path / "rows.json"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", _cut_off_at(out, Path.replace))
+        assert _run(trace_file, *SWEEP[:-1], jobs, "--json", out).exit_code != 0
+    assert not out.exists()
+    again = _run(trace_file, *SWEEP[:-1], jobs, "--json", out)
+    assert again.exit_code == 0, again.output
+    assert f"going on after {CELLS} of {CELLS} replays" in again.stderr
+    assert len(_rows(out)) == CELLS
+
+
+def _cut_off_at(target: Path, replace: Any) -> Any:
+    def cut_off(source: Path, to: Path) -> Path:
+        if to == target:
+            raise KeyboardInterrupt
+        renamed: Path = replace(source, to)
+        return renamed
+
+    return cut_off

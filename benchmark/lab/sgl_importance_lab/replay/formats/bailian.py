@@ -21,7 +21,7 @@ NAME = "bailian"
 BLOCK_TOKENS = 16
 
 
-class _Record(BlockRecord):
+class _Record(BlockRecord, kw_only=True):
     chat_id: int | str
 
 
@@ -52,6 +52,7 @@ def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
         on_bad_record,
         block_tokens=options.block_tokens or BLOCK_TOKENS,
         prefix_tree=not options.object_level,
-        name_blocks=partial(array, "q") if options.object_level else _PrefixIds().chain,
+        name_blocks=partial(array, "Q") if options.object_level else _PrefixIds().chain,
         ticks_per_second=1,
+        remark=options.remark,
     )

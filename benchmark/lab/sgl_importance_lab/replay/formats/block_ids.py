@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from sgl_importance_lab.replay.formats.jsonl import (
-    BlockId,
     Count,
     Request,
     Seconds,
@@ -21,14 +21,17 @@ from sgl_importance_lab.replay.formats.jsonl import (
 from sgl_importance_lab.replay.formats.line_reader import BadRecord, OnBadRecord
 from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
+WideBlockId = Annotated[int, Meta(ge=0)]
+"""Of 64 bits; msgspec's own bounds have 63."""
+
 
 class BlockRecord(Struct):
     """One request; ``hash_ids`` are of its prompt's blocks, the last of which may be filled in part."""
 
-    timestamp: Seconds
     input_length: Count
-    output_length: Count
-    hash_ids: list[BlockId]
+    hash_ids: list[WideBlockId]
+    timestamp: Seconds | msgspec.UnsetType = msgspec.UNSET
+    output_length: Count | msgspec.UnsetType = msgspec.UNSET
 
 
 RecordT = TypeVar("RecordT", bound=BlockRecord)
@@ -43,6 +46,7 @@ def read_blocks(
     prefix_tree: bool,
     name_blocks: Callable[[Sequence[int]], array[int]],
     ticks_per_second: int,
+    remark: Callable[[str], None],
 ) -> Trace:
     """
     Args:
@@ -53,23 +57,45 @@ def read_blocks(
         prefix_tree: whether a block counts together with all before it.
         name_blocks: the ids under which the blocks of a prompt count, from those of the record.
         ticks_per_second: unit of the timestamps.
+        remark: gets what records left out.
     """
     builder = TraceBuilder(path.stem, block_tokens, prefix_tree=prefix_tree)
 
+    without_time = without_output = 0
+
     def requests() -> Iterator[Request]:
+        nonlocal without_time, without_output
+        ticks = 0.0
         for line, record in iterate_records(path, record_type, on_bad_record):
             cause = block_count_error(len(record.hash_ids), record.input_length, block_tokens)
             if cause is not None:
                 on_bad_record(BadRecord(path, line, cause))
                 continue
+            try:
+                blocks = name_blocks(record.hash_ids)
+            except OverflowError:
+                on_bad_record(BadRecord(path, line, "hash_ids has a number of more than 64 bits"))
+                continue
+            if isinstance(record.timestamp, msgspec.UnsetType):
+                without_time += 1
+            else:
+                ticks = record.timestamp
+            output_tokens = record.output_length
+            if isinstance(output_tokens, msgspec.UnsetType):
+                without_output += 1
+                output_tokens = 0
             yield Request(
                 path,
                 line,
-                record.timestamp / ticks_per_second,
-                name_blocks(record.hash_ids),
+                ticks / ticks_per_second,
+                blocks,
                 record.input_length,
-                record.output_length,
+                output_tokens,
             )
 
     add_in_order(builder, requests(), on_bad_record)
+    if without_time:
+        remark(f"{path}: {without_time} requests without timestamp: each follows the one above it at once")
+    if without_output:
+        remark(f"{path}: {without_output} requests without output_length: counted as 0 tokens")
     return builder.build()

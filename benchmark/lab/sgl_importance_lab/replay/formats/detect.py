@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -69,6 +70,10 @@ def detect_reader(path: Path) -> TraceReader:
         raise TraceError(f"{path}: an empty folder: name a trace, or the folder of a recording")
     if path.is_file() and not path.stat().st_size:
         raise TraceError(f"{path}: an empty file: name a trace, or the folder of a recording")
+    if _is_json_array(path):
+        raise TraceError(
+            f"{path}: a JSON array: write one record a line, as by: jq -c '.[]' FILE > FILE.jsonl"
+        )
     raise TraceError(f"{path}: unknown format; name it with --format ({', '.join(READERS)})")
 
 
@@ -98,6 +103,14 @@ def _packing_of(path: Path) -> str | None:
     with path.open("rb") as file:
         head = file.read(8)
     return next((name for start, name in _PACKINGS.items() if head.startswith(start)), None)
+
+
+def _is_json_array(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(64).removeprefix(BOM_UTF8).split()
+    return bool(head) and head[0].startswith(b"[")
 
 
 def _is_azure_csv(path: Path) -> bool:

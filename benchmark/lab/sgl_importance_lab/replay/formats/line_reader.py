@@ -38,6 +38,10 @@ def refuse_bad_record(record: BadRecord) -> None:
     raise TraceError(str(record))
 
 
+def _say_nothing(text: str) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """Options of the command line about reading.
@@ -49,6 +53,7 @@ class ReadOptions:
         alive: sessions that are alive at a time, where a format leaves open when each began; None takes the
             reader's own.
         seed: of the order in which these sessions begin.
+        remark: gets, once each, what the trace does not say and what was taken instead.
     """
 
     tokenizer: str | None = None
@@ -56,6 +61,7 @@ class ReadOptions:
     object_level: bool = False
     alive: int | None = None
     seed: int = 0
+    remark: Callable[[str], None] = _say_nothing
 
 
 class TraceReader(Protocol):

@@ -20,7 +20,10 @@ BLOCK_TOKENS = 512
 
 
 class _Detected(BlockRecord, forbid_unknown_fields=True):
-    """Bailian records hold the same fields and more."""
+    """Bailian records hold the same fields and more; these two are of dynamo and aiperf."""
+
+    session_id: str | int | None = None
+    delay: float | None = None
 
 
 def matches(path: Path) -> bool:
@@ -35,6 +38,7 @@ def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
         on_bad_record,
         block_tokens=options.block_tokens or BLOCK_TOKENS,
         prefix_tree=not options.object_level,
-        name_blocks=partial(array, "q"),
+        name_blocks=partial(array, "Q"),
         ticks_per_second=1000,
+        remark=options.remark,
     )

@@ -1,7 +1,9 @@
 """openai-chat: JSON lines of full prompts, as bodies of chat or completion requests, or as plain text.
 
 A record holds one of ``messages`` (with ``tools``), ``prompt`` or ``input``, or a ``body`` that does, as in
-files for the batch API; ``timestamp`` and ``output`` are optional, other fields are ignored. A folder is
+files for the batch API; ``timestamp`` and ``output`` are optional. Anthropic's ``system``
+and Responses' ``instructions`` stand in front of the messages; bodies that name another model, salt, key,
+adapter or template argument share nothing; other fields are ignored. A folder is
 read as one trace: its ``.jsonl`` files, such as one per session, merged by time. A timestamp may be ISO 8601
 or a number since any moment, in seconds, milliseconds or microseconds: Unix times are told apart by size.
 
@@ -30,6 +32,16 @@ NAME = "openai-chat"
 BLOCK_TOKENS = 16
 
 Message = dict[str, Any]
+NAMESPACE = (
+    "model",
+    "cache_salt",
+    "extra_key",
+    "lora_path",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "documents",
+)
+"""Bodies that differ in one of these may differ from the first token on, and count as sharing nothing."""
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -39,6 +51,16 @@ class _Record(Struct):
     input: str | list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
     body: _Record | None = None
+    system: Any = None
+    instructions: Any = None
+    previous_response_id: Any = None
+    model: Any = None
+    cache_salt: Any = None
+    extra_key: Any = None
+    lora_path: Any = None
+    chat_template_kwargs: Any = None
+    reasoning_effort: Any = None
+    documents: Any = None
     output: Any = None
     timestamp: float | str | None = None
 
@@ -53,12 +75,14 @@ def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
     """See ``TraceReader``; without a tokenizer a token is a byte of UTF-8."""
     block_tokens = options.block_tokens or BLOCK_TOKENS
     encoder = load_encoder(options.tokenizer)
-    root = root_digest(NAME, options.tokenizer)
     files = _files(path)
     if not files:
         raise TraceError(f"{path}: a folder without .jsonl files")
 
+    follows_another = 0
+
     def requests() -> Iterator[Request]:
+        nonlocal follows_another
         for file in files:
             seconds = 0.0
             for line, record in iterate_records(file, _Record, on_bad_record):
@@ -69,11 +93,18 @@ def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
                 except PromptError as error:
                     on_bad_record(BadRecord(file, line, str(error)))
                     continue
+                follows_another += bool((record.body or record).previous_response_id)
+                root = root_digest(NAME, options.tokenizer, _namespace(record))
                 digests = chain_digests(root, tokens, block_tokens)
                 yield Request(file, line, seconds, digests, len(tokens), _output_tokens(record, encoder))
 
     builder = TraceBuilder(path.stem, block_tokens, prefix_tree=not options.object_level)
     add_in_order(builder, requests(), on_bad_record)
+    if follows_another:
+        options.remark(
+            f"{path}: {follows_another} requests with previous_response_id: what it stands for is not in the "
+            "trace, and counts as nothing"
+        )
     return builder.build()
 
 
@@ -93,12 +124,22 @@ def _encode(record: _Record, encoder: Encoder) -> list[int]:
     prompt = _prompt(record)
     if prompt is None:
         raise PromptError("needs exactly one of messages, prompt and input, and it must not be empty")
+    request = record.body or record
+    head = [{"role": "system", "content": text} for text in (request.system, request.instructions) if text]
     if isinstance(prompt, str):
-        return encoder.text(prompt)
+        if not head:
+            return encoder.text(prompt)
+        return encoder.chat([*head, {"role": "user", "content": prompt}], request.tools)
     if isinstance(prompt[0], int):
         return [token for token in prompt if isinstance(token, int)]
     messages = [message for message in prompt if isinstance(message, dict)]
-    return encoder.chat(messages, (record.body or record).tools)
+    return encoder.chat([*head, *messages], request.tools)
+
+
+def _namespace(record: _Record) -> str:
+    request = record.body or record
+    named = {name: value for name in NAMESPACE if (value := getattr(request, name))}
+    return json.dumps(named, sort_keys=True) if named else ""
 
 
 def _output_tokens(record: _Record, encoder: Encoder) -> int:

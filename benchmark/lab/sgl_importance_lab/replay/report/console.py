@@ -92,7 +92,10 @@ def read_traces(
                 continue
             with Console(stderr=True).status(plain(f"reading {path.name}")):
                 trace = read_trace(
-                    path, replace(options, seed=seed), format_name=format_name, on_bad_record=on_bad_record
+                    path,
+                    replace(options, seed=seed, remark=_remark),
+                    format_name=format_name,
+                    on_bad_record=on_bad_record,
                 )
         except TraceError as error:
             fail(str(error))
@@ -108,6 +111,10 @@ def read_traces(
     if len(seeds) > 1:
         names = [f"{name}, seed {seed}" for name, seed in zip(names, cycle(seeds), strict=False)]
     return [replace(trace, name=name) for trace, name in zip(traces, names, strict=True)]
+
+
+def _remark(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def run_with_progress(
@@ -156,6 +163,9 @@ def open_journal(
 
 def write_rows(path: Path, rows: Sequence[Any], journal: SweepJournal[Any] | None = None) -> None:
     """Writes dataclass rows as a JSON list; the journal is not needed any more."""
-    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    # Under another name first: a process that ends here leaves the journal and no half of a result.
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
     if journal is not None:
         journal.remove()
