@@ -79,7 +79,8 @@ def _listed(value: Any, prompts: int | None) -> list[Any]:
 
 def _most_tokens(obj: Any, prompts: int | None, server: ServerFacts) -> list[int]:
     """Of each prompt, an upper bound of its tokens: a text has no more than bytes."""
-    values: Any = next(each for each in (obj.input_ids, obj.text, obj.input_embeds, []) if each is not None)
+    given: list[Any] = [obj.input_ids, obj.text, obj.input_embeds, []]
+    values = next(value for value in given if value is not None)
     of_prompts: list[Any] = values if prompts is not None else [values]
     return [
         min(_bytes(one) if isinstance(one, str) else len(one), server.context_length) for one in of_prompts
