@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -197,7 +197,7 @@ class Reader:
         text = text.replace(STORE, str(self.server.store / "verified"))
         text = text.replace("PIN_ID", self.pin_id) if "PIN_ID" in text else text
         words = command.words
-        if words[0] == "sgl-importance" and "--url" not in words and self.takes_url(words[1]):
+        if words[0] == "sgl-importance" and "--url" not in words and self.takes_url(words[1:3]):
             text = text.partition("#")[0].rstrip() + f" --url {self.server.base_url}"
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", text],
@@ -211,8 +211,10 @@ class Reader:
         return done.stdout
 
     @staticmethod
-    def takes_url(name: str) -> bool:
-        return any("--url" in option.opts for option in tree_command(name).commands[name].params)
+    def takes_url(words: Sequence[str]) -> bool:
+        command = tree_command(words[0]).commands[words[0]]
+        command = getattr(command, "commands", {}).get(words[-1], command)
+        return any("--url" in option.opts for option in command.params)
 
     @property
     def pin_id(self) -> str:
