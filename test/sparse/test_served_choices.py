@@ -10,7 +10,7 @@ from benchmark.sparse.real.choosing import chosen_answers, exact_answers, of_sel
 from benchmark.sparse.real.decoder import Decoder, Prefill
 from benchmark.sparse.real.windows import Task, Window
 from benchmark.sparse.real_model import selector_of
-from sgl_importance_lab.probe import checkpoint_path
+from sgl_importance.embedded_model import checkpoint_path
 from sgl_importance_lab.probe.tasks import make_document
 
 from support.served import script_server

@@ -99,6 +99,10 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     ),
     f"{_SRT}.managers.io_struct.GenerateReqInput.contains_mm_input": "self",
     f"{_SRT}.managers.tokenizer_manager.TokenizerManager._tokenize_texts": "self, texts, is_cross_encoder",
+    # the fields of requests
+    f"{_SRT}.managers.io_struct.EmbeddingReqInput": None,
+    f"{_SRT}.sampling.custom_logit_processor.CustomLogitProcessor": None,
+    f"{_SRT}.sampling.sampling_params.SamplingParams": None,
     # hints and reports
     f"{_SRT}.managers.io_struct.GenerateReqInput.kv_hints": None,
     f"{_SRT}.managers.io_struct.TokenizedGenerateReqInput.kv_hints": None,
@@ -293,6 +297,10 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.layers.radix_attention.RadixAttention": None,
     f"{_SRT}.model_executor.cuda_graph_config.Backend.DISABLED": None,
     f"{_SRT}.model_executor.cuda_graph_config.check_cuda_graph_backend": "phase, backend",
+    f"{_SRT}.model_executor.forward_batch_info.CaptureHiddenMode": None,
+    f"{_SRT}.model_executor.forward_batch_info.ForwardBatch": None,
+    f"{_SRT}.model_executor.forward_context.ForwardContext": None,
+    f"{_SRT}.model_executor.forward_context.forward_context": None,
     f"{_SRT}.model_executor.forward_batch_info.ForwardMode.DECODE": None,
     f"{_SRT}.model_executor.forward_batch_info.ForwardMode.EXTEND": None,
     f"{_SRT}.model_executor.model_runner.ModelRunner.forward": (
