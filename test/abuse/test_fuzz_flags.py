@@ -32,6 +32,7 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "store gc": ("folder",),
     "store tiers": ("tiers.toml",),
     "workload make": ("out.jsonl", "--count", "2"),
+    "workload text": ("out.jsonl", "--model", "folder", "--count", "2"),
     "workload run": ("requests.jsonl", *NOBODY),
     "probe eval": ("--n", "1", "--lengths", "64", *NOBODY),
     "probe prompt": ("--length", "64"),
