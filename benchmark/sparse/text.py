@@ -23,7 +23,7 @@ import typer
 from rich.progress import track
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "benchmark/lab/scripts")]
 # ruff: noqa: E402
 from text_training.text import VOCABULARY, Text
 
