@@ -69,18 +69,18 @@ def stages(options: argparse.Namespace, flags: Sequence[str]) -> list[list[Proce
     for name in ("servers", "nodes", "store_megabytes"):
         if (number := getattr(options, name)) < 1:
             raise FleetError(f"--{name.replace('_', '-')} {number} is too few: give 1 or more")
-    check_flags(flags, is_mooncake=options.store.directory == "mooncake")
+    check_flags(flags, is_mooncake=options.store == "mooncake")
     folder: Path = options.folder
-    wanted = [*flags, "--kv-importance-ledger", options.ledger.place or str(folder / "ledger")]
+    wanted = [*flags, "--kv-importance-ledger", options.ledger or str(folder / "ledger")]
     found: list[list[Process]] = []
-    if options.store.directory == "mooncake":
+    if options.store == "mooncake":
         nodes = [store_node(folder, each, megabytes=options.store_megabytes) for each in range(options.nodes)]
         found = [[master(folder)], nodes]
         # What fails a check is set aside in a directory of each server's own.
         stores = [folder / f"set-aside-{number}" for number in range(options.servers)]
         wanted += mooncake_flags()
     else:
-        stores = [Path(options.store.directory or folder / "store")] * options.servers
+        stores = [Path(options.store or folder / "store")] * options.servers
     servers = [
         server(folder, number, options.port + number, [*wanted, "--kv-importance-store", str(store)])
         for number, store in enumerate(stores)
