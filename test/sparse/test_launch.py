@@ -32,7 +32,7 @@ def args(**changes: Any) -> ServerArgs:
 
 @pytest.mark.parametrize("policy", ["default", "observe"])
 def test_tiered_pages_need_the_policy(policy: str) -> None:
-    with pytest.raises(ValueError, match="kv_residency 'tiered' needs kv_policy to be 'importance'"):
+    with pytest.raises(ValueError, match="--kv-residency 'tiered' needs --kv-policy to be 'importance'"):
         ImportanceOptions(policy=policy, tiered=TieredOptions(residency="tiered"))
 
 
@@ -104,7 +104,7 @@ def test_learnt_sinks_are_not_left_out_of_a_softmax(kind: type[Any], step: str) 
 
 
 def test_storage_below_a_gpu_is_refused(tmp_path: Path) -> None:
-    (line,) = refusals(gpu(), replace(TIERED, store=str(tmp_path)))
+    (line,) = refusals(gpu(), replace(TIERED, store=StoreOptions(directory=str(tmp_path))))
     assert "drop --kv-importance-store" in line
 
 

@@ -76,13 +76,15 @@ def test_a_budget_is_whole_pages(budget: float, context: int, pages: int) -> Non
 
 @pytest.mark.parametrize("text", ["topp", "topp:1", "topp:x", "blasst:0", "blasst:nan", "other:0.5", ""])
 def test_a_prune_that_means_nothing_names_what_does(text: str) -> None:
-    with pytest.raises(ValueError, match="kv_sparse_prune must be 'none', 'topp:P' or 'blasst:L'"):
+    with pytest.raises(
+        ValueError, match=r"sparse\.prune of --kv-importance-config must be 'none', 'topp:P' or 'blasst:L'"
+    ):
         ImportanceOptions(sparse=SparseOptions(prune=text))
     assert Prune.parse("topp:0.9") == Prune("topp", 0.9)
 
 
 def test_a_selector_needs_tiered_pages() -> None:
-    with pytest.raises(ValueError, match="'rep' needs kv_residency to be 'tiered'"):
+    with pytest.raises(ValueError, match="'rep' needs --kv-residency to be 'tiered'"):
         ImportanceOptions(policy="importance", sparse=SparseOptions(selector="rep"))
     assert ImportanceOptions(
         policy="importance", tiered=TieredOptions(residency="tiered"), sparse=SparseOptions(selector="rep")
