@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sgl_importance.observe.trace.reader import check_continues
+from sgl_importance.observe.trace.recorded_options import recorded_options
 from sgl_importance.observe.trace.records import (
     FORMAT_VERSION,
     SCHEMA,
@@ -90,7 +91,7 @@ class Recorder:
             digest=DIGEST,
             model=model,
             layers=tuple(layers),
-            options=asdict(options),
+            options=recorded_options(options),
             capacity_tokens={Tier.DEVICE: device_tokens},
             cost=asdict(cost),
             detail=Detail(options.trace.detail),
