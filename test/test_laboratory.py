@@ -20,7 +20,9 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "benchmark/lab/pyproject.to
 def no_laboratory(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(**wanted: Any) -> EntryPoints:
         return EntryPoints(
-            point for point in entry_points(**wanted) if not point.module.startswith("sgl_importance_lab")
+            point
+            for point in entry_points(**wanted)
+            if point.dist is None or point.dist.name != "sgl-importance-lab"
         )
 
     monkeypatch.setattr(cli, "entry_points", without)
