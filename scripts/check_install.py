@@ -25,7 +25,6 @@ NEEDS_MORE = (
     "sgl_importance.placement.ledger.postgres_database",
     "sgl_importance_lab.offline.standalone_cache",
     "sgl_importance_lab.offline.tree_replay",
-    "sgl_importance_lab.workload.real_text",
 )
 
 # One request for two blocks and one for a third, twice. With room for three all that come again are hit; with

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING
 
 from sgl_importance_lab.workload.popularity import Zipf
 from sgl_importance_lab.workload.workload_request import WorkloadError, WorkloadRequest
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PLACES = (
     *(
@@ -76,6 +78,8 @@ def model_tokenizer(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise WorkloadError(f"no tokenizer.json in {folder}: --model takes the folder of a model")
+    from tokenizers import Tokenizer  # only this command needs it
+
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # of no type of its own
