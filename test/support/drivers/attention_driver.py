@@ -15,7 +15,7 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-from sgl_importance.options.importance_options import ImportanceOptions
+from sgl_importance.options.importance_options import SETTINGS, ImportanceOptions
 from sgl_importance.sparse.device_plan import KvShape
 from sgl_importance_kernels.reference import combine_layers, layer_page_scores
 from sglang_importance.attention.rows import Phase, RowScores
@@ -88,11 +88,17 @@ def tiered_pool(page_size: int) -> TieredKVPool:
 
 
 def options(**changes: object) -> ImportanceOptions:
-    """What the drivers' tests observe where they do not say otherwise."""
+    """What the drivers' tests observe where they do not say otherwise.
+
+    Args:
+        changes: settings by name: of the signal, or by their whole place (``sparse.budget``).
+    """
     defaults = {"interval": 1, "window": 4, "sink_tokens": 2, "local_tokens": 3}
-    top = {name: changes.pop(name) for name in ("policy", "source", "g") if name in changes}
-    signal = {f"signal.{name}": value for name, value in {**defaults, **changes}.items()}
-    return ImportanceOptions.of({"policy": "importance", **top, **signal})
+    places = {
+        name if "." in name or name in SETTINGS else f"signal.{name}": value
+        for name, value in {**defaults, **changes}.items()
+    }
+    return ImportanceOptions.of({"policy": "importance", **places})
 
 
 @dataclass

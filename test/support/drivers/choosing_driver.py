@@ -36,8 +36,8 @@ class ChoosingDriver(AttentionDriver):
     """Forward passes through a backend that chooses two or three of at most six pages, in every layer."""
 
     def __init__(self, *, window: int = 4, min_context: int = 0, prompt_tokens: int = 0) -> None:
-        sparse = {"sparse_selector": "rep", "sparse_budget": 2.0 * PAGE, "residency": "tiered"}
-        positions = {"sparse_min_context": min_context, "sparse_prompt_tokens": prompt_tokens}
+        sparse = {"sparse.selector": "rep", "sparse.budget": 2.0 * PAGE, "tiered.residency": "tiered"}
+        positions = {"sparse.min_context": min_context, "sparse.prompt_tokens": prompt_tokens}
         super().__init__(options(window=window, **sparse, **positions), page_size=PAGE)
         selector, self.selections = SELECTORS["rep"](PAGE), Selections(self.options, PAGE)
         pool = tiered_pool(PAGE)
