@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: builds, checks and times the kernels, then runs the GPU tests, file by file. No stage takes more
 # than 270 s, none keeps the next from running, and what has been measured is written at once.
-# Needs a Python with torch, triton, typer and rich; the kernels also nvcc and flashinfer-python==0.6.18; the tests pytest and
-# hypothesis, and all but three files of them sglang==0.5.21. What cannot run for want of them is named at the end.
+# Needs a Python with torch, triton, typer and rich; the kernels also nvcc and flashinfer-python (0.6.18, which
+# sglang 0.5.21 brings; the variant compiles with 0.7.1 and 0.7.2, those of 0.5.22 and 0.5.23, too); the tests pytest and hypothesis, and all but three files of them sglang==0.5.21. What cannot run for want of them is named at the end.
 #   bash scripts/gpu.sh             PYTHON=... chooses the Python, OUT=... the folder for results instead of benchmark/results
 #   bash scripts/gpu.sh --dry-run   the same way without a GPU: proves the script, its times mean nothing
 set -euo pipefail
@@ -49,7 +49,7 @@ left_out() { echo "==> left out: $1"; failed+=("$1"); }
 if [[ -n $dry ]] || { has flashinfer && command -v nvcc >/dev/null; }; then
   stage "build, check and time the kernels" "$python" -W ignore benchmark/kernels/run.py "${benchmark[@]}"
 else
-  left_out "benchmark/kernels/run.py, which needs nvcc and flashinfer-python==0.6.18"
+  left_out "benchmark/kernels/run.py, which needs nvcc and flashinfer-python"
 fi
 steps=()
 [[ -z ${OUT-} ]] || steps+=(--out "$OUT/pages_step.json")

@@ -145,8 +145,11 @@ if [[ $device == cpu ]] || ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
   if [[ -n $embedded ]] || ! grep -qwE 'avx512_bf16|amx_bf16|bf16' <<<"$(lscpu 2>/dev/null)"; then
     default --dtype float32
   fi
+elif [[ -n $embedded ]]; then
+  # Heads of 32: FlashInfer, which sglang takes on a GPU before and beside Hopper, has none below 64.
+  default --attention-backend triton
 fi
-# On a GPU, where none of this has run yet, sglang chooses its attention backend: without page scores any will do.
+# On a GPU, where none of this has run yet, sglang chooses any other model's attention backend: without page scores any will do.
 
 command=("$root/.venv/bin/python" -m sglang.launch_server "${defaults[@]}" "${arguments[@]}" "${overrides[@]}")
 if [[ -n ${SERVE_DRY_RUN-} ]]; then

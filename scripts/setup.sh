@@ -114,8 +114,23 @@ install_cpu_torch() {
   pip_install "$torch"
 }
 
+check_cuda() {
+  local driver
+  driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) || driver=
+  if [[ $driver =~ ^([0-9]+)\. ]] && ((BASH_REMATCH[1] < 580)); then
+    echo "setup.sh: $(pin sglang) needs CUDA 13, and with it a driver from 580 on, not $driver: update the driver" >&2
+    return 1
+  fi
+  # It builds norms and copies when it starts.
+  if ! command -v nvcc >/dev/null && [[ ! -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
+    echo "setup.sh: $(pin sglang) needs nvcc to start: install the CUDA toolkit 13, or name its folder in CUDA_HOME" >&2
+    return 1
+  fi
+}
+
 step "Setting up for $target"
 if [[ $target == cuda ]]; then
+  check_cuda || exit 1
   # Not run yet on a machine with a GPU.
   step "Installing $(pin sglang) with its own dependencies (about 7 GB)"
   if ! pip_install "$(pin sglang)"; then

@@ -4,7 +4,8 @@ Needs torch, triton, flashinfer and nvcc, and is made to end within eight minute
 said at the end and written down; everything else is checked and timed all the same, and each shape is in the
 file before the next is timed. Without a GPU, --dry-run takes the same way through tiny shapes in Triton's
 interpreter, with torch in FlashInfer's place: it proves the script, and its times mean nothing. FA3 is timed
-beside where sgl_kernel or flash_attn brings it.
+beside where sgl_kernel or flash_attn brings it. Not in any ratio: on a GPU every source of page scores wants
+--cuda-graph-backend-prefill disabled, which takes stock's graphs of prefills away.
 
     python benchmark/kernels/run.py
 """
@@ -38,8 +39,8 @@ from timing import interleaved, read_bandwidth
 
 from sgl_importance_kernels.page_rows import PageRows
 
-CONTRACT = 1.05  # Of an emitting layer, at batch >= 8 and context >= 8k.
-STEP_CONTRACT = 1.005  # Of a whole model's decode step at default sampling, there too.
+CONTRACT = 1.02  # Of an emitting layer, at batch >= 8 and context >= 8k.
+STEP_CONTRACT = 1.003  # Of a whole model's decode step at default sampling, there too.
 CONTRACTS = {"emitting": ("to_stock", CONTRACT)} | {
     f"whole step, {probe}{how}": ("to_model_step", STEP_CONTRACT)
     for probe in ("", "qk-probe, ")
@@ -252,7 +253,7 @@ def main(
     if not dry_run and not torch.cuda.is_available():
         raise SystemExit("no CUDA device: run it on a GPU, or with --dry-run")
     if not dry_run and not HAS_FLASHINFER:
-        raise SystemExit("flashinfer is not installed: pip install flashinfer-python==0.6.18")
+        raise SystemExit("flashinfer is not installed: pip install flashinfer-python==0.6.18, or the release that your sglang brings")
     device = "cpu" if dry_run else "cuda"
     start = time.perf_counter()
     checks = Checks()

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ from sglang_importance.upstream.server_options import attach_options
 
 CONFIG_TARGET = "sglang.srt.utils.server_args_config_parser.ConfigArgumentMerger.merge_config_with_args"
 FLAGS_TARGET = "sglang.srt.server_args.ServerArgs.add_cli_args"
+SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 OPTIONS_TARGET = "sglang.srt.server_args.ServerArgs.from_cli_args"
 
 
@@ -53,7 +55,7 @@ def register() -> None:
                 OPTIONS_TARGET: (_around_from_cli_args, HookType.AROUND),
             }
         )
-    else:
+    elif SCHEDULER_MODULE in sys.modules:  # sglang's detokenizer would import it for the sake of our hooks
         from sglang_importance.launch.scheduler_launch import HOOKS
 
         declare(HOOKS)

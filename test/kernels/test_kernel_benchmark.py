@@ -203,12 +203,14 @@ def test_a_step_is_held_to_a_whole_model_s_and_a_layer_to_stock_s(benchmark_modu
     assert (shape.batch, shape.context) == (8, 8192)
     at_4_tb = modules.model_step.model_step(2e-3, 4e12)
     assert at_4_tb == pytest.approx(16.06e9 / 4e12 + 2e-3 + 0.5e-3)
-    fine = modules.run.row(shape, "tensor cores", "emitting", 1.04, 1.0, 1.0)
-    dear = {**fine, "arm": "whole step, qk-probe, in turns", "to_stock": 1.001, "to_model_step": 1.0051}
-    cheap = {**dear, "to_stock": 1.02, "to_model_step": 1.0049}
+    fine = modules.run.row(shape, "tensor cores", "emitting", 1.0199, 1.0, 1.0)
+    dear = {**fine, "arm": "whole step, qk-probe, in turns", "to_stock": 1.001, "to_model_step": 1.0031}
+    cheap = {**dear, "to_stock": 1.02, "to_model_step": 1.0029}
     elsewhere = {**dear, "shape": "batch 1, 8192 tokens, GQA 4"}
     (broken,) = modules.run.broken_contracts([fine, dear, cheap, elsewhere])
-    assert "whole step, qk-probe, in turns: to_model_step 1.0051" in broken
+    assert "whole step, qk-probe, in turns: to_model_step 1.0031" in broken
+    slow = {**fine, "to_stock": 1.0201}
+    assert len(modules.run.broken_contracts([fine, slow])) == 1
 
 
 def test_shapes_beyond_the_time_limit_are_not_timed(

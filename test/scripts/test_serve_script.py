@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import socket
@@ -92,16 +93,29 @@ def test_defaults(scripts: Any, probe_model: Path) -> None:
     assert value(command, "--dtype") == "float32", "sglang would cast the embedded model down"
 
 
-def test_on_a_gpu_the_choice_of_attention_is_left_to_sglang(scripts: Any, tmp_path: Path) -> None:
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a driver that lists a GPU."""
+    driver = tmp_path / "drivers" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA A100'\n")
     driver.chmod(0o755)
-    env = {"SERVE_DRY_RUN": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    ended = scripts.run("serve.sh", "--port", str(free_port()), env=env)
-    command = ended.stdout.splitlines()
+    monkeypatch.setenv("PATH", f"{driver.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_a_gpu_the_choice_of_attention_is_left_to_sglang(scripts: Any, tmp_path: Path) -> None:
+    command = words(scripts, "--model-path", str(tmp_path))
     assert value(command, "--kv-policy") == "importance"
     for flag in ("--device", "--dtype", "--attention-backend", "--kv-importance-source"):
         assert flag not in command
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_a_gpu_heads_of_32_get_a_backend_that_takes_them(scripts: Any, probe_model: Path) -> None:
+    assert json.loads((probe_model / "config.json").read_text())["head_dim"] < 64
+    assert value(words(scripts), "--attention-backend") == "triton"
+    assert value(words(scripts, "--attention-backend", "fa3"), "--attention-backend") == "fa3"
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,50 @@ def test_an_interrupted_install_is_done_again(checkout: Any) -> None:
     assert any("sglang==" in line for line in installs(checkout))
 
 
-def test_dependencies_for_cuda_that_cannot_be_fetched_are_one_line_with_the_cure(checkout: Any) -> None:
+@pytest.fixture
+def cuda(tmp_path: Path) -> Any:
+    """The environment of a machine with a driver of the given version and, unless told otherwise, nvcc."""
+
+    def env(driver: str = "580.65.06", *, nvcc: bool = True) -> dict[str, str]:
+        folder = tmp_path / "cuda" / "bin"
+        folder.mkdir(parents=True, exist_ok=True)
+        programs = {"nvidia-smi": f"echo {driver}", **({"nvcc": "true"} if nvcc else {})}
+        for name, line in programs.items():
+            (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+            (folder / name).chmod(0o755)
+        others = [
+            part for part in os.environ["PATH"].split(":") if not shutil.which("nvcc", path=part) or nvcc
+        ]
+        return {
+            **os.environ,
+            "TARGET": "cuda",
+            "PATH": ":".join([str(folder), *others]),
+            "CUDA_HOME": str(tmp_path / "none"),
+        }
+
+    return env
+
+
+@pytest.mark.parametrize(
+    ("machine", "cure"),
+    [({"driver": "570.86.10"}, "update the driver"), ({"nvcc": False}, "install the CUDA toolkit 13")],
+)
+def test_a_machine_that_cannot_start_sglang_on_its_gpu_is_one_line_before_anything_is_fetched(
+    checkout: Any, cuda: Any, machine: dict[str, Any], cure: str
+) -> None:
+    ended = checkout.run("setup.sh", env=cuda(**machine))
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert cure in line
+    assert installs(checkout) == []
+    assert checkout.run("setup.sh", env=cuda()).returncode == 0
+
+
+def test_dependencies_for_cuda_that_cannot_be_fetched_are_one_line_with_the_cure(
+    checkout: Any, cuda: Any
+) -> None:
     (checkout.root / "broken").write_text("sglang==")
-    ended = checkout.run("setup.sh", env={**os.environ, "TARGET": "cuda"})
+    ended = checkout.run("setup.sh", env=cuda())
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert "PIP_EXTRA_INDEX_URL" in line

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import torch
+
 from sgl_importance.options.importance_options import (
     CONFIG_FLAG,
     DEFAULTS,
@@ -30,12 +32,28 @@ def select_cache(args: argparse.Namespace, options: ImportanceOptions) -> None:
     """Selects our radix cache where a policy needs it, and pages of 16 tokens where none are named."""
     if not options.is_stock:
         args.radix_cache_backend = RADIX_CACHE_BACKEND
+    if _wants_single_tokens(args):
+        return
     if (options.store.directory or not options.is_stock) and getattr(args, "page_size", None) is None:
         args.page_size = DEFAULT_PAGE_SIZE
         logger.warning(
             "KV importance: pages of %d tokens, since none were named: --page-size chooses others",
             DEFAULT_PAGE_SIZE,
         )
+
+
+def _wants_single_tokens(args: argparse.Namespace) -> bool:
+    """Whether sglang verifies trees of drafts, which it does over larger pages beside FlashInfer alone.
+
+    See ``_handle_ngram`` in arg_groups/speculative_hook.py. On a CPU drafts are chains (cpu/speculation.py).
+    """
+    return (
+        getattr(args, "speculative_algorithm", None) == "NGRAM"
+        and getattr(args, "speculative_ngram_max_bfs_breadth", None) != 1
+        and getattr(args, "attention_backend", None) != "flashinfer"
+        and getattr(args, "device", None) != "cpu"
+        and torch.cuda.is_available()
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser, *, unusable: str | None = None) -> None:

@@ -43,10 +43,8 @@ class TieredKVPool(MHATokenToKVPool):
         # The device reads and writes it: pages that cannot move, of the host's memory.
         assert self.k_buffer is not None
         assert self.v_buffer is not None
-        for buffers in (self.k_buffer, self.v_buffer):
-            for layer, buffer in enumerate(buffers):
-                buffers[layer] = buffer.pin_memory()
-        self._init_data_ptrs_and_strides()
+        for buffer in (*self.k_buffer, *self.v_buffer):
+            _pin(buffer)
 
     def attach_slots(
         self,
@@ -120,6 +118,17 @@ class TieredKVPool(MHATokenToKVPool):
     def _flush(self) -> None:
         for layer in range(self.layer_num):
             self.slots.flush(layer)
+
+
+def _pin(buffer: torch.Tensor) -> None:
+    """Pins host memory where it is. ``Tensor.pin_memory`` would copy it into up to twice as many bytes: its
+    allocator takes powers of two."""
+    status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
+    if int(status):
+        raise RuntimeError(
+            f"{buffer.nbytes / 2**30:.1f} GiB of host memory for tiered pages could not be pinned (CUDA error "
+            f"{int(status)}): use a smaller --max-total-tokens, or raise the limit of locked memory (ulimit -l)"
+        )
 
 
 def forget_freed_pages(allocator: PagedTokenToKVPoolAllocator, slots: PageSlots) -> None:

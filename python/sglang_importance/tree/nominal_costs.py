@@ -56,6 +56,25 @@ def attending_layers(pool: KVCache, num_layers: int) -> int:
     return len(pool.full_attention_layer_id_mapping) if isinstance(pool, HybridLinearKVPool) else num_layers
 
 
+def token_bytes(pool: KVCache, num_tokens: int) -> int:
+    """Bytes of one token in all layers.
+
+    Of a row, where the pool has one row a token: its size may change behind the tree's making
+    (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``). Of all bytes, where it is put together from several pools.
+
+    Args:
+        pool: of the keys and values.
+        num_tokens: that it holds.
+    """
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    if isinstance(pool, MHATokenToKVPool) and pool.k_buffer and pool.v_buffer:
+        return sum(buffer[0].nbytes for buffer in (*pool.k_buffer, *pool.v_buffer))
+    sizes = pool.get_kv_size_bytes()
+    pool_bytes = sum(sizes) if isinstance(sizes, tuple) else sizes
+    return max(1, round(pool_bytes / num_tokens))
+
+
 def cost_model(model_config: ModelConfig, allocator: BaseTokenToKVPoolAllocator) -> CostModel:
     """The cost model of this server, frozen at start."""
     hardware = CPU if str(allocator.device).startswith("cpu") else ACCELERATOR
@@ -64,14 +83,12 @@ def cost_model(model_config: ModelConfig, allocator: BaseTokenToKVPoolAllocator)
     assert num_heads is not None, "launch/modes refuses models without attention"
     assert head_dim is not None
     pool = allocator.get_kvcache()
-    sizes = pool.get_kv_size_bytes()
-    pool_bytes = sum(sizes) if isinstance(sizes, tuple) else sizes
     return CostModel.from_model(
         parameters=active_parameters(model_config.hf_text_config, num_layers=num_layers, head_dim=head_dim),
         num_layers=attending_layers(pool, num_layers),
         num_heads=num_heads,
         head_dim=head_dim,
-        bytes_per_token=max(1, round(pool_bytes / full_attention_allocator(allocator).size)),
+        bytes_per_token=token_bytes(pool, full_attention_allocator(allocator).size),
         flops_per_second=hardware.flops_per_second,
         host_bytes_per_second=hardware.host_bytes_per_second,
         storage_bytes_per_second=hardware.storage_bytes_per_second,
