@@ -78,7 +78,7 @@ def missed(queries: torch.Tensor, keys: torch.Tensor, budget: float) -> tuple[fl
     low, high = pages.amin(dim=2), pages.amax(dim=2)
     bounds = torch.maximum(queries[:, None] * low, queries[:, None] * high).sum(dim=-1)
     contexts = Contexts.of(
-        [torch.arange(num_complete)], [num_complete * PAGE], [int(budget * num_complete)], RULE, PAGE
+        torch.arange(num_complete)[None], [num_complete * PAGE], [int(budget * num_complete)], RULE, PAGE
     )
     (chosen,), _ = choose_pages(bounds[None], contexts, RULE)
     is_left_out = torch.ones(num_complete, dtype=torch.bool)

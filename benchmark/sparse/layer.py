@@ -73,7 +73,7 @@ class Layer:
         self.chooser = PageChooser(
             self.slots.representations, PAGE, rule, self.slots.traffic, is_resident=self.slots.is_resident
         )
-        self.contexts = self.chooser.contexts([self.pages], [context], [self.max_pages])
+        self.contexts = self.chooser.contexts(self.pages[None], [context], [self.max_pages])
         self.slots.representations.ensure(self.pages)
         self.locations = (self.pages[:, None] * PAGE + torch.arange(PAGE)).flatten()
         self.table = self.locations.int()[None]

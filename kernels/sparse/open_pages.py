@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from sgl_importance_kernels.sparse.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,25 @@ class WritePlan:
     completed_frames: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Where the new tokens of a decode step go, one a row; tensors are int64 [rows] but for ``is_reopened``.
+
+    Attributes:
+        pages: -1 for padding.
+        offsets: of the token in its page.
+        frames: of the page, -1 for padding.
+        is_reopened: whether the first tokens of the page lie on the host only, bool.
+        completed: pages that the step completes, and their frames, int64 [pages] each; None for none.
+    """
+
+    pages: torch.Tensor
+    offsets: torch.Tensor
+    frames: torch.Tensor
+    is_reopened: torch.Tensor
+    completed: tuple[torch.Tensor, torch.Tensor] | None
+
+
 class OpenPages:
     """Which page is in which frame. A frame has the same number in each layer.
 
@@ -49,6 +71,7 @@ class OpenPages:
         self.frame_of = torch.full((num_pages,), -1, dtype=torch.int64, device=device)
         self.page_in = torch.full((num_frames,), -1, dtype=torch.int64, device=device)
         self._completed = self.page_in[:0]
+        self._completed_frames: torch.Tensor | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -64,7 +87,7 @@ class OpenPages:
         Raises:
             AssertionError: there are more open pages than frames.
         """
-        self.close(self._completed)
+        self._close_completed()
         size = self.page_size
         pages, page_of_row, counts = torch.unique_consecutive(
             locations // size, return_inverse=True, return_counts=True
@@ -104,6 +127,47 @@ class OpenPages:
             completed_frames=frames[completed],
         )
 
+    def plan_step(self, locations: torch.Tensor, completed: Sequence[int]) -> StepPlan:
+        """As ``plan`` for one token a row; nothing waits for the device, so frames that lack are not noticed.
+
+        Args:
+            locations: int64 [rows], each of a page of its own; 0 for padding.
+            completed: rows whose token is the last of its page.
+        """
+        self._close_completed()
+        pages, offsets = locations // self.page_size, locations % self.page_size
+        is_page = pages > 0
+        frames = torch.where(is_page, self.frame_of[pages], -1)
+        is_new = is_page & (frames < 0)
+        free = (self.page_in >= 0).long().sort(stable=True).indices
+        order = (is_new.cumsum(0) - 1).clamp(min=0, max=len(free) - 1)
+        frames = torch.where(is_new, free[order], frames)
+        self.frame_of[pages] = frames
+        # A free frame holds -1. Padding adds nothing to the first one.
+        self.page_in.index_add_(0, frames.clamp(min=0), torch.where(is_new, pages + 1, 0))
+        done = None
+        if completed:
+            rows = upload(completed, locations.device)
+            done = pages[rows], frames[rows]
+            self._completed = done[0]
+            self._completed_frames = done[1]
+        return StepPlan(
+            torch.where(is_page, pages, -1), offsets, frames, is_new & (offsets > 0), done
+        )
+
+    def _close_completed(self) -> None:
+        """Closes what the pass before completed."""
+        if self._completed_frames is None:
+            if len(self._completed):
+                self.close(self._completed)
+        else:  # frames are known, and each holds its page unless it was freed since
+            is_held = self.frame_of[self._completed] == self._completed_frames
+            self.page_in[self._completed_frames] = torch.where(
+                is_held, -1, self.page_in[self._completed_frames]
+            )
+            self.frame_of[self._completed] = torch.where(is_held, -1, self.frame_of[self._completed])
+        self._completed, self._completed_frames = self.page_in[:0], None
+
     def close(self, pages: torch.Tensor) -> None:
         """Gives the frames of these pages back; pages without one are passed over."""
         frames = self.frame_of[pages]
@@ -127,7 +191,7 @@ class OpenPages:
         """Closes every page."""
         self.frame_of.fill_(-1)
         self.page_in.fill_(-1)
-        self._completed = self.page_in[:0]
+        self._completed, self._completed_frames = self.page_in[:0], None
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless both tables say the same."""

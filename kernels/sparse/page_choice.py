@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
+
+from sgl_importance_kernels.sparse.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class ChoiceRule:
     least_share: float = 0.0
     resident_bias: float = 0.0
 
+    @property
+    def prunes(self) -> bool:
+        """Whether fewer pages may be read than the budget allows."""
+        return self.top_p < 1 or self.least_share > 0
+
     def num_sinks(self, page_size: int) -> int:
         """First pages that are always read."""
         return -(-self.sink_tokens // page_size)
@@ -48,6 +55,23 @@ class ChoiceRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What a rule says of contexts whatever their estimates: alike in every layer of a step.
+
+    Attributes:
+        is_complete: whether there is a complete page, bool [rows, most pages].
+        is_forced: whether it is read whatever the budget, bool [rows, most pages].
+        num_forced: [rows, 1].
+        count: complete pages that may be read, [rows, 1].
+    """
+
+    is_complete: torch.Tensor
+    is_forced: torch.Tensor
+    num_forced: torch.Tensor
+    count: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Contexts:
     """The contexts that queries choose among, one a row; all tensors are int64.
 
@@ -57,6 +81,9 @@ class Contexts:
         max_pages: the budget of each, [rows]; every row has more pages than that.
         most_chosen: largest number of complete pages that a row may read.
         page_size: tokens per page.
+        num_read: pages that a row reads where nothing prunes, on the host; empty where nobody asks.
+
+    What follows from these is computed once: every layer of a step asks for it.
     """
 
     pages: torch.Tensor
@@ -64,37 +91,63 @@ class Contexts:
     max_pages: torch.Tensor
     most_chosen: int
     page_size: int
+    num_read: Sequence[int] = ()
 
     @classmethod
     def of(
         cls,
-        pages: Sequence[torch.Tensor],
+        pages: torch.Tensor,
         num_tokens: Sequence[int],
         max_pages: Sequence[int],
         rule: ChoiceRule,
         page_size: int,
     ) -> Contexts:
-        """Contexts out of each row's pages, int64 [pages], its tokens and its budget."""
-        device = pages[0].device
+        """Contexts out of the rows' pages, [rows, most pages] and 0 behind the last, tokens and budgets."""
         rows = zip(num_tokens, max_pages, strict=True)
+        complete = [_num_chosen(rule, count, budget, page_size) for count, budget in rows]
+        tokens, budgets = upload([num_tokens, max_pages], pages.device)
         return cls(
-            pages=pad_sequence(list(pages), batch_first=True),
-            num_tokens=torch.tensor(num_tokens, device=device),
-            max_pages=torch.tensor(max_pages, device=device),
-            most_chosen=max(_num_chosen(rule, tokens, budget, page_size) for tokens, budget in rows),
+            pages=pages,
+            num_tokens=tokens,
+            max_pages=budgets,
+            most_chosen=max(complete),
             page_size=page_size,
+            num_read=[
+                pages + (count % page_size > 0) for pages, count in zip(complete, num_tokens, strict=True)
+            ],
         )
 
-    @property
+    @cached_property
     def num_complete(self) -> torch.Tensor:
         """Pages without the one that is being filled, [rows]."""
         return self.num_tokens // self.page_size
 
-    @property
+    @cached_property
     def partial_page(self) -> torch.Tensor:
         """The page that is being filled, [rows]; -1 where there is none."""
         pages = self.pages.gather(1, self.num_complete.clamp(max=self.pages.shape[1] - 1)[:, None])[:, 0]
         return torch.where(self.num_tokens % self.page_size > 0, pages, -1)
+
+    def limits(self, rule: ChoiceRule) -> Limits:
+        """What ``rule`` says of them."""
+        if rule not in self._limits:
+            self._limits[rule] = self._limits_of(rule)
+        return self._limits[rule]
+
+    @cached_property
+    def _limits(self) -> dict[ChoiceRule, Limits]:
+        return {}
+
+    def _limits_of(self, rule: ChoiceRule) -> Limits:
+        size = self.page_size
+        first_recent = (self.num_tokens[:, None] - rule.window_tokens).clamp(min=0) // size
+        at = torch.arange(self.pages.shape[1], device=self.pages.device)
+        is_complete = at < self.num_complete[:, None]
+        is_forced = is_complete & ((at < rule.num_sinks(size)) | (at >= first_recent))
+        is_partial = (self.num_tokens % size > 0).long()[:, None]
+        num_forced = is_forced.sum(dim=1, keepdim=True)
+        count = torch.maximum(self.max_pages[:, None] - is_partial, num_forced)
+        return Limits(is_complete, is_forced, num_forced, count)
 
 
 def _num_chosen(rule: ChoiceRule, num_tokens: int, max_pages: int, page_size: int) -> int:
@@ -127,12 +180,9 @@ def choose_pages(
         Complete pages, int64 [rows, most chosen], in the order of the context and -1 behind the last, and the
         largest share of its estimated attention that a query finds in each, float32, 0 behind the last.
     """
-    size, most_pages = contexts.page_size, logits.shape[2]
-    num_complete = contexts.num_complete[:, None]
-    first_recent = (contexts.num_tokens[:, None] - rule.window_tokens).clamp(min=0) // size
-    at = torch.arange(most_pages, device=logits.device)
-    is_complete = at < num_complete
-    is_forced = is_complete & ((at < rule.num_sinks(size)) | (at >= first_recent))
+    most_pages, limits = logits.shape[2], contexts.limits(rule)
+    is_complete, is_forced = (part[:, :most_pages] for part in (limits.is_complete, limits.is_forced))
+    num_forced, count = limits.num_forced, limits.count
 
     log_shares = logits - logits.logsumexp(dim=2, keepdim=True)
     largest = log_shares.amax(dim=1)
@@ -149,9 +199,6 @@ def choose_pages(
     else:
         values, indices = scores.topk(contexts.most_chosen, dim=1)
 
-    is_partial = (contexts.num_tokens % size > 0).long()[:, None]
-    num_forced = is_forced.sum(dim=1, keepdim=True)
-    count = torch.maximum(contexts.max_pages[:, None] - is_partial, num_forced)
     rank = torch.arange(contexts.most_chosen, device=logits.device)
     by_query = indices[:, None].expand(-1, logits.shape[1], -1)
     if rule.top_p < 1:

@@ -34,7 +34,7 @@ class PageChooser:
         self._representations = representations
         self._is_resident = is_resident
         self._page_size = page_size
-        self._rule = rule
+        self.rule = rule
         self._traffic = traffic
         self._unit_pages = max(1, representations.selector.unit_tokens // page_size)
 
@@ -63,7 +63,7 @@ class PageChooser:
         logits = self._representations.selector.logits(
             queries.float().contiguous(), self._representations.of(layer, complete)
         )
-        contexts = self.contexts([pages], [num_tokens], [max_pages])
+        contexts = self.contexts(pages[None], [num_tokens], [max_pages])
         (chosen,), (shares,) = self._choose(layer, logits[None], complete[None], contexts)
         is_page = chosen >= 0
         # The partial page is being filled, in a frame: nothing is known of it, nor asked.
@@ -72,10 +72,11 @@ class PageChooser:
         return read, pad(shares[is_page], (0, len(partial)))
 
     def contexts(
-        self, pages: Sequence[torch.Tensor], num_tokens: Sequence[int], max_pages: Sequence[int]
+        self, pages: torch.Tensor, num_tokens: Sequence[int], max_pages: Sequence[int]
     ) -> Contexts:
-        """Contexts out of each row's pages, int64 [pages], its tokens and its budget of fewer pages."""
-        return Contexts.of(pages, num_tokens, max_pages, self._rule, self._page_size)
+        """Contexts out of rows' pages, int64 [rows, most pages] and 0 behind a row's last, their tokens and
+        their budgets of fewer pages."""
+        return Contexts.of(pages, num_tokens, max_pages, self.rule, self._page_size)
 
     def choose_step(
         self, layer: int, queries: torch.Tensor, contexts: Contexts
@@ -101,6 +102,6 @@ class PageChooser:
     def _choose(
         self, layer: int, logits: torch.Tensor, pages: torch.Tensor, contexts: Contexts
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rule = self._rule
+        rule = self.rule
         bonus = rule.bonus(self._is_resident(layer, pages)) if rule.resident_bias else None
         return choose_pages(logits, contexts, rule, unit_pages=self._unit_pages, bonus=bonus)

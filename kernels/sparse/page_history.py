@@ -65,10 +65,11 @@ class PageHistory:
         return self._last[layer, pages]
 
     def worth(self, layer: int, pages: torch.Tensor, now: int) -> torch.Tensor:
-        """How much pages are worth keeping in pass ``now``, [pages]; only the order means something."""
+        """How much pages are worth keeping in pass ``now``, int32 or float32 [pages]; only the order means
+        something."""
         last = self._last[layer, pages]
         if self._policy == "lru":
-            return last.double()
+            return last
         if self._policy == "bucketed_lru":
             return -torch.frexp((now - last).float()).exponent
         return self._choices[layer, pages] * self._fading(layer, pages, now)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from sgl_importance_kernels.sparse.open_pages import OpenPages, WritePlan
+from sgl_importance_kernels.sparse.late_counts import LateCounts
+from sgl_importance_kernels.sparse.open_pages import OpenPages, StepPlan, WritePlan
 from sgl_importance_kernels.sparse.page_history import PageHistory, Residency
 from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.selectors.selector import Selector
@@ -79,7 +80,7 @@ class PageSlots:
         history = PageHistory(residency, num_layers, self.num_pages, device)
         self.table = SlotTable(history, num_layers, self.num_pages, num_slots, num_frames, device)
         self.traffic = PageTraffic()
-        self._step_counts = torch.zeros(2, dtype=torch.int64, device=device)
+        self.late = LateCounts(2, device)
 
     @property
     def page_bytes(self) -> int:
@@ -107,6 +108,36 @@ class PageSlots:
         # What a slot holds of a page that goes on would fall behind its frame.
         self.table.free(plan.reopened)
         return plan
+
+    def begin_step(self, locations: torch.Tensor, completed: Sequence[int]) -> StepPlan:
+        """As ``begin_pass`` where each request has one new token and Triton writes it; nothing waits.
+
+        Args:
+            locations: int64 [rows], 0 for padding.
+            completed: rows whose token is the last of its page.
+        """
+        assert self.uses_triton
+        self.table.begin_pass()
+        plan = self.open_pages.plan_step(locations, completed)
+        self.table.free_where(plan.pages, plan.is_reopened)
+        return plan
+
+    def write_step(self, layer: int, plan: StepPlan, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Takes the keys and values of a step's tokens, each [rows, KV heads, head dimension]."""
+        from sgl_importance_kernels.sparse.triton.write_kernel import write_tokens  # a CPU needs no Triton
+
+        for new, slots, host in (
+            (keys, self.keys[layer], self.host[layer][0]),
+            (values, self.values[layer], self.host[layer][1]),
+        ):
+            write_tokens(
+                new.contiguous(), slots, host, plan.pages, plan.offsets, plan.frames, plan.is_reopened
+            )
+        if plan.completed is not None:
+            pages, frames = plan.completed
+            if self.representations is not None:
+                self.representations.build(layer, pages, self.keys[layer][frames])
+            self.traffic.written += len(pages)
 
     def write(self, layer: int, plan: WritePlan, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Takes the keys and values of a pass's new tokens, each [tokens, KV heads, head dimension]."""
@@ -156,15 +187,13 @@ class PageSlots:
         return torch.where(is_staying, flat + self.num_slots, slots).view_as(pages)
 
     def _count(self, is_page: torch.Tensor, is_staying: torch.Tensor, brought: torch.Tensor) -> None:
-        self._step_counts[0] += is_page.sum()
-        self._step_counts[1] += (brought >= 0).sum() + is_staying.sum()
-        if not self.keys.is_cuda:
+        self.late.add(is_page.sum(), (brought >= 0).sum() + is_staying.sum())
+        if not self.uses_triton:
             self.settle()
 
-    def settle(self) -> None:
-        """Adds what was read since the last call to the traffic; waits for the device."""
-        read, loaded = self._step_counts.tolist()
-        self._step_counts.zero_()
+    def settle(self, *, waits: bool = True) -> None:
+        """Adds to the traffic what was read since the last call; without waiting, what the host knows of it."""
+        read, loaded = self.late.take_all() if waits else self.late.take()
         self.traffic.read += read
         self.traffic.add_loads(loaded, self.page_bytes)
 

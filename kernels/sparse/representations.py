@@ -20,6 +20,9 @@ class Representations:
         host_keys: of each layer, [pages, page size, KV heads, head dimension].
         device: where they are.
         uses_triton: whether queries meet them in Triton, or compiled for CPUs.
+
+    Attributes:
+        times_forgotten: how often pages were forgotten: what was built before may be missing since.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class Representations:
         uses_triton: bool = False,
     ) -> None:
         self.selector = selector
+        self.times_forgotten = 0
         self._uses_triton = uses_triton
         self._host_keys = host_keys
         num_pages, _, heads, dim = host_keys[0].shape
@@ -116,11 +120,13 @@ class Representations:
 
     def forget(self, pages: torch.Tensor) -> None:
         """The pages were freed, or written on the host by somebody else."""
+        self.times_forgotten += 1
         if self._keeps:
             self._is_built[:, pages] = False
 
     def clear(self) -> None:
         """Forgets every page."""
+        self.times_forgotten += 1
         self._is_built.fill_(False)
 
     def check_integrity(self) -> None:

@@ -9,6 +9,8 @@ import torch
 
 from sgl_importance_kernels.sparse.page_history import PageHistory
 
+_STAYS = 2**33  # above every rank
+
 
 class SlotTable:
     """Slots of every layer. Those before ``first_slot`` are not its own: they are never given nor taken.
@@ -102,8 +104,7 @@ class SlotTable:
         brought[torch.where(is_first & (order < num_given), order, num_given)] = absent
         brought = brought[:num_given]
 
-        in_order = self._in_order(layer, is_chosen=is_chosen)
-        slots_given, may_be_given = (part[:num_given] for part in in_order)
+        slots_given, may_be_given = self._victims(layer, num_given, is_chosen=is_chosen)
         is_given = (brought >= 0) & may_be_given
         brought = torch.where(is_given, brought, -1)
 
@@ -113,18 +114,22 @@ class SlotTable:
         self.page_in[layer, slots_given] = torch.where(is_given, brought, left).int()
         return brought, torch.where(is_given, slots_given, -1)
 
-    def _in_order(self, layer: int, *, is_chosen: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's slots as they are given, the free ones first; int64. And whether each may be, bool; those
-        that may not come last. Both [slots from ``first_slot`` on]."""
-        held = self.page_in[layer, self.first_slot :].long()
+    def _victims(
+        self, layer: int, count: int, *, is_chosen: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first ``count`` of a layer's slots as they are given, the free ones first, int64 [count]; and
+        whether each may be, bool [count]. Of slots that are worth the same the first goes first."""
+        held = self.page_in[layer, self.first_slot :]
         is_free = held < 0
         held = held.clamp(min=0)
         last_read = self.history.last_read(layer, held)
         worth = self.history.worth(layer, held, self.now) if is_chosen else last_read
         stays = last_read >= (self.now if is_chosen else self.now - 1)
-        worth = worth.double().masked_fill_(stays, torch.inf).masked_fill_(is_free, -torch.inf)
-        by_worth = worth.sort(stable=True)
-        return by_worth.indices + self.first_slot, by_worth.values < torch.inf
+        rank = _ranks(worth).masked_fill_(stays, _STAYS).masked_fill_(is_free, 0)
+        # No two alike: the same slots on every device, found without all of them being sorted.
+        by_slot = rank * len(held) + torch.arange(len(held), device=held.device)
+        first = by_slot.topk(count, largest=False, sorted=True)
+        return first.indices + self.first_slot, first.values < _STAYS * len(held)
 
     def is_resident(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Whether pages have a slot, bool [pages]."""
@@ -140,6 +145,17 @@ class SlotTable:
         layers, columns = (slots >= 0).nonzero(as_tuple=True)
         self.page_in[layers, slots[layers, columns]] = -1
         self.slot_of[:, pages] = -1
+
+    def free_where(self, pages: torch.Tensor, is_freed: torch.Tensor) -> None:
+        """As ``free`` of those pages that ``is_freed`` says, bool [pages]; nothing waits for the device."""
+        known = pages.clamp(min=0)
+        slots = self.slot_of[:, known]
+        is_taken_out = is_freed & (slots >= 0)
+        self.slot_of[:, known] = torch.where(is_taken_out, -1, slots)
+        # A slot is one page's: what is added to it makes -1 of the page's number, and nothing of any other.
+        self.page_in.scatter_add_(
+            1, slots.clamp(min=0).long(), torch.where(is_taken_out, -1 - known, 0).to(self.page_in.dtype)
+        )
 
     def forget(self, pages: torch.Tensor) -> None:
         """As ``free``, and their numbers go to other pages."""
@@ -160,3 +176,11 @@ class SlotTable:
             pages = self.page_in[layer, slots].long()
             assert torch.equal(self.slot_of[layer, pages].long(), slots)
             assert int((self.slot_of[layer] >= 0).sum()) == len(slots)
+
+
+def _ranks(worth: torch.Tensor) -> torch.Tensor:
+    """Whole numbers from 1 on, below ``_STAYS``, in the order of int32 or float32 numbers; int64."""
+    if worth.is_floating_point():
+        bits = worth.view(torch.int32)
+        worth = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats grow with their bits the other way
+    return worth.long() + (2**31 + 1)

@@ -9,7 +9,7 @@ from sgl_importance.sparse.audits import AuditTrail
 from sgl_importance.sparse.selection_rule import SelectionRule
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Selection:
     """Of one request.
 

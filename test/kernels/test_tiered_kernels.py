@@ -58,13 +58,13 @@ def test_a_scan_finds_what_the_compiled_one_finds(name: str, page_size: int, gro
     found = there.step_logits(0, queries.to(device), pages.to(device), counts.to(device)).cpu()
     for row, count in enumerate(counts.tolist()):
         expected = here.selector.logits(queries[row : row + 1], here.of(0, pages[row, :count]))
-        torch.testing.assert_close(found[row, :, :count], expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found[row, :, :count], expected, atol=3e-4, rtol=1e-4)
         assert bool(found[row, :, count:].isneginf().all())
     # Queries that share their pages: those of a prompt's span.
     alike = there.of(0, pages[0].to(device))
     expected = here.selector.logits(queries, here.of(0, pages[0]))
     together = there.selector.logits(queries.to(device), alike).cpu()
-    torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(together, expected, atol=3e-4, rtol=1e-4)
 
 
 def test_a_scan_of_nothing(device: str) -> None:
@@ -198,3 +198,50 @@ def test_pages_that_get_no_slot_are_read_on_the_host(device: str) -> None:
     assert int(places[1, 2]) == -1
     slots.settle()
     assert (slots.traffic.read, slots.traffic.loaded) == (5, 5)
+
+
+def test_steps_write_what_passes_write(device: str) -> None:
+    """Requests that begin, reopen and complete pages, and padding; frames, slots and host end up alike."""
+    size, rows = 4, 3
+    tables = []
+    for _ in range(2):
+        pools = [host(torch.zeros(12 * size, KV_HEADS, dim), device) for dim in (DIM, VALUE_DIM)]
+        tables.append(
+            PageSlots(
+                [pools[0]],
+                [pools[1]],
+                num_frames=rows,
+                num_slots=rows + 2,
+                page_size=size,
+                staging_pages=2,
+                device=device,
+                uses_triton=True,
+            )
+        )
+    of_passes, of_steps = tables
+    draws_ = draws(5)
+
+    def new(count: int) -> list[torch.Tensor]:
+        return [torch.randn(count, KV_HEADS, dim, generator=draws_).to(device) for dim in (DIM, VALUE_DIM)]
+
+    # Two tokens of page 9 are on the host only.
+    for slots in tables:
+        for buffer in slots.host[0]:
+            buffer[9, :2] = 1.0
+    for at in range(6):
+        places = torch.tensor([size + at, 4 * size + at + 3, 9 * size + min(2 + at, 3), 0])
+        if at > 1:
+            places[2] = 0
+        values = new(len(places))
+        plan = of_passes.begin_pass(places.to(device))
+        of_passes.write(0, plan, *values)
+        completed = [row for row, each in enumerate(places.tolist()) if each % size == size - 1]
+        of_steps.write_step(0, of_steps.begin_step(places.to(device), completed), *values)
+        of_steps.check_integrity()
+        assert torch.equal(of_steps.open_pages.frame_of, of_passes.open_pages.frame_of)
+        pages, frames = of_passes.open_pages.open()
+        for mine, theirs in ((of_steps.keys, of_passes.keys), (of_steps.values, of_passes.values)):
+            assert torch.equal(mine[0][frames], theirs[0][frames])
+        for mine, theirs in zip(of_steps.host[0], of_passes.host[0], strict=True):
+            assert torch.equal(mine[1:], theirs[1:])
+    assert of_steps.traffic.written == of_passes.traffic.written > 0

@@ -12,11 +12,12 @@ from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.configs.qwen3_5 import Qwen3_5Config, Qwen3_5MoeConfig
 from sglang.srt.configs.qwen3_next import Qwen3NextConfig
 from sglang.srt.layers.radix_attention import RadixAttention
+from transformers import LlamaConfig
 
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.tiered_options import TieredOptions
 from sglang_importance.attention.score_sources import UNPROVEN
-from sglang_importance.launch.modes.loaded_model import model_refusals
+from sglang_importance.launch.modes.loaded_model import config_refusals, model_refusals
 
 IMPORTANCE = ImportanceOptions(policy="importance")
 OBSERVE = ImportanceOptions(policy="observe")
@@ -157,3 +158,21 @@ def test_a_checkpoint_may_quantize_the_cache_itself() -> None:
     assert model_refusals(context, IMPORTANCE) == []
     (line,) = model_refusals(context, ImportanceOptions(policy="importance", source="triton"))
     assert "--kv-importance-source triton with a checkpoint's quantized KV cache: use" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"is_encoder_decoder": True}, "encoder-decoder models"),
+        ({"is_multimodal": True}, "multimodal models"),
+        ({"is_generation": False}, "embedding and reward models"),
+    ],
+)
+def test_the_config_alone_refuses_before_weights_are_loaded(changes: dict[str, Any], kind: str) -> None:
+    config = _context(**{"hf_config": LlamaConfig(), **changes}).model_config
+    config.linear_attn_registry_result = None
+    (line,) = config_refusals(config, IMPORTANCE)
+    assert kind in line
+    plain = _context(hf_config=LlamaConfig()).model_config
+    plain.linear_attn_registry_result = None
+    assert config_refusals(plain, IMPORTANCE) == []

@@ -53,3 +53,21 @@ def test_a_retracted_answer_takes_no_more_room_than_a_step_may(monkeypatch: pyte
     assert all(step.everything.numel() <= 20 for step in steps)
     assert sum(len(step.spans) for step in steps) == ANSWER
     assert all(torch.equal(output, wanted) for output, wanted in zip(outputs, expected, strict=True))
+
+
+def test_what_is_kept_of_pages_is_asked_for_once_until_pages_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, sequence = ChoosingDriver(), Sequence("a", slot=1)
+    driver.begin(sequence)
+    driver.extend((sequence, PROMPT))
+    representations = driver.runner.token_to_kv_pool.slots.representations
+    asked: list[torch.Tensor] = []
+    ensure = representations.ensure
+    monkeypatch.setattr(representations, "ensure", lambda pages: (asked.append(pages), ensure(pages)))
+    for _ in range(3):
+        driver.decode(sequence)
+    assert len(asked) == 1
+    driver.runner.token_to_kv_pool.slots.forget(torch.tensor([sequence.locations[0] // driver.page_size]))
+    driver.decode(sequence)
+    assert len(asked) == 2

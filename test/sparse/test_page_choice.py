@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,7 @@ def chosen(
     bonus: torch.Tensor | None = None,
 ) -> list[dict[int, float]]:
     """Of each context, the numbers of the pages that are read, and the share of each."""
-    contexts = Contexts.of(pages, lengths, budgets, rule, SIZE)
+    contexts = Contexts.of(pad_sequence(pages, batch_first=True), lengths, budgets, rule, SIZE)
     padded = torch.full((len(pages), QUERIES, contexts.pages.shape[1]), -torch.inf)
     for row, each in enumerate(logits):
         padded[row, :, : each.shape[1]] = each

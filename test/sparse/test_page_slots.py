@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -170,6 +170,30 @@ class TieredPool(RuleBasedStateMachine):
 
 TestTieredPool = TieredPool.TestCase
 TestTieredPool.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+
+
+@given(st.lists(st.lists(st.integers(1, 2 * PAGE), min_size=FRAMES, max_size=FRAMES), min_size=1, max_size=5))
+def test_a_step_is_planned_without_a_wait_as_a_pass_is(lengths: list[list[int]]) -> None:
+    """Requests of such lengths, each with one more token; some start anew where a step before left them."""
+    waiting, asynchronous = (OpenPages(FRAMES, PAGES, PAGE, "cpu") for _ in range(2))
+    for step in lengths:
+        at = [(1 + 3 * row + (length - 1) // PAGE) * PAGE + (length - 1) % PAGE for row, length in enumerate(step)]
+        if len(waiting.open()[0]) and not set(waiting.open()[0].tolist()) <= {each // PAGE for each in at}:
+            for table in (waiting, asynchronous):
+                table.clear()
+        locations = torch.tensor([*at, 0])
+        plan = waiting.plan(locations)
+        step_plan = asynchronous.plan_step(
+            locations, [row for row, each in enumerate(at) if each % PAGE == PAGE - 1]
+        )
+        asynchronous.check_integrity()
+        assert torch.equal(waiting.frame_of, asynchronous.frame_of)
+        assert torch.equal(waiting.page_in, asynchronous.page_in)
+        reopened = step_plan.pages[step_plan.is_reopened]
+        assert torch.equal(reopened, plan.reopened)
+        assert torch.equal(step_plan.frames[:-1] * PAGE + step_plan.offsets[:-1], plan.frame_locations)
+        assert step_plan.pages.tolist()[-1] == step_plan.frames.tolist()[-1] == -1
+        assert step_plan.completed is None or torch.equal(step_plan.completed[0], plan.completed)
 
 
 def test_more_open_pages_than_frames_are_refused() -> None:

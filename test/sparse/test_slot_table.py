@@ -89,6 +89,52 @@ def test_pages_of_whole_contexts_push_out_no_page_of_the_last_two_passes(context
         table.check_integrity()
 
 
+def plainly_given(table: SlotTable, missing: list[int], *, is_chosen: bool) -> dict[int, int]:
+    """Slots of the missing pages, as the rule says it: the free ones, then the least worth, the first of equals."""
+    slots = range(FRAMES, SLOTS)
+    held = {slot: int(table.page_in[0, slot]) for slot in slots}
+    numbers = torch.arange(PAGES)
+    worth = table.history.worth(0, numbers, table.now).tolist()
+    last = table.history.last_read(0, numbers).tolist()
+    free = [slot for slot in slots if held[slot] < 0]
+    bound = table.now if is_chosen else table.now - 1
+    going = [slot for slot in slots if held[slot] >= 0 and last[held[slot]] < bound]
+    going.sort(key=lambda slot: (worth if is_chosen else last)[held[slot]])
+    return dict(zip(sorted(missing), [*free, *going], strict=False))
+
+
+@given(policies, st.lists(st.tuples(request, st.booleans()), min_size=1, max_size=12))
+def test_slots_go_to_pages_as_a_plain_reference_gives_them(
+    policy: Residency, reads: list[tuple[list[int], bool]]
+) -> None:
+    table = empty(policy)
+    for pages, is_chosen in reads:
+        table.begin_pass()
+        numbers = torch.tensor(pages)
+        table.history.read(0, numbers, table.now, torch.full((len(pages),), 0.25) if is_chosen else None)
+        missing = [page for page in pages if table.slot_of[0, page] < 0]
+        expected = plainly_given(table, missing, is_chosen=is_chosen)
+        brought, to_slots = table.give(0, torch.tensor(missing, dtype=torch.int64), is_chosen=is_chosen)
+        found = zip(brought.tolist(), to_slots.tolist(), strict=True)
+        assert {page: slot for page, slot in found if page >= 0} == expected
+        table.check_integrity()
+
+
+@given(policies, st.lists(request, min_size=1, max_size=6), request)
+def test_pages_leave_their_slots_without_a_wait_as_with_one(
+    policy: Residency, reads: list[list[int]], freed: list[int]
+) -> None:
+    waiting, asynchronous = empty(policy), empty(policy)
+    for each in reads:
+        for table in (waiting, asynchronous):
+            table.begin_pass()
+            given_step(table, [each])
+    waiting.free(torch.tensor(freed))
+    asynchronous.free_where(torch.tensor([*freed, -1, 1]), torch.tensor([*[True] * len(freed), False, False]))
+    assert torch.equal(waiting.slot_of, asynchronous.slot_of)
+    assert torch.equal(waiting.page_in, asynchronous.page_in)
+
+
 def test_pages_in_frames_need_no_slot() -> None:
     table = empty("ema")
     table.begin_pass()

@@ -58,9 +58,8 @@ class DeviceCounts(TorchDispatchMode):
         if given and all(map(self._is_host, given)):
             self.on_host(*made)
             return result
-        if name == "lift_fresh":
-            self.launches["copy of a list"] += 1
-            self.syncs["copy of a list"] += 1
+        if name == "lift_fresh":  # a number that is assigned: filled in by the device
+            self.launches["fill"] += 1
             return result
         if name in _READS_BACK:
             self.syncs[name] += 1
@@ -114,7 +113,10 @@ class DeviceCounts(TorchDispatchMode):
 
         def listed(*args: Any, **kwargs: Any) -> torch.Tensor:
             if kwargs.get("device") is not None:
-                return make(*args, **kwargs)
+                self.launches["copy of a list"] += 1
+                self.syncs["copy of a list"] += 1
+                with _disable_current_modes():
+                    return make(*args, **kwargs)
             with _disable_current_modes():
                 made = make(*args, **kwargs)
             self.on_host(made)

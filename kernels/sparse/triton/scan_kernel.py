@@ -6,10 +6,21 @@ import torch
 import triton
 import triton.language as tl
 
-from sgl_importance_kernels.triton.tiles import MIN_DOT_ROWS
+from sgl_importance_kernels.triton.tiles import MIN_DOT_ROWS, dot_dtype
 
 TILE_VECTORS = 64
 """Vectors that are multiplied at a time: of 16 pages four. A tile of more has no room in shared memory."""
+
+
+@triton.jit
+def _dot(queries, vectors, DOT_DTYPE: tl.constexpr):
+    """Products of float32 with int8 on tensor cores: bfloat16 holds int8 exactly, and of a float32 16 bits in
+    two parts."""
+    high = queries.to(tl.bfloat16)
+    low = (queries - high.to(tl.float32)).to(tl.bfloat16)
+    codes = vectors.to(tl.float32).to(DOT_DTYPE)
+    products = tl.dot(high.to(DOT_DTYPE), codes, input_precision="ieee")
+    return tl.dot(low.to(DOT_DTYPE), codes, products, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["pages_stride", "max_pages"])
@@ -31,6 +42,7 @@ def _scan_kernel(
     BLOCK_COUNT: tl.constexpr,
     BLOCK_PAGES: tl.constexpr,
     IS_BOX: tl.constexpr,
+    DOT_DTYPE: tl.constexpr,
 ):
     row = tl.program_id(2).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -57,7 +69,7 @@ def _scan_kernel(
                 other=0,
             )
             side = tl.maximum(q, 0.0) if corner == 0 else tl.minimum(q, 0.0)
-            largest += tl.dot(side, vectors.to(tl.float32), input_precision="ieee")
+            largest += _dot(side, vectors, DOT_DTYPE)
     else:
         TILE: tl.constexpr = BLOCK_PAGES * BLOCK_COUNT
         largest = tl.full((BLOCK_M, BLOCK_PAGES), float("-inf"), tl.float32)
@@ -68,7 +80,7 @@ def _scan_kernel(
             vectors = tl.load(
                 starts[None, :] + dim[:, None], mask=is_vector[None, :] & (dim < HEAD_DIM)[:, None], other=0
             )
-            products = tl.dot(q, vectors.to(tl.float32), input_precision="ieee")
+            products = _dot(q, vectors, DOT_DTYPE)
             products = tl.where(is_vector[None, :], products, float("-inf"))
             of_block = tl.max(tl.reshape(products, (BLOCK_M, BLOCK_PAGES, BLOCK_COUNT)), axis=2)
             largest = tl.maximum(largest, of_block)
@@ -138,5 +150,6 @@ def scan(
             BLOCK_COUNT=block_count,
             BLOCK_PAGES=block_pages,
             IS_BOX=is_box,
+            DOT_DTYPE=dot_dtype(torch.bfloat16),
         )
     return logits

@@ -20,6 +20,7 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.launch.flags import select_cache
 from sglang_importance.launch.installers import install_in_launcher
 from sglang_importance.launch.modes.arguments import check_modes
+from sglang_importance.launch.modes.loaded_model import config_refusals
 from sglang_importance.launch.modes.tiered_pages import page_list_refusals
 from sglang_importance.launch.preflight import check_control, check_inputs
 from sglang_importance.launch.source_choice import settle_source
@@ -101,11 +102,18 @@ def _check_resolved(server_args: Any, options: ImportanceOptions) -> ImportanceO
     options = settle_source(resolved, options)
     attach_options(server_args, options)
     check_modes(resolved, options)
-    if lines := list(page_list_refusals(resolved, options)):
+    if lines := [*page_list_refusals(resolved, options), *_model_refusals(server_args, options)]:
         raise LaunchRefused(lines)
     if options.store.directory and (lines := store_refusals(resolved, options)):
         raise LaunchRefused(lines)
     return options
+
+
+def _model_refusals(server_args: Any, options: ImportanceOptions) -> list[str]:
+    """What the model's config tells; a scheduler asks again once it is loaded."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    return [] if options.is_stock else config_refusals(ModelConfig.from_server_args(server_args), options)
 
 
 def _launch(folder: Path, launch: Callable[..., Any], engine_class: type, *args: Any, **kwargs: Any) -> Any:

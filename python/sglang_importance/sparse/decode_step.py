@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from sgl_importance_kernels.sparse.page_choice import Contexts
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
+from sgl_importance_kernels.sparse.upload import upload
 from sglang_importance.sparse.span import Span
 
 STEP_PAGES = 2**19
@@ -51,27 +51,39 @@ class DecodeStep:
     chosen: torch.Tensor
 
     @classmethod
-    def of(cls, spans: Sequence[Span], page_size: int, chooser: PageChooser | None) -> DecodeStep:
-        """The step of spans, all of which have a context.
+    def of(
+        cls, spans: Sequence[Span], table: torch.Tensor, page_size: int, chooser: PageChooser | None
+    ) -> DecodeStep:
+        """The step of spans, all of which have a context. Nothing waits for the device.
 
         Args:
+            table: pages of each request of the batch in order, int64 [requests, most pages]; anything behind.
+            page_size: tokens per page.
             chooser: chooses among more pages than they may read; None where they read everything.
         """
-        device = spans[0].pages.device
-        contexts = [span.context for span in spans]
+        contexts, counts = [span.context for span in spans], [len(span.pages) for span in spans]
+        rows, requests, num_pages, last_tokens = upload(
+            [
+                [span.rows.start for span in spans],
+                [span.request for span in spans],
+                counts,
+                [(tokens - 1) % page_size + 1 for tokens in contexts],
+            ],
+            table.device,
+        )
+        at, count = torch.arange(max(counts), device=table.device), num_pages[:, None]
+        pages, is_page = table[requests, : len(at)], at < count
         return cls(
             spans,
-            rows=torch.tensor([span.rows.start for span in spans], device=device),
-            everything=pad_sequence(
-                [span.pages.roll(1) for span in spans], batch_first=True, padding_value=-1
-            ),
-            last_tokens=torch.tensor([(tokens - 1) % page_size + 1 for tokens in contexts], device=device),
+            rows=rows,
+            everything=torch.where(is_page, pages.gather(1, (at - 1) % count), -1),
+            last_tokens=last_tokens,
             contexts=None
             if chooser is None
             else chooser.contexts(
-                [span.pages for span in spans],
+                torch.where(is_page, pages, 0),
                 contexts,
                 [span.choice.max_pages for span in spans if span.choice is not None],
             ),
-            chosen=torch.zeros(len(spans), dtype=torch.int64, device=device),
+            chosen=torch.zeros_like(rows),
         )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from sgl_importance.sparse.device_plan import DevicePlan
-from sgl_importance_kernels.sparse.open_pages import WritePlan
+from sgl_importance_kernels.sparse.open_pages import StepPlan, WritePlan
 from sgl_importance_kernels.sparse.page_history import Residency
 from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sgl_importance_kernels.sparse.selectors.selector import Selector
@@ -75,7 +75,7 @@ class TieredKVPool(MHATokenToKVPool):
         taken = self.slots.device_bytes()
         assert taken == plan.bytes_by_purpose, f"the plan says {plan.bytes_by_purpose}, taken are {taken}"
         self._locations: torch.Tensor | None = None
-        self._write_plan: WritePlan | None = None
+        self._write_plan: WritePlan | StepPlan | None = None
 
     def begin_pass(self, locations: torch.Tensor) -> None:
         """Decides where the new tokens of a forward pass go, before its first layer.
@@ -85,12 +85,28 @@ class TieredKVPool(MHATokenToKVPool):
         """
         self._locations, self._write_plan = locations, self.slots.begin_pass(locations)
 
+    def begin_step(self, locations: torch.Tensor, lengths: Sequence[int]) -> None:
+        """As ``begin_pass``, of a step with one new token for each request.
+
+        Args:
+            locations: of the new tokens, int64 [requests].
+            lengths: tokens of each request, the new one included.
+        """
+        if not self.slots.uses_triton:
+            self.begin_pass(locations)
+            return
+        completed = [row for row, length in enumerate(lengths) if length % self.page_size == 0]
+        self._locations, self._write_plan = locations, self.slots.begin_step(locations, completed)
+
     def _store_kv_layer(
         self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor
     ) -> None:
         assert loc is self._locations, "a pass writes what it did not announce"
         assert self._write_plan is not None
-        self.slots.write(layer_idx, self._write_plan, cache_k, cache_v)
+        if isinstance(self._write_plan, StepPlan):
+            self.slots.write_step(layer_idx, self._write_plan, cache_k, cache_v)
+        else:
+            self.slots.write(layer_idx, self._write_plan, cache_k, cache_v)
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         self.slots.flush(layer_id - self.start_layer)

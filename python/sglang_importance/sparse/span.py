@@ -32,6 +32,7 @@ class Span:
 
     Attributes:
         rows: their rows in the batch's tensors.
+        request: their request's place in the batch.
         context: tokens in the pool that they attend to through pages.
         pages: those tokens' pages, in order; int64 [pages].
         is_causal: whether they attend to each other beside, as they are; else the context has them.
@@ -39,6 +40,7 @@ class Span:
     """
 
     rows: slice
+    request: int
     context: int
     pages: torch.Tensor
     is_causal: bool

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
@@ -63,29 +64,31 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         self._spans: list[Span] = []
         self._alone: list[Span] = []
         self._steps: list[DecodeStep] = []
+        self._ensured: WeakSet[Selection] = WeakSet()  # whose pages are all represented
+        self._ensured_at = -1
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
-        self.token_to_kv_pool.begin_pass(forward_batch.out_cache_loc)
         is_decode = forward_batch.forward_mode.is_decode()
         if is_decode:
-            stops = forward_batch.seq_lens.tolist()
+            stops = _on_host(forward_batch.seq_lens_cpu, forward_batch.seq_lens)
             starts = [stop - 1 for stop in stops]
+            self.token_to_kv_pool.begin_step(forward_batch.out_cache_loc, stops)
         else:
-            assert forward_batch.extend_prefix_lens is not None
-            assert forward_batch.extend_seq_lens is not None
-            starts = forward_batch.extend_prefix_lens.tolist()
-            new = forward_batch.extend_seq_lens.tolist()
+            self.token_to_kv_pool.begin_pass(forward_batch.out_cache_loc)
+            starts = _on_host(forward_batch.extend_prefix_lens_cpu, forward_batch.extend_prefix_lens)
+            new = _on_host(forward_batch.extend_seq_lens_cpu, forward_batch.extend_seq_lens)
             stops = [start + tokens for start, tokens in zip(starts, new, strict=True)]
         rids = forward_batch.rids or []  # none in upstream's own dummy batches, nor of padding
-        slots = forward_batch.req_pool_indices.tolist()
-        table, page_size = request_table(self.req_to_token_pool), self.token_to_kv_pool.page_size
+        page_size = self.token_to_kv_pool.page_size
+        firsts = request_table(self.req_to_token_pool)[:, : max(stops, default=0) : page_size]
+        table = firsts[forward_batch.req_pool_indices].long() // page_size
         self._spans = []
         row = 0
-        for slot, rid, start, stop in zip_longest(slots, rids[: len(slots)], starts, stops):
+        for request, (rid, start, stop) in enumerate(zip_longest(rids[: len(stops)], starts, stops)):
             selection = self._selection(rid)
             rule = self._read_all if selection is None else selection.rule
-            pages = table[slot, :stop:page_size].long() // page_size
+            pages = table[request]
             for span in rule.spans(start, stop):
                 is_causal = not (is_decode or span.is_generated)
                 context = span.start if is_causal else span.stop
@@ -93,6 +96,7 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                 self._spans.append(
                     Span(
                         rows=slice(first, first + span.stop - span.start),
+                        request=request,
                         context=context,
                         pages=pages[: -(-context // page_size)],
                         is_causal=is_causal,
@@ -100,10 +104,14 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                     )
                 )
             row += stop - start
-        self._divide()
+        self._divide(table)
 
-    def _divide(self) -> None:
-        """Tells the spans that are computed together from those that are computed alone."""
+    def _divide(self, table: torch.Tensor) -> None:
+        """Tells the spans that are computed together from those that are computed alone.
+
+        Args:
+            table: pages of each request of the batch, int64 [requests, most pages].
+        """
         pool = self.token_to_kv_pool
         choosing: list[Span] = []
         reading: list[Span] = []
@@ -117,13 +125,23 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                 reading.append(span)
         self._steps = []
         for part in parts(choosing):
-            assert pool.slots.representations is not None
-            # Those of a page that this pass completes are built when its last token is written.
-            pool.slots.representations.ensure(
-                torch.cat([span.pages[: (span.context - 1) // pool.page_size] for span in part])
-            )
-            self._steps.append(DecodeStep.of(part, pool.page_size, self._chooser))
-        self._steps += [DecodeStep.of(part, pool.page_size, None) for part in parts(reading)]
+            self._ensure(part)
+            self._steps.append(DecodeStep.of(part, table, pool.page_size, self._chooser))
+        self._steps += [DecodeStep.of(part, table, pool.page_size, None) for part in parts(reading)]
+
+    def _ensure(self, spans: Sequence[Span]) -> None:
+        """Builds what a selector wants of the spans' pages, and asks the device only where some may be missing:
+        with a request that has not chosen yet, and when pages were forgotten since."""
+        representations, size = self.token_to_kv_pool.slots.representations, self.token_to_kv_pool.page_size
+        assert representations is not None
+        if representations.times_forgotten != self._ensured_at:
+            self._ensured, self._ensured_at = WeakSet(), representations.times_forgotten
+        selections = [span.choice.selection for span in spans if span.choice is not None]
+        if all(selection in self._ensured for selection in selections):
+            return
+        # Those of a page that this pass completes are built when its last token is written.
+        representations.ensure(torch.cat([span.pages[: (span.context - 1) // size] for span in spans]))
+        self._ensured.update(selections)
 
     def _selection(self, rid: str | None) -> Selection | None:
         selections = self.token_to_kv_pool.selections
@@ -197,7 +215,8 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
             # The page that is being filled is in a frame: nothing is known of it, nor asked.
             pages = torch.cat([step.contexts.partial_page[:, None], chosen], dim=1)
             shares = pad(of_chosen, (1, 0))
-            step.chosen.add_((pages >= 0).sum(dim=1))
+            if self._chooser.rule.prunes:
+                step.chosen.add_((pages >= 0).sum(dim=1))
         places = slots.place(index, pages, shares)
         outputs, log_sums = attend_step(slots, index, of_rows, places, step.last_tokens, layer.scaling)
         for row, span in enumerate(step.spans if selects else ()):
@@ -215,9 +234,9 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
     def _count(self) -> None:
         """Counts the steps of a pass behind its last layer, where the device has nothing left to wait for."""
         slots, layers = self.token_to_kv_pool.slots, len(self._selecting_layers)
-        slots.settle()
+        slots.settle(waits=not slots.uses_triton)
         for step in self._steps:
-            counts = step.chosen.tolist() if step.contexts is not None else [None] * len(step.spans)
+            counts = self._num_chosen(step)
             for span, chosen in zip(step.spans, counts, strict=True):
                 if span.choice is None:
                     continue
@@ -227,6 +246,16 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                 span.choice.selection.selected += selected
                 slots.traffic.candidates += candidates
                 slots.traffic.selected += selected
+
+    def _num_chosen(self, step: DecodeStep) -> list[int] | list[None]:
+        """Pages that each row of a step has chosen, over layers; None where it read all. They are asked of the
+        device only where a rule prunes: else the budget says it."""
+        if step.contexts is None or self._chooser is None:
+            return [None] * len(step.spans)
+        if self._chooser.rule.prunes:
+            return step.chosen.tolist()
+        layers = len(self._selecting_layers)
+        return [layers * pages for pages in step.contexts.num_read]
 
     def _read_pages(self, queries: torch.Tensor, span: Span, layer: RadixAttention) -> PartialAttention:
         pool = self.token_to_kv_pool
@@ -272,3 +301,11 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
             output_error=found.output_error,
         )
         return found.exact if is_replaced else sums
+
+
+def _on_host(known: Sequence[int] | torch.Tensor | None, asked: torch.Tensor | None) -> list[int]:
+    """Numbers that the host knows; those that it must ask the device for where it does not."""
+    if known is None:
+        assert asked is not None, "a batch that does not say how long its requests are"
+        known = asked
+    return known.tolist() if isinstance(known, torch.Tensor) else list(known)

@@ -150,7 +150,7 @@ class CountedStep:
         batch = self._batch(length)
         assert batch.seq_lens_cpu is not None
         for counts in (of_pass, of_layers):
-            counts.on_host(batch.seq_lens_cpu)
+            counts.on_host(batch.seq_lens_cpu, self.pool.slots.late.arrived)
         inputs = [self._layer(layer, batch) for layer in self.layers]
         with of_pass.counting():
             self.backend.init_forward_metadata(batch)

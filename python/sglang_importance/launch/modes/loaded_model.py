@@ -1,4 +1,5 @@
-"""What only the loaded model tells: kinds of attention that are refused, as not tested."""
+"""What a model's config tells, and what only the loaded model does: kinds of attention that are refused, as
+not tested."""
 
 from __future__ import annotations
 
@@ -11,27 +12,50 @@ from sglang_importance.launch.modes.rule import refused
 
 if TYPE_CHECKING:
     import torch
+    from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
 
-def model_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> list[str]:
-    """One line for each reason why the loaded model cannot run under ``options.policy``."""
-    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+def config_refusals(config: ModelConfig, options: ImportanceOptions) -> list[str]:
+    """One line for each reason why a model cannot run under ``options.policy``, before it is loaded.
 
-    config = ctx.model_config
+    ``model_refusals`` says the same of the loaded one, and what the config does not tell.
+    """
+    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
+    from sglang.srt.configs.model_config import is_deepseek_dsa
+
+    has_states = mambaish_config(config) is not None and hybrid_gdn_config(config) is None
+    return _refused_kinds(config, options, has_states=has_states, is_dsa=is_deepseek_dsa(config.hf_config))
+
+
+def _refused_kinds(
+    config: ModelConfig, options: ImportanceOptions, *, has_states: bool, is_dsa: bool, all_windows: bool = False
+) -> list[str]:
     attention = config.attention_arch.name
     found = {
-        "models whose layers all have a sliding window": ctx.is_hybrid_swa and not ctx.full_tokens_per_layer,
-        "state-space models, and linear attention but gated delta nets": ctx.is_hybrid_ssm
-        and hybrid_gdn_config(config) is None,
-        "sparse-attention models": ctx.is_dsa,
+        "models whose layers all have a sliding window": all_windows,
+        "state-space models, and linear attention but gated delta nets": has_states,
+        "sparse-attention models": is_dsa,
         f"{attention} attention": attention not in ("MHA", "MLA"),
         "encoder-decoder models": config.is_encoder_decoder,
         "multimodal models": config.is_multimodal,
         "embedding and reward models": not config.is_generation,
     }
     cure = "serve a text model with multi-head, grouped-query or latent attention"
-    lines = [refused(options.policy, mode, cure) for mode, on in found.items() if on]
+    return [refused(options.policy, mode, cure) for mode, on in found.items() if on]
+
+
+def model_refusals(ctx: TreeCacheBuildContext, options: ImportanceOptions) -> list[str]:
+    """One line for each reason why the loaded model cannot run under ``options.policy``."""
+    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+
+    lines = _refused_kinds(
+        ctx.model_config,
+        options,
+        has_states=ctx.is_hybrid_ssm and hybrid_gdn_config(ctx.model_config) is None,
+        is_dsa=ctx.is_dsa,
+        all_windows=ctx.is_hybrid_swa and not ctx.full_tokens_per_layer,
+    )
     return lines or list(_part_refusals(ctx, options))
 
 

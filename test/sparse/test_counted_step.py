@@ -1,0 +1,29 @@
+"""A decode step over tiered pages under Triton waits for no device, whatever its batch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+MOST_LAUNCHES = 125
+"""A layer's, as they are counted today; a change that adds one says why."""
+
+
+def test_a_step_waits_for_nothing_and_launches_alike_for_any_batch(tmp_path: Path) -> None:
+    """In a process of its own: Triton decides at its import whether it interprets."""
+    out = tmp_path / "counts.json"
+    command = [sys.executable, "benchmark/kernels/count_step.py", "--json", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=900)  # ends a hang
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["batch"] for row in rows] == [1, 16, 64]
+    assert [row["host_syncs_per_step"] for row in rows] == [0, 0, 0], rows[0]["syncs"]
+    assert len({row["launches_per_layer"] for row in rows}) == 1
+    assert len({row["launches_per_step"] for row in rows}) == 1
+    assert rows[0]["launches_per_layer"] <= MOST_LAUNCHES
