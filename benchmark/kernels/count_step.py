@@ -2,10 +2,11 @@
 
     python benchmark/kernels/count_step.py --json FILE
 
-The attention of a tiny model, as a server with ``--attention-backend triton`` has it, goes through one step:
-requests of equal contexts, each in the middle of a page, all of their pages known. A
-dispatch mode counts (``test/support/device_counts.py``): each operation of torch and each kernel of Triton is a
-launch, and Triton's are not run; what makes a host wait for its device is a sync. Sizes of heads change neither number.
+The attention of a tiny model, as a server with ``--attention-backend triton`` has it, goes through one
+step: requests of equal contexts, each in the middle of a page, all of their pages known. A dispatch mode
+counts (``test/support/device_counts.py``): each operation of torch and each kernel of Triton is a
+launch, and Triton's are not run; what makes a host wait for its device is a sync. Sizes of heads change
+neither number.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 import typer
 
 from benchmark.results import print_rows, write_results
+
 from support.drivers.counted_step import LAYERS, CountedStep
 
 BATCHES = (1, 16, 64)

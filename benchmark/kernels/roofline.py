@@ -2,10 +2,10 @@
 
     python benchmark/kernels/roofline.py --json FILE
 
-Nothing is measured here: every number is a prediction from rates that vendors name. ``floor`` is a step whose
-copies from the host are hidden and whose launches cost nothing; ``eager`` adds the host's time for each launch,
-of a step that is launched piece by piece, and the link; ``captured`` adds what a kernel of a CUDA graph costs a
-device. ``count_step.py`` counts the launches.
+Nothing is measured here: every number is a prediction from rates that vendors name. ``floor`` is a step
+whose copies from the host are hidden and whose launches cost nothing; ``eager`` adds the host's time for
+each launch, of a step that is launched piece by piece, and the link; ``captured`` adds what a kernel of
+a CUDA graph costs a device. ``count_step.py`` counts the launches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-# ruff: noqa: E402
 
 import typer
 

@@ -253,7 +253,7 @@ def main(
     if not dry_run and not torch.cuda.is_available():
         raise SystemExit("no CUDA device: run it on a GPU, or with --dry-run")
     if not dry_run and not HAS_FLASHINFER:
-        raise SystemExit("flashinfer is not installed: pip install flashinfer-python==0.6.18, or the release that your sglang brings")
+        raise SystemExit("flashinfer is not installed: pip install the release that your sglang brings")
     device = "cpu" if dry_run else "cuda"
     start = time.perf_counter()
     checks = Checks()

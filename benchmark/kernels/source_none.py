@@ -2,11 +2,11 @@
 
     python benchmark/kernels/source_none.py --json FILE
 
-Requests of a shared prefix go through the real radix tree as a scheduler sends them: ours under
-``--kv-policy importance`` with ``--kv-importance-source none``, and stock's Python core. Launches and waits are
-counted by a dispatch mode; microseconds are processor time of the calling thread, medians over rounds. A forward
-pass has one hook of ours, around ``process_batch_result``; it is counted and timed around a function that does
-nothing. Attention backend, graphs and sampling are stock's own, untouched.
+Requests of a shared prefix go through the real radix tree as a scheduler sends them: ours under ``--kv-
+policy importance`` with ``--kv-importance-source none``, and stock's Python core. Launches and waits are
+counted by a dispatch mode; microseconds are processor time of the calling thread, medians over rounds. A
+forward pass has one hook of ours, around ``process_batch_result``; it is counted and timed around a
+function that does nothing. Attention backend, graphs and sampling are stock's own, untouched.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ class Lives:
         tokens = 4 * (PREFIX + running * 64)
         options = ImportanceOptions(policy="importance", source="none") if kind == "importance" else None
         self.driver = TreeDriver(
-            KINDS[kind], tokens=tokens, page_size=PAGE, requests=running + 1, options=options  # type: ignore[arg-type]
+            KINDS[kind],
+            tokens=tokens,
+            page_size=PAGE,
+            requests=running + 1,
+            options=options,  # type: ignore[arg-type]
         )
         self.running, self._number = running, 0
         self.serve()

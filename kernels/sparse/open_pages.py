@@ -151,9 +151,7 @@ class OpenPages:
             done = pages[rows], frames[rows]
             self._completed = done[0]
             self._completed_frames = done[1]
-        return StepPlan(
-            torch.where(is_page, pages, -1), offsets, frames, is_new & (offsets > 0), done
-        )
+        return StepPlan(torch.where(is_page, pages, -1), offsets, frames, is_new & (offsets > 0), done)
 
     def _close_completed(self) -> None:
         """Closes what the pass before completed."""

@@ -71,9 +71,7 @@ class PageChooser:
         self._traffic.selected += len(read)
         return read, pad(shares[is_page], (0, len(partial)))
 
-    def contexts(
-        self, pages: torch.Tensor, num_tokens: Sequence[int], max_pages: Sequence[int]
-    ) -> Contexts:
+    def contexts(self, pages: torch.Tensor, num_tokens: Sequence[int], max_pages: Sequence[int]) -> Contexts:
         """Contexts out of rows' pages, int64 [rows, most pages] and 0 behind a row's last, their tokens and
         their budgets of fewer pages."""
         return Contexts.of(pages, num_tokens, max_pages, self.rule, self._page_size)

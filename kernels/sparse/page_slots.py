@@ -192,7 +192,7 @@ class PageSlots:
             self.settle()
 
     def settle(self, *, waits: bool = True) -> None:
-        """Adds to the traffic what was read since the last call; without waiting, what the host knows of it."""
+        """Adds to the traffic what was read since the last call; without waiting, what has arrived."""
         read, loaded = self.late.take_all() if waits else self.late.take()
         self.traffic.read += read
         self.traffic.add_loads(loaded, self.page_bytes)

@@ -114,9 +114,7 @@ class SlotTable:
         self.page_in[layer, slots_given] = torch.where(is_given, brought, left).int()
         return brought, torch.where(is_given, slots_given, -1)
 
-    def _victims(
-        self, layer: int, count: int, *, is_chosen: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _victims(self, layer: int, count: int, *, is_chosen: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """The first ``count`` of a layer's slots as they are given, the free ones first, int64 [count]; and
         whether each may be, bool [count]. Of slots that are worth the same the first goes first."""
         held = self.page_in[layer, self.first_slot :]

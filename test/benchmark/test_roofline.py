@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmark" / "kernels"))
-# ruff: noqa: E402
 
 from roofline import DEVICES, LLAMA_8B, predicted
 
-AUDITED = {(32768, 1): (5.5, 4.6), (32768, 16): (21.3, 6.3), (131072, 1): (8.6, 4.9), (131072, 16): (29.7, 12.0)}
+AUDITED = {
+    (32768, 1): (5.5, 4.6),
+    (32768, 16): (21.3, 6.3),
+    (131072, 1): (8.6, 4.9),
+    (131072, 16): (29.7, 12.0),
+}
 RATES = {"budget": 0.05, "missing": 0.1, "launches_per_layer": 168.0}
 
 

@@ -239,7 +239,7 @@ def test_steps_write_what_passes_write(device: str) -> None:
         of_steps.write_step(0, of_steps.begin_step(places.to(device), completed), *values)
         of_steps.check_integrity()
         assert torch.equal(of_steps.open_pages.frame_of, of_passes.open_pages.frame_of)
-        pages, frames = of_passes.open_pages.open()
+        _, frames = of_passes.open_pages.open()
         for mine, theirs in ((of_steps.keys, of_passes.keys), (of_steps.values, of_passes.values)):
             assert torch.equal(mine[0][frames], theirs[0][frames])
         for mine, theirs in zip(of_steps.host[0], of_passes.host[0], strict=True):

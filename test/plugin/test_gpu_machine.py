@@ -53,7 +53,9 @@ def test_trees_of_drafts_keep_pages_of_one_token(
 
 
 @pytest.mark.parametrize("status", [0, 2])
-def test_pinned_pages_take_their_own_bytes_where_they_are(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_pages_take_their_own_bytes_where_they_are(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pinned: list[tuple[int, int]] = []
 
     def register(address: int, size: int, flags: int) -> int:

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.utils.rnn import pad_sequence
 
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts, choose_pages
 

@@ -177,7 +177,10 @@ def test_a_step_is_planned_without_a_wait_as_a_pass_is(lengths: list[list[int]])
     """Requests of such lengths, each with one more token; some start anew where a step before left them."""
     waiting, asynchronous = (OpenPages(FRAMES, PAGES, PAGE, "cpu") for _ in range(2))
     for step in lengths:
-        at = [(1 + 3 * row + (length - 1) // PAGE) * PAGE + (length - 1) % PAGE for row, length in enumerate(step)]
+        at = [
+            (1 + 3 * row + (length - 1) // PAGE) * PAGE + (length - 1) % PAGE
+            for row, length in enumerate(step)
+        ]
         if len(waiting.open()[0]) and not set(waiting.open()[0].tolist()) <= {each // PAGE for each in at}:
             for table in (waiting, asynchronous):
                 table.clear()

@@ -90,7 +90,7 @@ def test_pages_of_whole_contexts_push_out_no_page_of_the_last_two_passes(context
 
 
 def plainly_given(table: SlotTable, missing: list[int], *, is_chosen: bool) -> dict[int, int]:
-    """Slots of the missing pages, as the rule says it: the free ones, then the least worth, the first of equals."""
+    """Slots of the missing pages by the rule: free ones, then those of the least worth, first of equals."""
     slots = range(FRAMES, SLOTS)
     held = {slot: int(table.page_in[0, slot]) for slot in slots}
     numbers = torch.arange(PAGES)
@@ -130,7 +130,9 @@ def test_pages_leave_their_slots_without_a_wait_as_with_one(
             table.begin_pass()
             given_step(table, [each])
     waiting.free(torch.tensor(freed))
-    asynchronous.free_where(torch.tensor([*freed, -1, 1]), torch.tensor([*[True] * len(freed), False, False]))
+    staying = next(page for page in range(1, PAGES) if page not in freed)
+    pages = torch.tensor([*freed, -1, staying, -1])  # -1 stands for padding
+    asynchronous.free_where(pages, torch.tensor([*[True] * len(freed), False, False, False]))
     assert torch.equal(waiting.slot_of, asynchronous.slot_of)
     assert torch.equal(waiting.page_in, asynchronous.page_in)
 

@@ -21,7 +21,7 @@ _INDEXES = ("index", "index_put", "index_put_", "_index_put_impl_")
 
 
 class DeviceCounts(TorchDispatchMode):
-    """Takes every tensor for one of a device, but those that ``on_host`` was told of and what is made of them.
+    """Takes every tensor for one of a device, but those that ``on_host`` was told of, and theirs.
 
     Triton's kernels are counted and left out: what is counted may not hang on what they would have written.
 

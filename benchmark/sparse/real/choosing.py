@@ -204,7 +204,9 @@ def _choice(
         logits = logits.view(tokens * kv_heads, heads // kv_heads, -1)
     rule = SelectionRule(0, 0, share, page_size)
     budgets = [rule.max_pages(size) for size in of_row]
-    of_context = Contexts.of(torch.arange(max(num_pages)).expand(len(of_row), -1), of_row, budgets, RULE, page_size)
+    of_context = Contexts.of(
+        torch.arange(max(num_pages)).expand(len(of_row), -1), of_row, budgets, RULE, page_size
+    )
     found, _ = choose_pages(logits, of_context, RULE)
     chosen = torch.zeros(len(of_row), max(num_pages) + 1, dtype=torch.bool)
     chosen.scatter_(1, torch.where(found < 0, max(num_pages), found), True)

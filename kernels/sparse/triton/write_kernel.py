@@ -1,4 +1,4 @@
-"""Writes the new tokens of a decode step: to the page that each request fills, and complete pages to the host."""
+"""Writes new tokens of a decode step to the page that each request fills, and complete pages to the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from sgl_importance_kernels.sparse.triton.copy_kernel import BLOCK_NUMBERS
 
 @triton.jit(do_not_specialize=["token_numbers"])
 def _write_kernel(
-    New, Slots, Host, Pages, Offsets, Frames, IsReopened, token_numbers, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr
+    New,
+    Slots,
+    Host,
+    Pages,
+    Offsets,
+    Frames,
+    IsReopened,
+    token_numbers,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     page = tl.load(Pages + row)
@@ -43,7 +52,7 @@ def write_tokens(
     frames: torch.Tensor,
     is_reopened: torch.Tensor,
 ) -> None:
-    """Writes one token a row; asynchronous. The host's side must be pinned where the other is on a CUDA device.
+    """Writes one token a row; asynchronous. The host's side must be pinned where the other is on a GPU.
 
     Args:
         new: [rows, KV heads, dimension], contiguous.

@@ -137,13 +137,16 @@ class TieredKVPool(MHATokenToKVPool):
 
 
 def _pin(buffer: torch.Tensor) -> None:
-    """Pins host memory where it is. ``Tensor.pin_memory`` would copy it into up to twice as many bytes: its
-    allocator takes powers of two."""
+    """Pins host memory where it is.
+
+    ``Tensor.pin_memory`` would copy it into up to twice as many bytes: its allocator takes powers of two.
+    """
     status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
     if int(status):
         raise RuntimeError(
-            f"{buffer.nbytes / 2**30:.1f} GiB of host memory for tiered pages could not be pinned (CUDA error "
-            f"{int(status)}): use a smaller --max-total-tokens, or raise the limit of locked memory (ulimit -l)"
+            f"{buffer.nbytes / 2**30:.1f} GiB of host memory for tiered pages could not be pinned (CUDA "
+            f"error {int(status)}): use a smaller --max-total-tokens, or raise the limit of locked memory "
+            "(ulimit -l)"
         )
 
 

@@ -130,8 +130,11 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
         self._steps += [DecodeStep.of(part, table, pool.page_size, None) for part in parts(reading)]
 
     def _ensure(self, spans: Sequence[Span]) -> None:
-        """Builds what a selector wants of the spans' pages, and asks the device only where some may be missing:
-        with a request that has not chosen yet, and when pages were forgotten since."""
+        """Builds what a selector wants of the spans' pages.
+
+        The device is asked only where some may be missing: for a request that has not chosen yet, and when
+        pages were forgotten since.
+        """
         representations, size = self.token_to_kv_pool.slots.representations, self.token_to_kv_pool.page_size
         assert representations is not None
         if representations.times_forgotten != self._ensured_at:
@@ -248,8 +251,10 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                 slots.traffic.selected += selected
 
     def _num_chosen(self, step: DecodeStep) -> list[int] | list[None]:
-        """Pages that each row of a step has chosen, over layers; None where it read all. They are asked of the
-        device only where a rule prunes: else the budget says it."""
+        """Pages that each row of a step has chosen, over layers; None where it read all.
+
+        They are asked of the device only where a rule prunes: else the budget says it.
+        """
         if step.contexts is None or self._chooser is None:
             return [None] * len(step.spans)
         if self._chooser.rule.prunes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
 CHUNK_WORDS = 1 << 20
-"""Words that are summed at a time: with what comes of them some 40 MB, while the KV pool has taken the rest."""
+"""Words that are summed at a time: some 40 MB with what comes of them, where the KV pool took the rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,9 +87,7 @@ class CountedStep:
         slots = self.pool.slots
         assert slots.representations is not None
         rule = ChoiceRule(sink_tokens=PAGE, window_tokens=2 * PAGE)
-        chooser = PageChooser(
-            slots.representations, PAGE, rule, slots.traffic, is_resident=slots.is_resident
-        )
+        chooser = PageChooser(slots.representations, PAGE, rule, slots.traffic, is_resident=slots.is_resident)
         self.layers = [RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, layer_id=i) for i in range(LAYERS)]
         table = ReqToTokenPool(batch + 1, per_request * PAGE, "cpu", enable_memory_saver=False)
         runner = SimpleNamespace(
@@ -133,9 +131,7 @@ class CountedStep:
             at = self.locations[row, :length]
             plan = slots.begin_pass(at)
             for layer in range(LAYERS):
-                keys, values = (
-                    torch.randn(length, KV_HEADS, DIM, generator=self.random) for _ in range(2)
-                )
+                keys, values = (torch.randn(length, KV_HEADS, DIM, generator=self.random) for _ in range(2))
                 slots.write(layer, plan, keys, values)
 
     def _layer(self, layer: RadixAttention, batch: ForwardBatch) -> torch.Tensor:

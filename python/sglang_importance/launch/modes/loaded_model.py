@@ -29,7 +29,12 @@ def config_refusals(config: ModelConfig, options: ImportanceOptions) -> list[str
 
 
 def _refused_kinds(
-    config: ModelConfig, options: ImportanceOptions, *, has_states: bool, is_dsa: bool, all_windows: bool = False
+    config: ModelConfig,
+    options: ImportanceOptions,
+    *,
+    has_states: bool,
+    is_dsa: bool,
+    all_windows: bool = False,
 ) -> list[str]:
     attention = config.attention_arch.name
     found = {
