@@ -28,19 +28,22 @@ def _write_kernel(
         return
     offset = tl.load(Offsets + row)
     frame = tl.load(Frames + row)
-    is_reopened = tl.load(IsReopened + row) != 0
-    completes = offset == PAGE_SIZE - 1
+    is_reopened = tl.load(IsReopened + row).to(tl.int64)
+    completes = (offset == PAGE_SIZE - 1).to(tl.int64)
     page_numbers = token_numbers * PAGE_SIZE
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start = offset * token_numbers
-    is_new = (at >= start) & (at < start + token_numbers)
-    is_before = at < start
+    stop = start + token_numbers
+    is_new = (at >= start) & (at < stop)
+    # Numbers before the token's: those of a reopened page come from the host, and all go there with its last.
+    from_host = at < start * is_reopened
+    from_frame = at < start * completes * (1 - is_reopened)
     new = tl.load(New + row * token_numbers + at - start, mask=is_new)
-    of_host = tl.load(Host + page * page_numbers + at, mask=is_before & is_reopened)
-    in_frame = tl.load(Slots + frame * page_numbers + at, mask=is_before & completes & (is_reopened == 0))
-    numbers = tl.where(is_new, new, tl.where(is_reopened, of_host, in_frame))
-    tl.store(Slots + frame * page_numbers + at, numbers, mask=is_new | (is_before & is_reopened))
-    tl.store(Host + page * page_numbers + at, numbers, mask=(is_new | is_before) & completes)
+    of_host = tl.load(Host + page * page_numbers + at, mask=from_host)
+    in_frame = tl.load(Slots + frame * page_numbers + at, mask=from_frame)
+    numbers = tl.where(is_new, new, tl.where(from_host, of_host, in_frame))
+    tl.store(Slots + frame * page_numbers + at, numbers, mask=is_new | from_host)
+    tl.store(Host + page * page_numbers + at, numbers, mask=at < stop * completes)
 
 
 def write_tokens(
