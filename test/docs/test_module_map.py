@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts.rendering.pages import committed_pages
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = committed_pages()
 IMPORTED_AS = {
     "sgl_importance_kernels": "kernels",
     "sgl_importance_lab": "benchmark/lab/sgl_importance_lab",

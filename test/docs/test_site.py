@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.rendering.pages import committed_pages
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = committed_pages()
 
 
 def nav_pages(entry: Any) -> list[str]:
