@@ -309,7 +309,7 @@ def python_blocks() -> list[tuple[str, str]]:
     """Programs of a client; others are for test_examples.py, an engine's for test_engine.py."""
     found = []
     for page in PAGES:
-        if page.name not in ("extending.md", "connectors.md"):
+        if page.name != "extend.md":
             blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
             clients = [block for block in blocks if "importance_engine" not in block]
             found += [(f"{page.name}: {number}", block) for number, block in enumerate(clients)]

@@ -89,7 +89,7 @@ class Shadowing:
         counters.shadow_hit_tokens["importance"] = compared.importance_hit_tokens
 
     def document(self) -> dict[str, Any]:
-        """The comparison so far; see ``docs/operating.md``."""
+        """The comparison so far; see ``docs/operate.md``."""
         with self._lock:
             pair, compared = self._pair, self._pair.comparison
             return {
