@@ -226,7 +226,7 @@ def of_process(process: Process) -> tuple[Metric, ...]:
 
 
 def as_markdown() -> str:
-    """The table of ``docs/metrics.md``."""
+    """The table of the built page on metrics."""
     rows = ["| series | type | labels | meaning |", "|---|---|---|---|"]
     for metric in METRICS:
         labels = "; ".join(

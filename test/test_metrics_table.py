@@ -1,4 +1,4 @@
-"""The table of series that a server exports: docs/metrics.md is rendered from it."""
+"""The table of series that a server exports: the page on metrics is built from it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ and none for its nodes.
 
 Ages count in the clock of the driver: seconds in replays of traces, for what a session waits for, a tool or a
 person, does not care how busy the server is; admitted requests on a server, where all ranks must agree. On
-recorded agent sessions, ages in requests close less of the gap to the optimum (docs/agents.md).
+recorded agent sessions, ages in requests close less of the gap to the optimum (docs/evidence/agents.md).
 """
 
 from __future__ import annotations
