@@ -3,8 +3,8 @@
 A node is *at risk* of its next visit from its making or last visit on, in the class that it had then
 (``NodeMetadata.at_risk_as``). A visit ends that interval and begins the next. A ghost carries it on after an
 eviction until the next request for it, or until the ghost is forgotten, which is no evidence. The
-server's tree, the shadow caches and the replays of traces all drive a ``ReuseTracker``; docs/architecture.md
-lists where they differ.
+server's tree, the shadow caches and the replays of traces all drive a ``ReuseTracker``;
+docs/evidence/replay.md lists where they differ.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_readme_is_short() -> None:
 
 GUIDES = (
     *("index", "how_it_works", "operate", "placement", "sparse", "storage", "fleet", "limits"),
-    *("extend", "port", "architecture"),
+    *("extend", "port", "architecture", "laboratory"),
 )
 """What is written to be read through. The rest is evidence, decisions, reference, and the specification."""
 
