@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.rendering.pages import TEMPLATES, committed_pages
 from sgl_importance.metrics_table import METRICS, PREFIX
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("monitoring/*"))
+PAGES = (*committed_pages(), TEMPLATES / "metrics.md", *ROOT.glob("monitoring/*"))
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
