@@ -5,8 +5,8 @@
     python scripts/mutations.py --only fold-halving,own-mass   # some of them; writes no results
 
 The table is scripts/mutations.toml: which line, how it is broken, what a user would suffer from it, and the
-tests that should notice. A whole run writes benchmark/results/mutations.json, from which docs/generated/status.md is
-rendered, row by row. It ends with 1 where a broken line goes unnoticed.
+tests that should notice. A whole run writes benchmark/results/mutations.json, from which
+docs/generated/status.md is made, row by row. It ends with 1 where a broken line goes unnoticed.
 
 Tools that make mutations (mutmut, cosmic-ray) break every line by fixed operators: they take neither a
 line's broken twin nor the tests of each line.

@@ -1,10 +1,10 @@
-"""Fills in what README and docs take from measurements and from the code, in place, and builds the references.
+"""Fills in what README and docs take from measurements and from the code, and builds the references.
 
-    python scripts/render_docs.py            # rewrites the pages that are out of date, and all of docs/generated
+    python scripts/render_docs.py            # rewrites pages that are out of date, and docs/generated
     python scripts/render_docs.py --check    # writes nothing; ends with 1 where a page is out of date
 
-References (flags, commands, metrics, routes, what was tested) are made whole from the code and the results, by the
-templates in ``scripts/rendering/templates``; git ignores them.
+References (flags, commands, metrics, routes, what was tested) are made whole from the code and the results,
+by the templates in ``scripts/rendering/templates``; git ignores them.
 
 A page names what it wants in a comment that no reader sees, and holds what it got up to the next one:
 

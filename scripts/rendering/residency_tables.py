@@ -203,7 +203,7 @@ def served_warm(name: str, *, throttled: bool) -> str:
 
 
 def latency_table() -> str:
-    """Milliseconds a token with a preference, and as parts of the best independent choice's in the same round."""
+    """Milliseconds a token with a preference, beside the best independent choice in the same round."""
     if not (_RESULTS / "pages_latency.json").exists():
         return "**Not measured**: `python benchmark/sparse/latency.py --throttled` wants a quiet machine."
     rows = results("pages_latency")["rows"]

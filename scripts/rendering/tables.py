@@ -122,9 +122,11 @@ _TRACES = {"mooncake": "Mooncake, second half", "miniswe": "miniswe (tuned)", "t
 
 
 def gating_table() -> str:
-    """Every arm of the tiered replay beside ``write_through`` without a gate."""
+    """Arms of the tiered replay beside ``write_through`` without a gate, but for bars of displacement."""
     lines = []
     for each in results("gating")["rows"]:
+        if "displacement" in each["arm"]:
+            continue
         trace = _TRACES[each["trace"].partition(" ")[0].partition(",")[0]]
         values = [
             f"{each[f'{value}_over_base']:{form}}"

@@ -53,8 +53,8 @@ class ImportanceOptions:
     g: ImportanceG = option(
         "auto",
         help="'on' lets importance move the ranking; 'off' fixes its factor at 1; 'auto' is 'off' as long as "
-        "no measurement has shown that the factor helps (docs/evidence/attention.md); 'shuffled' gives each node the "
-        "factor of another, the control arm of experiments",
+        "no measurement has shown that the factor helps (docs/evidence/attention.md); 'shuffled' gives "
+        "each node the factor of another, the control arm of experiments",
         flag="--kv-importance-g",
         choices=get_args(ImportanceG),
     )

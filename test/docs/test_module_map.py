@@ -128,7 +128,9 @@ def test_modules_that_a_page_names_in_short_exist(page: Path) -> None:
     assert [name for name in short if not any(file.endswith(f"/{name}") for file in files)] == []
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_folders_that_a_page_names_exist(page: Path) -> None:
     tops = "benchmark|docs|kernels|monitoring|python|scripts|sgl_importance|test"
     named = re.findall(rf"`((?:{tops})/[\w/]*)`", page.read_text())
