@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 
 INSTALL = "pip install './benchmark/lab' in a clone of sgl-importance"
@@ -11,7 +12,7 @@ COMMANDS = ("conformance", "kernels", "kv-size", "probe", "reason", "replay", "s
 CONTROLS_GROUP = "sgl_importance.controls"
 
 
-class MissingControlError(Exception):
+class MissingControlError(ImportanceError):
     """Nobody has installed the control arm that was asked for; the message names the cure."""
 
 
