@@ -44,7 +44,7 @@ class FaultPlace(StrEnum):
     """Taking in what a request said, page scores included."""
     RECORDING = "recording"
     OBSERVATION = "observation"
-    """The shadow caches of ``observe``."""
+    """The shadow caches of ``observe``, and the search for volatile beginnings."""
     REPORT = "report"
     OPERATION = "operation"
     """An answer to the HTTP process."""
@@ -106,6 +106,10 @@ _SCHEDULER = (
         "hit_tokens_total", "Prompt tokens found in the cache, by the tier that held them", labels=_BY_TIER
     ),
     Metric("prewarmed_hit_tokens_total", "Tokens that a pre-warm brought in, at their first hit"),
+    Metric(
+        "volatile_lost_tokens_total",
+        "Tokens computed again behind text that changes with each request, at the beginning of its prompt",
+    ),
     # ---- moves ----
     Metric("evicted_nodes_total", "Nodes evicted, by the tier that they left and why", labels=_EVICTED),
     Metric("evicted_tokens_total", "Tokens evicted, by the tier that they left and why", labels=_EVICTED),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
 from sgl_importance.observe.trace.records import EventKind
+from sgl_importance.observe.volatile.detector import VolatileBeginnings
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
@@ -44,6 +45,7 @@ class RequestFlow:
     Attributes:
         ledger: takes finished requests, for the ledger's file; None where there is none.
         storage_tiers: takes finished requests, to rank stored pages by; None without a chain of tiers.
+        beginnings: takes finished prompts, to find text in them that changes; None on a rank that only follows.
         answer_ends: tells how an answer ended; None where the server parses no calls of tools: then only
             hints say so.
     """
@@ -63,6 +65,7 @@ class RequestFlow:
         self.ledger: LedgerFeed | None = None
         self.answer_ends: AnswerEnds | None = None
         self.storage_tiers: ServedChain | None = None
+        self.beginnings: VolatileBeginnings | None = None
         self._state = state
         self._leaves = leaves
         self._node_events = node_events
@@ -261,6 +264,8 @@ class RequestFlow:
             )
         if is_finished and self.ledger is not None:
             state.faults.beside(FaultPlace.RECORDING, self.ledger.visited, req, path)
+        if req.finished() and self.beginnings is not None:
+            state.faults.beside(FaultPlace.OBSERVATION, self._compare_beginning, self.beginnings, req)
         if is_finished and self.storage_tiers is not None:
             for node in path:
                 metadata = state.tree.metadata(node)
@@ -268,6 +273,11 @@ class RequestFlow:
         for node in path:
             self._leaves.refresh(node)
         state.counters.fold_seconds += time.perf_counter() - start
+
+    def _compare_beginning(self, beginnings: VolatileBeginnings, req: Req) -> None:
+        found = req.cached_tokens_device + req.cached_tokens_host + req.cached_tokens_storage
+        beginnings.seen((req.extra_key, req.cache_salt), req.origin_input_ids, found)
+        self._state.counters.volatile_lost_tokens = beginnings.lost_tokens
 
     def _warmed(self, path: list[UnifiedTreeNode]) -> None:
         """A pre-warm may also have computed nodes that only lower tiers held; it counts as no visit."""

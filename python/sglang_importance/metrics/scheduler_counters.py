@@ -65,6 +65,7 @@ class Counters:
     observed_saved_tokens: int = 0
     observed_lost_tokens: int = 0
     observed_agreed_tokens: int = 0
+    volatile_lost_tokens: int = 0
     shadow_prompt_tokens: int = 0
     shadow_hit_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SHADOWS, 0))
 

@@ -50,7 +50,7 @@ def parting(ids: Ids, known: Ids) -> Parting | None:
 
 
 def _joined(ids: Ids, known: Ids, start: int, at: int) -> Parting | None:
-    """The longest run of both around ``at`` in ``ids``; None where no field of MAX_FIELD is in front of one."""
+    """The longest run of both around ``at`` in ``ids``; None where none lies behind a field of MAX_FIELD."""
     probe = ids[at : at + _PROBE_TOKENS].tobytes()
     if len(probe) < _PROBE_TOKENS * ids.itemsize:
         return None

@@ -11,7 +11,7 @@ import numpy as np
 
 from sgl_importance.observe.volatile.token_ids import Ids
 
-HEAD = 1024
+HEAD = 512
 """Tokens whose runs are hashed."""
 GRAM = 16
 HASHES = 8
@@ -33,5 +33,6 @@ def sketch(ids: Ids) -> list[int]:
     hashes ^= hashes >> np.uint64(31)
     hashes *= _MIX
     hashes ^= hashes >> np.uint64(29)
-    few = min(2 * HASHES, len(hashes))
-    return np.unique(np.partition(hashes, few - 1)[:few])[:HASHES].tolist()
+    few = min(2 * HASHES, len(hashes))  # some may be the same
+    smallest: set[int] = set(np.partition(hashes, few - 1)[:few].tolist())
+    return sorted(smallest)[:HASHES]

@@ -16,7 +16,7 @@ def sentence(place: Mapping[str, Any]) -> str:
     """
     one, other = (" ".join(text.split()) for text in place["variants"])
     return (
-        f"prompts part at token {place['start_token']:,} and go on alike behind it ({one!r}, then {other!r}): "
-        f"{place['lost_tokens']:,} tokens computed again in {place['prompts']:,} prompts, "
+        f"prompts part at token {place['start_token']:,} ({one!r}, then {other!r}) and go on alike: "
+        f"{place['lost_tokens']:,} tokens behind it computed again in {place['prompts']:,} prompts, "
         f"{place['lost_tokens_per_day']:,} a day at this rate"
     )
