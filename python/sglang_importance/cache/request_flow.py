@@ -45,7 +45,7 @@ class RequestFlow:
     Attributes:
         ledger: takes finished requests, for the ledger's file; None where there is none.
         storage_tiers: takes finished requests, to rank stored pages by; None without a chain of tiers.
-        beginnings: takes finished prompts, to find text in them that changes; None on a rank that only follows.
+        beginnings: takes finished prompts, to find text that changes; None on a rank that only follows.
         answer_ends: tells how an answer ended; None where the server parses no calls of tools: then only
             hints say so.
     """

@@ -75,17 +75,26 @@ class VolatileBeginnings:
     def places(self) -> list[dict[str, Any]]:
         """What to tell the operator, the dearest first: ``VolatilePlace.describe`` of each place."""
         now = self._now()
-        worth_telling = [
+        known = [
             place
             for kind in self._kinds.values()
             for place in kind.places
-            if place.is_known and now - place.last_seconds <= _DAY and self._share(place) >= MIN_SHARE
+            if place.is_known and now - place.last_seconds <= _DAY
         ]
-        worth_telling.sort(key=lambda place: place.lost_tokens, reverse=True)
-        return [{**place.describe(now), "share": self._share(place)} for place in worth_telling]
-
-    def _share(self, place: VolatilePlace) -> float:
-        return place.lost_tokens / (self._prompt_tokens - place.prompt_tokens_before)
+        fields: list[VolatilePlace] = []
+        for place in sorted(known, key=lambda each: each.lost_tokens, reverse=True):
+            same = next((n for n, each in enumerate(fields) if place.is_field_of(each)), None)
+            if same is None:
+                fields.append(place)
+            else:
+                fields[same] = fields[same].with_kind(place)
+        fields.sort(key=lambda each: each.lost_tokens, reverse=True)
+        shares = [each.lost_tokens / (self._prompt_tokens - each.prompt_tokens_before) for each in fields]
+        return [
+            {**each.describe(now), "share": share}
+            for each, share in zip(fields, shares, strict=True)
+            if share >= MIN_SHARE
+        ]
 
     # ---- kinds ----
 

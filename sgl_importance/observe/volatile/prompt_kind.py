@@ -49,4 +49,4 @@ class PromptKind:
 
     def _is_volatile(self, place: VolatilePlace) -> bool:
         """Prompts that part at random places part at each of them a few times, too."""
-        return place.partings >= MIN_PARTINGS and 2 * place.partings > self.partings
+        return place.partings >= MIN_PARTINGS and 3 * place.partings >= self.partings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sgl_importance.observe.volatile.parting import Parting
@@ -38,6 +38,7 @@ class Example:
 class VolatilePlace:
     """Attributes:
     anchor: where the first difference began.
+    lead: token ids in front of the field, at most CONTEXT + MAX_SPREAD.
     start: the first token that has differed.
     end: the end of the field, where it was longest.
     latest_start: the last token at which a difference began.
@@ -61,13 +62,19 @@ class VolatilePlace:
     lost_tokens: int = 0
     example: Example | None = None
     is_known: bool = False
+    lead: list[int] = field(default_factory=list)
     _variants: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     def takes(self, there: Parting) -> bool:
-        """Whether the field of a parting is this one."""
+        """Whether the field of a parting is this one.
+
+        Prompts of two sessions may part at the clock and go on alike behind their first question only: that
+        is another field.
+        """
         spread = max(self.latest_start, there.start) - min(self.start, there.start)
         return (
             spread <= MAX_SPREAD
+            and (there.end - there.start > MAX_SPREAD) is (self.end - self.start > MAX_SPREAD)
             and there.start <= max(self.end, self.latest_start) + NEAR
             and there.end >= self.start - NEAR
         )
@@ -82,8 +89,9 @@ class VolatilePlace:
         self.last_seconds = now
         self.partings += 1
         self.lost_tokens += there.run
+        self.lead = ids[max(0, self.start - CONTEXT - MAX_SPREAD) : self.start].tolist()
         self.example = Example(
-            before=ids[max(0, self.start - CONTEXT) : self.start].tolist(),
+            before=self.lead[-CONTEXT:],
             variants=(
                 known[self.start : there.known_end][:SHOWN].tolist(),
                 ids[self.start : there.end][:SHOWN].tolist(),
@@ -103,6 +111,28 @@ class VolatilePlace:
         if len(self._variants) > MAX_VARIANTS:
             self._variants.popitem(last=False)
         return is_new
+
+    def is_field_of(self, other: VolatilePlace) -> bool:
+        """Whether the same text is in front of both: prompts of several kinds may begin with one line."""
+        start = min(self.start, other.start)
+        mine, theirs = self._in_front_of(start), other._in_front_of(start)
+        return abs(self.start - other.start) <= MAX_SPREAD and mine == theirs
+
+    def _in_front_of(self, start: int) -> list[int]:
+        until = len(self.lead) - (self.start - start)
+        return self.lead[max(0, until - CONTEXT) : max(0, until)]
+
+    def with_kind(self, other: VolatilePlace) -> VolatilePlace:
+        """This place and the same one in prompts of another kind, together."""
+        return replace(
+            self,
+            start=min(self.start, other.start),
+            end=max(self.end, other.end),
+            first_seconds=min(self.first_seconds, other.first_seconds),
+            prompt_tokens_before=min(self.prompt_tokens_before, other.prompt_tokens_before),
+            partings=self.partings + other.partings,
+            lost_tokens=self.lost_tokens + other.lost_tokens,
+        )
 
     def describe(self, now: float) -> dict[str, Any]:
         """As JSON, with token ids for text."""

@@ -1,8 +1,8 @@
 """The line with which Claude Code begins every system prompt is for Anthropic's billing, not for a model.
 
 Its hash changes with each request, so that nothing behind it is ever found in a cache
-(https://github.com/anthropics/claude-code/issues/68900). Anthropic's own server takes it off, and so does this
-one under ``--kv-policy importance``; under ``observe`` it stays, as stock has it.
+(https://github.com/anthropics/claude-code/issues/68900). Anthropic's own server takes it off, and so does ours
+under ``--kv-policy importance``; under ``observe`` it stays, as stock has it.
 """
 
 from __future__ import annotations
