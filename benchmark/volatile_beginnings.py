@@ -6,9 +6,9 @@
 ``timestamp``, ``input``, ``session_id``), ``SESSIONS`` the coding-agent sessions of kv-cache-tester
 (github.com/callanjfox/kv-cache-tester: a JSON object a line, gzipped), ``TOKENIZER`` a tokenizer.json.
 
-Prompts are run as they were sent, and once more with each of three planted fields: the line with which Claude
-Code begins its system prompt, a clock, and the number of the request. The cache that they would have met holds
-everything. The text of the sessions is not public: each block of 64 tokens stands as 64 numbers of its own.
+Prompts are run as they were sent, and once more with each of three planted fields: the line with which
+Claude Code begins its system prompt, a clock, and the number of the request. The cache that they would have
+met holds everything. The text of the sessions is not public: each block of 64 tokens stands as 64 numbers.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.ages import NOWHERE
 from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
 from sgl_importance.observe.trace.records import EventKind
 from sgl_importance.observe.volatile.detector import VolatileBeginnings
@@ -101,6 +102,7 @@ class RequestFlow:
         observed = transition_after(tree.metadata(hits[-1]) if hits else None)
         serial = policy.admit()
         counters.calibration.advance(serial)
+        counters.ages.admitted(serial)
         transition = self._hints.admitted(req, cached_tokens, observed)
         query = QueryFolds(serial, transition)
         if self._recorder is not None:
@@ -110,6 +112,7 @@ class RequestFlow:
             if metadata.would_evict:
                 counters.observed_lost_tokens += metadata.tokens
                 metadata.would_evict = False
+            self._hit_at_age(req, metadata)
             if metadata.is_prewarmed:
                 counters.prewarmed_hit_tokens += metadata.tokens
                 metadata.is_prewarmed = False
@@ -118,6 +121,14 @@ class RequestFlow:
         self._pins.admitted(hits)
         self.count(req)
         return query
+
+    def _hit_at_age(self, req: Req, metadata: NodeMetadata) -> None:
+        """A prompt begins on the device, then comes the host; what storage had was counted when it came."""
+        end = metadata.depth + metadata.tokens
+        if metadata.is_prewarmed or end > req.cached_tokens_device + req.cached_tokens_host:
+            return
+        tier = Tier.DEVICE if end <= req.cached_tokens_device else Tier.HOST
+        self._state.counters.ages.asked_again(tier, metadata.tokens, metadata.last_access)
 
     def count(self, req: Req) -> None:
         """Counts an admitted request, its prompt and its hits, once.
@@ -303,6 +314,7 @@ class RequestFlow:
             return
         metadata.off_device = False
         self._body_mass.update(node)
+        self._state.counters.ages.asked_again(NOWHERE, metadata.tokens, metadata.last_access)
         self._state.tree.accessed(metadata, query.transition)
         self._leaves.refresh(node)
         self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, "computed", rid=rid)

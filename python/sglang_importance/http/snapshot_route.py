@@ -26,9 +26,10 @@ async def get_kv_importance(request: Request) -> dict[str, Any]:
     """The radix tree with its importance: nodes by loss, largest first.
 
     Answers ``policy``, ``page_size``, ``clock`` (admitted requests), ``tiers``, ``hits`` (tokens by tier
-    since the start), ``faults`` (``counts`` by place, and the ``fallback`` to LRU or null), ``volatile``
-    (places where the text of prompts changes with each request, with what that costs), ``nodes`` and
-    ``next_cursor``, null on the last page; under ``observe`` also ``observe``, with a ledger ``ledger``
+    since the start), ``faults`` (``counts`` by place, and the ``fallback`` to LRU or null), ``ages`` (of
+    what is asked for again, evicted and held, in seconds, and a ``sentence``), ``volatile`` (places where the
+    text of prompts changes with each request, and what that costs), ``nodes`` and ``next_cursor``, null on
+    the last page; under ``observe`` also ``observe``, with a ledger ``ledger``
     (``place``, ``is_written``, ``lost_visits``), with a store ``store``, with tiered pages ``pages`` (what
     the device holds of them, and what has moved). Each node has its place (``id``, ``parent``,
     ``depth_tokens``, ``tokens``, ``tiers``), what attention gave it (``body_mass``, ``peak``, ``self_mass``,

@@ -178,7 +178,7 @@ def describe_node(
 
 
 def describe_cache(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str, Any]:
-    """Facts of the whole tree: policy, page size, clock, tiers, faults, volatile beginnings."""
+    """Facts of the whole tree: policy, page size, clock, tiers, faults, ages, volatile beginnings."""
     component = cache.importance
     return {
         "policy": component.state.options.policy,
@@ -186,6 +186,7 @@ def describe_cache(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str,
         "clock": component.state.policy.clock,
         "tiers": describe_tiers(cache, stored_tokens),
         "faults": component.state.faults.describe(),
+        "ages": component.state.counters.ages.describe(),
         "volatile": describe_beginnings(component),
     }
 

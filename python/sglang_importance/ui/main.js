@@ -58,6 +58,7 @@ function draw() {
   if (!state.tree) return;
   showFaults($("faults"), state.tree.faults);
   showTiers($("tiers"), state.tree);
+  $("ages").textContent = state.tree.ages.sentence;
   showVolatile($("volatile"), state.tree.volatile);
   const isTable = !$("table").hidden;
   if (isTable) showTable($("table"), state.tree, { selected: state.selected, onSelect: select, onZoom: zoom });

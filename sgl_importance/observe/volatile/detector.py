@@ -82,7 +82,7 @@ class VolatileBeginnings:
             if place.is_known and now - place.last_seconds <= _DAY
         ]
         fields: list[VolatilePlace] = []
-        for place in sorted(known, key=lambda each: each.lost_tokens, reverse=True):
+        for place in sorted(known, key=lambda each: each.start):  # what is in front of the first is in all
             same = next((n for n, each in enumerate(fields) if place.is_field_of(each)), None)
             if same is None:
                 fields.append(place)

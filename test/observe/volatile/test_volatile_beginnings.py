@@ -86,10 +86,10 @@ def test_it_is_told_after_a_few_prompts_and_counts_those_before():
 
 def test_a_conversation_whose_first_line_changes_loses_all_behind_it_each_turn():
     generator = random.Random(2)
-    system, turns = text(generator, 300), [text(generator, 80) for _ in range(12)]
-    prompts = [
-        [*FIELDS["hash"](generator, 0), *system, *sum(turns[:number], [])] for number in range(1, 13)
-    ]
+    history, prompts = text(generator, 300), []
+    for _ in range(12):
+        history = [*history, *text(generator, 80)]
+        prompts.append([*FIELDS["hash"](generator, 0), *history])
     (place,) = fed(prompts).places()
     assert place["lost_tokens"] >= sum(len(prompt) for prompt in prompts[:-1]) - 12 * 5 - 100
 

@@ -1,7 +1,7 @@
 """The line with which Claude Code begins every system prompt is for Anthropic's billing, not for a model.
 
 Its hash changes with each request, so that nothing behind it is ever found in a cache
-(https://github.com/anthropics/claude-code/issues/68900). Anthropic's own server takes it off, and so does ours
+(https://github.com/anthropics/claude-code/issues/68900). Anthropic's own server takes it off. So does ours
 under ``--kv-policy importance``; under ``observe`` it stays, as stock has it.
 """
 
