@@ -111,7 +111,7 @@ def measured(name: str, requests: Iterable[Request]) -> dict[str, Any]:
     beginnings = VolatileBeginnings(lambda: now[0])
     pages: set[bytes] = set()
     prompts = prompt_tokens = all_found = 0
-    hits: list[float] = []
+    hits: list[tuple[array[int], int]] = []
     comparisons: list[float] = []
     for request in requests:
         now[0], tokens = request.seconds, request.tokens
@@ -124,7 +124,10 @@ def measured(name: str, requests: Iterable[Request]) -> dict[str, Any]:
         beginnings.seen(None, tokens, found)
         seconds = time.thread_time() - start
         prompts, prompt_tokens, all_found = prompts + 1, prompt_tokens + len(tokens), all_found + found
-        (hits if 2 * found >= len(tokens) else comparisons).append(seconds)
+        if 2 * found >= len(tokens):
+            hits.append((tokens, found))
+        else:
+            comparisons.append(seconds)
     beginnings.check_integrity()
     return {
         "prompts": name,
@@ -137,13 +140,18 @@ def measured(name: str, requests: Iterable[Request]) -> dict[str, Any]:
             for place in beginnings.places()
         ],
         "compared": len(comparisons),
-        "microseconds_of_a_hit": median_microseconds(hits),
-        "microseconds_of_a_comparison": median_microseconds(comparisons),
+        "microseconds_of_a_hit": microseconds_of_a_hit(hits),
+        "microseconds_of_a_comparison": round(statistics.median(comparisons) * 1e6, 1),
     }
 
 
-def median_microseconds(seconds: list[float]) -> float | None:
-    return round(statistics.median(seconds) * 1e6, 1) if seconds else None
+def microseconds_of_a_hit(hits: list[tuple[array[int], int]]) -> float | None:
+    """All of them at once: to read the clock takes longer than one."""
+    beginnings = VolatileBeginnings()
+    start = time.thread_time()
+    for tokens, found in hits:
+        beginnings.seen(None, tokens, found)
+    return round((time.thread_time() - start) / len(hits) * 1e6, 2) if hits else None
 
 
 def main(

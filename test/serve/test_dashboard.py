@@ -1,6 +1,6 @@
 """The dashboard as Grafana's own library reads it: every field is one of its schema.
 
-Grafana itself is neither on PyPI and npm nor in Debian. Grafana Labs' Foundation SDK is made from its schemas.
+Grafana itself is neither on PyPI nor in Debian. Grafana Labs' Foundation SDK is made from its schemas.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from sglang_importance.cache.component import ImportanceComponent
 from sglang_importance.cache.dense_prefix import DensePrefix
 from sglang_importance.cache.gauges import gauge_values
 from sglang_importance.cache.importance_cache import ImportanceRadixCache
-from sglang_importance.cache.resident_ages import ResidentAges
 from sglang_importance.cache.state_component import StateComponent
 from sglang_importance.metrics.publisher import MetricsPublisher
 from sglang_importance.observe.recorder import Recorder
@@ -94,12 +93,8 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     # A server without a store shows that nothing is stored.
     StorePublisher.create(enabled=ctx.params.enable_metrics)
 
-    resident_ages = ResidentAges(state)
-
     def publish() -> None:
         assert publisher is not None
-        if state.faults.is_learning:
-            resident_ages.go_on()
         if (ledger := cache.importance.ledger) is not None:
             state.counters.ledger_lost_visits = ledger.lost_visits
         publisher.publish(state.counters, gauge_values(cache))

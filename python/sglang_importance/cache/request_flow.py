@@ -16,6 +16,7 @@ from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
 from sglang_importance.cache.node_events import NodeEvents
+from sglang_importance.cache.resident_ages import ResidentAges
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.placement.answer_ends import AnswerEnds
@@ -76,6 +77,7 @@ class RequestFlow:
         self._recorder = recorder
         self._shadowing = shadowing
         self._hints = HintFollower(state, pins)
+        self._resident_ages = ResidentAges(state)
 
     # ---- admission and insertion ----
 
@@ -281,6 +283,8 @@ class RequestFlow:
             for node in path:
                 metadata = state.tree.metadata(node)
                 self.storage_tiers.visited(node.hash_value or (), metadata.reuse_class, metadata.last_access)
+        if is_finished:
+            self._resident_ages.go_on()
         for node in path:
             self._leaves.refresh(node)
         state.counters.fold_seconds += time.perf_counter() - start

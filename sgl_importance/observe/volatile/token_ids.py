@@ -11,7 +11,7 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int32]
 """Token ids, int32 [tokens]."""
 
-_CHUNK = 1024
+_CHUNK = 256
 
 
 def token_ids(tokens: Sequence[int], limit: int) -> Ids:
@@ -25,9 +25,11 @@ def token_ids(tokens: Sequence[int], limit: int) -> Ids:
 def common_prefix(first: Ids, second: Ids) -> int:
     """Tokens that both begin with."""
     end = min(len(first), len(second))
-    for start in range(0, end, _CHUNK):
-        differs = first[start : min(start + _CHUNK, end)] != second[start : min(start + _CHUNK, end)]
+    start, stop = 0, _CHUNK
+    while start < end:  # most prompts part early: to compare all of them takes longest
+        differs = first[start : min(stop, end)] != second[start : min(stop, end)]
         place = int(differs.argmax())
         if differs[place]:
             return start + place
+        start, stop = stop, 4 * stop
     return end

@@ -166,6 +166,12 @@ def test_a_prompt_that_was_found_has_lost_nothing():
     assert beginnings.lost_tokens == 0
 
 
+def test_a_prompt_of_which_another_part_was_evicted_has_lost_nothing_by_its_field():
+    stable = text(random.Random(6), 500)
+    beginnings = fed([[*digits(number, 4), *stable] for number in range(60)], found=lambda _: 100)
+    assert beginnings.lost_tokens == 0
+
+
 def test_a_field_in_the_second_half_is_no_beginning():
     generator = random.Random(7)
     front, behind = text(generator, 500), text(generator, 400)
