@@ -53,7 +53,8 @@ async def get_tree(request: Request) -> dict[str, Any]:
 
     Answers ``nodes``, parents first, each as in ``GET /kv_importance`` with a ``label`` and what hangs
     below it (``subtree``); ``more`` counts what is left out at each place, ``total`` the whole tree.
-    ``store_tiers`` is that of ``GET /kv_importance``, where a chain of storage tiers is used.
+    ``ages``, ``volatile``, and ``store_tiers`` where a chain of storage tiers is used, are those of ``GET
+    /kv_importance``.
     """
     query = validated(TreeQuery, dict(request.query_params))
     document = await ask("tree", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
