@@ -105,8 +105,11 @@ def test_a_round_outlives_evictions_and_a_flush(driver: TreeDriver):
     resident.go_on()
     driver.evict(10**6)
     resident.go_on()
-    assert ages_of(driver).resident[Tier.DEVICE].weight > 0
+    assert ages_of(driver).resident[Tier.DEVICE].weight == NODES_AT_A_TIME * PAGE, "as it was looked at"
+    for number in range(NODES_AT_A_TIME + 8):
+        serve(driver, prompt(1000 * number, 1))
+    resident.go_on()
     driver.cache.reset()
-    for _ in range(2):
-        resident.go_on()
-    assert ages_of(driver).resident[Tier.DEVICE].weight == 0
+    serve(driver, prompt(0, 2))
+    resident.go_on()
+    assert ages_of(driver).resident[Tier.DEVICE].weight == 2 * PAGE

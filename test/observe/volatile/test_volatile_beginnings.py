@@ -166,6 +166,11 @@ def test_a_prompt_that_was_found_has_lost_nothing():
     assert beginnings.lost_tokens == 0
 
 
+def test_a_prompt_that_was_found_is_not_even_compared(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(detector, "sketch", None)
+    assert fed([text(random.Random(6), 500)], found=lambda _: 250).lost_tokens == 0
+
+
 def test_a_prompt_of_which_another_part_was_evicted_has_lost_nothing_by_its_field():
     stable = text(random.Random(6), 500)
     beginnings = fed([[*digits(number, 4), *stable] for number in range(60)], found=lambda _: 100)
