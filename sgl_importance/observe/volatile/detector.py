@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from heapq import nlargest
 from typing import Any
 
 from sgl_importance.observe.volatile.parting import MIN_RUN, parting
@@ -21,6 +22,8 @@ MAX_PROMPT_TOKENS = 1 << 16
 MIN_SHARE = 0.01
 """Share of the server's prompt tokens that a place must cost before it is reported."""
 MIN_SHARED_ANCHORS = 2
+MAX_TOLD = 32
+"""Places that are compared when an operator asks: a scheduler waits for that."""
 
 _DAY = 86_400.0
 
@@ -82,7 +85,8 @@ class VolatileBeginnings:
             if place.is_known and now - place.last_seconds <= _DAY
         ]
         fields: list[VolatilePlace] = []
-        for place in sorted(known, key=lambda each: each.start):  # what is in front of the first is in all
+        dearest = nlargest(MAX_TOLD, known, key=lambda each: each.lost_tokens)
+        for place in sorted(dearest, key=lambda each: each.start):  # what is in front of the first is in all
             same = next((n for n, each in enumerate(fields) if place.is_field_of(each)), None)
             if same is None:
                 fields.append(place)

@@ -38,7 +38,6 @@ class Example:
 class VolatilePlace:
     """Attributes:
     anchor: where the first difference began.
-    lead: token ids in front of the field, at most CONTEXT + MAX_SPREAD.
     start: the first token that has differed.
     end: the end of the field, where it was longest.
     latest_start: the last token at which a difference began.
@@ -49,6 +48,7 @@ class VolatilePlace:
     lost_tokens: tokens of these behind the field that the prompt before had too.
     example: of the last of them.
     is_known: whether it has been found volatile.
+    lead: token ids in front of the field, at most CONTEXT + MAX_SPREAD.
     """
 
     anchor: int
