@@ -14,6 +14,7 @@ from sgl_importance.laboratory import load_control
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.observe.trace import TraceError
+from sgl_importance.observe.volatile.detector import VolatileBeginnings
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
@@ -108,6 +109,8 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
         dense_prefix=dense_prefix(allocator),
     )
     cache = cast(ImportanceRadixCache, create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache))
+    if ranks.leads:
+        cache.importance.requests.beginnings = VolatileBeginnings()
     if options.policy == "importance":
         cache.importance.backups = BackupFilter(state, cache.python_core)
     logger.info("KV importance: KV policy %s: page size %d, %s", options.policy, page_size, policy.cost)

@@ -213,7 +213,7 @@ class ImportanceComponent(FullComponent):
 
     def prefetched(self, rid: str) -> None:
         """The storage tier's part of a request is in host memory."""
-        insertion = Insertion(None if is_prewarm(rid) else Transition.COLD)
+        insertion = Insertion(None if is_prewarm(rid) else Transition.COLD, is_from_storage=True)
         self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.prefetched, insertion)
 
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:

@@ -189,5 +189,6 @@ class NodeEvents:
             elif tokens:
                 reason = self._order.reason(metadata)
                 self._state.counters.evicted(tier, tokens, reason, below=below[tier])
+                self._state.counters.ages.gave_up(tier, tokens, metadata.last_access, metadata.accesses)
                 self.record(EventKind.EVICT, tier, node, reason)
                 metadata.evicted_from = tier

@@ -8,12 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.ages import NOWHERE
 from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
 from sgl_importance.observe.trace.records import EventKind
+from sgl_importance.observe.volatile.detector import VolatileBeginnings
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
 from sglang_importance.cache.node_events import NodeEvents
+from sglang_importance.cache.resident_ages import ResidentAges
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.placement.answer_ends import AnswerEnds
@@ -44,6 +47,7 @@ class RequestFlow:
     Attributes:
         ledger: takes finished requests, for the ledger's file; None where there is none.
         storage_tiers: takes finished requests, to rank stored pages by; None without a chain of tiers.
+        beginnings: takes finished prompts, to find text that changes; None on a rank that only follows.
         answer_ends: tells how an answer ended; None where the server parses no calls of tools: then only
             hints say so.
     """
@@ -63,6 +67,7 @@ class RequestFlow:
         self.ledger: LedgerFeed | None = None
         self.answer_ends: AnswerEnds | None = None
         self.storage_tiers: ServedChain | None = None
+        self.beginnings: VolatileBeginnings | None = None
         self._state = state
         self._leaves = leaves
         self._node_events = node_events
@@ -72,6 +77,7 @@ class RequestFlow:
         self._recorder = recorder
         self._shadowing = shadowing
         self._hints = HintFollower(state, pins)
+        self._resident_ages = ResidentAges(state)
 
     # ---- admission and insertion ----
 
@@ -98,6 +104,7 @@ class RequestFlow:
         observed = transition_after(tree.metadata(hits[-1]) if hits else None)
         serial = policy.admit()
         counters.calibration.advance(serial)
+        counters.ages.admitted(serial)
         transition = self._hints.admitted(req, cached_tokens, observed)
         query = QueryFolds(serial, transition)
         if self._recorder is not None:
@@ -107,6 +114,7 @@ class RequestFlow:
             if metadata.would_evict:
                 counters.observed_lost_tokens += metadata.tokens
                 metadata.would_evict = False
+            self._hit_at_age(req, metadata)
             if metadata.is_prewarmed:
                 counters.prewarmed_hit_tokens += metadata.tokens
                 metadata.is_prewarmed = False
@@ -115,6 +123,14 @@ class RequestFlow:
         self._pins.admitted(hits)
         self.count(req)
         return query
+
+    def _hit_at_age(self, req: Req, metadata: NodeMetadata) -> None:
+        """A prompt begins on the device, then comes the host; what storage had was counted when it came."""
+        end = metadata.depth + metadata.tokens
+        if metadata.is_prewarmed or end > req.cached_tokens_device + req.cached_tokens_host:
+            return
+        tier = Tier.DEVICE if end <= req.cached_tokens_device else Tier.HOST
+        self._state.counters.ages.asked_again(tier, metadata.tokens, metadata.last_access)
 
     def count(self, req: Req) -> None:
         """Counts an admitted request, its prompt and its hits, once.
@@ -261,13 +277,22 @@ class RequestFlow:
             )
         if is_finished and self.ledger is not None:
             state.faults.beside(FaultPlace.RECORDING, self.ledger.visited, req, path)
+        if req.finished() and self.beginnings is not None:
+            state.faults.beside(FaultPlace.OBSERVATION, self._compare_beginning, self.beginnings, req)
         if is_finished and self.storage_tiers is not None:
             for node in path:
                 metadata = state.tree.metadata(node)
                 self.storage_tiers.visited(node.hash_value or (), metadata.reuse_class, metadata.last_access)
+        if is_finished:
+            self._resident_ages.go_on()
         for node in path:
             self._leaves.refresh(node)
         state.counters.fold_seconds += time.perf_counter() - start
+
+    def _compare_beginning(self, beginnings: VolatileBeginnings, req: Req) -> None:
+        found = req.cached_tokens_device + req.cached_tokens_host + req.cached_tokens_storage
+        beginnings.seen((req.extra_key, req.cache_salt), req.origin_input_ids, found)
+        self._state.counters.volatile_lost_tokens = beginnings.lost_tokens
 
     def _warmed(self, path: list[UnifiedTreeNode]) -> None:
         """A pre-warm may also have computed nodes that only lower tiers held; it counts as no visit."""
@@ -293,6 +318,7 @@ class RequestFlow:
             return
         metadata.off_device = False
         self._body_mass.update(node)
+        self._state.counters.ages.asked_again(NOWHERE, metadata.tokens, metadata.last_access)
         self._state.tree.accessed(metadata, query.transition)
         self._leaves.refresh(node)
         self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, "computed", rid=rid)

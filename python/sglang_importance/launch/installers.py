@@ -38,7 +38,7 @@ def _routes(options: ImportanceOptions, *, is_alone: bool = True) -> None:
     if server is None:
         return
     from sglang_importance.http import answer_reports
-    from sglang_importance.http.requests import conversions
+    from sglang_importance.http.requests import billing_header, conversions
     from sglang_importance.http.requests.checked_routes import check_routes
     from sglang_importance.http.requests.generate_route import check_generate
     from sglang_importance.http.requests.route_guards import guard_routes
@@ -50,7 +50,7 @@ def _routes(options: ImportanceOptions, *, is_alone: bool = True) -> None:
     check_routes(server.app)
     shorten_errors(server.app)
     install_routes(server.app, options, is_alone=is_alone)
-    install_hooks(answer_reports.HOOKS | conversions.HOOKS)
+    install_hooks(answer_reports.HOOKS | conversions.HOOKS | billing_header.HOOKS)
 
 
 def _hints(_: object) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import OPERATIONS, SHADOWS, FaultPlace
+from sgl_importance.nodes.ages import Ages
 from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.reuse.calibration import Calibration
 from sgl_importance.sparse.audits import AuditCounts
@@ -33,6 +34,7 @@ class Counters:
     stands there. One with labels is a dict by label value, or by the tuple of several.
 
     Attributes:
+        ages: of what is asked for again, evicted and held, which is four families.
         calibration: predictions of reuse and what became of them, which is three series.
         page_traffic: the pool's own counts of tiered pages.
         emission_time: the score rows' own, which is two series.
@@ -58,6 +60,7 @@ class Counters:
     operation_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OPERATIONS, 0.0))
     ledger_lost_visits: int = 0
     faults: dict[FaultPlace, int] = field(default_factory=lambda: dict.fromkeys(FaultPlace, 0))
+    ages: Ages = field(default_factory=Ages)
     calibration: Calibration = field(default_factory=Calibration)
     emission_time: EmissionTime = field(default_factory=EmissionTime)
     page_traffic: PageTraffic = field(default_factory=PageTraffic)
@@ -65,6 +68,7 @@ class Counters:
     observed_saved_tokens: int = 0
     observed_lost_tokens: int = 0
     observed_agreed_tokens: int = 0
+    volatile_lost_tokens: int = 0
     shadow_prompt_tokens: int = 0
     shadow_hit_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SHADOWS, 0))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from sgl_importance.nodes.ages import NOWHERE
 from sgl_importance.nodes.digests import iterate_chain, root_digest
 from sgl_importance.nodes.ghosts import Eviction, GhostNode
 from sgl_importance.nodes.node_metadata import NodeMetadata
@@ -14,6 +15,7 @@ from sgl_importance.placement.hints.hinted_request import LostPages
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.calibration import HORIZON
 from sgl_importance.reuse.reuse_class import Transition
+from sgl_importance.tiers import Tier
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.page_lookup import PageSource
@@ -98,13 +100,17 @@ class AnnotatedTree:
         returned = self.tracker.created(created, insertion.transition, parent=parent, pages=pages)
         created.is_prewarmed = insertion.is_prewarm
         if not insertion.is_prewarm:
-            self._asked_again(returned, insertion.lost)
+            place = Tier.STORAGE if insertion.is_from_storage else NOWHERE
+            self._asked_again(returned, place, insertion.lost)
             self._predict(created)
         return created
 
-    def _asked_again(self, returned: Sequence[tuple[GhostNode, int]], lost: list[LostPages] | None) -> None:
-        """Counts tokens that were in the cache before, and that a request had to compute again."""
+    def _asked_again(
+        self, returned: Sequence[tuple[GhostNode, int]], place: str, lost: list[LostPages] | None
+    ) -> None:
+        """Counts tokens that the tree held before: a request had to compute them, or storage had them."""
         for ghost, tokens in returned:
+            self._counters.ages.asked_again(place, tokens, ghost.last_access)
             self._came_true(ghost)
             if ghost.kept_by_importance:
                 self._counters.observed_saved_tokens += tokens

@@ -18,6 +18,7 @@ class Insertion:
         rid: the request's id; None of a pre-warm, and where it is not known (storage).
         serial: of the request's query; None where it has none.
         hinted: the request's hints; None where it has none.
+        is_from_storage: whether the storage tier had the tokens.
         lost: takes the pages that the request has to compute again; None where no report is wanted.
     """
 
@@ -26,6 +27,7 @@ class Insertion:
     serial: int | None = None
     hinted: HintedRequest | None = None
     lost: list[LostPages] | None = None
+    is_from_storage: bool = False
 
     @property
     def is_prewarm(self) -> bool:
