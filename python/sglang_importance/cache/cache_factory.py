@@ -83,7 +83,11 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
         rows.on_step = recorder.step
     shadowing = None
     if options.policy == "observe" and ranks.leads:
-        shadowing = Shadowing(ShadowPair(device_pages, page_size, policy.cost, ghost_pages))
+        chunk = getattr(ctx.server_args, "chunked_prefill_size", None) or -1
+        pair = ShadowPair(
+            device_pages, page_size, policy.cost, ghost_pages, chunk_tokens=chunk if chunk > 0 else None
+        )
+        shadowing = Shadowing(pair)
     state = TreeState.create(options, policy, page_size=page_size, ghost_pages=ghost_pages, ranks=ranks)
     if rows is not None:
         state.counters.emission_time = rows.time
