@@ -13,6 +13,7 @@ from sgl_importance.observe.trace.records import EventKind
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
+from sglang_importance.cache.misses import Misses
 from sglang_importance.cache.node_events import NodeEvents
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
@@ -59,6 +60,7 @@ class RequestFlow:
         *,
         recorder: Recorder | None,
         shadowing: Shadowing | None,
+        misses: Misses | None = None,
     ) -> None:
         self.ledger: LedgerFeed | None = None
         self.answer_ends: AnswerEnds | None = None
@@ -71,6 +73,7 @@ class RequestFlow:
         self._folding = folding
         self._recorder = recorder
         self._shadowing = shadowing
+        self._misses = misses
         self._hints = HintFollower(state, pins)
 
     # ---- admission and insertion ----
@@ -98,6 +101,8 @@ class RequestFlow:
         observed = transition_after(tree.metadata(hits[-1]) if hits else None)
         serial = policy.admit()
         counters.calibration.advance(serial)
+        if self._misses is not None:
+            self._misses.admitted(req)
         transition = self._hints.admitted(req, cached_tokens, observed)
         query = QueryFolds(serial, transition)
         if self._recorder is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_importance.observe.misses.account import LOOKED_AT, NAMESPACES_LOOKED_AT
-from sgl_importance.observe.misses.reason import Fate, Reason
+from sgl_importance.misses.account import LOOKED_AT, NAMESPACES_LOOKED_AT
+from sgl_importance.misses.reason import Fate, Reason
 
 Path = tuple[int, ...]
 

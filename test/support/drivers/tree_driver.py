@@ -108,6 +108,9 @@ class Request:
     def get_fill_ids(self) -> array:
         return (self.origin_input_ids + self.output_ids)[: self.filled]
 
+    def owned_kv_len(self) -> int:
+        return self.filled
+
     def finished(self) -> bool:
         return self.is_finished
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sgl_importance.observe.misses.reason import Fate, Visit
+from sgl_importance.misses.reason import Fate, Visit
 
 TOKEN_BYTES = 4
 

@@ -8,10 +8,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_importance.observe.misses.account import account_of
-from sgl_importance.observe.misses.path_memory import PathMemory
-from sgl_importance.observe.misses.path_tree import PathNode, common_tokens, packed, unpacked
-from sgl_importance.observe.misses.reason import Fate, Reason, Visit
+from sgl_importance.misses.account import account_of
+from sgl_importance.misses.path_memory import PathMemory
+from sgl_importance.misses.path_tree import PathNode, common_tokens, packed, unpacked
+from sgl_importance.misses.reason import Fate, Reason, Visit
 from sgl_importance.tiers import Tier
 
 from support.doubles.plain_memory import Path, PlainMemory

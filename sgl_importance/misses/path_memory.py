@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from sgl_importance.observe.misses.path_tree import TOKEN_BYTES, PathNode, walk
-from sgl_importance.observe.misses.reason import Fate, Visit
+from sgl_importance.misses.path_tree import TOKEN_BYTES, PathNode, walk
+from sgl_importance.misses.reason import Fate, Visit
 
 Namespace = tuple[str | None, str | None]
 """Extra key and cache salt."""
@@ -296,6 +296,16 @@ class PathMemory:
             del self._roots[node.namespace]
 
     # ---- checks ----
+
+    def held_pages(self) -> int:
+        """Pages that the cache holds, counted node by node."""
+        pages = 0
+        stack: list[PathNode] = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            stack += node.children.values()
+            pages += 0 if node.fate else node.length // self.page_size
+        return pages
 
     def check_integrity(self) -> None:
         """Asserts that counts, marks and the order of forgetting agree with the paths."""

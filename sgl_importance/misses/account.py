@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from sgl_importance.observe.misses.path_memory import Namespace, PathMemory
-from sgl_importance.observe.misses.path_tree import TOKEN_BYTES, PathNode, common_tokens, walk
-from sgl_importance.observe.misses.reason import Fate, Reason, Visit
+from sgl_importance.misses.path_memory import Namespace, PathMemory
+from sgl_importance.misses.path_tree import TOKEN_BYTES, PathNode, common_tokens, walk
+from sgl_importance.misses.reason import Fate, Reason, Visit
 from sgl_importance.tiers import Tier
 
 LOOKED_AT = 8
@@ -85,6 +85,15 @@ class MissAccount:
         for part in self.parts:
             missed[part.reason] = missed.get(part.reason, 0) + part.tokens
         return missed
+
+
+@dataclass(frozen=True, slots=True)
+class AccountedRequest:
+    """A request and its account."""
+
+    visit: Visit
+    namespace: Namespace
+    account: MissAccount
 
 
 def account_of(
