@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sglang_importance.http import tree_route
-from sglang_importance.http.tree_route import _decode
+from sglang_importance.http.tree_route import decode
 
 
 class ShortTokenizer:
@@ -32,4 +32,4 @@ def test_tokens_without_text_are_shown_as_numbers(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Any, ids: list[int], text: str
 ) -> None:
     monkeypatch.setattr(tree_route, "tokenizer_manager", lambda: SimpleNamespace(tokenizer=tokenizer))
-    assert _decode(ids) == text
+    assert decode(ids) == text

@@ -55,7 +55,7 @@ async def get_tree(request: Request) -> dict[str, Any]:
     """
     query = validated(TreeQuery, dict(request.query_params))
     document = await ask("tree", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
-    for row in (row for each in _of_ranks(document) for row in each["nodes"]):
+    for row in (row for each in of_ranks(document) for row in each["nodes"]):
         row["label"] = _label(tuple(row.pop("leading_ids")))
     return document
 
@@ -69,7 +69,7 @@ async def get_node(request: Request) -> dict[str, Any]:
     tree.
     """
     document = await _ask_node("node", request)
-    for each in _of_ranks(document):
+    for each in of_ranks(document):
         _write_out(each)
     return document
 
@@ -80,8 +80,8 @@ def _write_out(document: dict[str, Any]) -> None:
     page_tokens = document["tokens"] // document["pages"] * document["strip"]["pages_per_cell"]
     cells = [head[start : start + page_tokens] for start in range(0, len(head), page_tokens)]
     document["text"] = {
-        "cells": [_decode(cell) for cell in cells],
-        "tail": _decode(tail),
+        "cells": [decode(cell) for cell in cells],
+        "tail": decode(tail),
         "omitted_tokens": document["tokens"] - len(head) - len(tail),
     }
 
@@ -98,7 +98,7 @@ async def _ask_node(operation: str, request: Request) -> dict[str, Any]:
     return await ask(operation, node, query.dp_rank, request=request)
 
 
-def _of_ranks(document: dict[str, Any]) -> list[dict[str, Any]]:
+def of_ranks(document: dict[str, Any]) -> list[dict[str, Any]]:
     """The answers that ``ask`` gave."""
     return [each for each in document.get("dp_ranks", [document]) if each is not None]
 
@@ -130,7 +130,8 @@ async def get_events(request: Request) -> dict[str, Any]:
     return await ask("events", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
 
 
-def _decode(ids: list[int]) -> str:
+def decode(ids: list[int]) -> str:
+    """The text of token ids; the numbers themselves where there is none."""
     tokenizer = tokenizer_manager().tokenizer
     if tokenizer is None:  # --skip-tokenizer-init
         return _numbers(ids)
@@ -146,4 +147,4 @@ def _numbers(ids: list[int]) -> str:
 
 @lru_cache(maxsize=4096)
 def _label(ids: tuple[int, ...]) -> str:
-    return _decode(list(ids))
+    return decode(list(ids))
