@@ -46,7 +46,7 @@ def _why(
 
 
 def why_prompt(cache: ImportanceRadixCache, arguments: Document) -> Document:
-    """``tokens`` of a prompt under ``extra_key`` and ``cache_salt``: what a request for it would not find now.
+    """``tokens`` of a prompt under ``extra_key`` and ``cache_salt``: what a request would not find now.
 
     Storage is not asked.
     """
