@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from sgl_importance.misses.path_memory import Namespace, PathMemory
-from sgl_importance.misses.path_tree import TOKEN_BYTES, PathNode, common_tokens, walk
+from sgl_importance.misses.path_tree import TOKEN_BYTES, PathNode, common_tokens, leading_tokens, walk
 from sgl_importance.misses.reason import Fate, Reason, Visit
 from sgl_importance.tiers import Tier
 
@@ -20,8 +20,7 @@ TOKENS_BEFORE = 12
 TOKENS_BEHIND = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Tokens of a prompt that were not found, next to each other and for one reason.
 
     Attributes:
@@ -42,8 +41,7 @@ class Part:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Parting:
+class Parting(NamedTuple):
     """Where a prompt left the nearest path of its namespace.
 
     Attributes:
@@ -61,8 +59,7 @@ class Parting:
     known: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class MissAccount:
+class MissAccount(NamedTuple):
     """Of one prompt. ``found`` and the parts add up to its tokens.
 
     Attributes:
@@ -87,8 +84,7 @@ class MissAccount:
         return missed
 
 
-@dataclass(frozen=True, slots=True)
-class AccountedRequest:
+class AccountedRequest(NamedTuple):
     """A request and its account."""
 
     visit: Visit
@@ -159,25 +155,28 @@ def _end_of(
     if node is None:
         return None, None
     if matched < node.length:
-        return _parting(prompt, known, node, matched), None
+        return _parting(prompt, known, node, matched, memory.page_bytes), None
     if (since := memory.marked(node, page)) is not None:
         return None, since
-    nearest, shared = None, 0 if known else 1  # at the very beginning, a path is near if it shares a token
-    for child in islice(reversed(node.children.values()), LOOKED_AT):
-        if (common := common_tokens(page, child.tokens)) >= shared + (nearest is not None):
-            nearest, shared = child, common
-    return None if nearest is None else _parting(prompt, known, nearest, 0), None
+    nearest, shared = None, -1 if known else 0  # at the very beginning, a path is near if it shares a token
+    wanted = int.from_bytes(page, "little")
+    for first_page in islice(reversed(node.children), LOOKED_AT):
+        common = leading_tokens(wanted ^ int.from_bytes(first_page, "little"))
+        if common > shared:
+            nearest, shared = node.children[first_page], common
+    return None if nearest is None else _parting(prompt, known, nearest, 0, memory.page_bytes), None
 
 
-def _parting(prompt: bytes, known: int, node: PathNode, matched: int) -> Parting:
+def _parting(prompt: bytes, known: int, node: PathNode, matched: int, page_bytes: int) -> Parting:
     """
     Args:
         known: tokens that the prompt shares with known paths, in whole pages.
         node: the nearest path goes on in it.
         matched: tokens of the node that are among those.
+        page_bytes: of one page, within which they part.
     """
-    rest = node.tokens[matched * TOKEN_BYTES :]
-    token = known + common_tokens(prompt[known * TOKEN_BYTES :], rest)
+    differing = node.tokens[matched * TOKEN_BYTES : matched * TOKEN_BYTES + page_bytes]
+    token = known + common_tokens(prompt[known * TOKEN_BYTES :], differing)
     at = token * TOKEN_BYTES
     behind = TOKENS_BEHIND * TOKEN_BYTES
     return Parting(

@@ -9,16 +9,17 @@ import numpy as np
 from sgl_importance.misses.reason import Fate, Visit
 
 TOKEN_BYTES = 4
+_IDS, _PACKED = np.dtype(np.int64), np.dtype("<i4")
 
 
 def packed(tokens: Sequence[int]) -> bytes:
     """Token ids as the trees hold them, four bytes each. An ``array("q")`` is read without a loop."""
-    return np.asarray(tokens, dtype=np.int64).astype("<i4").tobytes()
+    return np.asarray(tokens, _IDS).astype(_PACKED).tobytes()
 
 
 def unpacked(tokens: bytes) -> list[int]:
     """Token ids of ``packed``."""
-    ids: list[int] = np.frombuffer(tokens, dtype="<i4").tolist()
+    ids: list[int] = np.frombuffer(tokens, _PACKED).tolist()
     return ids
 
 
@@ -27,8 +28,16 @@ def common_tokens(left: bytes, right: bytes) -> int:
     length = min(len(left), len(right))
     if left[:length] == right[:length]:
         return length // TOKEN_BYTES
-    differing = int.from_bytes(left[:length], "little") ^ int.from_bytes(right[:length], "little")
-    return ((differing & -differing).bit_length() - 1) // (8 * TOKEN_BYTES)
+    return leading_tokens(int.from_bytes(left[:length], "little") ^ int.from_bytes(right[:length], "little"))
+
+
+def leading_tokens(difference: int) -> int:
+    """Tokens ahead of the first that differs.
+
+    Args:
+        difference: exclusive or of two texts that differ, each read as a little-endian number.
+    """
+    return ((difference & -difference).bit_length() - 1) // (8 * TOKEN_BYTES)
 
 
 class PathNode:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from sgl_importance.tiers import Tier
 
@@ -54,8 +54,7 @@ class NeededBy(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """For whom room was made.
 
     Attributes:
@@ -69,8 +68,7 @@ class Room:
     others: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Fate:
+class Fate(NamedTuple):
     """How KV came to be held no longer.
 
     Attributes:
@@ -92,8 +90,7 @@ class Fate:
     reuse: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(NamedTuple):
     """A request that asked for a path, or brought it.
 
     Attributes:

@@ -85,8 +85,8 @@ class Misses:
         accounted = record_of(req).misses = AccountedRequest(visit, namespace, account)
         self.recent.append(accounted)
         missed = self._state.counters.missed_tokens
-        for reason, tokens in account.missed().items():
-            missed[reason] += tokens
+        for part in account.parts:
+            missed[part.reason] += part.tokens
 
     def given_up(self, req: Req, cause: Cause) -> None:
         """A request has left the tree; what it had computed and the tree does not hold is lost."""
