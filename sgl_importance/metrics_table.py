@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import product
 
+from sgl_importance.misses.reason import Reason
 from sgl_importance.nodes.ages import AGE_BOUNDS, EVICTING, PLACES, REUSE_BOUNDS, UPPER_AGES
 from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.reuse.calibration import BUCKETS, HORIZON
@@ -23,7 +24,7 @@ TIER = "store_tier_"
 
 OPERATIONS = (
     *("importance", "pin", "pins", "unpin", "prewarm_facts", "prewarm_room"),
-    *("snapshot", "tree", "node", "node_prompt", "find", "events", "answered"),
+    *("snapshot", "tree", "node", "node_prompt", "find", "events", "why", "why_prompt", "answered"),
 )
 """Operations that the HTTP process asks a scheduler for."""
 SOURCES = (*(tier.value for tier in Tier), "computed")
@@ -47,6 +48,8 @@ class FaultPlace(StrEnum):
     OBSERVATION = "observation"
     """The shadow caches of ``observe``, and the search for volatile beginnings."""
     REPORT = "report"
+    MISSES = "misses"
+    """The account of what was not found, which ends with it."""
     OPERATION = "operation"
     """An answer to the HTTP process."""
     METRICS = "metrics"
@@ -114,6 +117,11 @@ _SCHEDULER = (
     Metric("hit_requests_total", "Admitted requests that found something there, by tier", labels=_BY_TIER),
     Metric(
         "hit_tokens_total", "Prompt tokens found in the cache, by the tier that held them", labels=_BY_TIER
+    ),
+    Metric(
+        "missed_tokens_total",
+        "Prompt tokens that were computed, by the reason why they were not found",
+        labels={"reason": tuple(reason.value for reason in Reason)},
     ),
     Metric("prewarmed_hit_tokens_total", "Tokens that a pre-warm brought in, at their first hit"),
     Metric(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
+from sgl_importance.options.miss_options import MissOptions
 from sgl_importance.options.placement_options import LedgerOptions, PinOptions, PrewarmOptions
 from sgl_importance.options.setting import METADATA_KEY, Setting, option
 from sgl_importance.options.signal_options import SignalOptions
@@ -63,6 +64,7 @@ class ImportanceOptions:
     ledger: LedgerOptions = field(default_factory=LedgerOptions)
     prewarm: PrewarmOptions = field(default_factory=PrewarmOptions)
     trace: TraceOptions = field(default_factory=TraceOptions)
+    misses: MissOptions = field(default_factory=MissOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     tiered: TieredOptions = field(default_factory=TieredOptions)
     sparse: SparseOptions = field(default_factory=SparseOptions)

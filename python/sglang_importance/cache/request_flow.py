@@ -15,6 +15,7 @@ from sgl_importance.observe.volatile.detector import VolatileBeginnings
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
+from sglang_importance.cache.misses import Misses
 from sglang_importance.cache.node_events import NodeEvents
 from sglang_importance.cache.resident_ages import ResidentAges
 from sglang_importance.observe.recorder import Recorder
@@ -63,6 +64,7 @@ class RequestFlow:
         *,
         recorder: Recorder | None,
         shadowing: Shadowing | None,
+        misses: Misses | None = None,
     ) -> None:
         self.ledger: LedgerFeed | None = None
         self.answer_ends: AnswerEnds | None = None
@@ -76,6 +78,7 @@ class RequestFlow:
         self._folding = folding
         self._recorder = recorder
         self._shadowing = shadowing
+        self._misses = misses
         self._hints = HintFollower(state, pins)
         self._resident_ages = ResidentAges(state)
 
@@ -105,6 +108,8 @@ class RequestFlow:
         serial = policy.admit()
         counters.calibration.advance(serial)
         counters.ages.admitted(serial)
+        if self._misses is not None:
+            self._misses.admitted(req)
         transition = self._hints.admitted(req, cached_tokens, observed)
         query = QueryFolds(serial, transition)
         if self._recorder is not None:

@@ -65,6 +65,13 @@ def _reports(_: object) -> None:
     install_hooks(HOOKS)
 
 
+def _misses(options: ImportanceOptions) -> None:
+    if options.misses.memory:
+        from sglang_importance.cache.room import HOOKS
+
+        install_hooks(HOOKS)
+
+
 def _radix_cache(_: object) -> None:
     from sglang.srt.mem_cache.registry import get_radix_cache_factory, register_radix_cache_backend
 
@@ -186,6 +193,7 @@ BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
     "radix cache": _radix_cache,
     "attention": _attention,
     "reports": _reports,
+    "misses": _misses,
     "weight watch": _weight_watch,
 }
 # In each scheduler process, on the scheduler that has just been built.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import OPERATIONS, SHADOWS, FaultPlace
+from sgl_importance.misses.reason import Reason
 from sgl_importance.nodes.ages import Ages
 from sgl_importance.nodes.ghosts import EvictionReason
 from sgl_importance.reuse.calibration import Calibration
@@ -46,6 +47,7 @@ class Counters:
     hit_requests: dict[Tier, int] = field(default_factory=_zero_by_tier)
     prewarmed_hit_tokens: int = 0
     hit_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    missed_tokens: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
     evicted_nodes: dict[tuple[Tier, EvictionReason], int] = field(default_factory=_zero_by_eviction)
     evicted_tokens: dict[tuple[Tier, EvictionReason], int] = field(default_factory=_zero_by_eviction)
     demoted_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)

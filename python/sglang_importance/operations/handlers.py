@@ -10,6 +10,7 @@ from sglang.utils import TypeBasedDispatcher
 
 from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations import (
+    miss_view,
     node_view,
     page_importance,
     parsed_answers,
@@ -38,6 +39,8 @@ OPERATIONS: dict[str, Operation] = {
     "node_prompt": node_view.prompt,
     "find": prefix_search.find,
     "events": recent_events.events,
+    "why": miss_view.why,
+    "why_prompt": miss_view.why_prompt,
     "pin": pin_operations.pin,
     "unpin": pin_operations.unpin,
     "pins": pin_operations.pins,

@@ -74,6 +74,7 @@ class HintFollower:
         )
         record = record_of(req)
         record.hinted = hinted
+        hinted.misses = record.misses
         if hints.report:
             record.make_report = GuardedReport(hinted, self._state.faults).make
         return hinted.transition(transition)

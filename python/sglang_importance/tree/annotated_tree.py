@@ -160,15 +160,24 @@ class AnnotatedTree:
         Args:
             key: of whole pages.
         """
+        return [node for node, matched in self.matching(key) if matched == len(key_of(node))]
+
+    def matching(self, key: RadixKey) -> Iterator[tuple[UnifiedTreeNode, int]]:
+        """Nodes that hold the beginning of a text, with how many tokens of each, in whole pages.
+
+        Only of the last node may fewer match than it has.
+
+        Args:
+            key: of whole pages.
+        """
         rest, _ = key.maybe_to_bigram_view(self.core.is_eagle)
-        node, nodes = self.core.root_node, []
+        node = self.core.root_node
         while len(rest) > 0 and (child := node.children.get(rest.child_key(self.page_size))) is not None:
-            tokens = len(key_of(child))
-            if key_of(child).match(rest, self.page_size) < tokens:
-                break
-            nodes.append(child)
-            node, rest = child, rest[tokens:]
-        return nodes
+            matched = key_of(child).match(rest, self.page_size)
+            yield child, matched
+            if matched < len(key_of(child)):
+                return
+            node, rest = child, rest[matched:]
 
     def nodes(self) -> Iterator[UnifiedTreeNode]:
         """Every node but the root, parents before children."""

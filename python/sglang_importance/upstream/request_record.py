@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sgl_importance.misses.account import AccountedRequest
 from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.signal.fold import QueryFolds
@@ -30,6 +31,7 @@ class RequestRecord:
         hinted: follows its hints.
         make_report: of the report that it asked for, by the tokens that it found in each tier; gives None
             where that fails.
+        misses: why tokens of its prompt were not found.
         selection: which of its tokens read chosen pages only.
     """
 
@@ -39,6 +41,7 @@ class RequestRecord:
     hints: Hints | None = None
     hinted: HintedRequest | None = None
     make_report: Callable[[Mapping[Tier, int]], dict[str, Any] | None] | None = None
+    misses: AccountedRequest | None = None
     selection: Selection | None = None
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sgl_importance.misses.account import AccountedRequest
+from sgl_importance.misses.documents import client_document
 from sgl_importance.nodes.ghosts import Eviction
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
@@ -53,6 +55,8 @@ class HintedRequest:
         self.hints = hints
         self.lost: list[LostPages] = []
         self.outcome: dict[str, dict[str, Any]] = {}
+        self.misses: AccountedRequest | None = None
+        """Why tokens of its prompt were not found; None where no account is kept."""
         self._prompt_tokens = prompt_tokens
         self._cached_tokens = cached_tokens
         self._clock = clock
@@ -147,6 +151,7 @@ class HintedRequest:
         largest = sorted(parts.items(), key=lambda part: -part[1])[:MAX_LOST_PARTS]
         return {
             "prompt_tokens": self._prompt_tokens,
+            **({} if self.misses is None else client_document(self.misses)),
             "hit_tokens": {tier.value: hit_tokens[tier] for tier in Tier},
             "lost_tokens": sum(parts.values()),
             "lost": [
