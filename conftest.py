@@ -52,7 +52,11 @@ def postgres() -> Iterator[Postgres]:
 
 
 # Without a server, and among the longest: begun last, one would run alone at the end.
-_LONG = ("test/kernels/test_interpreter.py", "test/kernels/test_kernel_benchmark.py")
+_LONG = (
+    "test/kernels/test_interpreter.py",
+    "test/kernels/test_kernel_benchmark.py",
+    "test/tree/test_faults.py",
+)
 
 # Folders whose modules share one server or its answers; elsewhere a module needs nothing of another.
 _TOGETHER = ("abuse/http", "equality", "serve", "storage")

@@ -55,7 +55,6 @@ NIGHTLY = {
         "test/storage/test_weight_updates.py",
         "test/storage/test_zero_copy_server.py",
         "test/storage/tier_chain/test_kills.py",
-        "test/tree/test_faults.py",
         "test/tree/test_soak.py",
     ),
     "compilers and packages": (
