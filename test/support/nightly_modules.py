@@ -82,6 +82,7 @@ def mark_nightly(items: Iterable[pytest.Item]) -> None:
     for item in items:
         if nightly_kind(item.nodeid.partition("::")[0]):
             item.add_marker(pytest.mark.nightly)
+            item.add_marker(pytest.mark.nightly_module)
 
 
 def count_kinds(items: Iterable[pytest.Item]) -> dict[str, int]:
