@@ -142,6 +142,8 @@ def guarded_client(monkeypatch: pytest.MonkeyPatch, policy: str = "importance") 
     here = {"openai_v1_chat_completions", "openai_v1_completions", "v1_responses_request"}
     for name in CARRYING.keys() - here:
         monkeypatch.delitem(CARRYING, name)
+    for name in list(NATIVE):
+        monkeypatch.delitem(NATIVE, name)
     guard_routes(app)
     return TestClient(app, raise_server_exceptions=False)
 

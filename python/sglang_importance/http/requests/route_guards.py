@@ -69,7 +69,7 @@ def guard_routes(app: FastAPI) -> None:
         elif name not in NOT_COMPUTING:
             look = partial(refuse_all, route=route.path, instead=REFUSING.get(name, _OTHERS))
             routes[index] = _anew(route, route.endpoint, [_in_front(look)])
-    if missing := CARRYING.keys() - names:
+    if missing := (CARRYING.keys() | NATIVE.keys()) - names:
         raise ValueError(f"sglang has no route {', '.join(sorted(missing))}")
 
 
@@ -112,8 +112,19 @@ def _look_at_native(place: str, body: dict[str, Any]) -> None:
     if not isinstance(holder, dict):
         return
     check_extra_key(f"{place}.extra_key".lstrip("."), holder.get("extra_key"))
-    if place != TOP and (hints := holder.get(FIELD)):  # those of /generate are read beside its tokens
-        read_native_hints(hints, len(body.get("instances") or ()))
+    if hints := holder.get(FIELD):
+        # FastAPI drops what stands in an envelope of hints and does not belong there.
+        read_native_hints(hints, _num_prompts(body) if place == TOP else len(body.get("instances") or ()))
+
+
+def _num_prompts(body: dict[str, Any]) -> int | None:
+    """The number of prompts in a batch of ``/generate``; None where there is a single prompt, or none."""
+    text, ids = body.get("text"), body.get("input_ids")
+    if isinstance(text, list):
+        return len(text)
+    if text is None and isinstance(ids, list) and ids and isinstance(ids[0], list):
+        return len(ids)
+    return None
 
 
 def _carrying(endpoint: Endpoint, family: Family) -> Endpoint:
