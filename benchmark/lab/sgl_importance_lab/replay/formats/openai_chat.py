@@ -3,11 +3,11 @@
 A record holds one of ``messages``, ``prompt`` or ``input`` (with ``tools``), or a ``body`` that does, as in
 files for the batch API; ``timestamp`` and ``output`` are optional. A list of prompts is as many requests.
 aiperf's names are read too: ``text_input``, ``payload``, ``output_length``, and ``session_id`` with ``delay``
-in place of a time (its ``mooncake_trace`` loader). Anthropic's ``system`` and Responses' ``instructions`` stand
-in front of the messages; bodies that name another model, salt, key, adapter or template argument share nothing;
-other fields are ignored. A folder is read as one trace: its ``.jsonl`` files, such as one per session, merged by
-time. A timestamp may be ISO 8601 or a number since any moment, in seconds, milliseconds or microseconds: Unix
-times are told apart by size.
+in place of a time (its ``mooncake_trace`` loader). Anthropic's ``system`` and Responses' ``instructions``
+stand in front of the messages; bodies that name another model, salt, key, adapter or template argument share
+nothing; other fields are ignored. A folder is read as one trace: its ``.jsonl`` files, such as one per
+session, merged by time. A timestamp may be ISO 8601 or a number since any moment, in seconds, milliseconds or
+microseconds: Unix times are told apart by size.
 
 Prompts are cut into blocks of whole tokens; a last block that is only begun does not count, because a server
 caches whole pages. Its tokens still count as prompt tokens. Blocks are named by chained digests, as ghosts
