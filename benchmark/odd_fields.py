@@ -29,6 +29,7 @@ from sglang_importance.http.requests.fields.table_check import defaults_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "test"))
 
+from support import warm_start
 from support.models import write_random_llama
 from support.odd_requests import OddRequest, OddRequests
 from support.servers import ServerProcess
@@ -113,6 +114,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
 ) -> None:
     """Sends them and writes the results."""
+    warm_start.is_on = True  # stock is started many times over
     fields = {path: annotations(kind) for path, kind in CLASSES.items()}
     made = OddRequests(random.Random(seed), fields, annotations(SamplingParams), vocabulary=1000)
     requests = [made.next() for _ in range(count)]
