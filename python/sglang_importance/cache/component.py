@@ -6,7 +6,8 @@ upstream decides alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from sglang_importance.placement.pinning import Pinning
 from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.storage.served_chain import SERVED
 from sglang_importance.tree.body_mass import BodyMassBook
+from sglang_importance.tree.chosen_order import ChosenOrder
 from sglang_importance.tree.deferred_work import DeferredWork
 from sglang_importance.tree.eviction import EvictionOrder, MarginalLossOrder, RankedLeaves, StockOrder
 from sglang_importance.tree.folding import Folding
@@ -146,6 +148,7 @@ class ImportanceComponent(FullComponent):
         self.state.events.reset()
         if self.misses is not None:
             self.misses.reset()
+        self.requests.sessions.reset()
         if self.requests.answer_ends is not None:
             self.requests.answer_ends.reset()
         if self._recorder is not None:
@@ -307,6 +310,16 @@ class ImportanceComponent(FullComponent):
     def _host_victim(self) -> UnifiedTreeNode | None:
         node_id = self.order.host_victim()
         return None if node_id is None else self.tree_core.node_by_id(node_id)
+
+    @contextmanager
+    def evicting_only(self, nodes: Sequence[UnifiedTreeNode]) -> Iterator[None]:
+        """While walks over device and host take these nodes only, those behind before those in front."""
+        order, self.order = self.order, ChosenOrder(self.state, self.leaves, nodes)
+        try:
+            with order.deciding():
+                yield
+        finally:
+            self.order = order
 
     def check_integrity(self) -> None:
         """Asserts that orders, leaf sets and facts agree with the tree, while this server learns."""

@@ -18,6 +18,7 @@ from sglang_importance.operations import (
     prefix_search,
     prewarm_facts,
     recent_events,
+    session_operations,
     snapshot,
     tree_view,
 )
@@ -45,6 +46,7 @@ OPERATIONS: dict[str, Operation] = {
     "unpin": pin_operations.unpin,
     "pins": pin_operations.pins,
     "answered": parsed_answers.answered,
+    "close_session": session_operations.close_session,
 }
 FOLLOWED: dict[str, Operation] = {
     "pin": pin_operations.pin,
@@ -52,6 +54,7 @@ FOLLOWED: dict[str, Operation] = {
     "pins": pin_operations.let_time_pass,
     "events": recent_events.let_time_pass,
     "answered": parsed_answers.answered,
+    "close_session": session_operations.close_session,
 }
 """What the operations change in the tree: all that a tensor-parallel rank does whose answers nobody reads.
 Reading may take more slices on one rank than on another, and does not run there."""
@@ -64,6 +67,8 @@ def handle_messages(scheduler: Scheduler) -> None:
 
     cache = scheduler.tree_cache
     assert isinstance(cache, ImportanceRadixCache), "sglang built another cache"
+
+    cache.importance.requests.sessions.is_opened = scheduler.session_controller.__contains__
 
     def account(operation: str, seconds: float, is_over: bool) -> None:
         component = cache.importance

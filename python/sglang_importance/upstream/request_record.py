@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.misses.account import AccountedRequest
+from sgl_importance.nodes.sessions import Session
 from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.signal.fold import QueryFolds
@@ -25,6 +26,7 @@ class RequestRecord:
 
     Attributes:
         query: its folds, since it was admitted to the tree.
+        session: that it belongs to, since it was admitted; None where it names none.
         is_counted: whether the metrics have counted it.
         has_read_hints: whether ``hints`` says what its envelope held.
         hints: None where it has none that can be followed.
@@ -36,6 +38,7 @@ class RequestRecord:
     """
 
     query: QueryFolds | None = None
+    session: Session | None = None
     is_counted: bool = False
     has_read_hints: bool = False
     hints: Hints | None = None

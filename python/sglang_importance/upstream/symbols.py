@@ -115,6 +115,11 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.managers.io_struct.GenerateReqInput.kv_hints": None,
     f"{_SRT}.managers.io_struct.TokenizedGenerateReqInput.kv_hints": None,
     f"{_SRT}.managers.kv_hints.KvHintsEnvelope.actions": None,
+    # sessions
+    f"{_SRT}.managers.io_struct.GenerateReqInput.session_id": None,
+    f"{_SRT}.managers.io_struct.TokenizedGenerateReqInput.session_id": None,
+    f"{_SRT}.session.session_controller.SessionController.__contains__": "self, session_id",
+    f"{_SRT}.session.session_controller.Session": None,
     f"{_SRT}.managers.kv_hints.KvHintAction.payload": None,
     f"{_STREAMER}.get_cached_tokens_details": "self, req",
     f"{_SRT}.entrypoints.anthropic.serving.AnthropicServing._convert_to_chat_completion_request": (

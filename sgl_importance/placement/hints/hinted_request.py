@@ -19,6 +19,7 @@ from sgl_importance.tiers import Tier
 
 MAX_LOST_PARTS = 8
 OBSERVED = "--kv-policy observe keeps stock's evictions"
+NO_SESSION = "the request names no session_id"
 NO_SELECTOR = "the server has no selector: every page is read"
 
 
@@ -39,6 +40,7 @@ class HintedRequest:
         cached_tokens: tokens of it that the cache knew when the request was admitted.
         clock: serial of the request, in admitted requests.
         observe: whether hints may predict, but move nothing.
+        has_session: whether it names the session that it belongs to.
         has_selector: whether the server's steps read chosen pages only, which a budget is for.
     """
 
@@ -50,6 +52,7 @@ class HintedRequest:
         cached_tokens: int,
         clock: int,
         observe: bool,
+        has_session: bool = False,
         has_selector: bool = False,
     ) -> None:
         self.hints = hints
@@ -64,6 +67,10 @@ class HintedRequest:
         self._blocks = PromptBlocks(hints.block_types, new_from=cached_tokens, prompt_tokens=prompt_tokens)
         if hints.prefetch:
             self.outcome["prefetch"] = {"applied": True}
+        if hints.session_over:
+            self.outcome["session_over"] = {"applied": has_session and not observe}
+            if not has_session or observe:
+                self.outcome["session_over"]["reason"] = OBSERVED if has_session else NO_SESSION
         if hints.selector is not None:
             self.outcome["selector"] = {"applied": True}
         if hints.budget is not None:
