@@ -44,8 +44,8 @@ from benchmark.sparse.real.summary import KINDS, shown, summaries
 from benchmark.sparse.real.windows import NoText, Window, default_texts, make_windows, text_at
 from sgl_importance_kernels.sparse.bit_tables import KeyStatistics, calibration_tokens
 from sgl_importance_kernels.sparse.selectors.mean_and_bits import MeanAndBits
-from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 from sgl_importance_kernels.sparse.selectors.selector import Selector
+from sgl_importance_lab.selectors.registry import ALL_SELECTORS
 
 PAGE = 16
 BF16_BYTES = 2
@@ -59,9 +59,9 @@ def selector_of(name: str, decoder: Decoder) -> Selector:
     Raises:
         typer.BadParameter: there is none of this name.
     """
-    if name not in SELECTORS:
-        raise typer.BadParameter(f"no selector {name!r}: choose from {', '.join(SELECTORS)}")
-    selector = SELECTORS[name](PAGE)
+    if name not in ALL_SELECTORS:
+        raise typer.BadParameter(f"no selector {name!r}: choose from {', '.join(ALL_SELECTORS)}")
+    selector = ALL_SELECTORS[name](PAGE)
     if isinstance(selector, MeanAndBits):
         known = Prefill(decoder, calibration_tokens(decoder.shape.vocabulary), keeps_queries=True)
         selector.calibrate(KeyStatistics.of(known.keys, known.queries, PAGE))
@@ -151,7 +151,7 @@ def main(
                     file.write(json.dumps(rows[-1]) + "\n")
             progress.advance(task)
     dim = decoder.shape.dim
-    kept = {name: SELECTORS[name](PAGE).kept_bytes(dim) for name in SELECTORS}
+    kept = {name: ALL_SELECTORS[name](PAGE).kept_bytes(dim) for name in ALL_SELECTORS}
     kept = {name: size + UNIT_BYTES if size else 0 for name, size in kept.items()}
     found = summaries(rows, kept, kv_bytes=2 * PAGE * dim * BF16_BYTES)
     write_results("pages_real_model", found, out=out)

@@ -46,7 +46,7 @@ class MeanAndBits(Selector):
                 f"codes of {TOKENS_OF_CODES} tokens lie together, and a page of {page_size} would end among "
                 f"them: use --page-size 16"
             )
-        self._page_size = page_size
+        super().__init__(page_size)
         self._bits_per_channel = bits_per_channel
         self._tables: BitTables | None = None
 
