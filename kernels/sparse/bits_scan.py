@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance_kernels.jit import njit
+from sgl_importance_kernels.sparse.bit_tables import MOST_BITS
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
 _SIGNATURE = (
@@ -22,6 +23,25 @@ TOKENS = 8
 
 Floats = npt.NDArray[np.float32]
 Whole = npt.NDArray[np.int32]
+
+
+@njit("void(uint8[::1], int64, float32[::1])", inline="always", **_OPTIONS)
+def unpack(packed: npt.NDArray[np.uint8], width: int, codes: Floats) -> None:
+    """Codes of eight tokens, out of as many bytes as each has bits."""
+    if width <= 4:
+        word = np.uint32(0)
+        for at in range(width):
+            word |= np.uint32(packed[at]) << np.uint32(8 * at)
+        mask = np.uint32((1 << width) - 1)
+        for token in range(TOKENS):
+            codes[token] = np.float32(np.int32((word >> np.uint32(token * width)) & mask))
+    else:
+        wide = np.uint64(0)
+        for at in range(width):
+            wide |= np.uint64(packed[at]) << np.uint64(8 * at)
+        for token in range(TOKENS):
+            code = (wide >> np.uint64(token * width)) & np.uint64((1 << width) - 1)
+            codes[token] = np.float32(np.int32(code))
 
 
 @njit(_SIGNATURE, **_OPTIONS)
@@ -51,7 +71,7 @@ def largest_of_codes(
     num_tokens, num_heads, group, dim = queries.shape
     num_queries = num_tokens * group
     groups = page_size // TOKENS
-    channels, ends = np.empty(dim, np.int64), np.empty(3, np.int64)
+    channels, ends = np.empty(dim, np.int64), np.empty(MOST_BITS + 1, np.int64)
     scaled, offsets = np.empty((num_queries, dim), np.float32), np.empty(num_queries, np.float32)
     plain = np.empty((num_queries, dim), np.float32)
     codes = np.empty((dim, page_size), np.float32)
@@ -59,12 +79,12 @@ def largest_of_codes(
     sums = np.empty(page_size, np.float32)
     for head in range(num_heads):
         coded = 0
-        for which in range(3):
+        for width in range(MOST_BITS, 0, -1):
             for channel in range(dim):
-                if widths[head, channel] == 4 >> which:
+                if widths[head, channel] == width:
                     channels[coded] = channel
                     coded += 1
-            ends[which] = coded
+            ends[width] = coded
         for token in range(num_tokens):
             for query in range(group):
                 row = token * group + query
@@ -85,19 +105,13 @@ def largest_of_codes(
             factor_of_page = np.float32(2.0 ** (np.int8(row_bytes[dim]) / 8.0))
             byte = dim + 1
             first = 0
-            for which in range(3):
-                width = 4 >> which
-                mask = np.uint32((1 << width) - 1)
-                for at in range(first, ends[which]):
+            for width in range(MOST_BITS, 0, -1):
+                for at in range(first, ends[width]):
                     for eight in range(groups):
-                        word = np.uint32(row_bytes[byte])
-                        for more in range(1, width):
-                            word |= np.uint32(row_bytes[byte + more]) << np.uint32(8 * more)
+                        into = codes[at, eight * TOKENS : (eight + 1) * TOKENS]
+                        unpack(row_bytes[byte : byte + width], width, into)
                         byte += width
-                        for token in range(TOKENS):
-                            code = (word >> np.uint32(token * width)) & mask
-                            codes[at, eight * TOKENS + token] = np.float32(np.int32(code))
-                first = ends[which]
+                first = ends[width]
             for row in range(num_queries):
                 of_mean = np.float32(0.0)
                 for channel in range(dim):

@@ -89,7 +89,6 @@ def page_codes(page_size: int, head_dim: int) -> Any:
         "KV_HEADS": 8,
         "GROUP": 4,
         "HEAD_DIM": head_dim,
-        "KEPT_BYTES": head_dim + 1 + 27 * head_dim * page_size // 128,
         "PAGE_SIZE": page_size,
         "BLOCK_M": 16,
         "BLOCK_D": bits_kernel.BLOCK_D,

@@ -36,6 +36,10 @@ class Selector(ABC):
         """What the device keeps of a page, for each KV head, beside one float32 (the unit of its numbers)."""
         return self.vectors_per_page * head_dim
 
+    def layer_bytes(self, layer: int, head_dim: int) -> int:
+        """What it is in one layer, once the selector is calibrated; ``kept_bytes`` or less as a mean."""
+        return self.kept_bytes(head_dim)
+
     def table_bytes(self, layers: int, kv_heads: int, head_dim: int) -> int:
         """What it keeps beside all pages."""
         return 0
