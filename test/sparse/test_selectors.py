@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sgl_importance.laboratory import load_control
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.tiered_options import CONTROL_SELECTORS, SPARSE_SELECTORS
+from sgl_importance.sparse.kept_bytes import kept_bytes
 from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 from sgl_importance_lab.selectors.registry import ready_selector
@@ -38,6 +39,13 @@ def exact(keys: torch.Tensor, queries: torch.Tensor, pages: torch.Tensor) -> tor
 def test_every_name_of_the_flag_is_a_selector_that_ships_or_a_control_arm() -> None:
     assert {"all", *SELECTORS, *CONTROL_SELECTORS} == set(SPARSE_SELECTORS)
     assert all(load_control(name)(SIZE) for name in CONTROL_SELECTORS)
+
+
+@given(st.sampled_from(("bits", "token")), st.integers(1, 64), st.sampled_from((8, 16, 64)))
+def test_sizes_told_without_tensors_are_those_that_are_kept(name: str, eighths: int, page_size: int) -> None:
+    dim = 8 * eighths
+    with_unit = SELECTORS[name](page_size).kept_bytes(dim) + 4
+    assert kept_bytes(name, dim, page_size) == with_unit
 
 
 def test_the_selector_of_the_last_release_is_replaced_with_one_line(caplog: pytest.LogCaptureFixture) -> None:

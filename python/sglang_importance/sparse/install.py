@@ -182,6 +182,14 @@ def _calibrate(selector: MeanAndBits, model_runner: ModelRunner) -> None:
         device=device,
     )
     selector.calibrate(statistics, device)
+    layers, _, dim = statistics.variances.shape
+    sizes = [selector.layer_bytes(layer, dim) for layer in range(layers)]
+    logger.info(
+        "Selector bits: of a page and KV head %.0f bytes as a mean, from %d to %d by layer",
+        sum(sizes) / layers,
+        min(sizes),
+        max(sizes),
+    )
 
 
 def _tiered_allocator(
