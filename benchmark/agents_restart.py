@@ -31,7 +31,7 @@ from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import track
 
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
-from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruRanking
+from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.turns import TurnEstimator
 from sgl_importance_lab.replay.formats.kv_cache_tester import merge_sessions
@@ -79,7 +79,7 @@ def rates(traces: Sequence[Trace], job: Job) -> tuple[float, float]:
     """Hit rates of the hour behind the restart, and of all behind it."""
     trace = traces[job.trace]
     ranking = (
-        LruRanking()
+        LruShadowRanking()
         if job.policy == LRU
         else RestartedRanking(UNIFORM_COST, BLOCK_TOKENS, GHOST_FACTOR * job.capacity)
     )

@@ -37,7 +37,12 @@ from results import print_rows, write_results
 
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
-from sgl_importance.observe.shadow.shadow_ranking import Answer, ImportanceRanking, LruRanking, Ranking
+from sgl_importance.observe.shadow.shadow_ranking import (
+    Answer,
+    ImportanceRanking,
+    LruShadowRanking,
+    ShadowRanking,
+)
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance_lab.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
 from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
@@ -60,9 +65,9 @@ class EndsInClasses(ImportanceRanking):
         self._tracker.answered([self._known(node) for node in path], answer.end)
 
 
-def ranking_of(arm: str, capacity: int) -> Ranking:
+def ranking_of(arm: str, capacity: int) -> ShadowRanking:
     if arm == LRU:
-        return LruRanking()
+        return LruShadowRanking()
     kind = EndsInClasses if arm == IN_CLASSES else ImportanceRanking
     return kind(UNIFORM_COST, BLOCK_TOKENS, GHOST_FACTOR * capacity)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any
 
+from sgl_importance.errors import ImportanceError
+
 INSTALL = "pip install './benchmark/lab' in a clone of sgl-importance"
 COMMANDS = ("conformance", "kernels", "kv-size", "probe", "reason", "replay", "size", "study", "workload")
 CONTROLS_GROUP = "sgl_importance.controls"
 
 
-class MissingControlError(Exception):
+class MissingControlError(ImportanceError):
     """Nobody has installed the control arm that was asked for; the message names the cure."""
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 
+from sgl_importance.errors import ImportanceError
+
 DEFAULT_URL = "http://127.0.0.1:30000"
 REQUEST_SECONDS = 60.0
 _ONE_OF = {
@@ -22,7 +24,7 @@ _ONE_OF = {
 _NO_SUCH_ROUTE = "Not Found"  # what the server says of a path that nobody serves
 
 
-class ServerError(Exception):
+class ServerError(ImportanceError):
     """The server is not there, refused, or answered nonsense; the message is one line."""
 
 

@@ -206,7 +206,7 @@ def in_use(place: str, value: Any) -> Any:
     replaced = SETTINGS[place].replaced
     if not isinstance(value, str) or value not in replaced:
         return value
-    logger.warning("%s %s is gone: %s takes its place", name_of(place), value, replaced[value])
+    logger.warning("KV importance: %s %s is gone: %s takes its place", name_of(place), value, replaced[value])
     return replaced[value]
 
 

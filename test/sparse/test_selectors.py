@@ -54,7 +54,7 @@ def test_the_selector_of_the_last_release_is_replaced_with_one_line(caplog: pyte
     )
     assert options.sparse.selector == "bits"
     (line,) = caplog.messages
-    assert line == "--kv-sparse-selector rep is gone: bits takes its place"
+    assert line == "KV importance: --kv-sparse-selector rep is gone: bits takes its place"
 
 
 @given(st.integers(0, 2**31), st.permutations(range(PAGES)))

@@ -110,7 +110,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
     cache = cast(ImportanceRadixCache, create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache))
     if options.policy == "importance":
         cache.importance.backups = BackupFilter(state, cache.python_core)
-    logger.info("KV policy %s: page size %d, %s", options.policy, page_size, policy.cost)
+    logger.info("KV importance: KV policy %s: page size %d, %s", options.policy, page_size, policy.cost)
     return cache
 
 

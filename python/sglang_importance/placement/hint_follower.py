@@ -159,6 +159,6 @@ def _read_hints(req: Req) -> Hints | None:
         hints = Hints.of_actions(envelope.actions)
     except BadHint as error:
         # The HTTP process refuses such a request: this one came another way, and must not end the server.
-        logger.warning("hints ignored: %s", error)
+        logger.warning("KV importance: hints ignored: %s", error)
         return None
     return hints if hints.model_fields_set else None

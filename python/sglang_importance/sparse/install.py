@@ -81,8 +81,8 @@ def _host_bytes(profile: Callable[..., int], configurator: KVCacheConfigurator, 
     if torch.device(configurator.device).type == "cpu":
         return device_bytes
     logger.warning(
-        "--kv-residency tiered HAS NOT RUN ON ANY GPU: its kernels are tested in Triton's interpreter only. "
-        "Compare its answers with those of --kv-residency full before you rely on it."
+        "KV importance: --kv-residency tiered HAS NOT RUN ON ANY GPU: its kernels are tested in Triton's "
+        "interpreter only. Compare its answers with those of --kv-residency full before you rely on it."
     )
     tokens = get_schedule().max_total_tokens
     assert tokens is not None, "tiered pages on a GPU without --max-total-tokens"
@@ -133,7 +133,7 @@ def _tiered_pool(
         Selections(options, plan.page_size) if options.is_sparse else None,
         uses_triton="triton" in attention_backends(configurator.server_args),
     )
-    logger.info("Tiered pages: %s", plan)
+    logger.info("KV importance: Tiered pages: %s", plan)
     return pool
 
 
@@ -185,7 +185,7 @@ def _calibrate(selector: MeanAndBits, model_runner: ModelRunner) -> None:
     layers, _, dim = statistics.variances.shape
     sizes = [selector.layer_bytes(layer, dim) for layer in range(layers)]
     logger.info(
-        "Selector bits: of a page and KV head %.0f bytes as a mean, from %d to %d by layer",
+        "KV importance: selector bits keeps of a page and KV head %.0f bytes as a mean, from %d to %d by layer",
         sum(sizes) / layers,
         min(sizes),
         max(sizes),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
-from sgl_importance.observe.shadow.shadow_ranking import Answer, Awaited, Ranking
+from sgl_importance.observe.shadow.shadow_ranking import Answer, Awaited, ShadowRanking
 from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
 
 MAX_RUNNING = 1 << 14  # beyond it the oldest, whose ends were never reported, are dropped
@@ -44,7 +44,9 @@ class ShadowCache:
         used: pages in the tree.
     """
 
-    def __init__(self, capacity: int, page_size: int, ranking: Ranking, *, spare_pages: int = 0) -> None:
+    def __init__(
+        self, capacity: int, page_size: int, ranking: ShadowRanking, *, spare_pages: int = 0
+    ) -> None:
         assert capacity > 0
         self._spare_pages = spare_pages
         self.capacity = capacity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgl_importance.observe.shadow.comparison import Comparison
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
-from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruRanking
+from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.reuse.answer_end import AnswerEnd
 
@@ -31,7 +31,7 @@ class ShadowPair:
         """Empties both caches, as a flush does; counts go on, the estimate of reuse is forgotten."""
         ranking = ImportanceRanking(self._cost, self.page_size, self._ghost_pages)
         spare = int(self.page_size > 1)
-        self.lru = ShadowCache(self.capacity, self.page_size, LruRanking(), spare_pages=spare)
+        self.lru = ShadowCache(self.capacity, self.page_size, LruShadowRanking(), spare_pages=spare)
         self.importance = ShadowCache(self.capacity, self.page_size, ranking, spare_pages=spare)
 
     def admit(self, request: str, pages: list[bytes], tokens: int) -> tuple[int, int]:

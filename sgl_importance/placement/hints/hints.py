@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import BlockType
 
@@ -43,7 +44,7 @@ Position = Annotated[int, Field(strict=True, ge=0)]
 Index = Annotated[int, Field(strict=True)]
 
 
-class BadHint(ValueError):
+class BadHint(ImportanceError, ValueError):
     """A hint that cannot be followed.
 
     Attributes:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
-from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruRanking, Ranking
+from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking, ShadowRanking
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.offline.tree_replay import TreeReplay, hit_tokens, smallest_capacity
@@ -18,8 +18,10 @@ from support.workloads.recordings import COST, PAGE_SIZE
 from support.workloads.tree_recordings import branches, drawn_requests, make_recording
 
 
-def ranking(kind: str, capacity: int) -> Ranking:
-    return LruRanking() if kind == "lru" else ImportanceRanking(CostModel(**COST), PAGE_SIZE, 4 * capacity)
+def ranking(kind: str, capacity: int) -> ShadowRanking:
+    return (
+        LruShadowRanking() if kind == "lru" else ImportanceRanking(CostModel(**COST), PAGE_SIZE, 4 * capacity)
+    )
 
 
 def shadow_hits(recording: Recording, capacity: int, kind: str) -> list[int]:
@@ -108,7 +110,7 @@ def test_what_never_ends_holds_nothing_once_that_is_known(kind: str, name: str) 
 
 
 def test_what_a_running_request_uses_stays() -> None:
-    cache = ShadowCache(4, PAGE_SIZE, LruRanking())
+    cache = ShadowCache(4, PAGE_SIZE, LruShadowRanking())
     cache.admit("long", [b"a", b"b", b"c"], 12)
     assert cache.admit("other", [b"x", b"y"], 8) == 0
     assert cache.admit("again", [b"a", b"b", b"c"], 13) == 12, "its pages were locked"

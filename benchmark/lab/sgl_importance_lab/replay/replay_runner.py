@@ -15,6 +15,7 @@ from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance_lab.replay.cache import ReplayCounts, replay_objects, replay_tree
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE, OPTIMUM, create_policy, load_policy
 from sgl_importance_lab.replay.radix_nodes import mean_node_blocks, replay_nodes
@@ -35,7 +36,7 @@ class ReplayMode(StrEnum):
     """Independent blocks, as in general cache simulators."""
 
 
-class ReplayError(RuntimeError):
+class ReplayError(ImportanceError, RuntimeError):
     """A replay could not be finished; the message names the cure."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from sgl_importance.json_text import read_json
 from sgl_importance.placement.hints.hints import FIELD, BadHint, Hints
+from sglang_importance.http.requests.fields.bad_field import BadField
 
 NAMESPACE_FIELDS = ("cache_salt", "extra_key")
 FIELDS = (*NAMESPACE_FIELDS, FIELD)
@@ -24,18 +25,6 @@ PLACES = (TOP, METADATA, "options", "parameters", "sampling_params", "extra_body
 """Where a client may think that a field belongs; the last two are read nowhere."""
 
 Namespace = str | list[str] | None
-
-
-class BadField(ValueError):
-    """A field that cannot be followed, or that nobody would read.
-
-    Attributes:
-        field: its path in the request's body, such as ``options.cache_salt``.
-    """
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
 
 
 @dataclass(frozen=True)
