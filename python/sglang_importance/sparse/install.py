@@ -185,7 +185,7 @@ def _calibrate(selector: MeanAndBits, model_runner: ModelRunner) -> None:
     layers, _, dim = statistics.variances.shape
     sizes = [selector.layer_bytes(layer, dim) for layer in range(layers)]
     logger.info(
-        "KV importance: selector bits keeps of a page and KV head %.0f bytes as a mean, from %d to %d by layer",
+        "KV importance: bits keeps %.0f bytes of a page and KV head as a mean, from %d to %d by layer",
         sum(sizes) / layers,
         min(sizes),
         max(sizes),
