@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import product
 
+from sgl_importance.misses.reason import Reason
 from sgl_importance.nodes.ages import AGE_BOUNDS, EVICTING, PLACES, REUSE_BOUNDS, UPPER_AGES
 from sgl_importance.nodes.ghosts import EvictionReason
+from sgl_importance.placement.hints.shared_actions import SHARED_ACTIONS
 from sgl_importance.reuse.calibration import BUCKETS, HORIZON
 from sgl_importance.storage.store_counters import LABEL_VALUES, SERIES
 from sgl_importance.storage.tier_chain.tier_counters import TIER_SERIES
@@ -23,12 +25,14 @@ TIER = "store_tier_"
 
 OPERATIONS = (
     *("importance", "pin", "pins", "unpin", "prewarm_facts", "prewarm_room"),
-    *("snapshot", "tree", "node", "node_prompt", "find", "events", "answered"),
+    *("snapshot", "tree", "node", "node_prompt", "find", "events", "why", "why_prompt", "answered"),
+    "close_session",
 )
 """Operations that the HTTP process asks a scheduler for."""
 SOURCES = (*(tier.value for tier in Tier), "computed")
 """Sources of a pre-warm's tokens."""
 PREWARM_ENDS = ("done", "cancelled", "failed")
+HINT_OUTCOMES = ("followed", "ignored")
 SHADOWS = ("lru", "importance")
 
 
@@ -47,6 +51,8 @@ class FaultPlace(StrEnum):
     OBSERVATION = "observation"
     """The shadow caches of ``observe``, and the search for volatile beginnings."""
     REPORT = "report"
+    MISSES = "misses"
+    """The account of what was not found, which ends with it."""
     OPERATION = "operation"
     """An answer to the HTTP process."""
     METRICS = "metrics"
@@ -114,6 +120,11 @@ _SCHEDULER = (
     Metric("hit_requests_total", "Admitted requests that found something there, by tier", labels=_BY_TIER),
     Metric(
         "hit_tokens_total", "Prompt tokens found in the cache, by the tier that held them", labels=_BY_TIER
+    ),
+    Metric(
+        "missed_tokens_total",
+        "Prompt tokens that were computed, by the reason why they were not found",
+        labels={"reason": tuple(reason.value for reason in Reason)},
     ),
     Metric("prewarmed_hit_tokens_total", "Tokens that a pre-warm brought in, at their first hit"),
     Metric(
@@ -187,6 +198,16 @@ _SCHEDULER = (
     Metric("pins", "Pins that have not ended", Kind.GAUGE),
     Metric("pinned_tokens", "Tokens that pins hold of their budget", Kind.GAUGE, {"tier": _EVICTING}),
     Metric("pin_budget_tokens", "Tokens that pins may hold", Kind.GAUGE, {"tier": _EVICTING}),
+    # ---- what clients say ----
+    Metric("sessions_closed_total", "Sessions that said that they were over"),
+    Metric(
+        "sessions_given_back_tokens_total", "Tokens on the device or the host that only these had asked for"
+    ),
+    Metric(
+        "hint_actions_total",
+        "Actions of kv_hints envelopes that are not ours, by what became of them",
+        labels={"action": SHARED_ACTIONS, "outcome": HINT_OUTCOMES},
+    ),
     # ---- time ----
     Metric("folds_total", "Observations of attention folded into the tree"),
     Metric(

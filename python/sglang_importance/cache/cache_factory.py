@@ -26,6 +26,7 @@ from sglang_importance.cache.component import ImportanceComponent
 from sglang_importance.cache.dense_prefix import DensePrefix
 from sglang_importance.cache.gauges import gauge_values
 from sglang_importance.cache.importance_cache import ImportanceRadixCache
+from sglang_importance.cache.misses import Misses
 from sglang_importance.cache.state_component import StateComponent
 from sglang_importance.metrics.publisher import MetricsPublisher
 from sglang_importance.observe.recorder import Recorder
@@ -93,6 +94,8 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
         state.counters.emission_time = rows.time
     if recorder is not None and (lists := listed_pages(ctx)) is not None:
         lists.attach(recorder.page_lists, partial(state.faults.note, FaultPlace.RECORDING))
+    # Of EAGLE's pages of equal tokens, one may be held and another not.
+    misses = None if ctx.params.is_eagle else Misses.create(state, device_pages=device_pages)
     publisher = MetricsPublisher.create(enabled=ctx.params.enable_metrics and ranks.leads)
     # A server without a store shows that nothing is stored.
     StorePublisher.create(enabled=ctx.params.enable_metrics)
@@ -111,6 +114,7 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
         shadowing=shadowing,
         publish=None if publisher is None else publish,
         dense_prefix=dense_prefix(allocator),
+        misses=misses,
     )
     cache = cast(ImportanceRadixCache, create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache))
     if ranks.leads:
@@ -145,7 +149,8 @@ def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None
 def create_policy(options: ImportanceOptions, cost: CostModel) -> ImportancePolicy:
     """The policy that the operator chose, g on or off, or a control arm in place of both."""
     if options.g == "shuffled":
-        return load_control(options.g)(cost)
+        control: ImportancePolicy = load_control(options.g)(cost)
+        return control
     return ImportancePolicy(cost, use_importance=options.use_importance)
 
 

@@ -13,8 +13,10 @@ from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
 from sgl_importance.observe.trace.records import EventKind
 from sgl_importance.observe.volatile.detector import VolatileBeginnings
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.turns import Turn
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
+from sglang_importance.cache.misses import Misses
 from sglang_importance.cache.node_events import NodeEvents
 from sglang_importance.cache.resident_ages import ResidentAges
 from sglang_importance.observe.recorder import Recorder
@@ -24,6 +26,7 @@ from sglang_importance.placement.hint_follower import HintFollower
 from sglang_importance.placement.ledger_feed import LedgerFeed
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.placement.prewarm_request import is_prewarm
+from sglang_importance.placement.session_follower import SessionFollower
 from sglang_importance.storage.served_chain import ServedChain
 from sglang_importance.tree.body_mass import BodyMassBook
 from sglang_importance.tree.eviction import RankedLeaves
@@ -48,6 +51,7 @@ class RequestFlow:
         ledger: takes finished requests, for the ledger's file; None where there is none.
         storage_tiers: takes finished requests, to rank stored pages by; None without a chain of tiers.
         beginnings: takes finished prompts, to find text that changes; None on a rank that only follows.
+        sessions: closes them.
         answer_ends: tells how an answer ended; None where the server parses no calls of tools: then only
             hints say so.
     """
@@ -63,6 +67,7 @@ class RequestFlow:
         *,
         recorder: Recorder | None,
         shadowing: Shadowing | None,
+        misses: Misses | None = None,
     ) -> None:
         self.ledger: LedgerFeed | None = None
         self.answer_ends: AnswerEnds | None = None
@@ -76,8 +81,10 @@ class RequestFlow:
         self._folding = folding
         self._recorder = recorder
         self._shadowing = shadowing
+        self._misses = misses
         self._hints = HintFollower(state, pins)
         self._resident_ages = ResidentAges(state)
+        self.sessions = SessionFollower(state, pins, leaves.refresh)
 
     # ---- admission and insertion ----
 
@@ -101,10 +108,13 @@ class RequestFlow:
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.admitted, req)
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.count, counters)
         hits = self._hit_nodes(req, cached_tokens)
+        self.sessions.admitted(req, hits)
         observed = transition_after(tree.metadata(hits[-1]) if hits else None)
         serial = policy.admit()
         counters.calibration.advance(serial)
         counters.ages.admitted(serial)
+        if self._misses is not None:
+            self._misses.admitted(req)
         transition = self._hints.admitted(req, cached_tokens, observed)
         query = QueryFolds(serial, transition)
         if self._recorder is not None:
@@ -198,6 +208,7 @@ class RequestFlow:
             self._computed_beside(node, query)
         if is_chunk:
             return None
+        self.sessions.visited(req, path)
         tree = self._state.tree
         nodes = [tree.metadata(node) for node in path]
         tree.tracker.ended(
@@ -207,7 +218,8 @@ class RequestFlow:
             is_finished=is_finished,
         )
         if is_finished and req.finished():
-            self._answered(req, query, end, nodes, answer_end)
+            turn = self._answered(req, query, end, nodes, answer_end)
+            self.sessions.answered(req, path, turn)
         self._hints.cached(req, path, is_finished=is_finished)
         return partial(self._learn, req, query, end, req.kv.req_pool_idx, answer_end, is_finished=is_finished)
 
@@ -218,8 +230,8 @@ class RequestFlow:
         end: NodeId | None,
         nodes: Sequence[NodeMetadata],
         answer_end: AnswerEnd,
-    ) -> None:
-        """The answer of a request that brought or visited these nodes has ended."""
+    ) -> Turn | None:
+        """The answer of a request that brought or visited these nodes has ended; its turn, if it has one."""
         tree, clock = self._state.tree, self._state.policy.clock
         tree.tracker.answered(nodes, answer_end)
         turn = tree.turns.finished(
@@ -232,6 +244,7 @@ class RequestFlow:
         )
         if answer_end is AnswerEnd.UNKNOWN and self.answer_ends is not None:
             self.answer_ends.await_end(req.rid, end, clock, turn)
+        return turn
 
     def told(self, rid: str, answer_end: AnswerEnd) -> None:
         """The HTTP process has parsed the answer of a finished request: shadows and recording hear it too."""

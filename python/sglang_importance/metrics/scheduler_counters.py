@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING
 
-from sgl_importance.metrics_table import OPERATIONS, SHADOWS, FaultPlace
+from sgl_importance.metrics_table import HINT_OUTCOMES, OPERATIONS, SHADOWS, FaultPlace
+from sgl_importance.misses.reason import Reason
 from sgl_importance.nodes.ages import Ages
 from sgl_importance.nodes.ghosts import EvictionReason
+from sgl_importance.placement.hints.shared_actions import SHARED_ACTIONS
 from sgl_importance.reuse.calibration import Calibration
 from sgl_importance.sparse.audits import AuditCounts
 from sgl_importance.tiers import Tier
@@ -24,6 +27,10 @@ def _zero_by_tier() -> dict[Tier, int]:
 
 def _zero_by_eviction() -> dict[tuple[Tier, EvictionReason], int]:
     return {(tier, reason): 0 for tier in Tier for reason in EvictionReason}
+
+
+def _zero_by_action() -> dict[tuple[str, str], int]:
+    return dict.fromkeys(product(SHARED_ACTIONS, HINT_OUTCOMES), 0)
 
 
 @dataclass(slots=True)
@@ -46,6 +53,7 @@ class Counters:
     hit_requests: dict[Tier, int] = field(default_factory=_zero_by_tier)
     prewarmed_hit_tokens: int = 0
     hit_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    missed_tokens: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
     evicted_nodes: dict[tuple[Tier, EvictionReason], int] = field(default_factory=_zero_by_eviction)
     evicted_tokens: dict[tuple[Tier, EvictionReason], int] = field(default_factory=_zero_by_eviction)
     demoted_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
@@ -54,6 +62,9 @@ class Counters:
     loaded_back_nodes: int = 0
     loaded_back_tokens: int = 0
     written_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    sessions_closed: int = 0
+    sessions_given_back_tokens: int = 0
+    hint_actions: dict[tuple[str, str], int] = field(default_factory=_zero_by_action)
     folds: int = 0
     fold_seconds: float = 0.0
     operations: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OPERATIONS, 0))
