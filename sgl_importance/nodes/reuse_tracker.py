@@ -149,6 +149,13 @@ class ReuseTracker:
             node.answer_end = answer_end
             self._reclassify(node)
 
+    def over(self, node: NodeMetadata) -> None:
+        """The only session that asked for the node has said that it is over: its interval is censored."""
+        if node.at_risk_as is not None:
+            self._reuse.forgotten(node.at_risk_as, node.last_access)
+            node.at_risk_as = None
+        node.expendable = True
+
     # ---- what a node holds ----
 
     def holds(self, node: NodeMetadata, block_type: BlockType) -> None:

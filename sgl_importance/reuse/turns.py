@@ -171,6 +171,17 @@ class TurnEstimator:
         turn.turn_class = number * _CLASSES_OF_END + turn.turn_class % _CLASSES_OF_END
         self._reached[turn.turn_class, bucket] += 1.0
 
+    def over(self, turn: Turn) -> None:
+        """The session of an open turn said that it is over: nothing will go on from it.
+
+        The interval is censored. What is learnt is when turns go on of which nobody has said so.
+        """
+        assert turn.is_open
+        bucket = turn_bucket(max(self._now - turn.since, 0.0))
+        reached = self._reached[turn.turn_class]
+        reached[bucket] = max(reached[bucket] - 1.0, 0.0)
+        turn.is_open = False
+
     def forget_open(self) -> None:
         """Every open interval is censored."""
         for *_, turn, _bucket in self._due:

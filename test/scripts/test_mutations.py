@@ -158,3 +158,15 @@ def test_a_row_is_kept_until_something_of_it_changes(tree: Path, tmp_path: Path)
         (tree / name).write_text(before)
     assert kept_rows(results, tree, [ADDED]) == {"sum": rows[0]}
     assert kept_rows(tmp_path / "none.json", tree, [ADDED]) == {}
+
+
+def test_what_only_a_nightly_test_notices_says_so(tree: Path) -> None:
+    nightly = TEST_PRICES.replace(
+        "import prices\n", "import prices, pytest\npytestmark = pytest.mark.nightly\n"
+    )
+    (tree / "test_every_night.py").write_text(nightly)
+    row = dataclasses.replace(ADDED, tests=("test_every_night.py",))
+    (noticed,) = run(tree, [row])
+    assert (noticed["outcome"], noticed["run"]) == ("noticed", "nightly")
+    (noticed,) = run(tree, [ADDED])
+    assert (noticed["outcome"], noticed["run"]) == ("noticed", "daily")

@@ -84,8 +84,8 @@ def test_a_prune_that_means_nothing_names_what_does(text: str) -> None:
 
 
 def test_a_selector_needs_tiered_pages() -> None:
-    with pytest.raises(ValueError, match="'rep' needs --kv-residency to be 'tiered'"):
-        ImportanceOptions(policy="importance", sparse=SparseOptions(selector="rep"))
+    with pytest.raises(ValueError, match="'bits' needs --kv-residency to be 'tiered'"):
+        ImportanceOptions(policy="importance", sparse=SparseOptions(selector="bits"))
     assert ImportanceOptions(
-        policy="importance", tiered=TieredOptions(residency="tiered"), sparse=SparseOptions(selector="rep")
+        policy="importance", tiered=TieredOptions(residency="tiered"), sparse=SparseOptions(selector="bits")
     ).is_sparse

@@ -12,6 +12,7 @@ from sgl_importance.options.importance_options import (
     DEFAULTS,
     SETTINGS,
     ImportanceOptions,
+    in_use,
     keyword_of,
 )
 from sgl_importance.options.moved_flags import MOVED_FLAGS
@@ -89,7 +90,7 @@ def _parser_of(place: str, setting: Setting, default: object, unusable: str | No
     def parse(text: str) -> Any:
         if place == "policy" and unusable and text != "default":
             raise argparse.ArgumentTypeError(unusable)
-        value = _convert(text, default)
+        value = in_use(place, _convert(text, default))
         if setting.unit and (problem := setting.problem(value)):
             raise argparse.ArgumentTypeError(problem)
         return value

@@ -1,4 +1,4 @@
-"""``rep``: the keys of a page that are farthest from its mean stand for it."""
+"""The keys of a page that are farthest from its mean stand for it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class RepresentativeKeys(LargestDot):
     """
 
     def __init__(self, page_size: int, count: int = 4) -> None:
+        super().__init__(page_size)
         self.vectors_per_page = min(count, page_size)
 
     def represent(self, keys: torch.Tensor) -> torch.Tensor:
