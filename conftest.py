@@ -101,7 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of those that it has waited for, servers among them."""
+    """Of this process and of those that it has waited for: not of servers, which are another's children."""
     return sum(os.times()[:4])
 
 
@@ -125,6 +125,6 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     seconds = sum(config.stash[_CPU], _cpu_seconds())
-    terminalreporter.write_line(f"CPU seconds of the tests and their servers: {seconds:.0f}")
+    terminalreporter.write_line(f"CPU seconds of the tests, without servers that start warm: {seconds:.0f}")
     if left := config.stash[_LEFT]:
         terminalreporter.write_line(what_is_left(left))
