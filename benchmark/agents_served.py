@@ -37,6 +37,7 @@ from results import print_rows, write_results
 
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
+from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS
 from sgl_importance.observe.shadow.shadow_ranking import (
     Answer,
     ImportanceRanking,
@@ -119,7 +120,12 @@ def load(trace: Trace, tokens_per_second: float | None) -> tuple[float, float]:
 def hits(traces: Sequence[Trace], job: Job, tokens_per_second: float | None = None) -> int:
     """Prompt blocks that one arm finds."""
     trace = traces[job.trace]
-    cache = ShadowCache(job.capacity, BLOCK_TOKENS, ranking_of(job.policy, job.capacity))
+    cache = ShadowCache(
+        job.capacity,
+        BLOCK_TOKENS,
+        ranking_of(job.policy, job.capacity),
+        chunk_tokens=SERVER_CHUNK_TOKENS,
+    )
     found = 0
     for request, is_end in events(trace, tokens_per_second):
         pages = [int(block).to_bytes(8, "big") for block in trace.request(request)]
@@ -129,7 +135,7 @@ def hits(traces: Sequence[Trace], job: Job, tokens_per_second: float | None = No
             tokens = prompt_tokens + int(trace.output_tokens[request])
             cache.finish(str(request), pages, tokens, end)
         else:
-            found += cache.admit(str(request), pages, prompt_tokens) // BLOCK_TOKENS
+            found += (cache.admit(str(request), pages, prompt_tokens) or 0) // BLOCK_TOKENS
     return found
 
 

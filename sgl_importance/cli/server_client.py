@@ -16,6 +16,8 @@ REQUEST_SECONDS = 60.0
 _ONE_OF = {
     "GET ": {"tiers", "dp_ranks"},
     "GET /pins": {"pins", "dp_ranks"},
+    "GET /why": {"requests", "dp_ranks"},
+    "POST /why": {"requests", "dp_ranks"},
     "POST /pin": {"pin_id"},
     "POST /unpin": {"pin_id"},
     "POST /prewarm": {"job_id"},

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
+from sgl_importance.options.miss_options import MissOptions
 from sgl_importance.options.placement_options import LedgerOptions, PinOptions, PrewarmOptions
 from sgl_importance.options.setting import METADATA_KEY, Setting, option
 from sgl_importance.options.signal_options import SignalOptions
@@ -56,8 +57,8 @@ class ImportanceOptions:
     g: ImportanceG = option(
         "auto",
         help="'on' lets importance move the ranking; 'off' fixes its factor at 1; 'auto' is 'off' as long as "
-        "no measurement has shown that the factor helps (docs/findings.md); 'shuffled' gives each node the "
-        "factor of another, the control arm of experiments",
+        "no measurement has shown that the factor helps (docs/evidence/attention.md); 'shuffled' gives "
+        "each node the factor of another, the control arm of experiments",
         flag="--kv-importance-g",
         choices=get_args(ImportanceG),
     )
@@ -66,6 +67,7 @@ class ImportanceOptions:
     ledger: LedgerOptions = field(default_factory=LedgerOptions)
     prewarm: PrewarmOptions = field(default_factory=PrewarmOptions)
     trace: TraceOptions = field(default_factory=TraceOptions)
+    misses: MissOptions = field(default_factory=MissOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     tiered: TieredOptions = field(default_factory=TieredOptions)
     sparse: SparseOptions = field(default_factory=SparseOptions)

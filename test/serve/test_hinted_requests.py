@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,15 +17,7 @@ from support.servers import ServerProcess
 pytestmark = pytest.mark.server
 
 PAGE_SIZE = 16
-POOL_TOKENS = 2048
 DOCUMENT_TOKENS = 400  # a fifth of the pool: what a hint says decides who stays
-
-
-@pytest.fixture(scope="module")
-def hinting(probe_model: Path) -> Iterator[ServerProcess]:
-    flags = ["--kv-policy", "importance", "--page-size", str(PAGE_SIZE)]
-    with ServerProcess(*flags, "--max-total-tokens", str(POOL_TOKENS), model=probe_model) as process:
-        yield process
 
 
 @pytest.fixture

@@ -57,7 +57,8 @@ def add_flags(parser: argparse.ArgumentParser, *, unusable: str | None = None) -
         CONFIG_FLAG,
         default="",
         metavar="FILE.toml",
-        help="the options that have no flag, in groups (docs/flags.md)",
+        help="the options that have no flag, in groups (python scripts/render_docs.py lists them: "
+        "docs/generated/flags.md)",
     )
     for flag in MOVED_FLAGS:
         group.add_argument(flag, nargs="*", action=_Moved, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -291,7 +291,7 @@ def _warn_if_untested(backend: str) -> None:
     if backend not in TESTED:
         logger.warning(
             "KV importance store: no test has run a real %s under the wrapper; its pages are verified "
-            "all the same (docs/reliability.md)",
+            "all the same (docs/storage.md)",
             backend,
         )
 
