@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from sgl_importance.misses.account import AccountedRequest, account_of
-from sgl_importance.misses.documents import client_document, operator_document
+from sgl_importance.misses.miss_documents import client_document, operator_document
 from sgl_importance.misses.path_memory import Namespace, PathMemory
 from sgl_importance.misses.path_tree import packed
 from sgl_importance.misses.reason import Fate, NeededBy, Reason, Room, Visit
