@@ -8,7 +8,7 @@ from sgl_importance.misses.account import AccountedRequest, account_of
 from sgl_importance.misses.miss_documents import client_document, operator_document
 from sgl_importance.misses.path_memory import Namespace, PathMemory
 from sgl_importance.misses.path_tree import packed
-from sgl_importance.misses.reason import Fate, NeededBy, Reason, Room, Visit
+from sgl_importance.misses.reason import Fate, NeededBy, PathVisit, Reason, Room
 from sgl_importance.tiers import Tier
 
 CLIENT, OTHERS = (None, "client"), ((None, None), (None, "other"), ("adapter", None))
@@ -24,7 +24,7 @@ def live(shared: PathMemory, own: PathMemory, chance: random.Random, clock: int)
     """Something happens in a namespace; ``own`` hears of the client's only."""
     namespace = chance.choice((CLIENT, *OTHERS))
     path = packed([chance.randint(0, 1) for _ in range(PAGE * chance.randint(1, 4))])
-    visit = Visit(f"{namespace}", clock, float(clock))
+    visit = PathVisit(f"{namespace}", clock, float(clock))
     room = Room(NeededBy.PREFILL, "other request")
     fate = Fate(Reason.EVICTED, clock, float(clock), None, Tier.DEVICE, room, 0.5)
     is_kept = chance.random() < 0.5
@@ -36,7 +36,9 @@ def live(shared: PathMemory, own: PathMemory, chance: random.Random, clock: int)
 
 
 def told(memory: PathMemory, namespace: Namespace, prompt: bytes) -> AccountedRequest:
-    return AccountedRequest(Visit("r", 999, 999.0), namespace, account_of(memory, namespace, prompt, NOTHING))
+    return AccountedRequest(
+        PathVisit("r", 999, 999.0), namespace, account_of(memory, namespace, prompt, NOTHING)
+    )
 
 
 def test_a_client_is_told_the_same_whatever_other_namespaces_hold():
@@ -57,7 +59,7 @@ def test_a_client_is_told_the_same_whatever_other_namespaces_hold():
 
 def test_a_client_does_not_see_the_request_that_it_parted_from():
     paths = memory()
-    paths.holds(None, CLIENT, packed([1, 2, 3, 4, 5, 6]), Visit("neighbour", 1, 1.0))
+    paths.holds(None, CLIENT, packed([1, 2, 3, 4, 5, 6]), PathVisit("neighbour", 1, 1.0))
     request = told(paths, CLIENT, packed([1, 2, 3, 9, 9, 9, 9]))
     assert client_document(request)["parted"] == {"token": 3, "seconds_ago": 998.0}
     operator = operator_document(request)["parted"]
