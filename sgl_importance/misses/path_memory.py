@@ -126,7 +126,7 @@ class PathMemory:
             The node with which the first part ends.
         """
         node, left = end, tokens
-        while left >= node.length:
+        while left and left >= node.length:
             left -= node.length
             assert node.parent is not None, "a node of the cache lies within the tree"
             node = node.parent
@@ -145,7 +145,7 @@ class PathMemory:
 
     def flushed(self, fate: Fate) -> None:
         """The cache holds nothing any more."""
-        stack = list(self._roots.values())
+        stack: list[PathNode] = list(self._roots.values())
         while stack:
             node = stack.pop()
             stack += node.children.values()

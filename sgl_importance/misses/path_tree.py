@@ -63,7 +63,7 @@ class PathNode:
         self.parent = parent
         self.children: dict[bytes, PathNode] = {}
         self.tokens = tokens
-        self.end = (0 if parent is None else parent.end) + len(tokens) // TOKEN_BYTES
+        self.end: int = (0 if parent is None else parent.end) + len(tokens) // TOKEN_BYTES
         self.fate = fate
         self.stamp = stamp
         self.visit = visit
