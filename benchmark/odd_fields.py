@@ -68,6 +68,13 @@ def annotations(kind: type) -> dict[str, str]:
     return {name: known.get(name, "") for name in defaults_of(kind)}
 
 
+def at(body: Any, path: str) -> Any:
+    """What stands at a path of names in a body."""
+    for name in path.split("."):
+        body = body.get(name) if isinstance(body, dict) else None
+    return body
+
+
 def send(server: ServerProcess, path: str, body: Any) -> httpx.Response:
     content = json.dumps(body)  # httpx sends no NaN, and no half of a surrogate pair
     headers = {"content-type": "application/json"}
@@ -130,7 +137,7 @@ def main(
                     {
                         "route": request.path,
                         "fields": " ".join(request.odd),
-                        "value": repr([request.body.get(name) for name in request.odd])[:120],
+                        "value": repr([at(request.body, name) for name in request.odd])[:120],
                         "stock": each.outcome,
                         "importance": answer.status_code,
                         "message": answer.text[:160] if answer.status_code != 200 else "",
