@@ -89,10 +89,10 @@ def largest_of_codes(
                             halves[0, at * groups + group_of_page] = np.uint32(word)
                             halves[1, at * groups + group_of_page] = np.uint32(word >> np.uint64(4 * width))
                     for token in range(TOKENS):
-                        half, shift = token // 4, np.uint32(token % 4 * width)
+                        word_half, shift = token // 4, np.uint32(token % 4 * width)
                         for at in range(many):
                             codes[token * many + at] = np.float32(
-                                np.int32((halves[half, at] >> shift) & mask)
+                                np.int32((halves[word_half, at] >> shift) & mask)
                             )
                     byte += groups * width
                     for row in range(num_queries):

@@ -76,7 +76,7 @@ def summarize(document: dict[str, Any]) -> dict[str, Any]:
         "gain_interval": interval,
         "confidence": CONFIDENCE,
         "verdict": str(verdict(batches, observed["requests"])),
-        "volatile": document["volatile"],
+        "volatile": document.get("volatile", []),
     }
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sgl_importance.misses.path_memory import Namespace, PathMemory
 from sgl_importance.misses.path_tree import TOKEN_BYTES, PathNode, common_tokens, leading_tokens, walk
-from sgl_importance.misses.reason import Fate, Reason, Visit
+from sgl_importance.misses.reason import Fate, PathVisit, Reason
 from sgl_importance.tiers import Tier
 
 LOOKED_AT = 8
@@ -41,7 +41,7 @@ class Part(NamedTuple):
         return self.stop - self.start
 
 
-class Parting(NamedTuple):
+class PathParting(NamedTuple):
     """Where a prompt left the nearest path of its namespace.
 
     Attributes:
@@ -53,7 +53,7 @@ class Parting(NamedTuple):
     """
 
     token: int
-    visit: Visit | None
+    visit: PathVisit | None
     before: bytes
     asked: bytes
     known: bytes
@@ -74,7 +74,7 @@ class MissAccount(NamedTuple):
     found: Mapping[Tier, int]
     parts: tuple[Part, ...]
     unknown: Reason
-    parting: Parting | None
+    parting: PathParting | None
 
     def missed(self) -> dict[Reason, int]:
         """Tokens by reason, those that occur."""
@@ -87,7 +87,7 @@ class MissAccount(NamedTuple):
 class AccountedRequest(NamedTuple):
     """A request and its account."""
 
-    visit: Visit
+    visit: PathVisit
     namespace: Namespace
     account: MissAccount
 
@@ -144,7 +144,7 @@ def _end_of(
     path: list[tuple[PathNode, int]],
     known: int,
     usable: int,
-) -> tuple[Parting | None, float | None]:
+) -> tuple[PathParting | None, float | None]:
     """Where the prompt leaves what its namespace knows: the nearest path that goes on differently, and the
     time when what would have gone on there was forgotten."""
     if known >= usable:
@@ -167,7 +167,7 @@ def _end_of(
     return None if nearest is None else _parting(prompt, known, nearest, 0, memory.page_bytes), None
 
 
-def _parting(prompt: bytes, known: int, node: PathNode, matched: int, page_bytes: int) -> Parting:
+def _parting(prompt: bytes, known: int, node: PathNode, matched: int, page_bytes: int) -> PathParting:
     """
     Args:
         known: tokens that the prompt shares with known paths, in whole pages.
@@ -179,7 +179,7 @@ def _parting(prompt: bytes, known: int, node: PathNode, matched: int, page_bytes
     token = known + common_tokens(prompt[known * TOKEN_BYTES :], differing)
     at = token * TOKEN_BYTES
     behind = TOKENS_BEHIND * TOKEN_BYTES
-    return Parting(
+    return PathParting(
         token=token,
         visit=node.visit,
         before=prompt[max(at - TOKENS_BEFORE * TOKEN_BYTES, 0) : at],

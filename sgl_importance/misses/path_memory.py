@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from sgl_importance.misses.path_tree import TOKEN_BYTES, PathNode, walk
-from sgl_importance.misses.reason import Fate, Visit
+from sgl_importance.misses.reason import Fate, PathVisit
 
 Namespace = tuple[str | None, str | None]
 """Extra key and cache salt."""
@@ -85,7 +85,7 @@ class PathMemory:
 
     # ---- events ----
 
-    def asked(self, namespace: Namespace, tokens: bytes, visit: Visit) -> None:
+    def asked(self, namespace: Namespace, tokens: bytes, visit: PathVisit) -> None:
         """A request asked for these tokens: what is known of them is touched."""
         stamp = self._next_stamp()
         known = list(self.matching(namespace, tokens))
@@ -97,7 +97,9 @@ class PathMemory:
             self._touch(node, stamp)
         self._moved_on(namespace, tokens)
 
-    def holds(self, parent: PathNode | None, namespace: Namespace, tokens: bytes, visit: Visit) -> PathNode:
+    def holds(
+        self, parent: PathNode | None, namespace: Namespace, tokens: bytes, visit: PathVisit
+    ) -> PathNode:
         """The cache holds these tokens from now on.
 
         Args:
@@ -109,7 +111,7 @@ class PathMemory:
         """
         return self._enter(parent or self._make_root(namespace), namespace, tokens, None, visit)
 
-    def not_kept(self, namespace: Namespace, tokens: bytes, fate: Fate, visit: Visit) -> None:
+    def not_kept(self, namespace: Namespace, tokens: bytes, fate: Fate, visit: PathVisit) -> None:
         """These tokens were computed; what of them the cache does not hold was not kept."""
         whole = tokens[: len(tokens) // self.page_bytes * self.page_bytes]
         if whole:
@@ -126,7 +128,7 @@ class PathMemory:
             The node with which the first part ends.
         """
         node, left = end, tokens
-        while left >= node.length:
+        while left and left >= node.length:
             left -= node.length
             assert node.parent is not None, "a node of the cache lies within the tree"
             node = node.parent
@@ -145,7 +147,7 @@ class PathMemory:
 
     def flushed(self, fate: Fate) -> None:
         """The cache holds nothing any more."""
-        stack = list(self._roots.values())
+        stack: list[PathNode] = list(self._roots.values())
         while stack:
             node = stack.pop()
             stack += node.children.values()
@@ -166,7 +168,7 @@ class PathMemory:
         return root
 
     def _enter(
-        self, start: PathNode, namespace: Namespace, tokens: bytes, fate: Fate | None, visit: Visit
+        self, start: PathNode, namespace: Namespace, tokens: bytes, fate: Fate | None, visit: PathVisit
     ) -> PathNode:
         """Puts a path behind ``start``; with a fate, what the cache holds keeps to be held."""
         assert tokens
@@ -198,7 +200,7 @@ class PathMemory:
         tokens: bytes,
         fate: Fate | None,
         stamp: int,
-        visit: Visit,
+        visit: PathVisit,
     ) -> PathNode:
         page = tokens[: self.page_bytes]
         node = PathNode(parent, tokens, fate, stamp, visit)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sgl_importance.misses.reason import Fate, Visit
+from sgl_importance.misses.reason import Fate, PathVisit
 
 TOKEN_BYTES = 4
 _IDS, _PACKED = np.dtype(np.int64), np.dtype("<i4")
@@ -58,12 +58,12 @@ class PathNode:
     __slots__ = ("children", "end", "fate", "marks", "parent", "stamp", "tokens", "visit")
 
     def __init__(
-        self, parent: PathNode | None, tokens: bytes, fate: Fate | None, stamp: int, visit: Visit | None
+        self, parent: PathNode | None, tokens: bytes, fate: Fate | None, stamp: int, visit: PathVisit | None
     ) -> None:
         self.parent = parent
         self.children: dict[bytes, PathNode] = {}
         self.tokens = tokens
-        self.end = (0 if parent is None else parent.end) + len(tokens) // TOKEN_BYTES
+        self.end: int = (0 if parent is None else parent.end) + len(tokens) // TOKEN_BYTES
         self.fate = fate
         self.stamp = stamp
         self.visit = visit

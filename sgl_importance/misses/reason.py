@@ -90,7 +90,7 @@ class Fate(NamedTuple):
     reuse: float | None = None
 
 
-class Visit(NamedTuple):
+class PathVisit(NamedTuple):
     """A request that asked for a path, or brought it.
 
     Attributes:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sgl_importance.interface import Importance
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.nodes.sessions import Session
 from sgl_importance.reuse.calibration import Prediction
 from sgl_importance.reuse.reuse_class import BlockType
 from sgl_importance.reuse.turns import Turn

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from sgl_importance.nodes.sessions import Session
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.calibration import Prediction
 from sgl_importance.reuse.reuse_class import BlockType, Transition, reuse_class, visit_level

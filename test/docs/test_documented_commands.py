@@ -47,6 +47,8 @@ NOT_RUN = {
     "python scripts/render_docs.py": "test_rendered_pages.py asks it, and it would change the pages",
     "sgl-importance fleet": "needs several servers; test/fleet asks two",
     "sgl-importance observe": "needs a server under observe; test/observe/shadow asks one",
+    "sgl-importance why --rid": "needs the id of a request; test/serve asks for one",
+    "sgl-importance why --prompt": "needs a file of the reader's; test/serve sends one",
     "sgl-importance probe eval --lengths 16384": "prompts of 16k tokens; test/sparse has shorter ones",
     "sgl-importance reason eval": "needs a model that thinks; the lab's test/reasoner grades a stand-in",
     "sgl-importance size recording --bytes": "takes 10 s; the other one runs",

@@ -43,7 +43,7 @@ def test_policy(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_selector_finds_a_key_that_stands_out() -> None:
-    selector = example("selector").LongestKey()
+    selector = example("selector").LongestKey(page_size=8)
     keys = 0.1 * torch.randn(6, 8, 2, 16, generator=torch.Generator().manual_seed(0))
     keys[4, 3, 1] = 1.0
     representations = Representations(selector, (keys,), "cpu")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sgl_importance.misses.account import account_of
 from sgl_importance.misses.path_memory import PathMemory
 from sgl_importance.misses.path_tree import PathNode, common_tokens, packed, unpacked
-from sgl_importance.misses.reason import Fate, Reason, Visit
+from sgl_importance.misses.reason import Fate, PathVisit, Reason
 from sgl_importance.tiers import Tier
 
 from support.doubles.plain_memory import Path, PlainMemory
@@ -36,9 +36,9 @@ class History:
         self.clock += 1
         return Fate(reason, self.clock, float(self.clock))
 
-    def visit(self) -> Visit:
+    def visit(self) -> PathVisit:
         self.clock += 1
-        return Visit(str(self.clock), self.clock, float(self.clock))
+        return PathVisit(str(self.clock), self.clock, float(self.clock))
 
     def whole(self, tokens: Path) -> Path:
         return tokens[: len(tokens) // self.page_size * self.page_size]

@@ -58,6 +58,11 @@ def test_the_openai_client_gets_a_report_where_it_asks_for_one(server: ServerPro
     assert asked.usage.kv_importance == {
         "prompt_tokens": asked.usage.prompt_tokens,
         "hit_tokens": {"device": cached, "host": 0, "storage": 0},
+        "missed_tokens": {"short": asked.usage.prompt_tokens - cached},
+        "missed": [
+            {"reason": "short", "start": cached, "tokens": asked.usage.prompt_tokens - cached},
+        ],
+        "parted": None,
         "lost_tokens": 0,
         "lost": [],
         "hints": {},

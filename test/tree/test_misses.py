@@ -240,27 +240,22 @@ def test_a_long_history_meets_every_reason(write_policy):
     assert tree.met.keys() >= set(Reason) - {Reason.FORGOTTEN, Reason.UNUSED}, tree.met
 
 
-def test_an_eviction_names_tier_time_and_who_needed_the_room():
-    driver = HostedDriver(tokens=64)
-    misses = driver.component.misses
+def test_an_eviction_names_tier_time_and_who_needed_the_room(make_driver):
+    driver = make_driver(tokens=64)
+    need = driver.component.misses.need
     first = list(range(48))
-    for tokens in (first, list(range(100, 148))):
+    for tokens in (first, list(range(100, 148)), first):
         request = driver.admit(tokens)
-        with misses.need.needed_by(NeededBy.PREFILL, (request, request)):
+        with need.needed_by(NeededBy.PREFILL, (request, request)):
             driver.prefill(request)
         driver.finish(request)
-        driver.settle()
-        if tokens is first:
-            kept_until = driver.component.state.policy.clock
-    driver.evict_host(64)
-    request = driver.admit(first)
-    driver.prefill(request)
     accounted = record_of(request).misses
     lost = next(part for part in accounted.account.parts if part.reason is Reason.EVICTED)
-    assert lost.fate.tier == "host"
-    assert lost.fate.room == Room(NeededBy.UNKNOWN)
-    assert lost.fate.clock >= kept_until
+    assert lost.fate.tier == "device"
+    assert lost.fate.room == Room(NeededBy.PREFILL, "2", 1)
+    assert lost.fate.clock == 1
     assert lost.fate.reuse >= 0
+    assert need.room() == Room(NeededBy.UNKNOWN)
 
 
 def test_a_fault_ends_the_accounts_and_nothing_else(make_driver):

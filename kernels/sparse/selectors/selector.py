@@ -112,7 +112,7 @@ class Selector(ABC):
 class LargestDot(Selector):
     """Estimates a page by the largest product of a query with the vectors that are kept of it."""
 
-    product = "dot"
+    product: Literal["dot", "bits"] | None = "dot"
 
     def logits(self, queries: torch.Tensor, pages: LayerPages) -> torch.Tensor:
         return pages.largest_dot(queries)

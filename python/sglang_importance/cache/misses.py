@@ -11,7 +11,7 @@ from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.misses.account import AccountedRequest, account_of
 from sgl_importance.misses.path_memory import Namespace, PathMemory
 from sgl_importance.misses.path_tree import PathNode, packed
-from sgl_importance.misses.reason import Cause, Fate, Reason, Visit
+from sgl_importance.misses.reason import Cause, Fate, PathVisit, Reason
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.tiers import Tier
@@ -99,9 +99,9 @@ class Misses:
         fate = Fate(Reason.NOT_KEPT, visit.clock, visit.time, cause)
         memory.not_kept(namespace_of(req), tokens, fate, visit)
 
-    def now(self, rid: str | None) -> Visit:
+    def now(self, rid: str | None) -> PathVisit:
         """A visit of a request at this moment."""
-        return Visit(rid, self._state.policy.clock, time.time())
+        return PathVisit(rid, self._state.policy.clock, time.time())
 
     # ---- nodes ----
 

@@ -10,7 +10,7 @@ from itertools import islice
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.misses.account import TOKENS_BEHIND, AccountedRequest, account_of
-from sgl_importance.misses.documents import operator_document
+from sgl_importance.misses.miss_documents import operator_document
 from sgl_importance.misses.path_memory import PathMemory
 from sgl_importance.misses.path_tree import packed
 from sgl_importance.options.importance_options import name_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sgl_importance.metrics_table import FaultPlace
-from sgl_importance.nodes.sessions import SessionName
+from sgl_importance.nodes.named_sessions import SessionName
 from sgl_importance.tiers import Tier
 from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations.job import Document

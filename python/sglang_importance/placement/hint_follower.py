@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.digests import chain_digests, root_digest
-from sgl_importance.nodes.sessions import owner
+from sgl_importance.nodes.named_sessions import owner
 from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import BadHint, Hints
 from sgl_importance.placement.hints.shared_actions import DEREF

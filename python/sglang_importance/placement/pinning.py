@@ -11,8 +11,8 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.nodes.node_metadata import NOT_PINNED, NodeMetadata
-from sgl_importance.nodes.sessions import Session
 from sgl_importance.placement.pins.automatic_pins import deserves_pin
 from sgl_importance.placement.pins.pin import Pin, PinEnd, PinSource
 from sgl_importance.placement.pins.pin_table import PinTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sgl_importance.nodes.sessions import Session, SessionName, SessionTable, owner
+from sgl_importance.nodes.named_sessions import Session, SessionName, SessionTable, owner
 from sgl_importance.reuse.turns import Turn
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.tree.state import TreeState

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from sgl_importance.nodes.ages import NOWHERE
 from sgl_importance.nodes.digests import iterate_chain, root_digest
 from sgl_importance.nodes.ghosts import Eviction, GhostNode
+from sgl_importance.nodes.named_sessions import Session, owner
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
-from sgl_importance.nodes.sessions import Session, owner
 from sgl_importance.nodes.turn_tracker import TurnTracker
 from sgl_importance.placement.hints.hinted_request import LostPages
 from sgl_importance.policy.marginal_loss import ImportancePolicy

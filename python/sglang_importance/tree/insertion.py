@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_importance.nodes.sessions import Session
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.placement.hints.hinted_request import HintedRequest, LostPages
 from sgl_importance.reuse.reuse_class import Transition
 

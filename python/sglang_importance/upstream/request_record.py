@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.misses.account import AccountedRequest
-from sgl_importance.nodes.sessions import Session
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.signal.fold import QueryFolds

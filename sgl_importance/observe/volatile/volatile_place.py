@@ -65,6 +65,10 @@ class VolatilePlace:
     lead: list[int] = field(default_factory=list)
     _variants: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
+    @property
+    def is_wide(self) -> bool:
+        return self.end - self.start > MAX_SPREAD
+
     def takes(self, there: Parting) -> bool:
         """Whether the field of a parting is this one.
 
@@ -74,7 +78,7 @@ class VolatilePlace:
         spread = max(self.latest_start, there.start) - min(self.start, there.start)
         return (
             spread <= MAX_SPREAD
-            and (there.end - there.start > MAX_SPREAD) is (self.end - self.start > MAX_SPREAD)
+            and (there.end - there.start > MAX_SPREAD) is self.is_wide
             and there.start <= max(self.end, self.latest_start) + NEAR
             and there.end >= self.start - NEAR
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgl_importance.misses.account import AccountedRequest
-from sgl_importance.misses.documents import client_document
+from sgl_importance.misses.miss_documents import client_document
 from sgl_importance.nodes.ghosts import Eviction
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import ReuseTracker

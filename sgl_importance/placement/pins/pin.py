@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from sgl_importance.nodes.sessions import Session
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.tiers import Tier
 
 # Losses span less: the retention index 2 ** 68 (from a page that every request asks for to a class of

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Any
 
-from sgl_importance.nodes.sessions import Session
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.placement.pins.pin import Pin, PinSource
 from sgl_importance.tiers import Tier
 

@@ -35,5 +35,6 @@ class KeyBlocks(RepresentativeKeys):
     def logits(self, queries: torch.Tensor, pages: LayerPages) -> torch.Tensor:
         of_pages = super().logits(queries, pages)
         padded = pad(of_pages, (0, -of_pages.shape[1] % self._pages), value=-torch.inf)
-        blocks = padded.unflatten(1, (-1, self._pages))
-        return blocks.amax(dim=2, keepdim=True).expand_as(blocks).flatten(1)[:, : of_pages.shape[1]]
+        blocks: torch.Tensor = padded.unflatten(1, (-1, self._pages))
+        best: torch.Tensor = blocks.amax(dim=2, keepdim=True).expand_as(blocks).flatten(1)
+        return best[:, : of_pages.shape[1]]

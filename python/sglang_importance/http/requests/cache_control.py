@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_importance.http.requests.kv_fields import BadField
+from sglang_importance.http.requests.fields.bad_field import BadField
 
 FIELD = "cache_control"
 SECONDS = {"5m": 300.0, "1h": 3600.0}

@@ -22,7 +22,7 @@ _OBJECTS = frozenset({"messages", "content", "tools"})
 _TOKENS = frozenset({"input_ids", "prompt"})
 
 
-def check_long_lists(body: Any, model: type | None, context_length: int) -> None:
+def check_long_lists(body: Any, model: Any, context_length: int) -> None:
     """Looks at the long lists of a body as JSON brought it.
 
     Args:
@@ -36,7 +36,7 @@ def check_long_lists(body: Any, model: type | None, context_length: int) -> None
     is_suspect = False
     objects = _OBJECTS | ({"input"} if getattr(model, "__name__", "") == "ResponsesRequest" else set())
     for path, name, found in _long_lists(body):
-        kind = next((_kind(each) for each in found if each is not None), None)
+        kind = next((_kind(each) for each in found if each is not None), "object")
         expected = "object" if name in objects else kind
         for index, each in enumerate(found):
             if each is not None and _kind(each) != expected:

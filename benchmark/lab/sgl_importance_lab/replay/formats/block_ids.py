@@ -79,8 +79,8 @@ def read_blocks(
             except OverflowError:
                 on_bad_record(BadRecord(path, line, "hash_ids has a number of more than 64 bits"))
                 continue
-            has_time = not isinstance(record.timestamp, msgspec.UnsetType)
-            own = record.timestamp / ticks_per_second if has_time else None
+            ticks = record.timestamp
+            own = None if isinstance(ticks, msgspec.UnsetType) else ticks / ticks_per_second
             output_tokens = record.output_length
             if isinstance(output_tokens, msgspec.UnsetType):
                 without_output += 1

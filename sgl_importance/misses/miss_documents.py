@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sgl_importance.misses.account import AccountedRequest, Part, Parting
+from sgl_importance.misses.account import AccountedRequest, Part, PathParting
 from sgl_importance.misses.path_tree import TOKEN_BYTES, unpacked
-from sgl_importance.misses.reason import Fate, Reason, Visit
+from sgl_importance.misses.reason import Fate, PathVisit, Reason
 
 NOT_FOUND = "not_found"
 """What a client is told of everything that its own namespace does not explain."""
@@ -67,7 +67,7 @@ def _client_reason(part: Part) -> str:
     return NOT_FOUND if part.reason is Reason.NEVER_SEEN else part.reason.value
 
 
-def _ago(part: Part, visit: Visit) -> dict[str, Any]:
+def _ago(part: Part, visit: PathVisit) -> dict[str, Any]:
     """When and how the tokens of a part were lost; empty where they were not."""
     if part.since is not None:
         return {"seconds_ago": max(visit.time - part.since, 0.0)}
@@ -85,7 +85,7 @@ def _ago(part: Part, visit: Visit) -> dict[str, Any]:
     return known
 
 
-def _operator_part(part: Part, visit: Visit) -> dict[str, Any]:
+def _operator_part(part: Part, visit: PathVisit) -> dict[str, Any]:
     document = {"reason": part.reason.value, "start": part.start, "tokens": part.tokens, **_ago(part, visit)}
     if part.fate is not None and part.fate.room is not None:
         document["needed_by"] = _needed_by(part.fate)
@@ -98,7 +98,7 @@ def _needed_by(fate: Fate) -> dict[str, Any]:
     return {"work": room.work.value, "rid": room.rid, "other_requests": room.others}
 
 
-def _parting(parting: Parting, visit: Visit, shown_tokens: int) -> dict[str, Any]:
+def _parting(parting: PathParting, visit: PathVisit, shown_tokens: int) -> dict[str, Any]:
     document: dict[str, Any] = {
         "token": parting.token,
         "rid": None if parting.visit is None else parting.visit.rid,
@@ -112,5 +112,5 @@ def _parting(parting: Parting, visit: Visit, shown_tokens: int) -> dict[str, Any
     return document
 
 
-def _seconds(earlier: Visit | None, now: Visit) -> float | None:
+def _seconds(earlier: PathVisit | None, now: PathVisit) -> float | None:
     return None if earlier is None else max(now.time - earlier.time, 0.0)
