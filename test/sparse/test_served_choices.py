@@ -25,12 +25,13 @@ REAL_MODEL = Path(__file__).parents[2] / ".cache/models/smollm2"
 
 
 @pytest.mark.parametrize(
-    ("model", "text"),
+    ("model", "text", "rounding"),
     [
-        pytest.param(checkpoint_path(), make_document(600, 0).text, id="embedded"),
+        pytest.param(checkpoint_path(), make_document(600, 0).text, 2e-3, id="embedded"),
         pytest.param(
             REAL_MODEL,
             "\n\n".join(topics[topic] for topic in ("assignment", "class", "function")),
+            2e-2,  # of thirty layers, some choose between pages that are as good
             id="smollm2",
             marks=(
                 pytest.mark.nightly,
@@ -41,7 +42,7 @@ REAL_MODEL = Path(__file__).parents[2] / ".cache/models/smollm2"
         ),
     ],
 )
-def test_a_server_chooses_what_the_evaluation_chooses(model: Path, text: str) -> None:
+def test_a_server_chooses_what_the_evaluation_chooses(model: Path, text: str, rounding: float) -> None:
     """A document of some forty pages, an answer each token of which reads five."""
     flags = (
         *("--kv-policy", "importance", "--kv-residency", "tiered", "--page-size", str(PAGE)),
@@ -80,6 +81,8 @@ def test_a_server_chooses_what_the_evaluation_chooses(model: Path, text: str) ->
         )
     scored = torch.tensor(task.scored)[:, None]
     expected = found.gather(1, scored)[:, 0]
-    torch.testing.assert_close(torch.tensor(served[1:]), expected, rtol=0, atol=2e-3)
+    torch.testing.assert_close(torch.tensor(served[1:]), expected, rtol=0, atol=rounding)
     from_everything = exact[0].log_probabilities.gather(1, scored)[:, 0]
-    assert float((from_everything - expected).abs().max()) > 0.02, "nothing was left out that mattered"
+    assert float((from_everything - expected).abs().max()) > 10 * rounding, (
+        "nothing was left out that mattered"
+    )
