@@ -122,6 +122,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.session.session_controller.Session": None,
     f"{_SRT}.managers.kv_hints.KvHintAction.payload": None,
     f"{_STREAMER}.get_cached_tokens_details": "self, req",
+    f"{_SRT}.entrypoints.anthropic.protocol.AnthropicMessage": None,
     f"{_SRT}.entrypoints.anthropic.serving.AnthropicServing._convert_to_chat_completion_request": (
         "self, anthropic_request"
     ),
@@ -166,6 +167,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_CACHE}.unified_cache.components.CacheTransferPhase.LOAD_BACK": None,
     f"{_CACHE}.unified_cache.components.ComponentType.FULL": None,
     f"{_CACHE}.base_prefix_cache.MatchPrefixParams.key": None,
+    f"{_CACHE}.base_prefix_cache.EvictParams.num_tokens": None,
     f"{_CACHE}.radix_cache.RadixKey.__init__": ("self, token_ids, extra_key, is_bigram, limit, cache_salt"),
     f"{_CACHE}.base_prefix_cache.InsertParams.prev_prefix_len": None,
     f"{_CACHE}.base_prefix_cache.InsertResult.last_device_node": None,
