@@ -217,6 +217,17 @@ def agents_over_table() -> str:
     return _table(["part of the gap", *_capacities()], lines)
 
 
+def agents_told_table() -> str:
+    """What the policy closes of the gap where a share of the sessions say that they are over."""
+    rows = results("agents_told")["rows"]
+    shares = list(dict.fromkeys(row["share_told"] for row in rows))
+    lines = [
+        [f"{share:.0%}", *(_interval(row, "gap") for row in rows if row["share_told"] == share)]
+        for share in shares
+    ]
+    return _table(["sessions that say so", *_capacities()], lines)
+
+
 def agents_offline_more(policy: str, capacity: float) -> str:
     """How much more of the gap an arm closes than the policy in the same orders, with its interval."""
     (found,) = [each for each in _offline(policy) if each["capacity"] == capacity]

@@ -331,3 +331,17 @@ def kv_size_table() -> str:
         "never read",
     ]
     return _table([*titles, "as MHA, times", "as MHA on 8 GPUs, times"], lines)
+
+
+def odd_requests_table() -> str:
+    """Requests with an odd field that end or break a stock server, and our answer."""
+    rows = [row for row in results("odd_fields")["rows"] if row["route"] != "all"]
+    lines = [
+        [f"`{row['route']}`", f"`{row['fields']}`", str(row["stock"]), str(row["importance"])] for row in rows
+    ]
+    return _table(["route", "fields", "stock sglang", "here"], lines)
+
+
+def odd_requests() -> str:
+    """How many requests were sent to find those."""
+    return f"{results('odd_fields')['rows'][-1]['requests']:,}"
