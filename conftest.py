@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import settings
 
 from support import warm_start
 from support.browser import NoBrowser, open_browser
+from support.nightly_modules import count_kinds, mark_nightly, what_is_left
 from support.postgres import Postgres, postgres_server, programs
 from support.tested_rows import name_rows
 
@@ -51,12 +53,9 @@ def postgres() -> Iterator[Postgres]:
 
 # Without a server, and among the longest: begun last, one would run alone at the end.
 _LONG = (
-    "test/kernels/test_flashinfer_compiles.py",
     "test/kernels/test_interpreter.py",
     "test/kernels/test_kernel_benchmark.py",
-    "test/scripts/test_release.py",
     "test/tree/test_faults.py",
-    "test/tree/test_soak.py",
 )
 
 # Folders whose modules share one server or its answers; elsewhere a module needs nothing of another.
@@ -82,11 +81,50 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadGroups(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Among several workers, what takes long goes first: the rest fills the gaps at the end."""
+    mark_nightly(items)
     name_rows(items)
     if not hasattr(config, "workerinput"):
         return
     groups = {item: _group(item.nodeid.split("::")[0]) for item in items}
     slow = {groups[item] for item in items if item.get_closest_marker("server") is not None}.union(_LONG)
     items.sort(key=lambda item: groups[item] not in slow)
+
+
+_LEFT, _CPU = pytest.StashKey[dict[str, int]](), pytest.StashKey[list[float]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_LEFT], config.stash[_CPU] = {}, []
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of those that it has waited for: not of servers, which are another's children."""
+    return sum(os.times()[:4])
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    if items:
+        items[0].config.stash[_LEFT].update(count_kinds(items))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if output := getattr(session.config, "workeroutput", None):
+        output["left"], output["cpu_seconds"] = session.config.stash[_LEFT], _cpu_seconds()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    output = getattr(node, "workeroutput", {})  # a worker that has crashed has none
+    if "left" in output:
+        node.config.stash[_LEFT] = output["left"]  # each worker collects everything
+        node.config.stash[_CPU].append(output["cpu_seconds"])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    seconds = sum(config.stash[_CPU], _cpu_seconds())
+    terminalreporter.write_line(f"CPU seconds of the tests, without servers that start warm: {seconds:.0f}")
+    if left := config.stash[_LEFT]:
+        terminalreporter.write_line(what_is_left(left))

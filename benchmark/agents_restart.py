@@ -31,7 +31,8 @@ from results import RESULTS, print_rows, rows_so_far, write_results
 from rich.progress import track
 
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
-from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruRanking
+from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS
+from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.turns import TurnEstimator
 from sgl_importance_lab.replay.formats.kv_cache_tester import merge_sessions
@@ -79,11 +80,11 @@ def rates(traces: Sequence[Trace], job: Job) -> tuple[float, float]:
     """Hit rates of the hour behind the restart, and of all behind it."""
     trace = traces[job.trace]
     ranking = (
-        LruRanking()
+        LruShadowRanking()
         if job.policy == LRU
         else RestartedRanking(UNIFORM_COST, BLOCK_TOKENS, GHOST_FACTOR * job.capacity)
     )
-    cache = ShadowCache(job.capacity, BLOCK_TOKENS, ranking)
+    cache = ShadowCache(job.capacity, BLOCK_TOKENS, ranking, chunk_tokens=SERVER_CHUNK_TOKENS)
     middle = trace.num_requests // 2
     found, asked = np.zeros((2, trace.num_requests), dtype=np.int64)
     for request in range(trace.num_requests):
@@ -94,7 +95,7 @@ def rates(traces: Sequence[Trace], job: Job) -> tuple[float, float]:
             continue
         prompt_tokens = len(pages) * BLOCK_TOKENS + 1  # so that the last whole block can be a hit
         asked[request] = len(pages)
-        found[request] = cache.admit(str(request), pages, prompt_tokens) // BLOCK_TOKENS
+        found[request] = (cache.admit(str(request), pages, prompt_tokens) or 0) // BLOCK_TOKENS
         end = AnswerEnd(int(trace.answer_ends[request]))
         cache.finish(str(request), pages, prompt_tokens + int(trace.output_tokens[request]), end)
     behind = slice(middle, None), slice(middle, middle + requests_in_hour(trace))

@@ -37,7 +37,13 @@ from results import print_rows, write_results
 
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
-from sgl_importance.observe.shadow.shadow_ranking import Answer, ImportanceRanking, LruRanking, Ranking
+from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS
+from sgl_importance.observe.shadow.shadow_ranking import (
+    Answer,
+    ImportanceRanking,
+    LruShadowRanking,
+    ShadowRanking,
+)
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance_lab.replay.formats.kv_cache_tester import Session, merge_sessions, read_sessions
 from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
@@ -60,9 +66,9 @@ class EndsInClasses(ImportanceRanking):
         self._tracker.answered([self._known(node) for node in path], answer.end)
 
 
-def ranking_of(arm: str, capacity: int) -> Ranking:
+def ranking_of(arm: str, capacity: int) -> ShadowRanking:
     if arm == LRU:
-        return LruRanking()
+        return LruShadowRanking()
     kind = EndsInClasses if arm == IN_CLASSES else ImportanceRanking
     return kind(UNIFORM_COST, BLOCK_TOKENS, GHOST_FACTOR * capacity)
 
@@ -114,7 +120,12 @@ def load(trace: Trace, tokens_per_second: float | None) -> tuple[float, float]:
 def hits(traces: Sequence[Trace], job: Job, tokens_per_second: float | None = None) -> int:
     """Prompt blocks that one arm finds."""
     trace = traces[job.trace]
-    cache = ShadowCache(job.capacity, BLOCK_TOKENS, ranking_of(job.policy, job.capacity))
+    cache = ShadowCache(
+        job.capacity,
+        BLOCK_TOKENS,
+        ranking_of(job.policy, job.capacity),
+        chunk_tokens=SERVER_CHUNK_TOKENS,
+    )
     found = 0
     for request, is_end in events(trace, tokens_per_second):
         pages = [int(block).to_bytes(8, "big") for block in trace.request(request)]
@@ -124,7 +135,7 @@ def hits(traces: Sequence[Trace], job: Job, tokens_per_second: float | None = No
             tokens = prompt_tokens + int(trace.output_tokens[request])
             cache.finish(str(request), pages, tokens, end)
         else:
-            found += cache.admit(str(request), pages, prompt_tokens) // BLOCK_TOKENS
+            found += (cache.admit(str(request), pages, prompt_tokens) or 0) // BLOCK_TOKENS
     return found
 
 

@@ -5,7 +5,8 @@
 - ``agents``: odd lines of recorded coding agents, twenty sessions alive, orders of sessions as
   ``benchmark/agents.py`` has them;
 - ``mooncake``: an hour of Mooncake's conversations. Turns were chosen on agents only; the classes of nodes
-  were chosen on its first half and on the whole of it, and random windows were looked at (docs/policy.md);
+  were chosen on its first half and on the whole of it, and random windows were looked at
+  (docs/evidence/eviction.md);
 - ``miniswe``, ``taubench``: sessions of agents that take random turns (``benchmark/policy.py``);
 - ``cycle``: forty sessions that ask one after the other, always in the same order, and grow by a block each
   time: LRU's worst case where they do not fit. It is made up, and no choice was made on it.

@@ -28,7 +28,9 @@ def _version(package: str) -> str | None:
 
 def _portable(argument: str) -> str:
     """A file's name in place of where it lies, or will, on the machine that ran the benchmark."""
-    return Path(argument).name if os.sep in argument and Path(argument).parent.is_dir() else argument
+    name, equals, path = argument.rpartition("=")
+    is_place = os.sep in path and Path(path).parent.is_dir()
+    return f"{name}{equals}{Path(path).name}" if is_place else argument
 
 
 def write_results(name: str, rows: Sequence[dict[str, Any]], *, out: Path | None = None) -> Path:

@@ -2,8 +2,8 @@
 # Builds the documentation into build/site; a warning is an error.
 #   bash scripts/docs.sh [--serve] [arguments of mkdocs]
 # --serve shows it on http://127.0.0.1:8000 and follows changes. PYTHON names the interpreter for the environment of its
-# own, .cache/docs: the generator needs neither sglang nor torch, and must not move their versions. Numbers and reference are
-# filled in from benchmark/results and the code where .venv is set up; else the pages have what the last commit filled in.
+# own, .cache/docs: the generator needs neither sglang nor torch, and must not move their versions. Numbers and references are
+# made from benchmark/results and the code, by .venv.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -25,7 +25,7 @@ if [[ $(cat "$venv/.pins" 2>/dev/null) != "$wanted" ]]; then
 fi
 
 cd "$root"
-if [[ -x .venv/bin/python ]]; then
-  .venv/bin/python -W ignore scripts/render_docs.py
-fi
+[[ -x .venv/bin/python ]] ||
+  { echo "docs.sh: references are made from the code, and there is no .venv: run bash scripts/setup.sh first" >&2; exit 1; }
+.venv/bin/python -W ignore scripts/render_docs.py
 exec "$venv/bin/python" -m mkdocs "${command[@]}" "$@"

@@ -42,7 +42,7 @@ NOT_CORE = {
     "support.servers",
 }
 """A test that imports one of these is not the core's: it needs sglang or torch, or starts a server."""
-MARKERS = "not server and not nightly and not gpu and not triton"
+MARKERS = "not server and not gpu and not triton and (not nightly or nightly_module)"
 
 
 # ---- which tests ----

@@ -1,6 +1,6 @@
 """Runs the fault tests and writes what they injected to benchmark/results/faults.json.
 
-A failing test writes nothing. python scripts/render_docs.py puts the rows into docs/reliability.md.
+A failing test writes nothing. python scripts/render_docs.py puts the rows into docs/evidence/store.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Fills in what README and docs take from measurements and from the code, in place.
+"""Fills in what README and docs take from measurements and from the code, and builds the references.
 
-    python scripts/render_docs.py            # rewrites the pages that are out of date
+    python scripts/render_docs.py            # rewrites pages that are out of date, and docs/generated
     python scripts/render_docs.py --check    # writes nothing; ends with 1 where a page is out of date
+
+References (flags, commands, metrics, routes, what was tested) are made whole from the code and the results,
+by the templates in ``scripts/rendering/templates``; git ignores them.
 
 A page names what it wants in a comment that no reader sees, and holds what it got up to the next one:
 
@@ -49,6 +52,7 @@ from scripts.rendering import (  # noqa: E402
     tier_tables,
     tree_tables,
 )
+from scripts.rendering.pages import GENERATED, TEMPLATES, committed_pages  # noqa: E402
 
 MARKED = re.compile(r"<!-- \{\{(?P<expression>[^\n]+?)\}\} -->(?P<shown>.*?)<!-- end -->", re.DOTALL)
 
@@ -94,10 +98,6 @@ class BadPage(Exception):
     """What of a page cannot be filled in, with the line."""
 
 
-def pages(root: Path = ROOT) -> list[Path]:
-    return [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md"))]
-
-
 def render(text: str, names: Mapping[str, Callable[..., Any]] = NAMES) -> str:
     """The page with every expression's present value.
 
@@ -136,7 +136,7 @@ def out_of_date(root: Path = ROOT) -> dict[Path, str]:
         BadPage: names the page and the line.
     """
     changed = {}
-    for page in pages(root):
+    for page in committed_pages(root):
         text = page.read_text()
         try:
             rendered = render(text)
@@ -147,6 +147,27 @@ def out_of_date(root: Path = ROOT) -> dict[Path, str]:
     return changed
 
 
+def references() -> dict[str, str]:
+    """The references, by the names of their files.
+
+    Raises:
+        BadPage: names the template and the line.
+    """
+    built = {}
+    for template in sorted(TEMPLATES.glob("*.md")):
+        try:
+            built[template.name] = render(template.read_text())
+        except BadPage as problem:
+            raise BadPage(f"{template.relative_to(ROOT)}, {problem}") from problem
+    return built
+
+
+def write_references(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in references().items():
+        (folder / name).write_text(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
@@ -155,6 +176,8 @@ def main() -> None:
     check = parser.parse_args().check
     try:
         changed = out_of_date()
+        if not check:
+            write_references(ROOT / GENERATED)
     except BadPage as problem:
         sys.exit(f"error: {problem}")
     for page, rendered in changed.items():

@@ -1,4 +1,4 @@
-"""Reproduces docs/findings.md: records the embedded model under workloads, and studies the recordings.
+"""Reproduces docs/evidence/attention.md: records the embedded model, and studies the recordings.
 
     .venv/bin/python scripts/reproduce_findings.py [--recordings DIR] [--out DIR]
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Sets up, then checks style and types and runs the tests. With arguments it runs pytest with them only.
+# pytest's last lines say how many CPU seconds it took without servers, and what is left to scripts/nightly.sh.
 #   bash scripts/test.sh [pytest arguments...]
 set -euo pipefail
 

@@ -1,4 +1,4 @@
-"""Runs the tests that stand behind docs/tested.md, and writes down what became of each row.
+"""Runs the tests that stand behind docs/generated/tested.md, and writes down what became of each row.
 
     python scripts/tested.py                         # every row, beside the installed sglang
     python scripts/tested.py test/models -k Gemma    # some of them: the other rows stay

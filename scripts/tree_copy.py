@@ -25,9 +25,13 @@ IMPORTED = (
     "sglang_importance.cache.component",
     "hypothesis",
 )
-SELECTED = "not server and not nightly and not gpu"
+SELECTED = {
+    "daily": "not server and not gpu and not nightly",
+    "nightly": "not server and not gpu and nightly",
+}
+"""Run of the tests -> which of them notice broken lines."""
 WARM_PYTEST = Path(__file__).with_name("warm_pytest.py")
-_SOME_FAILED = 1  # pytest's exit code; others say that no test, or not every test, could be run
+_SOME_FAILED, _NONE_SELECTED = 1, 5  # pytest's exit codes; others say that not every test could be run
 
 
 class TreeCopy:
@@ -93,25 +97,26 @@ class TreeCopy:
         worker.wait()
 
     def first_failure(
-        self, tests: Sequence[str], *, seconds: float, is_warm: bool = True
+        self, tests: Sequence[str], *, run: str = "daily", seconds: float, is_warm: bool = True
     ) -> tuple[str, str | None]:
         """Runs tests up to the first that fails.
 
         Args:
             tests: folders, files or single tests.
+            run: a key of ``SELECTED``: those of ``tests`` that belong to it.
             seconds: after which they hang.
             is_warm: sglang has been imported beforehand; not for files that it imports itself.
 
         Returns:
-            How it ended ("passed", "failed", "hung" or "not run"), and the test that failed.
+            How it ended ("passed", "failed", "hung", "none selected" or "not run"), and the test that failed.
         """
         shutil.rmtree(self._cache, ignore_errors=True)
-        options = ["-x", "-q", "-m", SELECTED, "--hypothesis-seed=0", "-o", f"cache_dir={self._cache}"]
-        run = {"words": [*options, *tests], "log": str(self._log), "seconds": seconds}
+        options = ["-x", "-q", "-m", SELECTED[run], "--hypothesis-seed=0", "-o", f"cache_dir={self._cache}"]
+        order = {"words": [*options, *tests], "log": str(self._log), "seconds": seconds}
         worker = self._warm if is_warm else self._start(())
         assert worker.stdin is not None
         assert worker.stdout is not None
-        print(json.dumps(run), file=worker.stdin, flush=True)
+        print(json.dumps(order), file=worker.stdin, flush=True)
         answer = worker.stdout.readline()
         assert answer, f"{WARM_PYTEST.name} has ended: {self._log.read_text()[-2000:]}"
         code = json.loads(answer)
@@ -122,6 +127,8 @@ class TreeCopy:
         if code == _SOME_FAILED:
             (failed,) = json.loads((self._cache / "v/cache/lastfailed").read_text())
             return "failed", failed
+        if code == _NONE_SELECTED:
+            return "none selected", None
         if code:
             print(self._log.read_text()[-2000:], file=sys.stderr)
             return "not run", None

@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from sgl_importance.errors import ImportanceError
+
 ValueT = TypeVar("ValueT")
 
 
-class BadJson(ValueError):
+class BadJson(ImportanceError, ValueError):
     """The JSON cannot be read; the message is one line."""
 
 

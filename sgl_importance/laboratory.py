@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from typing import Any
 
-from sgl_importance.policy.marginal_loss import ImportancePolicy
+from sgl_importance.errors import ImportanceError
 
 INSTALL = "pip install './benchmark/lab' in a clone of sgl-importance"
 COMMANDS = ("conformance", "kernels", "kv-size", "probe", "reason", "replay", "size", "study", "workload")
 CONTROLS_GROUP = "sgl_importance.controls"
 
 
-class MissingControlError(Exception):
+class MissingControlError(ImportanceError):
     """Nobody has installed the control arm that was asked for; the message names the cure."""
 
 
-def load_control(name: str) -> type[ImportancePolicy]:
-    """The policy that a server ranks by as a control arm of an experiment.
+def load_control(name: str) -> Any:
+    """What a server runs as a control arm of an experiment: a policy that ranks, or a selector of pages.
 
     Raises:
         MissingControlError: no installed distribution announces it.
     """
     for point in entry_points(group=CONTROLS_GROUP, name=name):
-        policy: type[ImportancePolicy] = point.load()
-        return policy
+        return point.load()
     raise MissingControlError(f"control arms are of the laboratory, which is not installed: {INSTALL}")

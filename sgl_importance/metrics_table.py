@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import product
 
+from sgl_importance.misses.reason import Reason
+from sgl_importance.nodes.ages import AGE_BOUNDS, EVICTING, PLACES, REUSE_BOUNDS, UPPER_AGES
 from sgl_importance.nodes.ghosts import EvictionReason
+from sgl_importance.placement.hints.shared_actions import SHARED_ACTIONS
 from sgl_importance.reuse.calibration import BUCKETS, HORIZON
 from sgl_importance.storage.store_counters import LABEL_VALUES, SERIES
 from sgl_importance.storage.tier_chain.tier_counters import TIER_SERIES
@@ -22,12 +25,14 @@ TIER = "store_tier_"
 
 OPERATIONS = (
     *("importance", "pin", "pins", "unpin", "prewarm_facts", "prewarm_room"),
-    *("snapshot", "tree", "node", "node_prompt", "find", "events", "answered"),
+    *("snapshot", "tree", "node", "node_prompt", "find", "events", "why", "why_prompt", "answered"),
+    "close_session",
 )
 """Operations that the HTTP process asks a scheduler for."""
 SOURCES = (*(tier.value for tier in Tier), "computed")
 """Sources of a pre-warm's tokens."""
 PREWARM_ENDS = ("done", "cancelled", "failed")
+HINT_OUTCOMES = ("followed", "ignored")
 SHADOWS = ("lru", "importance")
 
 
@@ -44,8 +49,10 @@ class FaultPlace(StrEnum):
     """Taking in what a request said, page scores included."""
     RECORDING = "recording"
     OBSERVATION = "observation"
-    """The shadow caches of ``observe``."""
+    """The shadow caches of ``observe``, and the search for volatile beginnings."""
     REPORT = "report"
+    MISSES = "misses"
+    """The account of what was not found, which ends with it."""
     OPERATION = "operation"
     """An answer to the HTTP process."""
     METRICS = "metrics"
@@ -54,6 +61,7 @@ class FaultPlace(StrEnum):
 class Kind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
+    HISTOGRAM = "histogram"
 
 
 class Process(StrEnum):
@@ -73,6 +81,7 @@ class Metric:
         name: without ``PREFIX``.
         help: one line, as Prometheus shows it.
         labels: values of each label; empty where only the code that counts knows them all.
+        bounds: of a histogram's buckets.
     """
 
     name: str
@@ -80,10 +89,17 @@ class Metric:
     kind: Kind = Kind.COUNTER
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     process: Process = Process.SCHEDULER
+    bounds: tuple[float, ...] = ()
 
     @property
     def exported_name(self) -> str:
         return PREFIX + self.name
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """Names under which its values are exported."""
+        endings = ("_bucket", "_sum", "_count") if self.kind is Kind.HISTOGRAM else ("",)
+        return tuple(self.exported_name + ending for ending in endings)
 
     def children(self) -> Iterator[tuple[str, ...]]:
         """Label values of every series that is known ahead; one empty tuple where there are no labels."""
@@ -105,7 +121,16 @@ _SCHEDULER = (
     Metric(
         "hit_tokens_total", "Prompt tokens found in the cache, by the tier that held them", labels=_BY_TIER
     ),
+    Metric(
+        "missed_tokens_total",
+        "Prompt tokens that were computed, by the reason why they were not found",
+        labels={"reason": tuple(reason.value for reason in Reason)},
+    ),
     Metric("prewarmed_hit_tokens_total", "Tokens that a pre-warm brought in, at their first hit"),
+    Metric(
+        "volatile_lost_tokens_total",
+        "Tokens computed again behind text that changes with each request, at the beginning of its prompt",
+    ),
     # ---- moves ----
     Metric("evicted_nodes_total", "Nodes evicted, by the tier that they left and why", labels=_EVICTED),
     Metric("evicted_tokens_total", "Tokens evicted, by the tier that they left and why", labels=_EVICTED),
@@ -114,6 +139,34 @@ _SCHEDULER = (
     Metric("loaded_back_nodes_total", "Nodes copied from the host back to the device"),
     Metric("loaded_back_tokens_total", "Tokens copied from the host back to the device"),
     Metric("written_tokens_total", "Tokens copied into a tier from above", labels={"tier": _BELOW}),
+    # ---- ages: each token counts ----
+    Metric(
+        "return_age_seconds",
+        "Age in seconds of tokens that were asked for again, by the tier that held them",
+        Kind.HISTOGRAM,
+        {"place": PLACES},
+        bounds=AGE_BOUNDS,
+    ),
+    Metric(
+        "eviction_age_seconds",
+        "Time since the last request for tokens that a tier evicted, in seconds",
+        Kind.HISTOGRAM,
+        {"tier": tuple(tier.value for tier in EVICTING)},
+        bounds=AGE_BOUNDS,
+    ),
+    Metric(
+        "eviction_reuses",
+        "How often requests had found the tokens that a tier evicted",
+        Kind.HISTOGRAM,
+        {"tier": tuple(tier.value for tier in EVICTING)},
+        bounds=REUSE_BOUNDS,
+    ),
+    Metric(
+        "resident_tokens_by_idle_seconds",
+        "Tokens that a tier holds, by the seconds since their last request, when all were looked at last",
+        Kind.GAUGE,
+        {"tier": _TIERS, "le": UPPER_AGES},
+    ),
     # ---- tiered pages: each layer counts its own ----
     Metric("pages_read_total", "Pages of tiered KV that attention asked for, in each layer"),
     Metric("pages_loaded_total", "Of these, those that came from the host"),
@@ -145,6 +198,16 @@ _SCHEDULER = (
     Metric("pins", "Pins that have not ended", Kind.GAUGE),
     Metric("pinned_tokens", "Tokens that pins hold of their budget", Kind.GAUGE, {"tier": _EVICTING}),
     Metric("pin_budget_tokens", "Tokens that pins may hold", Kind.GAUGE, {"tier": _EVICTING}),
+    # ---- what clients say ----
+    Metric("sessions_closed_total", "Sessions that said that they were over"),
+    Metric(
+        "sessions_given_back_tokens_total", "Tokens on the device or the host that only these had asked for"
+    ),
+    Metric(
+        "hint_actions_total",
+        "Actions of kv_hints envelopes that are not ours, by what became of them",
+        labels={"action": SHARED_ACTIONS, "outcome": HINT_OUTCOMES},
+    ),
     # ---- time ----
     Metric("folds_total", "Observations of attention folded into the tree"),
     Metric(
@@ -226,7 +289,7 @@ def of_process(process: Process) -> tuple[Metric, ...]:
 
 
 def as_markdown() -> str:
-    """The table of ``docs/metrics.md``."""
+    """The table of the built page on metrics."""
     rows = ["| series | type | labels | meaning |", "|---|---|---|---|"]
     for metric in METRICS:
         labels = "; ".join(

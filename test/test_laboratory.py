@@ -64,7 +64,7 @@ def test_other_commands_need_no_laboratory(
     assert "No such command 'reply'" in capsys.readouterr().err
 
 
-def test_each_control_arm_is_a_policy_of_the_laboratory() -> None:
+def test_each_control_arm_is_of_the_laboratory() -> None:
     announced = PROJECT["entry-points"][laboratory.CONTROLS_GROUP]
     assert announced
     for name, value in announced.items():

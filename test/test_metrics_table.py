@@ -1,4 +1,4 @@
-"""The table of series that a server exports: docs/metrics.md is rendered from it."""
+"""The table of series that a server exports: the page on metrics is built from it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.rendering.pages import TEMPLATES, committed_pages
 from sgl_importance.metrics_table import METRICS, PREFIX
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("monitoring/*"))
+PAGES = (*committed_pages(), TEMPLATES / "metrics.md", *ROOT.glob("monitoring/*"))
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
@@ -25,7 +26,7 @@ def test_names_are_unique_and_carry_their_unit(metric):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_and_dashboard_name_series_that_there_are(page: Path):
-    known = {metric.exported_name for metric in METRICS}
+    known = {name for metric in METRICS for name in (metric.exported_name, *metric.series)}
     for name, more in re.findall(rf"({PREFIX}\w*)([*{{.]?)", page.read_text()):
         begun = more and name.endswith("_")  # sglang:kv_importance_shadow_*, {offered,refused}_tokens_total
         assert name in known or (begun and any(each.startswith(name) for each in known)), name
@@ -34,4 +35,4 @@ def test_pages_and_dashboard_name_series_that_there_are(page: Path):
 def test_every_series_is_on_the_dashboard():
     panels = json.loads((ROOT / "monitoring" / "grafana.json").read_text())["panels"]
     queries = "\n".join(target["expr"] for panel in panels for target in panel.get("targets", ()))
-    assert not [metric.name for metric in METRICS if f"{metric.exported_name}{{" not in queries]
+    assert not [metric.name for metric in METRICS if f"{metric.series[0]}{{" not in queries]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmark.serving.workloads import make_workload, prefix_pages
+from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE, OPTIMUM
 from sgl_importance_lab.replay.replay_runner import Job, ReplayMode, run_job
 from sgl_importance_lab.replay.trace import Trace, TraceBuilder
@@ -38,7 +39,7 @@ def replay_workload(name: str, parameters: dict[str, Any]) -> Iterator[dict[str,
         workload = make_workload(name, {**parameters, "workloads": longer})
         trace = as_trace(name, workload.requests, page_tokens)
         for policy in POLICIES:
-            row = run_job([trace], Job(0, policy, pages, ReplayMode.NODES))
+            row = run_job([trace], Job(0, policy, pages, ReplayMode.NODES, chunk_tokens=SERVER_CHUNK_TOKENS))
             yield {
                 "workload": name,
                 "policy": policy,

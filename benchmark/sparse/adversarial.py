@@ -48,7 +48,7 @@ from support.config_file import config_flags
 from support.served import script_server
 from support.servers import ServerProcess
 
-SELECTORS = "rep,quest,infllm,mean,window,token,oracle"
+SELECTORS = "bits,quest,infllm,mean,window,token,oracle"
 PAGE = 16
 PREFIX = (BEGIN, SYSTEM, *INSTRUCTION, USER)
 MENTIONS = 16
@@ -229,7 +229,7 @@ def main(
             continue
         flags = (
             *("--kv-policy", "importance", "--kv-residency", "tiered", "--kv-device-tokens", "0.6"),
-            *("--kv-sparse-selector", "rep" if selector == "all" else selector),
+            *("--kv-sparse-selector", "bits" if selector == "all" else selector),
             *("--kv-sparse-budget", str(budget), "--max-running-requests", str(AT_A_TIME)),
             *("--max-total-tokens", "40000", "--enable-custom-logit-processor"),
             "--disable-overlap-schedule",  # which lets a request's own list of tokens fall a step behind

@@ -71,7 +71,7 @@ def asked(server: ServerProcess, questions: list[Question], label: str) -> dict[
 def main(
     selectors: Annotated[
         str, typer.Option(help="Separated by commas.")
-    ] = "rep,quest,infllm,mean,window,token,oracle",
+    ] = "bits,quest,infllm,mean,window,token,oracle",
     lengths: Annotated[
         str, typer.Option(help="Tokens of a prompt, separated by commas.")
     ] = "2048,4096,8192,16384",

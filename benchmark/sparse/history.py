@@ -34,7 +34,7 @@ from support.servers import ServerProcess
 PAGE, QUESTION_TOKENS = 16, 16
 TIERED = (
     *("--kv-policy", "importance", "--kv-residency", "tiered", "--kv-device-tokens", "0.3"),
-    *("--kv-sparse-selector", "rep", "--kv-sparse-budget", "0.05", "--max-running-requests", "2"),
+    *("--kv-sparse-selector", "bits", "--kv-sparse-budget", "0.05", "--max-running-requests", "2"),
     *("--kv-importance-source", "none", "--page-size", str(PAGE), "--skip-tokenizer-init"),
 )
 

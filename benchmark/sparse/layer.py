@@ -32,9 +32,9 @@ from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.page_slots import PageSlots
-from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 from sgl_importance_kernels.sparse.step_attention import attend_step
 from sgl_importance_kernels.sparse.streamed_attention import attend
+from sgl_importance_lab.selectors.registry import ready_selector
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 SCALE = DIM**-0.5
@@ -66,7 +66,7 @@ class Layer:
             page_size=PAGE,
             staging_pages=STAGING_PAGES,
             device="cpu",
-            selector=SELECTORS[selector](PAGE),
+            selector=ready_selector(selector, self.keys.unflatten(0, (-1, PAGE))[None]),
         )
         assert self.slots.representations is not None
         rule = ChoiceRule(SINK_TOKENS, WINDOW_TOKENS)
@@ -142,7 +142,7 @@ def measured(layer: Layer, steps: int, label: str) -> dict[str, Any]:
 def main(
     contexts: Annotated[str, typer.Option(help="Tokens, separated by commas.")] = "4096,16384,65536",
     selected: Annotated[int, typer.Option(help="Tokens that a step reads.")] = 2048,
-    selector: Annotated[str, typer.Option(help="As --kv-sparse-selector.")] = "rep",
+    selector: Annotated[str, typer.Option(help="As --kv-sparse-selector.")] = "bits",
     steps: Annotated[int, typer.Option(help="Steps of each arm.")] = 15,
     out: Annotated[Path | None, typer.Option(help="Write the JSON there.")] = None,
 ) -> None:

@@ -47,7 +47,7 @@ TIERED = (
     *("--max-running-requests", str(AT_A_TIME)),
 )
 SPARSE = (
-    *("--kv-sparse-selector", "rep", "--kv-sparse-budget", "0.05"),
+    *("--kv-sparse-selector", "bits", "--kv-sparse-budget", "0.05"),
     *("--kv-sparse-prompt-tokens", str(QUESTION_TOKENS)),
 )
 # HBM3e of 4.8 TB/s; PCIe 5.0 x16, of whose 63 GB/s copies reach about 55.
@@ -70,7 +70,7 @@ def arms(documents: int, tokens: int) -> dict[str, tuple[str, ...]]:
         HICACHE: (*stock, f"{everything / device + 1:.1f}", "--max-total-tokens", str(device)),
         "stock, resident": (*stock, "1.1", "--max-total-tokens", str(everything)),
         "tiered all": tiered,
-        "tiered rep": (*tiered, *SPARSE),
+        "tiered bits": (*tiered, *SPARSE),
     }
 
 

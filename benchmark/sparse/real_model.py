@@ -44,8 +44,8 @@ from benchmark.sparse.real.summary import KINDS, shown, summaries
 from benchmark.sparse.real.windows import NoText, Window, default_texts, make_windows, text_at
 from sgl_importance_kernels.sparse.bit_tables import KeyStatistics, calibration_tokens
 from sgl_importance_kernels.sparse.selectors.mean_and_bits import MeanAndBits
-from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 from sgl_importance_kernels.sparse.selectors.selector import Selector
+from sgl_importance_lab.selectors.registry import ALL_SELECTORS
 
 PAGE = 16
 BF16_BYTES = 2
@@ -59,12 +59,12 @@ def selector_of(name: str, decoder: Decoder) -> Selector:
     Raises:
         typer.BadParameter: there is none of this name.
     """
-    if name not in SELECTORS:
-        raise typer.BadParameter(f"no selector {name!r}: choose from {', '.join(SELECTORS)}")
-    selector = SELECTORS[name](PAGE)
+    if name not in ALL_SELECTORS:
+        raise typer.BadParameter(f"no selector {name!r}: choose from {', '.join(ALL_SELECTORS)}")
+    selector = ALL_SELECTORS[name](PAGE)
     if isinstance(selector, MeanAndBits):
         known = Prefill(decoder, calibration_tokens(decoder.shape.vocabulary), keeps_queries=True)
-        selector.calibrate(KeyStatistics.of(known.keys, known.queries, PAGE))
+        selector.calibrate(KeyStatistics.of(known.keys, known.queries * decoder.shape.dim**-0.5, PAGE))
     return selector
 
 
@@ -129,12 +129,17 @@ def main(
             for name, of_kind in texts.items()
             for window in make_windows(tokenizer, name, of_kind, tokens=size, count=windows, page_size=PAGE)
         ]
+        # One of each kind before the second of any: what is cut short has seen all kinds.
+        all_windows.sort(key=lambda window: (len(window.tokens), window.number))
     except (UnknownModel, NoText) as error:
         raise typer.BadParameter(str(error)) from error
     estimators = {name: of_selector(selector_of(name, decoder)) for name, _ in chosen}
     rows = [json.loads(line) for line in measured.read_text().splitlines()] if measured.exists() else []
     identity = ("source", "number", "tokens", "share", "selector", "grain")
     done = {tuple(row[name] for name in identity) for row in rows}
+    dim = decoder.shape.dim
+    kept = {name: ALL_SELECTORS[name](PAGE).kept_bytes(dim) for name in ALL_SELECTORS}
+    kept = {name: size + UNIT_BYTES if size else 0 for name, size in kept.items()}
     measured.parent.mkdir(parents=True, exist_ok=True)
     with Progress() as progress:
         task = progress.add_task("windows", total=len(all_windows))
@@ -149,12 +154,9 @@ def main(
                 rows.append(key | arm_row(decoder, window, prefill, exact, arm, share))
                 with measured.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
+            found = summaries(rows, kept, kv_bytes=2 * PAGE * dim * BF16_BYTES)
+            write_results("pages_real_model", found, out=out)
             progress.advance(task)
-    dim = decoder.shape.dim
-    kept = {name: SELECTORS[name](PAGE).kept_bytes(dim) for name in SELECTORS}
-    kept = {name: size + UNIT_BYTES if size else 0 for name, size in kept.items()}
-    found = summaries(rows, kept, kv_bytes=2 * PAGE * dim * BF16_BYTES)
-    write_results("pages_real_model", found, out=out)
     print_rows("Chosen pages of a real model", [shown(row) for row in found])
 
 

@@ -22,8 +22,8 @@ sys.path[:0] = [str(ROOT)]
 # ruff: noqa: E402
 from benchmark.results import print_rows, write_results
 from sgl_importance_kernels.sparse.representations import Representations
-from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 from sgl_importance_kernels.sparse.streamed_attention import attend
+from sgl_importance_lab.selectors.registry import ready_selector
 
 PAGE, HEADS, KV_HEADS, DIM = 16, 32, 8, 128
 BF16_BYTES = 2
@@ -52,8 +52,8 @@ def main(
     attention = least_ms(lambda: attend(query, keys.flatten(0, 1), values.flatten(0, 1), DIM**-0.5), tries)
     copy = least_ms(lambda: (room[0].copy_(keys), room[1].copy_(values)), tries)
     rows = []
-    for name in ("rep", "infllm", "token", "quest", "mean"):
-        kept = Representations(SELECTORS[name](PAGE), (keys,), "cpu")
+    for name in ("bits", "rep", "infllm", "token", "quest", "mean"):
+        kept = Representations(ready_selector(name, keys[None]), (keys,), "cpu")
         build = least_ms(lambda kept=kept: kept.build(0, pages, keys), tries)
         rows.append(
             {

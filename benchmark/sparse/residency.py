@@ -70,7 +70,7 @@ def arm_flags(pool: int, room: int, policy: str, bias: float) -> tuple[str, ...]
     return (
         *("--kv-policy", "importance", "--kv-residency", "tiered", "--kv-device-tokens", str(room)),
         *("--max-total-tokens", str(pool), "--max-running-requests", "1", "--page-size", str(PAGE)),
-        *("--kv-sparse-selector", "rep", "--kv-sparse-budget", str(SELECTED)),
+        *("--kv-sparse-selector", "bits", "--kv-sparse-budget", str(SELECTED)),
         *("--kv-sparse-prompt-tokens", str(QUESTION_TOKENS)),
         *config_flags(tiered={"policy": policy}, sparse={"resident_bias": bias}),
     )

@@ -36,7 +36,7 @@ SPARSE = (*TIERED, "--kv-sparse-budget", "0.05", "--kv-sparse-prompt-tokens", st
 ARMS = {
     "stock": ("--kv-policy", "default"),
     "tiered all": TIERED,
-    "tiered rep": (*SPARSE, "--kv-sparse-selector", "rep"),
+    "tiered bits": (*SPARSE, "--kv-sparse-selector", "bits"),
 }
 
 

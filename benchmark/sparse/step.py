@@ -32,9 +32,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmark.results import print_rows, write_results
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts, choose_pages
 from sgl_importance_kernels.sparse.page_slots import PageSlots
-from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 from sgl_importance_kernels.sparse.triton.attention_kernel import attend_places
 from sgl_importance_kernels.sparse.triton.copy_kernel import copy_pages
+from sgl_importance_lab.selectors.registry import ready_selector
 
 PAGE = 16
 RULE = ChoiceRule(sink_tokens=16, window_tokens=32)
@@ -88,7 +88,9 @@ class Step:
             staging_pages=1,
             device=device,
             residency="ema",
-            selector=SELECTORS[selector](PAGE),
+            selector=ready_selector(
+                selector, self.pool[0].view(-1, PAGE, shape.kv_heads, shape.dim)[None, :64], device
+            ),
             uses_triton=True,
         )
         self.slots.begin_pass(torch.zeros(0, dtype=torch.int64, device=device))
@@ -179,7 +181,7 @@ def measured(shape: Shape, selector: str, device: str) -> dict[str, Any]:
 
 @torch.inference_mode()
 def main(
-    selector: Annotated[str, typer.Option(help="As --kv-sparse-selector.")] = "rep",
+    selector: Annotated[str, typer.Option(help="As --kv-sparse-selector.")] = "bits",
     dry_run: Annotated[
         bool, typer.Option(help="Tiny shapes in Triton's interpreter, without a GPU.")
     ] = False,

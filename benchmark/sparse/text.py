@@ -107,7 +107,7 @@ def main(
     model: Annotated[Path, typer.Argument(help="Checkpoint of benchmark/lab/scripts/train_text_model.py.")],
     selectors: Annotated[
         str, typer.Option(help="Separated by commas.")
-    ] = "rep,quest,infllm,mean,window,token,oracle",
+    ] = "bits,quest,infllm,mean,window,token,oracle",
     contexts: Annotated[
         str, typer.Option(help="Bytes of a prompt, separated by commas, shortest first.")
     ] = "512,1024,2048,4096,8192",

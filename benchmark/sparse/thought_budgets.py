@@ -28,7 +28,7 @@ from benchmark.sparse.written_thoughts import Thought, pool_tokens, thinking_ser
 from sgl_importance_lab.study.statistics import mean_of
 
 AT_A_TIME = 8
-SELECTORS = "oracle,token,rep,quest,infllm,mean,window"
+SELECTORS = "oracle,token,bits,quest,infllm,mean,window"
 
 
 def same_before(written: Sequence[int], exact: Sequence[int]) -> float:

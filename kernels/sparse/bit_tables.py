@@ -6,24 +6,26 @@ from dataclasses import dataclass
 
 import torch
 
-WIDTHS = (0, 1, 2, 4)
-"""Bits that a channel may have: codes of these never straddle a byte."""
-
-STEPS = (0.0, 1.596, 0.9957, 0.3352)
-"""Of each width, the step of the best uniform quantiser of a normal variable of deviation 1 (Max, 1960)."""
-DISTORTIONS = (1.0, 0.3634, 0.1188, 0.01154)
+STEPS = (0.0, 1.596, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308)
+"""By bits, the step of the best uniform quantiser of a normal variable of deviation 1 (Max, 1960)."""
+DISTORTIONS = (1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.00104, 0.0003035, 0.0000869)
 """What it leaves of the variance."""
+MOST_BITS = len(STEPS) - 1
 
 CALIBRATION_TOKENS = 1024
+SKIPPED_TOKENS = 32
+"""Last tokens of a context whose pages every query reads anyway: what it finds there decides on no bits."""
 
 
 def calibration_tokens(vocabulary: int) -> torch.Tensor:
-    """Token ids that a model's statistics are taken from, int64 [CALIBRATION_TOKENS], drawn at random.
+    """Token ids that a model's statistics are taken from, int64 [CALIBRATION_TOKENS]: random ones, twice.
 
-    So they hang on the model alone, neither on a text nor on what is served. Bits that several kinds of text
-    gave chose no better.
+    So they hang on the model alone, neither on a text nor on what is served; those of a text gave bits that
+    chose no better. What stood there before is found again by the heads that look for it, whose choices
+    matter most (induction heads, Olsson et al., 2022).
     """
-    return torch.randint(vocabulary, (CALIBRATION_TOKENS,), generator=torch.Generator().manual_seed(0))
+    draws = torch.Generator().manual_seed(0)
+    return torch.randint(vocabulary, (CALIBRATION_TOKENS // 2,), generator=draws).repeat(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class KeyStatistics:
 
     Attributes:
         variances: of keys around the mean of their page.
-        energies: mean squares of the queries of the KV head's group.
+        energies: mean squares of the queries of the KV head's group, each query counting by the largest share
+            of its attention that one page has which it does not read anyway.
     """
 
     variances: torch.Tensor
@@ -44,25 +47,45 @@ class KeyStatistics:
 
         Args:
             keys: of at least a page of tokens, rotated, [layers, tokens, KV heads, head dimension].
-            queries: of the same tokens, [layers, tokens, heads, head dimension].
+            queries: of the same tokens, scaled as attention scales them, [layers, tokens, heads, head
+                dimension].
             page_size: tokens per page.
         """
         pages = keys.shape[1] // page_size
-        by_page = keys[:, : pages * page_size].float().unflatten(1, (pages, page_size))
-        variances = by_page.var(dim=2, correction=0).mean(dim=1)
+        keys = keys[:, : pages * page_size].float()
+        variances = keys.unflatten(1, (pages, page_size)).var(dim=2, correction=0).mean(dim=1)
         groups = queries.float().unflatten(2, (keys.shape[2], -1))
-        return cls(variances, groups.square().mean(dim=(1, 3)))
+        energies = [
+            torch.stack([_energies(k[:, head], q[:, head], page_size) for head in range(k.shape[1])])
+            for k, q in zip(keys, groups, strict=True)
+        ]
+        return cls(variances, torch.stack(energies))
+
+
+def _energies(keys: torch.Tensor, queries: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Of one KV head: keys [tokens in whole pages, dimension], queries [all tokens, group, dimension]."""
+    position = torch.arange(len(queries), device=keys.device)[:, None]
+    key = torch.arange(len(keys), device=keys.device)
+    page_end = key - key % page_size + page_size
+    is_free = (key >= page_size) & (page_end <= position - SKIPPED_TOKENS)
+    energies = torch.zeros_like(keys[0])
+    for of_head in queries.unbind(dim=1):
+        logits = (of_head @ keys.T).masked_fill(key > position, -torch.inf)
+        shares = logits.softmax(dim=1).masked_fill(~is_free, 0.0)
+        largest = shares.unflatten(1, (-1, page_size)).sum(dim=2).amax(dim=1)
+        energies += (largest[:, None] * of_head.square()).mean(dim=0)
+    return energies / queries.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
 class BitTables:
     """How codes lie: [layers, KV heads, head dimension], or those of one layer.
 
-    A page keeps the codes of a channel together, eight tokens in as many bytes as the channel has bits.
-    Channels of four bits come first, then those of two and of one, each in their order.
+    A page keeps the codes of a channel together, eight tokens in as many bytes as the channel has bits, the
+    first token in the lowest bits. Channels of most bits come first, those of as many in their order.
 
     Attributes:
-        widths: bits of each channel, int32.
+        widths: bits of each channel, from 0 to ``MOST_BITS``, int32; as many in all heads of a layer.
         starts: before how many of a page's codes, in bits of one token, a channel's begin; int32.
         steps: of its codes, float32; 0 where it has none.
     """
@@ -78,36 +101,41 @@ class BitTables:
 
     @classmethod
     def allotted(cls, statistics: KeyStatistics, bits: int) -> BitTables:
-        """Shares out the bits of a token, for each layer and KV head.
+        """Shares out the bits of all tokens, among layers and then, in each head, among channels.
 
-        The next go where they take most from the error of products, by bit: variance within a page times the
-        energy of queries times what a width leaves of it. Two channels that a rotation turns into each other
-        count as their mean.
+        Each bit goes where it takes most from the error of products: variance within a page times the energy
+        of queries times what the bit takes from the distortion. Two channels that a rotation turns into each
+        other count as their mean.
 
         Args:
             statistics: of the model.
-            bits: of all channels of a token together.
+            bits: of all channels of a token together, as a mean over layers.
         """
         variances, energies = map(_paired, (statistics.variances, statistics.energies))
         layers, heads, dim = variances.shape
-        weights = (variances * energies).reshape(-1, dim)
-        level = torch.zeros_like(weights, dtype=torch.int64)  # index into WIDTHS
-        left = torch.full((len(weights), 1), bits, device=weights.device)
-        widths, kept = (torch.tensor(each, device=weights.device) for each in (WIDTHS, DISTORTIONS))
-        costs = torch.cat([widths.diff(), widths.new_full((1,), bits + 1)])
-        gains = torch.cat([-kept.diff(), kept.new_zeros(1)]) / costs
-        for _ in range(bits):  # at least one bit each time
-            worth = (weights * gains[level]).masked_fill(costs[level] > left, -1.0)
-            best = worth.argmax(dim=1, keepdim=True)
-            is_given = worth.gather(1, best) >= 0
-            left -= costs[level.gather(1, best)] * is_given
-            level.scatter_add_(1, best, is_given.long())
-        given = widths[level]
-        order = given.argsort(dim=1, descending=True, stable=True)
-        behind = given.gather(1, order).cumsum(dim=1)
-        starts = torch.empty_like(given).scatter_(1, order, behind - given.gather(1, order))
-        steps = torch.tensor(STEPS, device=weights.device)[level] * variances.reshape(-1, dim).sqrt()
-        return cls(*(part.view(layers, heads, dim) for part in (given.int(), starts.int(), steps)))
+        taken = -torch.tensor(DISTORTIONS, device=variances.device).diff()
+        # Each bit of a channel takes less than the one before it: the best ones are its first.
+        gains = ((variances * energies)[..., None] * taken).flatten(2)
+        best = gains.flatten().topk(min(layers * heads * bits, gains.numel())).indices
+        of_layer = torch.bincount(best // gains[0].numel(), minlength=layers) // heads
+        widths = torch.stack(
+            [
+                torch.zeros_like(gain).scatter_(1, gain.topk(count, dim=1).indices, 1.0)
+                for gain, count in zip(gains, of_layer.tolist(), strict=True)
+            ]
+        )
+        given = widths.unflatten(2, (dim, MOST_BITS)).sum(dim=3).long()
+        order = given.argsort(dim=2, descending=True, stable=True)
+        in_order = given.gather(2, order)
+        starts = torch.empty_like(given).scatter_(2, order, in_order.cumsum(dim=2) - in_order)
+        steps = torch.tensor(STEPS, device=given.device)[given] * statistics.variances.sqrt()
+        return cls(given.int(), starts.int(), steps.contiguous())
+
+    @property
+    def bits(self) -> list[int]:
+        """Bits of a token in each head of each layer."""
+        found: list[int] = self.widths[:, 0].sum(dim=1).tolist()
+        return found
 
     def to(self, device: torch.device | str) -> BitTables:
         """The same, on a device."""

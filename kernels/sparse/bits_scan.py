@@ -1,7 +1,9 @@
 """Products of queries with keys that are kept as a mean and codes of a few bits, compiled for CPUs.
 
-Codes are whole numbers from 0; steps, and what half the codes are worth, are multiplied into each query once,
-so that a code only has to be taken out of its byte. Eight tokens at a time fill a vector register.
+Codes are whole numbers from 0; steps are multiplied into each query, and what half the codes are worth is
+taken off at the end, so that a code only has to be taken out of its bytes. A channel of
+``BLOCK_PAGES`` pages is done at a time, of these the first tokens of all groups of eight, then the second:
+neighbours are shifted alike, so that they fill vector registers.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance_kernels.jit import njit
+from sgl_importance_kernels.sparse.bit_tables import MOST_BITS
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
 _SIGNATURE = (
@@ -19,6 +22,8 @@ _SIGNATURE = (
     " int64, float32[:,:,:,::1])"
 )
 TOKENS = 8
+"""Whose codes lie together."""
+BLOCK_PAGES = 16
 
 Floats = npt.NDArray[np.float32]
 Whole = npt.NDArray[np.int32]
@@ -51,66 +56,63 @@ def largest_of_codes(
     num_tokens, num_heads, group, dim = queries.shape
     num_queries = num_tokens * group
     groups = page_size // TOKENS
-    channels, ends = np.empty(dim, np.int64), np.empty(3, np.int64)
-    scaled, offsets = np.empty((num_queries, dim), np.float32), np.empty(num_queries, np.float32)
-    plain = np.empty((num_queries, dim), np.float32)
-    codes = np.empty((dim, page_size), np.float32)
+    codes = np.empty(BLOCK_PAGES * page_size, np.float32)
+    sums = np.empty((num_queries, BLOCK_PAGES * page_size), np.float32)
+    offsets = np.empty(num_queries, np.float32)
     mean = np.empty(dim, np.float32)
-    sums = np.empty(page_size, np.float32)
+    halves = np.empty((2, BLOCK_PAGES * groups), np.uint32)  # of each eight tokens' word, four a half
     for head in range(num_heads):
-        coded = 0
-        for which in range(3):
+        for row in range(num_queries):
+            offsets[row] = 0.0
             for channel in range(dim):
-                if widths[head, channel] == 4 >> which:
-                    channels[coded] = channel
-                    coded += 1
-            ends[which] = coded
-        for token in range(num_tokens):
-            for query in range(group):
-                row = token * group + query
-                offset = np.float32(0.0)
-                for at in range(coded):
-                    channel = channels[at]
-                    factor = queries[token, head, query, channel] * steps[head, channel]
-                    scaled[row, at] = factor
-                    half = np.float32((1 << widths[head, channel]) // 2) - np.float32(0.5)
-                    offset -= factor * half
-                offsets[row] = offset
-                for channel in range(dim):
-                    plain[row, channel] = queries[token, head, query, channel]
-        for at_page in range(len(pages)):
-            row_bytes = kept[pages[at_page], head]
-            for channel in range(dim):
-                mean[channel] = np.int8(row_bytes[channel])
-            factor_of_page = np.float32(2.0 ** (np.int8(row_bytes[dim]) / 8.0))
-            byte = dim + 1
-            first = 0
-            for which in range(3):
-                width = 4 >> which
-                mask = np.uint32((1 << width) - 1)
-                for at in range(first, ends[which]):
-                    for eight in range(groups):
-                        word = np.uint32(row_bytes[byte])
-                        for more in range(1, width):
-                            word |= np.uint32(row_bytes[byte + more]) << np.uint32(8 * more)
-                        byte += width
-                        for token in range(TOKENS):
-                            code = (word >> np.uint32(token * width)) & mask
-                            codes[at, eight * TOKENS + token] = np.float32(np.int32(code))
-                first = ends[which]
-            for row in range(num_queries):
-                of_mean = np.float32(0.0)
-                for channel in range(dim):
-                    of_mean += plain[row, channel] * mean[channel]
-                for token in range(page_size):
-                    sums[token] = np.float32(0.0)
-                for at in range(coded):
-                    factor = scaled[row, at]
-                    for token in range(page_size):
-                        sums[token] += factor * codes[at, token]
-                best = np.float32(-np.inf)
-                for token in range(page_size):
-                    best = max(best, sums[token])
-                logits[row // group, head, row % group, at_page] = (
-                    factor_of_page * (best + offsets[row]) + of_mean * units[pages[at_page], head]
+                half = np.float32(1 << widths[head, channel]) / 2 - np.float32(0.5)
+                offsets[row] -= (
+                    queries[row // group, head, row % group, channel] * steps[head, channel] * half
                 )
+        for first in range(0, len(pages), BLOCK_PAGES):
+            count = min(BLOCK_PAGES, len(pages) - first)
+            many = count * groups
+            sums[:] = 0.0
+            byte = dim + 1
+            for width in range(MOST_BITS, 0, -1):
+                mask = np.uint32((1 << width) - 1)
+                for channel in range(dim):
+                    if widths[head, channel] != width:
+                        continue
+                    for at in range(count):
+                        page = pages[first + at]
+                        for group_of_page in range(groups):
+                            word = np.uint64(0)
+                            for part in range(width):
+                                packed = kept[page, head, byte + group_of_page * width + part]
+                                word |= np.uint64(packed) << np.uint64(8 * part)
+                            halves[0, at * groups + group_of_page] = np.uint32(word)
+                            halves[1, at * groups + group_of_page] = np.uint32(word >> np.uint64(4 * width))
+                    for token in range(TOKENS):
+                        word_half, shift = token // 4, np.uint32(token % 4 * width)
+                        for at in range(many):
+                            codes[token * many + at] = np.float32(
+                                np.int32((halves[word_half, at] >> shift) & mask)
+                            )
+                    byte += groups * width
+                    for row in range(num_queries):
+                        scaled = queries[row // group, head, row % group, channel] * steps[head, channel]
+                        for token in range(count * page_size):
+                            sums[row, token] += scaled * codes[token]
+            for at in range(count):
+                page = pages[first + at]
+                for channel in range(dim):
+                    mean[channel] = np.int8(kept[page, head, channel])
+                factor = np.float32(2.0 ** (np.int8(kept[page, head, dim]) / 8.0))
+                for row in range(num_queries):
+                    token, query = row // group, row % group
+                    of_mean = np.float32(0.0)
+                    for channel in range(dim):
+                        of_mean += queries[token, head, query, channel] * mean[channel]
+                    best = np.float32(-np.inf)
+                    for key in range(TOKENS):
+                        for group_of_page in range(groups):
+                            best = max(best, sums[row, key * many + at * groups + group_of_page])
+                    logits[token, head, query, first + at] = (
+                        factor * (best + offsets[row]) + of_mean * units[page, head]
+                    )

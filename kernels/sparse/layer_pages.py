@@ -37,11 +37,17 @@ class LayerPages:
 
     def largest_dot(self, queries: torch.Tensor) -> torch.Tensor:
         """The largest product with a page's vectors; shapes as in ``Selector.logits``."""
-        return self._of_vectors(queries, is_box=False)
-
-    def box_bound(self, queries: torch.Tensor) -> torch.Tensor:
-        """The largest product within a page's bounding box; shapes as in ``Selector.logits``."""
-        return self._of_vectors(queries, is_box=True)
+        if self.uses_triton:
+            return self.scan_vectors(queries, *self._alike(len(queries))).flatten(0, 1)
+        by_kv_head, logits = self._room(queries)
+        page_scan.largest_dot(
+            by_kv_head.numpy(),
+            self._vectors(queries.shape[2]).numpy(),
+            self.units.numpy(),
+            self.numbers.numpy(),
+            logits.numpy(),
+        )
+        return logits.flatten(0, 2)
 
     def largest_of_codes(self, queries: torch.Tensor, tables: BitTables) -> torch.Tensor:
         """The largest product with a key made of mean and codes; shapes as in ``Selector.logits``."""
@@ -61,12 +67,12 @@ class LayerPages:
         return logits.flatten(0, 2)
 
     def scan_vectors(
-        self, queries: torch.Tensor, pages: torch.Tensor, num_pages: torch.Tensor, *, is_box: bool
+        self, queries: torch.Tensor, pages: torch.Tensor, num_pages: torch.Tensor
     ) -> torch.Tensor:
         """As ``Selector.scan_rows``, of int8 vectors."""
         from sgl_importance_kernels.sparse.triton.scan_kernel import scan  # a CPU needs no Triton
 
-        return scan(queries, self._vectors(queries.shape[2]), self.units, pages, num_pages, is_box=is_box)
+        return scan(queries, self._vectors(queries.shape[2]), self.units, pages, num_pages)
 
     def scan_codes(
         self, queries: torch.Tensor, pages: torch.Tensor, num_pages: torch.Tensor, tables: BitTables
@@ -76,20 +82,6 @@ class LayerPages:
 
         page_size = self.host_keys.shape[1]
         return scan_codes(queries, self.kept, self.units, tables, pages, num_pages, page_size)
-
-    def _of_vectors(self, queries: torch.Tensor, *, is_box: bool) -> torch.Tensor:
-        if self.uses_triton:
-            return self.scan_vectors(queries, *self._alike(len(queries)), is_box=is_box).flatten(0, 1)
-        by_kv_head, logits = self._room(queries)
-        compiled = page_scan.box_bound if is_box else page_scan.largest_dot
-        compiled(
-            by_kv_head.numpy(),
-            self._vectors(queries.shape[2]).numpy(),
-            self.units.numpy(),
-            self.numbers.numpy(),
-            logits.numpy(),
-        )
-        return logits.flatten(0, 2)
 
     def _vectors(self, head_dim: int) -> torch.Tensor:
         """What is kept, as int8 [pool pages, KV heads, vectors, head dimension]."""

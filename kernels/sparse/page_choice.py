@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch.nn.functional import pad
 
 from sgl_importance_kernels.sparse.upload import upload
 
@@ -161,7 +160,6 @@ def choose_pages(
     contexts: Contexts,
     rule: ChoiceRule,
     *,
-    unit_pages: int = 1,
     bonus: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The complete pages that the queries of each row read. No shape depends on what a tensor holds.
@@ -173,7 +171,6 @@ def choose_pages(
         logits: estimates, float32 [rows, queries, most pages], -inf behind the complete pages of a row.
         contexts: of the rows.
         rule: what holds for every choice.
-        unit_pages: pages that are taken or left together.
         bonus: what is added to the logarithm of a page's share, float32 [rows, most pages].
 
     Returns:
@@ -187,17 +184,8 @@ def choose_pages(
     log_shares = logits - logits.logsumexp(dim=2, keepdim=True)
     largest = log_shares.amax(dim=1)
     scores = largest if bonus is None else largest + bonus
-    if unit_pages > 1:
-        padding = -most_pages % unit_pages
-        units = pad(scores, (0, padding), value=-math.inf).unflatten(1, (-1, unit_pages))
-        scores = units.amax(dim=2, keepdim=True).expand_as(units).flatten(1)[:, :most_pages]
     scores = scores.masked_fill(is_forced, math.inf).masked_fill(~is_complete, -math.inf)
-    if unit_pages > 1:  # the pages of a unit are alike: which of them come first must not hang on the batch
-        values, indices = (
-            part[:, : contexts.most_chosen] for part in scores.sort(dim=1, descending=True, stable=True)
-        )
-    else:
-        values, indices = scores.topk(contexts.most_chosen, dim=1)
+    values, indices = scores.topk(contexts.most_chosen, dim=1)
 
     rank = torch.arange(contexts.most_chosen, device=logits.device)
     by_query = indices[:, None].expand(-1, logits.shape[1], -1)

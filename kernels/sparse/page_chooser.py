@@ -36,7 +36,6 @@ class PageChooser:
         self._page_size = page_size
         self.rule = rule
         self._traffic = traffic
-        self._unit_pages = max(1, representations.selector.unit_tokens // page_size)
 
     def choose(
         self, layer: int, queries: torch.Tensor, pages: torch.Tensor, num_tokens: int, max_pages: int
@@ -102,4 +101,4 @@ class PageChooser:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rule = self.rule
         bonus = rule.bonus(self._is_resident(layer, pages)) if rule.resident_bias else None
-        return choose_pages(logits, contexts, rule, unit_pages=self._unit_pages, bonus=bonus)
+        return choose_pages(logits, contexts, rule, bonus=bonus)

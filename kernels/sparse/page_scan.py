@@ -54,32 +54,3 @@ def largest_dot(
                             total += queries[token, head, query, each] * of_page[vector, each]
                         best = max(best, total)
                     logits[token, head, query, at] = best * scales[page, head]
-
-
-@njit(_SIGNATURE, **_OPTIONS)
-def box_bound(
-    queries: Floats,
-    vectors: npt.NDArray[np.int8],
-    scales: Floats,
-    pages: npt.NDArray[np.int64],
-    logits: Floats,
-) -> None:
-    """The largest product that a key between two corners could have; arguments as in ``largest_dot``.
-
-    Args:
-        vectors: the upper corner, then the lower.
-    """
-    num_tokens, num_heads, group, dim = queries.shape
-    upper, lower = np.empty(dim, np.float32), np.empty(dim, np.float32)
-    for at in range(len(pages)):
-        page = pages[at]
-        for head in range(num_heads):
-            for each in range(dim):
-                upper[each], lower[each] = vectors[page, head, 0, each], vectors[page, head, 1, each]
-            for token in range(num_tokens):
-                for query in range(group):
-                    total = np.float32(0.0)
-                    for each in range(dim):
-                        number = queries[token, head, query, each]
-                        total += max(number * upper[each], number * lower[each])
-                    logits[token, head, query, at] = total * scales[page, head]

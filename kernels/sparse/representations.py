@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from itertools import accumulate
+
 import torch
 
 from sgl_importance_kernels.sparse.layer_pages import LayerPages
@@ -42,7 +45,7 @@ class Representations:
         self._keeps = size > 0
         self._table_bytes = selector.table_bytes(layers, heads, dim)
         by_page = (layers, num_pages if self._keeps else 0)
-        self._kept = torch.zeros(*by_page, heads, size, dtype=torch.int8, device=device)
+        self._kept = torch.zeros(layers * num_pages * heads * size, dtype=torch.int8, device=device)
         self._units = torch.zeros(*by_page, heads, dtype=torch.float32, device=device)
         self._is_built = torch.zeros(by_page, dtype=torch.bool, device=device)
 
@@ -50,6 +53,17 @@ class Representations:
     def num_bytes(self) -> int:
         """Device bytes, with those of the selector's tables."""
         return self._kept.nbytes + self._units.nbytes + self._is_built.nbytes + self._table_bytes
+
+    @cached_property
+    def _of_layers(self) -> list[torch.Tensor]:
+        """What is kept of each layer, int8 [pages, KV heads, bytes]: layers may differ in bytes."""
+        layers, num_pages, heads = self._units.shape
+        dim = self._host_keys[0].shape[3]
+        sizes = [self.selector.layer_bytes(layer, dim) if self._keeps else 0 for layer in range(layers)]
+        assert sum(sizes) * num_pages * heads <= len(self._kept), "more than the device plan counts"
+        ends = [end * num_pages * heads for end in accumulate(sizes)]
+        parts = self._kept.tensor_split(ends)
+        return [part.view(num_pages, heads, size) for part, size in zip(parts, sizes, strict=False)]
 
     def build(self, layer: int, pages: torch.Tensor, keys: torch.Tensor) -> None:
         """Represents complete pages of a layer.
@@ -61,7 +75,7 @@ class Representations:
         """
         if not self._keeps or not len(pages) or not self.selector.is_calibrated:
             return
-        self._kept[layer, pages], self._units[layer, pages] = self.selector.keep(layer, keys.float())
+        self._of_layers[layer][pages], self._units[layer, pages] = self.selector.keep(layer, keys.float())
         self._is_built[layer, pages] = True
 
     def of(self, layer: int, pages: torch.Tensor) -> LayerPages:
@@ -74,7 +88,7 @@ class Representations:
         return LayerPages(
             layer,
             pages,
-            self._kept[layer],
+            self._of_layers[layer],
             self._units[layer],
             self._host_keys[layer],
             uses_triton=self._uses_triton,
@@ -138,5 +152,5 @@ class Representations:
             if not len(pages):
                 continue
             kept, units = self.selector.keep(layer, keys[pages].to(self._kept.device).float())
-            assert torch.equal(self._kept[layer, pages], kept), "kept of other keys"
+            assert torch.equal(self._of_layers[layer][pages], kept), "kept of other keys"
             assert torch.equal(self._units[layer, pages], units), "units of other keys"

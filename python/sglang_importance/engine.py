@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.options.importance_options import SETTINGS, ImportanceOptions, keyword_of
 from sgl_importance.options.moved_flags import MOVED_FLAGS
 from sgl_importance.options.options_file import config_values, read_config
@@ -76,7 +77,7 @@ def take_options(arguments: dict[str, Any]) -> ImportanceOptions:
     return ImportanceOptions.of({"policy": "importance", **chosen})
 
 
-class OperationRefused(ValueError):
+class OperationRefused(ImportanceError, ValueError):
     """The schedulers cannot do what was asked; the message says why."""
 
 

@@ -77,48 +77,6 @@ def blind_spots_table() -> str:
     )
 
 
-def adversarial_table() -> str:
-    """Right answers by selector and case, how sure the model was, what audits found and triggers saved."""
-    rows = _adversarial()
-
-    def number(value: float | None) -> str:
-        return "" if value is None else f"{value:.2f}"
-
-    def saved(selector: str, case: str, mode: str) -> str:
-        row = rows.get((selector, mode, case))
-        return "" if row is None else f"{row['right']:.2f} ({row['read']:.2f})"
-
-    return table(
-        [
-            "selector",
-            "case",
-            "right, of",
-            "exactly",
-            "confidence when right, wrong",
-            "mean missed when right, wrong",
-            "largest missed page when right, wrong",
-            "with audits (read)",
-            "with confidence (read)",
-        ],
-        [
-            [
-                f"`{selector}`",
-                case,
-                f"{row['right']:.2f} of {row['n']}",
-                f"{rows['all', 'none', case]['right']:.2f}",
-                *(
-                    f"{number(row[f'{name}_right'])}, {number(row[f'{name}_wrong'])}"
-                    for name in ("confidence", "missed_mass", "missed_page")
-                ),
-                saved(selector, case, "audit"),
-                saved(selector, case, "confidence"),
-            ]
-            for (selector, mode, case), row in sorted(rows.items())
-            if mode == "none" and selector != "all"
-        ],
-    )
-
-
 def least_bound() -> float:
     """Smallest bound on the missed share that bounding boxes gave in any layer, of all questions."""
     return min(row["least_bound"] for row in results("pages_bounds")["rows"])

@@ -180,19 +180,6 @@ def agents_offline(kind: str = "") -> str:
     return _table(["part of the gap", *(f"{each['capacity']:.0%}" for each in _offline("lru"))], lines)
 
 
-def agents_offline_alive_table() -> str:
-    """Part of the gap that the policy and the better model close with other numbers of sessions alive."""
-    rows = results("agents_offline_alive")["rows"]
-    lines = []
-    for alive in sorted({each["alive"] for each in rows} - {20}):  # which has a table of more orders
-        for policy in ("importance", "offline, when"):
-            found = [each for each in rows if (each["alive"], each["policy"]) == (alive, policy)]
-            lines.append([str(alive), _OFFLINE[policy], *(_interval(each, "gap") for each in found)])
-        more = (_interval(each, "beside_importance", "beside_low", "beside_high", "+.3f") for each in found)
-        lines.append([str(alive), "more than the policy", *more])
-    return _table(["alive", "", *_capacities()], lines)
-
-
 def agents_offline_least() -> str:
     """The least part of what the better model gains over LRU that the policy does, where the model gains."""
     rows = results("agents_offline_alive")["rows"] + results("agents_offline")["rows"]
@@ -228,6 +215,17 @@ def agents_over_table() -> str:
     for policy, shown in {"importance": "**`importance`**", "told what is over": "told what is over"}.items():
         lines.append([shown, *(_interval(each, "gap") for each in _agents(10, policy))])
     return _table(["part of the gap", *_capacities()], lines)
+
+
+def agents_told_table() -> str:
+    """What the policy closes of the gap where a share of the sessions say that they are over."""
+    rows = results("agents_told")["rows"]
+    shares = list(dict.fromkeys(row["share_told"] for row in rows))
+    lines = [
+        [f"{share:.0%}", *(_interval(row, "gap") for row in rows if row["share_told"] == share)]
+        for share in shares
+    ]
+    return _table(["sessions that say so", *_capacities()], lines)
 
 
 def agents_offline_more(policy: str, capacity: float) -> str:

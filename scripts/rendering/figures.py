@@ -282,11 +282,6 @@ def answer_pages(whose: str) -> Interval:
     return found[f"{whose} answer"], found[f"{whose}_low"], found[f"{whose}_high"]
 
 
-def answer_queries() -> int:
-    """Queries that ``answer_pages`` is about."""
-    return int(row("findings/sensitivity/sensitivity", setting="base", value="as recorded")["queries"])
-
-
 def put_off(what: str) -> tuple[float, float]:
     """Least and largest time that doing it later spared a first token, over batch sizes; microseconds.
 

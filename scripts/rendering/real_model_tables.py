@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
+from benchmark.serving.measured import table as _table
+from scripts.rendering.cells import interval as _interval
 from scripts.rendering.figures import results
 
 
@@ -22,3 +24,25 @@ def second_turn_cached() -> str:
     """How much of that turn's prompt came from the cache."""
     cached, tokens = (_median("second turn", number) for number in ("cached_tokens", "tokens"))
     return f"{cached:,.0f} of {tokens:,.0f} tokens"
+
+
+_TEXTS = {"quoted": "quoted passages", "plain": "ordinary text", "record": "records planted in text"}
+
+
+def real_pages_table() -> str:
+    """Divergence from exact attention where every layer reads a tenth of the pages, choice by layer."""
+    rows = [row for row in results("pages_real_model")["rows"] if row["grain"] == "layer"]
+    fullest = max(row["windows"] for row in rows)
+    lines = []
+    for row in (row for row in rows if row["windows"] == fullest):
+        divergences = [_interval(row[kind], "value", form=".3f") for kind in _TEXTS]
+        over = [_interval(row[f"{kind}_of_oracle"], "value") for kind in ("quoted", "plain")]
+        kept = f"{row['records_kept']} of {row['records']}"
+        lines.append([f"`{row['selector']}`", f"{row['of_kv']:.1%}", *divergences, *over, kept])
+    titles = ["selector", "of the KV's bytes", *_TEXTS.values(), "quoted / `oracle`", "ordinary / `oracle`"]
+    return _table([*titles, "records kept"], lines)
+
+
+def real_pages_windows() -> str:
+    """How many stretches of text the table rests on."""
+    return str(max(row["windows"] for row in results("pages_real_model")["rows"]))

@@ -92,55 +92,6 @@ def reasoning_windows_table() -> str:
     )
 
 
-def reasoner_training_table() -> str:
-    """Share of right replies, token for token, at each evaluation of the training run on record."""
-    every = reasoner_training()["evaluations"]
-    rows = [*every[:-1:2], every[-1]]
-    cells = [(row["task"], row["length"]) for row in rows[-1]["evaluation"]]
-    return table(
-        ["steps", "minutes", *(f"`{task}`, {length:,}" for task, length in cells)],
-        [
-            [
-                f"{row['step']:,}",
-                f"{row['seconds'] / 60:.0f}",
-                *(f"{each['right_replies']:.2f} ({each['right_tokens']:.3f})" for each in row["evaluation"]),
-            ]
-            for row in rows
-        ],
-    )
-
-
-def interrupted_table() -> str:
-    """Thoughts that were interrupted beside the same without interruption, where steps read chosen pages."""
-    return table(
-        [
-            "selector",
-            "read",
-            "thought",
-            "interruption",
-            "thoughts",
-            "same tokens behind it",
-            "same to the end",
-            "right answers",
-            "without interruption",
-        ],
-        [
-            [
-                f"`{row['selector']}`",
-                f"{row['budget']:.0%}",
-                f"{row['length']:,}",
-                row["interruption"],
-                str(row["n"]),
-                "{value:.3f} ({low:.3f} to {high:.3f})".format(**row["agreement"]) if row["n"] else "",
-                str(row["same to the end"]),
-                str(row["right"]),
-                str(row["right without"]),
-            ]
-            for row in results("pages_interrupted")["rows"]
-        ],
-    )
-
-
 def retractions() -> str:
     """How many there were, of how many thoughts, and how many thoughts became others."""
     rows = [row for row in results("pages_interrupted")["rows"] if row["interruption"] == "retracted"]

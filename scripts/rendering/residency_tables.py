@@ -203,7 +203,7 @@ def served_warm(name: str, *, throttled: bool) -> str:
 
 
 def latency_table() -> str:
-    """Milliseconds a token on a server, and as parts of the best independent choice's in the same round."""
+    """Milliseconds a token with a preference, beside the best independent choice in the same round."""
     if not (_RESULTS / "pages_latency.json").exists():
         return "**Not measured**: `python benchmark/sparse/latency.py --throttled` wants a quiet machine."
     rows = results("pages_latency")["rows"]
@@ -211,6 +211,8 @@ def latency_table() -> str:
     for key in dict.fromkeys((row["context"], row["throttled"], row["what"], row["arm"]) for row in rows):
         context, throttled, what, arm = key
         own = [row for row in rows if (row["context"], row["throttled"], row["what"], row["arm"]) == key]
+        if "bias" not in arm and arm != own[0]["best"]:
+            continue
 
         def of_best(name: str, own: list[Mapping[str, Any]] = own) -> str:
             ratios = sorted(row[f"{name}_ratio"] for row in own)

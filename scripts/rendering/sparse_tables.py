@@ -142,11 +142,6 @@ def page_scores_table() -> str:
     )
 
 
-def most_of_page_scores() -> float:
-    """The largest share of a request's time that its page scores took."""
-    return max(float(row["share"]) for row in results("pages_scores")["rows"])
-
-
 def rebuilding_table() -> str:
     """What it takes to build again what is kept of the pages of a context, in one layer."""
     return table(

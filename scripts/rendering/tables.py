@@ -11,6 +11,8 @@ from scripts.rendering.cells import interval as _interval
 from scripts.rendering.cells import share as _share
 from scripts.rendering.figures import _serving, policy_on, results, row, seeds
 
+from support.nightly_modules import nightly_kind
+
 _BUDGETS = ("1%", "2%", "5%", "10%", "20%")
 
 
@@ -122,9 +124,11 @@ _TRACES = {"mooncake": "Mooncake, second half", "miniswe": "miniswe (tuned)", "t
 
 
 def gating_table() -> str:
-    """Every arm of the tiered replay beside ``write_through`` without a gate."""
+    """Arms of the tiered replay beside ``write_through`` without a gate, but for bars of displacement."""
     lines = []
     for each in results("gating")["rows"]:
+        if "displacement" in each["arm"]:
+            continue
         trace = _TRACES[each["trace"].partition(" ")[0].partition(",")[0]]
         values = [
             f"{each[f'{value}_over_base']:{form}}"
@@ -214,12 +218,15 @@ def mutations_summary() -> str:
 
 
 def mutations_table() -> str:
-    """What each broken line would do to a user, and the test that noticed."""
+    """What each broken line would do to a user, the test that noticed, and which run has that test."""
     lines = []
     for each in results("mutations")["rows"]:
         test = (each["noticed_by"] or "").partition("[")[0]  # of which case says less than its name
-        lines.append([each["breaks"], f"`{each['file']}`", f"`{test}`" if test else f"**{each['outcome']}**"])
-    return _table(["broken so that", "in", "noticed by"], lines)
+        noticed_by = f"`{test}`" if test else f"**{each['outcome']}**"
+        # A module may have moved to the nightly run since.
+        run = "nightly" if nightly_kind(test.partition("::")[0]) else each["run"]
+        lines.append([each["breaks"], f"`{each['file']}`", noticed_by, run or ""])
+    return _table(["broken so that", "in", "noticed by", "run"], lines)
 
 
 # ---- findings ----
@@ -324,3 +331,17 @@ def kv_size_table() -> str:
         "never read",
     ]
     return _table([*titles, "as MHA, times", "as MHA on 8 GPUs, times"], lines)
+
+
+def odd_requests_table() -> str:
+    """Requests with an odd field that end or break a stock server, and our answer."""
+    rows = [row for row in results("odd_fields")["rows"] if row["route"] != "all"]
+    lines = [
+        [f"`{row['route']}`", f"`{row['fields']}`", str(row["stock"]), str(row["importance"])] for row in rows
+    ]
+    return _table(["route", "fields", "stock sglang", "here"], lines)
+
+
+def odd_requests() -> str:
+    """How many requests were sent to find those."""
+    return f"{results('odd_fields')['rows'][-1]['requests']:,}"

@@ -72,51 +72,6 @@ def thinking_recall_table(scope: str, page: int = 16) -> str:
     )
 
 
-def thinking_shares_table(scope: str = "context") -> str:
-    """Recall of some rules 5 steps on by page size and share kept."""
-    rules = ("recency", "attention score", "LRU", "EMA", "random, prompt kept")
-    rows = [
-        row
-        for row in _finding("recency")["rows"]
-        if row["scope"] == scope and row["phase"] == "all" and row["kind"] in KINDS
-    ]
-    found = {(row["page"], row["kind"], row["kept"], row["rule"]): row["recall at 5"] for row in rows}
-    cells = sorted({key[:3] for key in found}, key=lambda key: (KINDS.index(key[1]), key[0], key[2]))
-    return table(
-        ["", "pages of", "kept", *rules],
-        [
-            [kind, str(page), f"{kept:.0%}", *(f"{found[page, kind, kept, rule]:.2f}" for rule in rules)]
-            for page, kind, kept in cells
-        ],
-    )
-
-
-def thinking_phase_table(page: int = 16) -> str:
-    """Recall 5 steps on and loads by phase of the thought, beside a prompt that is kept."""
-    rows = [
-        row
-        for row in _finding("recency")["rows"]
-        if (row["page"], row["scope"], row["kind"], row["kept"]) == (page, "answer", "thought", KEPT)
-        and row["phase"] != "all"
-    ]
-    phases = list(dict.fromkeys(row["phase"] for row in rows))
-    found = {(row["rule"], row["phase"]): row for row in rows}
-    return table(
-        ["rule", *(f"recall, {phase}" for phase in phases), *(f"loaded, {phase}" for phase in phases)],
-        [
-            [
-                rule,
-                *(
-                    f"{found[rule, phase][name]:.2f}"
-                    for name in ("recall at 5", "misses")
-                    for phase in phases
-                ),
-            ]
-            for rule in dict.fromkeys(row["rule"] for row in rows)
-        ],
-    )
-
-
 def thinking_moves_table(by_phase: bool = False) -> str:
     """How wanted pages move from step to step; by phase of the thought, with pages of 16."""
     columns = {

@@ -25,21 +25,16 @@ _OPERATIONS = {
 
 
 def tree_table() -> str:
-    """Microseconds of each operation by number of leaves and cache."""
+    """Microseconds of each operation by cache, with few leaves, more and many."""
     rows = results("tree")["rows"]
     found = {(row["operation"], row["leaves"], row["cache"]): row["microseconds"] for row in rows}
     counts = sorted({row["leaves"] for row in rows})
+
+    def shown(operation: str, cache: str) -> str:
+        times = [found.get((operation, leaves, cache)) for leaves in counts]
+        return " / ".join(f"{each:,.0f}" for each in times if each is not None)
+
     lines = [
-        [
-            name,
-            f"{leaves:,}",
-            *(_shown(found.get((operation, leaves, cache))) for cache in _CACHES),
-        ]
-        for operation, name in _OPERATIONS.items()
-        for leaves in counts
+        [name, *(shown(operation, cache) for cache in _CACHES)] for operation, name in _OPERATIONS.items()
     ]
-    return _table(["", "leaves", *_CACHES.values()], lines)
-
-
-def _shown(microseconds: float | None) -> str:
-    return "" if microseconds is None else f"{microseconds:,.0f}"
+    return _table([" / ".join(f"{leaves:,}" for leaves in counts) + " leaves", *_CACHES.values()], lines)

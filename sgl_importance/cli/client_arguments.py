@@ -97,14 +97,15 @@ def prompt_body(
     if text is not None:
         return {"text": text}
     if text_file is not None:
-        return {"text": _read("--text-file", text_file)}
+        return {"text": read_text("--text-file", text_file)}
     if messages is not None:
         return {"messages": _read_list("--messages", messages)}
     assert input_ids is not None
     return {"input_ids": _read_list("--input-ids", input_ids)}
 
 
-def _read(flag: str, path: Path) -> str:
+def read_text(flag: str, path: Path) -> str:
+    """What a file of the operator holds; one that cannot be read ends the command with one line."""
     try:
         return sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8")
     except OSError as error:
@@ -115,7 +116,7 @@ def _read(flag: str, path: Path) -> str:
 
 def _read_list(flag: str, path: Path) -> list[Any]:
     try:
-        content = read_json(_read(flag, path))
+        content = read_json(read_text(flag, path))
     except BadJson as error:
         fail(f"{flag}: {path} is not JSON ({error}): it must hold a list")
     # The body of a whole chat request serves as well.

@@ -76,6 +76,7 @@ def summarize(document: dict[str, Any]) -> dict[str, Any]:
         "gain_interval": interval,
         "confidence": CONFIDENCE,
         "verdict": str(verdict(batches, observed["requests"])),
+        "volatile": document.get("volatile", []),
     }
 
 
@@ -106,6 +107,8 @@ def print_report(report: dict[str, Any]) -> None:
         low, high = report["gain_interval"]
         sentence += f" ({report['confidence']:.0%} interval {low:+.2%} to {high:+.2%})"
     typer.echo(sentence)
+    for place in report["volatile"]:
+        typer.echo(f"no policy helps where {place['sentence']}: {place['cure']}")
     if report["dropped_events"]:
         typer.echo(f"{report['dropped_events']:,} events were not followed: the comparison has gaps")
     if report["failed"]:

@@ -9,11 +9,15 @@ from typing import Any
 
 import httpx
 
+from sgl_importance.errors import ImportanceError
+
 DEFAULT_URL = "http://127.0.0.1:30000"
 REQUEST_SECONDS = 60.0
 _ONE_OF = {
     "GET ": {"tiers", "dp_ranks"},
     "GET /pins": {"pins", "dp_ranks"},
+    "GET /why": {"requests", "dp_ranks"},
+    "POST /why": {"requests", "dp_ranks"},
     "POST /pin": {"pin_id"},
     "POST /unpin": {"pin_id"},
     "POST /prewarm": {"job_id"},
@@ -22,7 +26,7 @@ _ONE_OF = {
 _NO_SUCH_ROUTE = "Not Found"  # what the server says of a path that nobody serves
 
 
-class ServerError(Exception):
+class ServerError(ImportanceError):
     """The server is not there, refused, or answered nonsense; the message is one line."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sgl_importance.interface import Importance
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.reuse.calibration import Prediction
 from sgl_importance.reuse.reuse_class import BlockType
@@ -25,6 +26,8 @@ class EvictionReason(StrEnum):
     """Room was needed, and this node had the least loss."""
     DROPPED_AFTER_USE = "dropped_after_use"
     """As ``LEAST_LOSS``, of a node that its request had marked as expendable."""
+    SESSION_OVER = "session_over"
+    """As ``LEAST_LOSS`` or at once, of a node whose session had said that it was over."""
     STOCK_ORDER = "stock_order"
     """sglang chose it: under ``observe``, and to make room for windows or states in a pool of their own."""
 
@@ -55,6 +58,7 @@ class GhostNode:
         eviction: how it was lost; None where that is not known.
         prediction: of its next visit, where the last one was sampled.
         turn: of the node.
+        session: of the node.
         resolved: whether its return or its end was already reported.
     """
 
@@ -69,6 +73,7 @@ class GhostNode:
     eviction: Eviction | None = None
     prediction: Prediction | None = None
     turn: Turn | None = None
+    session: Session | None = None
     resolved: bool = False
 
 
@@ -123,6 +128,7 @@ class GhostTable:
             eviction=eviction,
             prediction=node.prediction,
             turn=node.turn,
+            session=node.session,
         )
         self.restore(digests, ghost)
 

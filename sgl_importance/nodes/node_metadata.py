@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.calibration import Prediction
 from sgl_importance.reuse.reuse_class import BlockType, Transition, reuse_class, visit_level
@@ -61,7 +62,9 @@ class NodeMetadata:
         in_storage: whether a copy is in the storage tier, or on its way.
         prior_segments: facts of its first tokens, from ghosts. A prefix that many asked for comes back in one
             node with a new suffix; a split leaves the suffix only its own facts.
-        expendable: whether the request that brought it hinted that it will not be asked for again.
+        expendable: whether somebody said that it will not be asked for again: the request that brought it, or
+            its session, which is over.
+        session: the only session that has asked for it; None where others have too, or none.
         lacks_state: linear attention only: whether neither its end nor what follows had a state when it was
             ranked last, so that no request can go on from its KV.
         would_evict: ``observe`` only: importance would have evicted the node, stock kept it.
@@ -90,6 +93,7 @@ class NodeMetadata:
         "pin_octaves",
         "prediction",
         "prior_segments",
+        "session",
         "span",
         "tokens",
         "transition",
@@ -107,6 +111,7 @@ class NodeMetadata:
         self.transition = Transition.COLD
         self.answer_end = AnswerEnd.UNKNOWN
         self.turn: Turn | None = None
+        self.session: Session | None = None
         self.is_parted = False
         self.continuations = 0
         self.is_tip = False
@@ -130,6 +135,11 @@ class NodeMetadata:
     def reuse_class(self) -> int:
         level = visit_level(self.accesses, self.span)
         return reuse_class(self.block_type, self.transition, level, self.answer_end)
+
+    @property
+    def is_given_back(self) -> bool:
+        """Whether only one session had asked for it, which is over."""
+        return self.expendable and self.session is not None and self.session.is_closed
 
     def recall(self, tokens: int, *, accesses: int, span: int, block_type: BlockType) -> None:
         """The next ``tokens`` tokens, behind those recalled already, were known before."""
@@ -156,6 +166,7 @@ class NodeMetadata:
         prefix.transition = self.transition
         prefix.answer_end = self.answer_end
         prefix.turn = self.turn
+        prefix.session = self.session
         prefix.continuations = 1
         prefix.accesses = self.accesses
         prefix.span = self.span

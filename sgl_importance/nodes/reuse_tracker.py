@@ -3,8 +3,8 @@
 A node is *at risk* of its next visit from its making or last visit on, in the class that it had then
 (``NodeMetadata.at_risk_as``). A visit ends that interval and begins the next. A ghost carries it on after an
 eviction until the next request for it, or until the ghost is forgotten, which is no evidence. The
-server's tree, the shadow caches and the replays of traces all drive a ``ReuseTracker``; docs/policy.md lists
-where they differ.
+server's tree, the shadow caches and the replays of traces all drive a ``ReuseTracker``;
+docs/evidence/replay.md lists where they differ.
 """
 
 from __future__ import annotations
@@ -148,6 +148,13 @@ class ReuseTracker:
         for node in path:
             node.answer_end = answer_end
             self._reclassify(node)
+
+    def over(self, node: NodeMetadata) -> None:
+        """The only session that asked for the node has said that it is over: its interval is censored."""
+        if node.at_risk_as is not None:
+            self._reuse.forgotten(node.at_risk_as, node.last_access)
+            node.at_risk_as = None
+        node.expendable = True
 
     # ---- what a node holds ----
 

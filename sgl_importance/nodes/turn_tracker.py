@@ -86,6 +86,12 @@ class TurnTracker:
             self._estimator.ended_as(turn, answer_end)
             self._on_change(turn)
 
+    def over(self, turn: Turn) -> None:
+        """The session of a turn has said that it is over."""
+        if turn.is_open:
+            self._estimator.over(turn)
+            self._on_change(turn)
+
     def _relation(self, path: Sequence[NodeMetadata], serial: int) -> tuple[Turn | None, Turn | None]:
         """The open turn that a request went on from, and the open turn that it departed from."""
         last = next((node for node in reversed(path) if node.turn is not None), None)

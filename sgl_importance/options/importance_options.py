@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
+from sgl_importance.options.miss_options import MissOptions
 from sgl_importance.options.placement_options import LedgerOptions, PinOptions, PrewarmOptions
 from sgl_importance.options.setting import METADATA_KEY, Setting, option
 from sgl_importance.options.signal_options import SignalOptions
@@ -14,6 +16,8 @@ from sgl_importance.options.tiered_options import SparseOptions, TieredOptions
 from sgl_importance.options.trace_options import TraceOptions
 from sgl_importance.postgres_url import url_problem
 from sgl_importance.sparse.prune import Prune
+
+logger = logging.getLogger(__name__)
 
 KvPolicy = Literal["default", "observe", "importance"]
 ImportanceG = Literal["auto", "on", "off", "shuffled"]
@@ -53,8 +57,8 @@ class ImportanceOptions:
     g: ImportanceG = option(
         "auto",
         help="'on' lets importance move the ranking; 'off' fixes its factor at 1; 'auto' is 'off' as long as "
-        "no measurement has shown that the factor helps (docs/findings.md); 'shuffled' gives each node the "
-        "factor of another, the control arm of experiments",
+        "no measurement has shown that the factor helps (docs/evidence/attention.md); 'shuffled' gives "
+        "each node the factor of another, the control arm of experiments",
         flag="--kv-importance-g",
         choices=get_args(ImportanceG),
     )
@@ -63,6 +67,7 @@ class ImportanceOptions:
     ledger: LedgerOptions = field(default_factory=LedgerOptions)
     prewarm: PrewarmOptions = field(default_factory=PrewarmOptions)
     trace: TraceOptions = field(default_factory=TraceOptions)
+    misses: MissOptions = field(default_factory=MissOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     tiered: TieredOptions = field(default_factory=TieredOptions)
     sparse: SparseOptions = field(default_factory=SparseOptions)
@@ -84,7 +89,7 @@ class ImportanceOptions:
             if place not in SETTINGS:
                 raise KeyError(place)
             group, _, name = place.rpartition(".")
-            (groups[group] if group else top)[name] = value
+            (groups[group] if group else top)[name] = in_use(place, value)
         return cls(**top, **{name: _GROUPS[name](**values) for name, values in groups.items()})
 
     def __post_init__(self) -> None:
@@ -196,6 +201,15 @@ class ImportanceOptions:
     def is_stock(self) -> bool:
         """Whether sglang runs as if this package were not installed, but for a store where one is named."""
         return self.policy == "default"
+
+
+def in_use(place: str, value: Any) -> Any:
+    """What a value of the last release now means, with a warning; any other as it is."""
+    replaced = SETTINGS[place].replaced
+    if not isinstance(value, str) or value not in replaced:
+        return value
+    logger.warning("KV importance: %s %s is gone: %s takes its place", name_of(place), value, replaced[value])
+    return replaced[value]
 
 
 _GROUPS: dict[str, type] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ class Setting:
         above_minimum: whether the minimum itself is already too small.
         whole: whether a number must be whole.
         choices: the words allowed; empty where they are not known here.
+        replaced: words of the last release, and what each of them now means.
         is_path: whether it names a file or a directory.
         process: where the option acts. The launcher, which serves HTTP, checks every one.
         cost: what it takes from requests, memory, disk or privacy; empty where nothing.
@@ -38,6 +40,7 @@ class Setting:
     above_minimum: bool = False
     whole: bool = True
     choices: tuple[str, ...] = ()
+    replaced: Mapping[str, str] = field(default_factory=dict)
     is_path: bool = False
     process: Literal["scheduler", "launcher", "both"] = "scheduler"
     cost: str = ""

@@ -34,7 +34,7 @@ class StoreOptions:
     tiers: str = option(
         "",
         help="TOML file of a chain of storage tiers that hold the pages of the store instead of its "
-        "directory (docs/tier_chain.md)",
+        "directory (docs/storage.md)",
         flag="--kv-importance-tiers",
         is_path=True,
         cost="the bytes that the file gives each tier, for each rank; moves between them",
@@ -42,7 +42,7 @@ class StoreOptions:
     backends: StoreBackends = option(
         "tested",
         help="which --hicache-storage-backend, or backend of a tier, may hold the store's pages: 'tested' is "
-        "file, 'any' takes those too that no test has run for real (docs/reliability.md)",
+        "file, 'any' takes those too that no test has run for real (docs/storage.md)",
         flag="--kv-importance-store-backends",
         choices=get_args(StoreBackends),
         process="launcher",

@@ -6,7 +6,7 @@ and none for its nodes.
 
 Ages count in the clock of the driver: seconds in replays of traces, for what a session waits for, a tool or a
 person, does not care how busy the server is; admitted requests on a server, where all ranks must agree. On
-recorded agent sessions, ages in requests close less of the gap to the optimum (docs/agents.md).
+recorded agent sessions, ages in requests close less of the gap to the optimum (docs/evidence/agents.md).
 """
 
 from __future__ import annotations
@@ -170,6 +170,17 @@ class TurnEstimator:
         number = is_departed * len(AnswerEnd) + answer_end
         turn.turn_class = number * _CLASSES_OF_END + turn.turn_class % _CLASSES_OF_END
         self._reached[turn.turn_class, bucket] += 1.0
+
+    def over(self, turn: Turn) -> None:
+        """The session of an open turn said that it is over: nothing will go on from it.
+
+        The interval is censored. What is learnt is when turns go on of which nobody has said so.
+        """
+        assert turn.is_open
+        bucket = turn_bucket(max(self._now - turn.since, 0.0))
+        reached = self._reached[turn.turn_class]
+        reached[bucket] = max(reached[bucket] - 1.0, 0.0)
+        turn.is_open = False
 
     def forget_open(self) -> None:
         """Every open interval is censored."""

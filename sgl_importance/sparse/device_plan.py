@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sgl_importance.errors import ImportanceError
+
 TILE_TOKENS = 512
 """Tokens of one partial attention. It decides how sums are rounded, so no flag and no budget changes it."""
 
@@ -16,7 +18,7 @@ _HISTORY_BYTES = 8  # of a page's reads in one layer, and of the pass that read 
 _UNIT_BYTES = 4  # of the numbers that are kept of a page and KV head
 
 
-class DeviceTooSmall(ValueError):
+class DeviceTooSmall(ImportanceError, ValueError):
     """The device memory that was asked for cannot hold what must be there; the message names the cure."""
 
 

@@ -16,7 +16,7 @@ NEVER = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """Consecutive tokens of a request that read the same pages.
 
     Attributes:
@@ -48,19 +48,19 @@ class SelectionRule:
     budget: float
     page_size: int
 
-    def spans(self, start: int, stop: int) -> Iterator[Span]:
+    def spans(self, start: int, stop: int) -> Iterator[TokenSpan]:
         """Divides the tokens from ``start`` to ``stop``.
 
         Tokens of a prompt that select do so together with those of their page, generated ones alone.
         """
         if start < self.first:
-            yield Span(start, min(stop, self.first), selects=False)
+            yield TokenSpan(start, min(stop, self.first), selects=False)
         at = max(start, self.first)
         while at < stop:
             is_generated = at >= self.prompt_tokens
             page_end = at - at % self.page_size + self.page_size
             end = at + 1 if is_generated else min(page_end, self.prompt_tokens, stop)
-            yield Span(at, end, selects=True, is_generated=is_generated)
+            yield TokenSpan(at, end, selects=True, is_generated=is_generated)
             at = end
 
     def max_pages(self, context_tokens: int, factor: int = 1) -> int:

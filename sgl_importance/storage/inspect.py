@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.storage.budget import StoredFile, delete, delete_abandoned, evict, scan
 from sgl_importance.storage.checksum import crc32c
@@ -24,7 +25,7 @@ Advance = Callable[[int], None]
 SECONDS_PER_DAY = 86_400
 
 
-class NoStore(Exception):
+class NoStore(ImportanceError):
     """The directory is none of a store."""
 
 

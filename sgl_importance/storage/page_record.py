@@ -27,6 +27,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.storage.checksum import crc32c
 
 MAGIC = b"KVPAGE\x1a\n"
@@ -55,7 +56,7 @@ class MissReason(StrEnum):
     WEIGHTS = "weights"
 
 
-class PageMiss(Exception):
+class PageMiss(ImportanceError):
     """A page cannot be served."""
 
     def __init__(self, reason: MissReason) -> None:
@@ -68,7 +69,7 @@ class PageDamaged(PageMiss):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class PageHeader:
     """A header that is intact: its fields are what was written."""
 
     depth: int
@@ -89,7 +90,7 @@ def encode_header(*, page: bytes, identity: bytes, depth: int, body: NDArray[np.
     return fields + _CRC.pack(crc32c(fields))
 
 
-def decode_header(raw: bytes) -> Header:
+def decode_header(raw: bytes) -> PageHeader:
     """Reads the header of a record.
 
     Raises:
@@ -106,7 +107,7 @@ def decode_header(raw: bytes) -> Header:
         raise PageDamaged(MissReason.HEADER)
     if version != VERSION:
         raise PageDamaged(MissReason.VERSION)
-    return Header(depth, length, page, identity, body_crc)
+    return PageHeader(depth, length, page, identity, body_crc)
 
 
 def check_page(raw: bytes, body: NDArray[np.uint8], *, page: bytes, identity: bytes) -> None:

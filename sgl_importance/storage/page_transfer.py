@@ -16,7 +16,7 @@ import numpy as np
 
 from sgl_importance.background.daemon_pool import DaemonPool
 from sgl_importance.storage.page_record import MissReason, PageMiss
-from sgl_importance.storage.pages import Page, Pages
+from sgl_importance.storage.pages import Page, StoredPages
 from sgl_importance.storage.recent_uses import RecentUses
 from sgl_importance.storage.store_counters import StoreCounters
 from sgl_importance.storage.write_run import WriteRun
@@ -43,7 +43,9 @@ class PageTransfer:
         counters: counts reads, misses and writes.
     """
 
-    def __init__(self, pages: Pages, *, page_bytes: int, timeout: float, counters: StoreCounters) -> None:
+    def __init__(
+        self, pages: StoredPages, *, page_bytes: int, timeout: float, counters: StoreCounters
+    ) -> None:
         assert page_bytes > 0
         assert timeout > 0
         self.pages = pages
@@ -246,7 +248,7 @@ class PageTransfer:
 class _Look:
     """How many of the first keys are there; behind a disk that hangs, what nobody waits for keeps no keys."""
 
-    def __init__(self, pages: Pages, identity: bytes, keys: Sequence[str]) -> None:
+    def __init__(self, pages: StoredPages, identity: bytes, keys: Sequence[str]) -> None:
         self.answer: queue.SimpleQueue[int | PageMiss] = queue.SimpleQueue()
         self._pages = pages
         self._identity = identity

@@ -38,7 +38,7 @@ class Lanes:
     write: int
 
 
-class Pages(Protocol):
+class StoredPages(Protocol):
     """A place that holds pages: a directory, or records inside a backend of upstream.
 
     A run is a few neighbouring pages of a sequence, moved by one thread in one go.

@@ -7,8 +7,10 @@ import os
 import stat
 from pathlib import Path
 
+from sgl_importance.errors import ImportanceError
 
-class NotRegular(OSError):
+
+class NotRegular(ImportanceError, OSError):
     """There is something at the path, and it is no regular file: a pipe, a device, a link."""
 
 

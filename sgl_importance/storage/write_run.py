@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Sequence
 
-from sgl_importance.storage.pages import Page, Pages, write_reason
+from sgl_importance.storage.pages import Page, StoredPages, write_reason
 from sgl_importance.storage.store_counters import StoreCounters
 
 
@@ -26,7 +26,7 @@ class WriteRun:
 
     def __init__(
         self,
-        pages: Pages,
+        pages: StoredPages,
         counters: StoreCounters,
         identity: bytes,
         keys: Sequence[str],

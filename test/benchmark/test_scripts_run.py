@@ -74,6 +74,7 @@ ONLY_READ = (
     "sweep.py",
     "thinking.py",
     "tier_chain.py",
+    "volatile_beginnings.py",
 )
 TOO_SMALL = (("soak.py", ("--operations", "4999")), ("storage.py", ("--megabytes", "1")))
 NO_OUT = ("metrics_publishing.py",)

@@ -42,12 +42,13 @@ NOT_RUN = {
     "python -m sglang.launch_server": "test/plugin and test/storage launch servers with these flags",
     "python -m pytest": "tests of their own",
     "python benchmark/": "takes minutes to hours",
-    "python scripts/reproduce_findings.py": "takes 15 to 20 minutes",
     "python scripts/fleet.py": "serves until Ctrl-C; test/scripts prints its commands",
     "python scripts/screenshots.py": "needs a browser; test/ui drives one",
     "python scripts/render_docs.py": "test_rendered_pages.py asks it, and it would change the pages",
     "sgl-importance fleet": "needs several servers; test/fleet asks two",
     "sgl-importance observe": "needs a server under observe; test/observe/shadow asks one",
+    "sgl-importance why --rid": "needs the id of a request; test/serve asks for one",
+    "sgl-importance why --prompt": "needs a file of the reader's; test/serve sends one",
     "sgl-importance probe eval --lengths 16384": "prompts of 16k tokens; test/sparse has shorter ones",
     "sgl-importance reason eval": "needs a model that thinks; the lab's test/reasoner grades a stand-in",
     "sgl-importance size recording --bytes": "takes 10 s; the other one runs",
@@ -309,7 +310,7 @@ def python_blocks() -> list[tuple[str, str]]:
     """Programs of a client; others are for test_examples.py, an engine's for test_engine.py."""
     found = []
     for page in PAGES:
-        if page.name not in ("extending.md", "connectors.md"):
+        if page.name != "extend.md":
             blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
             clients = [block for block in blocks if "importance_engine" not in block]
             found += [(f"{page.name}: {number}", block) for number, block in enumerate(clients)]

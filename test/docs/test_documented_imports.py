@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts.rendering.pages import committed_pages
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = committed_pages()
 OURS = ("sgl_importance", "sgl_importance_kernels", "sgl_importance_lab", "sglang_importance")
 
 

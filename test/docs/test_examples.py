@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md, run from the page."""
+"""The examples of docs/extend.md, run from the page."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ import torch
 
 from sgl_importance_kernels.sparse.representations import Representations
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "extending.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/extend.md").read_text()
+
+
+def blocks_of(name: str) -> list[str]:
+    blocks: list[str] = re.findall(rf"<!-- example: {name} -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+    assert blocks, f"docs/extend.md has no example of a {name}"
+    return blocks
 
 
 def example(name: str) -> ModuleType:
     """The blocks of one example, as one module that can be imported by its name."""
-    blocks = re.findall(rf"<!-- example: {name} -->\n```python\n(.*?)```", PAGE, re.DOTALL)
-    assert blocks, f"docs/extending.md has no example of a {name}"
     module = ModuleType(f"example_{name}")
     sys.modules[module.__name__] = module
-    exec(compile("\n".join(blocks), f"extending.md: {name}", "exec"), module.__dict__)
+    exec(compile("\n".join(blocks_of(name)), f"extend.md: {name}", "exec"), module.__dict__)
     return module
 
 
@@ -40,7 +43,7 @@ def test_policy(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_selector_finds_a_key_that_stands_out() -> None:
-    selector = example("selector").LongestKey()
+    selector = example("selector").LongestKey(page_size=8)
     keys = 0.1 * torch.randn(6, 8, 2, 16, generator=torch.Generator().manual_seed(0))
     keys[4, 3, 1] = 1.0
     representations = Representations(selector, (keys,), "cpu")
@@ -113,10 +116,9 @@ def test_backend_under_the_verified_store(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_connector_calls_fit_their_functions() -> None:
-    """LMCache is no dependency of ours: the calls of docs/connectors.md are bound, not made."""
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "connectors.md").read_text(), re.DOTALL)
+    """LMCache is no dependency of ours: the calls of docs/extend.md are bound, not made."""
     bound = []
-    for statement in ast.walk(ast.parse("\n".join(blocks))):
+    for statement in ast.walk(ast.parse("\n".join(blocks_of("connector")))):
         if isinstance(statement, ast.ImportFrom):
             assert statement.module is not None
             functions = {

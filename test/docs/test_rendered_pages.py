@@ -113,7 +113,23 @@ def api_routes(routes: Iterable[BaseRoute]) -> Iterator[APIRoute]:
             yield from api_routes(included.routes)
 
 
-def test_the_pages_have_every_flag_and_every_route() -> None:
+@pytest.fixture(scope="module")
+def references(renderer: Any) -> dict[str, str]:
+    return dict(renderer.references())
+
+
+def test_references_have_every_series_and_every_command(references: dict[str, str]) -> None:
+    from sgl_importance.metrics_table import METRICS
+
+    from support.tree_command import tree_command
+
+    named = re.findall(r"^\| `(sglang:\w+)` \|", references["metrics.md"], re.MULTILINE)
+    assert named == [metric.exported_name for metric in METRICS]
+    commands = re.findall(r"^## `sgl-importance ([\w-]+)`$", references["commands.md"], re.MULTILINE)
+    assert set(commands) == set(tree_command().commands)
+
+
+def test_references_have_every_flag_and_every_route(references: dict[str, str]) -> None:
     """Seen from the other side: what the parser takes and what the app serves."""
     from fastapi import FastAPI
 
@@ -126,9 +142,9 @@ def test_the_pages_have_every_flag_and_every_route() -> None:
     install_routes(app, ImportanceOptions(policy="importance"))
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]  # what moved is not
     flags = {flag for action in shown for flag in action.option_strings} - {"-h", "--help"}
-    listed = re.findall(r"^### (--[\w-]+)$", (ROOT / "docs/flags.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^### (--[\w-]+)$", references["flags.md"], re.MULTILINE)
     assert set(listed) == flags
     ours = {f"{method} {route.path}" for route in api_routes(app.routes) for method in route.methods}
     assert len(ours) > 10
-    headings = re.findall(r"^## ([A-Z]+ /.*)$", (ROOT / "docs/http_api.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^## ([A-Z]+ /.*)$", references["http_api.md"], re.MULTILINE)
     assert set(headings) == ours

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.server
 
 # The last tokens of prompts select, too: what they leave behind would be found by the next turn.
 SPARSE = (
-    *("--kv-sparse-selector", "rep", "--kv-sparse-budget", "80", "--kv-sparse-min-context", "64"),
+    *("--kv-sparse-selector", "bits", "--kv-sparse-budget", "80", "--kv-sparse-min-context", "64"),
     *("--kv-sparse-prompt-tokens", "40"),
 )
 EXACT = {"selector": "all"}

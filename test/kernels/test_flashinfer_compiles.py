@@ -95,7 +95,7 @@ def compiled(unit: Unit, folder: Path) -> dict[tuple[str, ...], Usage]:
     return usage
 
 
-# On sm_100a the tile of 128 keys takes 54 more, which costs one block of three: docs/kernels.md.
+# On sm_100a the tile of 128 keys takes 54 more, which costs one block of three: docs/evidence/kernels.md.
 MORE_REGISTERS = {"80": 32, "90a": 32, "100a": 64}
 SPILLED_TO_STOCK = 1.2
 FEW_BYTES = 16

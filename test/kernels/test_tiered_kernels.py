@@ -12,8 +12,7 @@ from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.triton.attention_kernel import SPLIT_PAGES, attend_places
 from sgl_importance_kernels.sparse.triton.copy_kernel import copy_pages
 from sgl_importance_kernels.sparse.triton.scan_kernel import scan
-
-from support.page_selectors import ready_selector
+from sgl_importance_lab.selectors.registry import ready_selector
 
 pytestmark = pytest.mark.triton
 
@@ -34,9 +33,6 @@ def draws(seed: int) -> torch.Generator:
 @pytest.mark.parametrize(
     ("name", "page_size"),
     [
-        ("rep", 8),
-        ("quest", 8),
-        ("mean", 8),
         ("token", 8),
         ("token", 16),
         ("token", 3),
@@ -72,11 +68,7 @@ def test_a_scan_of_nothing(device: str) -> None:
     nothing = torch.zeros(2, 0, dtype=torch.int64, device=device)
     queries = torch.zeros(2, KV_HEADS, DIM, device=device)
     units = torch.zeros(2, KV_HEADS, device=device)
-    assert scan(queries, vectors, units, nothing, nothing[:, 0:0].sum(1), is_box=False).shape == (
-        2,
-        KV_HEADS,
-        0,
-    )
+    assert scan(queries, vectors, units, nothing, nothing[:, 0:0].sum(1)).shape == (2, KV_HEADS, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

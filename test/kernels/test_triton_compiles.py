@@ -70,7 +70,7 @@ def probe(page_size: int, group: int, block_m: int, dtype: tl.dtype = tl.bfloat1
     )
 
 
-def page_scan(count: int, *, is_box: bool) -> Any:
+def page_scan(count: int) -> Any:
     constants = {
         "KV_HEADS": 8,
         "GROUP": 4,
@@ -78,11 +78,10 @@ def page_scan(count: int, *, is_box: bool) -> Any:
         "COUNT": count,
         "BLOCK_M": 16,
         "BLOCK_D": 128,
-        "IS_BOX": is_box,
     }
     constants["BLOCK_PAGES"], constants["BLOCK_COUNT"] = scan_kernel.tile_of(count)
     pointers = {"Vectors": "*i8", "Pages": "*i64", "NumPages": "*i64"}
-    return pytest.param(scan_kernel._scan_kernel, constants, pointers, id=f"page_scan-{count}-box{is_box}")
+    return pytest.param(scan_kernel._scan_kernel, constants, pointers, id=f"page_scan-{count}")
 
 
 def page_codes(page_size: int, head_dim: int) -> Any:
@@ -90,7 +89,6 @@ def page_codes(page_size: int, head_dim: int) -> Any:
         "KV_HEADS": 8,
         "GROUP": 4,
         "HEAD_DIM": head_dim,
-        "KEPT_BYTES": head_dim + 1 + 27 * head_dim * page_size // 128,
         "PAGE_SIZE": page_size,
         "BLOCK_M": 16,
         "BLOCK_D": bits_kernel.BLOCK_D,
@@ -125,9 +123,7 @@ def page_attention(page_size: int, head_dim: int) -> Any:
 
 PAGE_NUMBERS = dict.fromkeys(("SourcePages", "TargetPages"), "*i64")
 KERNELS = [
-    page_scan(4, is_box=False),
-    page_scan(2, is_box=True),
-    *(page_scan(tokens, is_box=False) for tokens in (16, 32, 64)),  # a vector for each token of a page
+    *(page_scan(tokens) for tokens in (16, 32, 64)),  # a vector for each token of a page
     page_codes(16, 128),
     page_codes(64, 64),
     page_attention(16, 128),

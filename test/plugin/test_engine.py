@@ -87,9 +87,9 @@ def test_an_eviction_policy_is_refused() -> None:
 
 
 def test_the_documented_call_is_understood() -> None:
-    page = (Path(__file__).parents[2] / "docs/operating.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/operate.md").read_text()
     (block, *_) = (b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "importance_engine" in b)
-    exec(compile(block, "operating.md", "exec"), {"__name__": "imported"})
+    exec(compile(block, "operate.md", "exec"), {"__name__": "imported"})
     (call,) = (node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call))
     arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     assert take_options(arguments) == ImportanceOptions(policy="observe")

@@ -77,7 +77,7 @@ def test_tokens_that_read_all_pages_are_scored_beside_a_selector(caplog: pytest.
         policy="importance",
         g="on",
         tiered=TieredOptions(residency="tiered"),
-        sparse=SparseOptions(selector="rep"),
+        sparse=SparseOptions(selector="bits"),
     )
     assert settle_source(resolved("cpu", "torch_native"), sparse).source == "torch_native"
     assert caplog.text == ""

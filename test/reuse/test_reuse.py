@@ -330,7 +330,7 @@ def test_hazards_and_probabilities_are_probabilities(hits: list[int], missed: li
 
 
 def naive_hazard(hits: np.ndarray, reached: np.ndarray, levels: np.ndarray, row: int, bucket: int) -> float:
-    """One hazard as docs/policy.md words it, sum by sum."""
+    """One hazard as docs/how_it_works.md words it, sum by sum."""
     pooled = [
         (column.sum() + 4 * 0.05) / (other.sum() + 4) for column, other in zip(hits.T, reached.T, strict=True)
     ]

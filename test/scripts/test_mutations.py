@@ -71,12 +71,14 @@ def test_who_noticed_is_named_and_what_nobody_noticed_is_told(tree: Path) -> Non
     assert (tree / "prices.py").read_text() == PRICES
 
 
+@pytest.mark.nightly
 def test_tests_that_fail_without_a_broken_line_say_nothing(tree: Path) -> None:
     (tree / "prices.py").write_text(PRICES.replace("sum(prices)", "sum(prices) + 1"))
     with pytest.raises(BadTable, match=r"it does not pass: test_prices\.py::test_prices_add_up"):
         run(tree, [HARMLESS])
 
 
+@pytest.mark.nightly
 def test_a_test_that_hangs_is_ended_and_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutations, "RUN_SECONDS", 5)
     endless = dataclasses.replace(ADDED, name="endless", broken="while True: pass")
@@ -85,6 +87,7 @@ def test_a_test_that_hangs_is_ended_and_told(tree: Path, monkeypatch: pytest.Mon
     assert (tree / "prices.py").read_text() == PRICES
 
 
+@pytest.mark.nightly
 def test_a_test_that_fails_already_costs_no_row_before_it(tree: Path) -> None:
     (tree / "test_wrong.py").write_text("def test_wrong():\n    assert False\n")
     rows: list[mutations.Row] = []
@@ -144,6 +147,7 @@ def test_a_line_that_nobody_missed_ends_the_run_with_its_name(
         assert json.loads(out.read_text())["rows"] == [survived]
 
 
+@pytest.mark.nightly
 def test_a_row_is_kept_until_something_of_it_changes(tree: Path, tmp_path: Path) -> None:
     results = tmp_path / "mutations.json"
     rows = run(tree, [ADDED, HARMLESS])
@@ -158,3 +162,15 @@ def test_a_row_is_kept_until_something_of_it_changes(tree: Path, tmp_path: Path)
         (tree / name).write_text(before)
     assert kept_rows(results, tree, [ADDED]) == {"sum": rows[0]}
     assert kept_rows(tmp_path / "none.json", tree, [ADDED]) == {}
+
+
+def test_what_only_a_nightly_test_notices_says_so(tree: Path) -> None:
+    nightly = TEST_PRICES.replace(
+        "import prices\n", "import prices, pytest\npytestmark = pytest.mark.nightly\n"
+    )
+    (tree / "test_every_night.py").write_text(nightly)
+    row = dataclasses.replace(ADDED, tests=("test_every_night.py",))
+    (noticed,) = run(tree, [row])
+    assert (noticed["outcome"], noticed["run"]) == ("noticed", "nightly")
+    (noticed,) = run(tree, [ADDED])
+    assert (noticed["outcome"], noticed["run"]) == ("noticed", "daily")

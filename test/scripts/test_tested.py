@@ -1,4 +1,4 @@
-"""The rows of docs/tested.md come from pytest's report, a failure among them."""
+"""The rows of the page on what was tested come from pytest's report, a failure among them."""
 
 from __future__ import annotations
 

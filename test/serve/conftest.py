@@ -31,6 +31,14 @@ def server(probe_model: Path) -> Iterator[ServerProcess]:
         yield process
 
 
+@pytest.fixture(scope="session")
+def hinting(probe_model: Path) -> Iterator[ServerProcess]:
+    """A server whose small pool decides who stays."""
+    flags = ["--kv-policy", "importance", "--page-size", str(PAGE_SIZE)]
+    with ServerProcess(*flags, "--max-total-tokens", "2048", model=probe_model) as process:
+        yield process
+
+
 @pytest.fixture(scope="module")
 def asked(server: ServerProcess) -> ServerProcess:
     """The server, after questions about four documents, all asked again."""

@@ -20,8 +20,9 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.placement.hints.hints import BadHint, Hints
 from sglang_importance.http import server_state
 from sglang_importance.http.requests.checked_routes import check_routes
-from sglang_importance.http.requests.generate_route import check_generate
 from sglang_importance.http.requests.request_hints import _attach_native
+from sglang_importance.http.requests.route_families import CARRYING, NATIVE
+from sglang_importance.http.requests.route_guards import guard_routes
 from sglang_importance.upstream.server_options import attach_options
 
 VOCABULARY = 1000
@@ -33,10 +34,13 @@ def generate_client(monkeypatch: pytest.MonkeyPatch, policy: str) -> TestClient:
     app.router.route_class = ORJSONRoute
 
     @app.api_route("/generate", methods=["POST", "PUT"])
-    async def generate(obj: GenerateReqInput, request: Request) -> StreamingResponse:
+    async def generate_request(obj: GenerateReqInput, request: Request) -> StreamingResponse:
         return StreamingResponse(iter(["data: [DONE]\n\n"]))
 
-    check_generate(app)
+    for name in list(CARRYING):
+        monkeypatch.delitem(CARRYING, name)
+    monkeypatch.delitem(NATIVE, "vertex_generate", raising=False)
+    guard_routes(app)
     check_routes(app)
     arguments = SimpleNamespace()
     attach_options(arguments, ImportanceOptions(policy=policy))
@@ -111,11 +115,6 @@ def test_what_is_no_request_is_left_to_sglang(
     headers = {"content-type": sent_as} if sent_as else {}
     answer = generate_client(monkeypatch, "importance").post("/generate", content=content, headers=headers)
     assert answer.status_code in (400, 422)
-
-
-def test_an_app_without_the_route_is_noticed():
-    with pytest.raises(ValueError, match="not enough values"):
-        check_generate(FastAPI())
 
 
 json_values = st.recursive(

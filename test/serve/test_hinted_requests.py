@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,15 +17,7 @@ from support.servers import ServerProcess
 pytestmark = pytest.mark.server
 
 PAGE_SIZE = 16
-POOL_TOKENS = 2048
 DOCUMENT_TOKENS = 400  # a fifth of the pool: what a hint says decides who stays
-
-
-@pytest.fixture(scope="module")
-def hinting(probe_model: Path) -> Iterator[ServerProcess]:
-    flags = ["--kv-policy", "importance", "--page-size", str(PAGE_SIZE)]
-    with ServerProcess(*flags, "--max-total-tokens", str(POOL_TOKENS), model=probe_model) as process:
-        yield process
 
 
 @pytest.fixture
@@ -68,6 +58,11 @@ def test_the_openai_client_gets_a_report_where_it_asks_for_one(server: ServerPro
     assert asked.usage.kv_importance == {
         "prompt_tokens": asked.usage.prompt_tokens,
         "hit_tokens": {"device": cached, "host": 0, "storage": 0},
+        "missed_tokens": {"short": asked.usage.prompt_tokens - cached},
+        "missed": [
+            {"reason": "short", "start": cached, "tokens": asked.usage.prompt_tokens - cached},
+        ],
+        "parted": None,
         "lost_tokens": 0,
         "lost": [],
         "hints": {},

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sgl_importance.metrics_table import METRICS, PREFIX, TIER, Metric
+from sgl_importance.metrics_table import METRICS, PREFIX, TIER, Kind, Metric
 from sgl_importance_lab.probe.tasks import make_document
 from sgl_importance_lab.probe.tokenizer import encode
 
@@ -64,12 +64,14 @@ def busy(server: ServerProcess) -> ServerProcess:
 
 def test_the_server_exports_the_table_and_nothing_else(busy: ServerProcess):
     found = scraped(busy)
-    assert set(found) == {metric.exported_name for metric in EXPORTED}
+    assert set(found) == {name for metric in EXPORTED for name in metric.series}
 
 
 @pytest.mark.parametrize("metric", EXPORTED, ids=lambda metric: metric.name)
 def test_type_and_labels_are_those_of_the_table(busy: ServerProcess, metric: Metric, exported: dict):
-    labels = dict(exported[metric.exported_name])
+    labels = dict(exported[metric.series[0]])
+    if metric.kind is Kind.HISTOGRAM:
+        assert {float(bound) for bound in labels.pop("le")} == {*metric.bounds, float("inf")}
     assert labels.pop("# TYPE") == {metric.kind.value}
     assert set(labels) == set(metric.labels)
     for label, values in metric.labels.items():
@@ -108,7 +110,7 @@ def test_emission_and_operations_are_timed(busy: ServerProcess):
 
 def test_the_dashboard_has_a_row_for_each_question_and_a_unit_on_each_panel():
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
-    assert len(rows) == 8
+    assert len(rows) == 9
     assert all(row.endswith("?") for row in rows)
     names = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
     assert names == {"datasource", "instance"}

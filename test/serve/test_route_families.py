@@ -25,6 +25,7 @@ from sglang_importance.http import server_state
 from sglang_importance.http.requests.carried_fields import carried_by
 from sglang_importance.http.requests.route_families import (
     CARRYING,
+    CLOSING,
     NATIVE,
     NOT_COMPUTING,
     REFUSING,
@@ -35,6 +36,7 @@ from sglang_importance.upstream.server_options import attach_options
 
 LISTS = {
     "carrying": CARRYING.keys(),
+    "closing": {CLOSING},
     "native": NATIVE.keys(),
     "refusing": REFUSING.keys(),
     "without a body": WITHOUT_BODY,
@@ -84,7 +86,7 @@ def test_the_app_is_what_it_was_but_for_the_look_in_front() -> None:
         names = [list(signature(each.endpoint).parameters) for each in (before, after)]
         assert names[0] == names[1]
         guarded = after is not before
-        known = before.endpoint.__name__ in CARRYING.keys() | NATIVE.keys() | REFUSING.keys()
+        known = before.endpoint.__name__ in {CLOSING, *CARRYING, *NATIVE, *REFUSING}
         assert guarded == known
 
 
@@ -140,6 +142,8 @@ def guarded_client(monkeypatch: pytest.MonkeyPatch, policy: str = "importance") 
     here = {"openai_v1_chat_completions", "openai_v1_completions", "v1_responses_request"}
     for name in CARRYING.keys() - here:
         monkeypatch.delitem(CARRYING, name)
+    for name in list(NATIVE):
+        monkeypatch.delitem(NATIVE, name)
     guard_routes(app)
     return TestClient(app, raise_server_exceptions=False)
 

@@ -75,6 +75,32 @@ def test_storage_tiers_of_a_chain_have_cards_of_their_own(open_page, asked: Serv
     assert "off" in far.get_attribute("class").split()
 
 
+def test_ages_and_beginnings_that_change_are_told_in_sentences(open_page, asked: ServerProcess):
+    """The text of prompts is that of users, and stays text."""
+    place = {
+        "sentence": "prompts part at token 40 ('<b>1', then '<b>2') and go on alike",
+        "cure": "move it",
+        "before": "cch=",
+        "variants": ["<b>1", "<b>2"],
+        "after": ";",
+    }
+
+    def with_beginning(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"volatile": [place]})
+
+    page = open_page()
+    page.wait_for_selector("[data-tier=device]")
+    assert page.locator("#ages").inner_text() == tree(asked)["ages"]["sentence"]
+    assert page.locator("#ages").inner_text().startswith("The device ")
+    assert not page.locator("#volatile").is_visible()
+    page.route("**/kv_importance/tree?*", with_beginning)
+    page.reload()
+    told = page.locator("#volatile li")
+    assert "then '<b>2') and go on alike. To do: move it." in told.inner_text()
+    assert told.locator("mark").all_inner_texts() == ["<b>1", "<b>2"]
+
+
 def test_a_click_shows_the_node(open_page, asked: ServerProcess):
     leaf = reused_leaf(asked)
     page = open_page()

@@ -141,7 +141,7 @@ def test_audits_are_counted_from_the_first_generated_token(selecting_prompt_toke
         policy="importance",
         tiered=TieredOptions(residency="tiered"),
         sparse=SparseOptions(
-            selector="rep", prompt_tokens=selecting_prompt_tokens, min_context=0, audit_interval=7
+            selector="bits", prompt_tokens=selecting_prompt_tokens, min_context=0, audit_interval=7
         ),
     )
     req = SimpleNamespace(rid="a", origin_input_ids=[0] * 80)

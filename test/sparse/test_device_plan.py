@@ -50,7 +50,7 @@ shapes = st.builds(
     pages=st.integers(1, 300),
     device_tokens=st.integers(512, 8192),
     max_requests=st.none() | st.integers(1, 64),
-    name=st.none() | st.sampled_from(("bits", "rep", "window")),
+    name=st.none() | st.sampled_from(("bits", "token")),
 )
 def test_what_is_allocated_is_what_is_planned_and_within_the_budget(
     shape: KvShape, page_size: int, pages: int, device_tokens: int, max_requests: int | None, name: str | None

@@ -31,7 +31,7 @@ FLAGS = (
         "tiered",
         *config_flags(signal={"layers": [1]}, tiered={"policy": "importance"}),
     ),
-    *("--kv-sparse-selector", "rep", "--kv-sparse-budget", "0.05", "--kv-sparse-prompt-tokens", "16"),
+    *("--kv-sparse-selector", "bits", "--kv-sparse-budget", "0.05", "--kv-sparse-prompt-tokens", "16"),
     *("--max-total-tokens", "16384", "--max-running-requests", "2", "--kv-device-tokens", "0.2"),
     *("--chunked-prefill-size", "4096"),  # sglang's own hangs on free memory; a chunk is a node
 )

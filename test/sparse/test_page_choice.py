@@ -37,7 +37,6 @@ def chosen(
     lengths: list[int],
     budgets: list[int],
     rule: ChoiceRule,
-    unit_pages: int = 1,
     bonus: torch.Tensor | None = None,
 ) -> list[dict[int, float]]:
     """Of each context, the numbers of the pages that are read, and the share of each."""
@@ -45,7 +44,7 @@ def chosen(
     padded = torch.full((len(pages), QUERIES, contexts.pages.shape[1]), -torch.inf)
     for row, each in enumerate(logits):
         padded[row, :, : each.shape[1]] = each
-    found, shares = choose_pages(padded, contexts, rule, unit_pages=unit_pages, bonus=bonus)
+    found, shares = choose_pages(padded, contexts, rule, bonus=bonus)
     assert found.shape == shares.shape == (len(pages), contexts.most_chosen)
     result = []
     for context, of_row, share in zip(pages, found, shares, strict=True):
@@ -58,9 +57,7 @@ def chosen(
     return result
 
 
-def defined(
-    logits: torch.Tensor, tokens: int, budget: int, rule: ChoiceRule, unit_pages: int = 1
-) -> dict[int, float]:
+def defined(logits: torch.Tensor, tokens: int, budget: int, rule: ChoiceRule) -> dict[int, float]:
     """The same by the definition, page by page, without tensors."""
     weights = [[math.exp(logit) for logit in row] for row in logits.double().tolist()]
     complete = tokens // SIZE
@@ -70,8 +67,7 @@ def defined(
         return page * SIZE < rule.sink_tokens or (page + 1) * SIZE > tokens - rule.window_tokens
 
     def worth(page: int) -> float:
-        unit = page - page % unit_pages
-        return math.inf if is_forced(page) else max(shares[unit : unit + unit_pages])
+        return math.inf if is_forced(page) else shares[page]
 
     forced = sum(map(is_forced, range(complete)))
     count = max(budget - (tokens % SIZE > 0), forced)
@@ -92,22 +88,15 @@ def defined(
 
 
 @settings(derandomize=True)  # what lies within a rounding error of a threshold may fall on either side
-@given(rows, rules, st.sampled_from((1, 4)), st.integers(0, 2**31))
+@given(rows, rules, st.integers(0, 2**31))
 def test_each_row_chooses_as_defined(
-    lengths_and_budgets: list[tuple[int, int]], rule: ChoiceRule, unit_pages: int, seed: int
+    lengths_and_budgets: list[tuple[int, int]], rule: ChoiceRule, seed: int
 ) -> None:
     lengths, budgets = (list(each) for each in zip(*lengths_and_budgets, strict=True))
     pages, logits = drawn(lengths, seed)
-    found = chosen(pages, logits, lengths, budgets, rule, unit_pages)
+    found = chosen(pages, logits, lengths, budgets, rule)
     for row, (tokens, budget) in enumerate(lengths_and_budgets):
-        assert found[row] == pytest.approx(defined(logits[row], tokens, budget, rule, unit_pages), rel=1e-4)
-
-
-def test_units_are_taken_whole() -> None:
-    pages, (logits,) = drawn([16 * SIZE], 0)
-    logits[:, 6] += 20.0
-    (found,) = chosen(pages, [logits], [16 * SIZE], [5], ChoiceRule(SIZE, 0), unit_pages=4)
-    assert list(found) == [0, 4, 5, 6, 7]
+        assert found[row] == pytest.approx(defined(logits[row], tokens, budget, rule), rel=1e-4)
 
 
 def test_a_bonus_counts() -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sgl_importance_kernels.sparse.open_pages import OpenPages
 from sgl_importance_kernels.sparse.page_slots import PageSlots
-from sgl_importance_kernels.sparse.selectors.representative_keys import RepresentativeKeys
+from sgl_importance_kernels.sparse.selectors.all_keys import AllKeys
 
 PAGE, LAYERS, PAGES, FRAMES = 4, 2, 24, 3
 HEADS, KEY_DIM, VALUE_DIM = 2, 3, 5
@@ -35,7 +35,7 @@ class TieredPool(RuleBasedStateMachine):
             staging_pages=3,
             device="cpu",
             residency="importance",
-            selector=RepresentativeKeys(PAGE, count=2),
+            selector=AllKeys(PAGE),
         )
         self.free = list(range(1, PAGES))
         self.requests: list[tuple[list[int], int]] = []  # pages and tokens of each
@@ -237,7 +237,7 @@ def test_what_somebody_else_wrote_on_the_host_is_represented_anew() -> None:
         page_size=PAGE,
         staging_pages=3,
         device="cpu",
-        selector=RepresentativeKeys(PAGE, count=2),
+        selector=AllKeys(PAGE),
     )
     assert slots.representations is not None
     pages = torch.tensor([4, 5])

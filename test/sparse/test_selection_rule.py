@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sgl_importance.options.importance_options import ImportanceOptions
 from sgl_importance.options.tiered_options import SparseOptions, TieredOptions
 from sgl_importance.sparse.prune import Prune
-from sgl_importance.sparse.selection_rule import SelectionRule, Span, read_all, selection_rule
+from sgl_importance.sparse.selection_rule import SelectionRule, TokenSpan, read_all, selection_rule
 
 PAGE = 4
 rules = st.builds(
@@ -57,11 +57,11 @@ def test_spans_of_a_prompt_end_with_their_page_and_generated_tokens_stand_alone(
         prompt_tokens=11, selecting_prompt_tokens=5, min_context_tokens=0, budget=8, page_size=PAGE
     )
     assert list(rule.spans(0, 13)) == [
-        Span(0, 4, selects=False),
-        Span(4, 8, selects=True),
-        Span(8, 11, selects=True),
-        Span(11, 12, selects=True, is_generated=True),
-        Span(12, 13, selects=True, is_generated=True),
+        TokenSpan(0, 4, selects=False),
+        TokenSpan(4, 8, selects=True),
+        TokenSpan(8, 11, selects=True),
+        TokenSpan(11, 12, selects=True, is_generated=True),
+        TokenSpan(12, 13, selects=True, is_generated=True),
     ]
     assert [span.selects for span in read_all(PAGE).spans(0, 13)] == [False]
 
@@ -84,8 +84,8 @@ def test_a_prune_that_means_nothing_names_what_does(text: str) -> None:
 
 
 def test_a_selector_needs_tiered_pages() -> None:
-    with pytest.raises(ValueError, match="'rep' needs --kv-residency to be 'tiered'"):
-        ImportanceOptions(policy="importance", sparse=SparseOptions(selector="rep"))
+    with pytest.raises(ValueError, match="'bits' needs --kv-residency to be 'tiered'"):
+        ImportanceOptions(policy="importance", sparse=SparseOptions(selector="bits"))
     assert ImportanceOptions(
-        policy="importance", tiered=TieredOptions(residency="tiered"), sparse=SparseOptions(selector="rep")
+        policy="importance", tiered=TieredOptions(residency="tiered"), sparse=SparseOptions(selector="bits")
     ).is_sparse

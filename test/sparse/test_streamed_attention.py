@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.representations import Representations
-from sgl_importance_kernels.sparse.selectors.representative_keys import RepresentativeKeys
+from sgl_importance_kernels.sparse.selectors.all_keys import AllKeys
 from sgl_importance_kernels.sparse.streamed_attention import (
     PartialAttention,
     attend_causally,
@@ -56,7 +56,7 @@ def test_chosen_pages_are_attended_to_and_no_others(
 ) -> None:
     torch.manual_seed(seed)
     slots = filled_slots(num_slots, tokens, torch.float32)
-    representations = Representations(RepresentativeKeys(PAGE), (slots.host[0][0],), "cpu")
+    representations = Representations(AllKeys(PAGE), (slots.host[0][0],), "cpu")
     chooser = PageChooser(representations, PAGE, ChoiceRule(PAGE, PAGE), slots.traffic, slots.is_resident)
     query = torch.randn(1, 2 * KV_HEADS, DIM)
     pages = torch.arange(1, -(-tokens // PAGE) + 1)

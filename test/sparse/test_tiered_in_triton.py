@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.server
 
 SPARSE = (
-    *("--kv-sparse-selector", "rep", "--kv-sparse-budget", "64", "--kv-sparse-min-context", "64"),
+    *("--kv-sparse-selector", "bits", "--kv-sparse-budget", "64", "--kv-sparse-min-context", "64"),
     *("--kv-sparse-audit-interval", "2", *config_flags(sparse={"audit_missed_page": 0.1})),
     *("--kv-device-tokens", "480"),
 )

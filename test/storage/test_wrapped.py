@@ -320,7 +320,7 @@ def damage_every_record(file: Path) -> None:
 
 @pytest.mark.skipif(REAL not in os.environ, reason=f"{REAL} names no storage backend that runs here")
 def test_a_real_backend(tmp_path: Path) -> None:
-    """Settles whether a backend works under the wrapper, where its service runs: docs/reliability.md."""
+    """Settles whether a backend works under the wrapper, where its service runs: docs/storage.md."""
     name, settings = os.environ[REAL], json.loads(os.environ.get(REAL_SETTINGS, "{}"))
     # Of its own in every run: the service keeps what it was given.
     WATCH.current = Weights(uuid.uuid4().hex, "1", "c", pages_match=True)

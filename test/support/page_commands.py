@@ -8,8 +8,10 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.rendering.pages import committed_pages
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = committed_pages()
 DEFAULT_URL = "http://127.0.0.1:30000"
 
 

@@ -34,7 +34,7 @@ REQUEST_SECONDS = 300.0
 ENDING_SECONDS = 2.0  # of a server that has dropped a connection
 PORT_TAKEN = "EADDRINUSE"
 FAULT_SERIES = ("sglang:kv_importance_faults_total", "sglang:kv_importance_store_thread_faults_total")
-FAULT_LINES = re.compile(r"KV importance: fault in \w+|kv-importance-store: \w+ thread: .*")
+FAULT_LINES = re.compile(r"KV importance: fault in \w+|KV importance store: \w+ thread: .*")
 
 
 PORTS = range(20_000, 29_000)

@@ -1,4 +1,4 @@
-"""Tests that stand behind a row of docs/tested.md, by the marker ``tested``; their report names the row."""
+"""Tests that stand behind a row of "tested", by the marker of that name; their report names the row."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from sgl_importance.storage.tier_chain.kinds.backend_tier import BackendTier
 from sgl_importance.storage.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.storage.tier_chain.kinds.mapped_tier import MappedTier
 from sgl_importance.storage.tier_chain.kinds.record_index import RecordIndex
-from sgl_importance.storage.tier_chain.kinds.tier import DramTier, Tier
+from sgl_importance.storage.tier_chain.kinds.tier import DramTier, StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import Bytes, PageName, record_bytes
-from sgl_importance.storage.tier_chain.member import Member
+from sgl_importance.storage.tier_chain.member import ChainMember
 from sgl_importance.storage.tier_chain.page_mover import Point
 from sgl_importance.storage.tier_chain.ranking import LruRanking
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
@@ -46,7 +46,7 @@ class FullTier(DramTier):
         super().put(name, record)
 
 
-def open_tier(kind: str, folder: Path, pages: int) -> Tier:
+def open_tier(kind: str, folder: Path, pages: int) -> StorageTier:
     match kind:
         case "dram":
             return DramTier()
@@ -62,13 +62,13 @@ def open_chain(
     folder: Path,
     kinds: Sequence[str] = ("dram", "cxl", "fs"),
     *,
-    tiers: dict[str, Tier] | None = None,
+    tiers: dict[str, StorageTier] | None = None,
     at: Callable[[Point], None] = lambda point: None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> TierChain:
     """Least recently used pages go first, and every tier is ten times as fast as the next."""
     members = [
-        Member(
+        ChainMember(
             kind,
             kind,
             (tiers or {}).get(kind) or open_tier(kind, folder, CAPACITIES[kind]),

@@ -3,7 +3,7 @@
 The server's real tree, a shadow cache, the replay of nodes and of blocks, and the compiled one see the same
 requests: one tier, g = 1, ghosts without limit, one page to a block, one request at a time, each
 bringing at most one page, so that every node is one. Room is made behind a request. What is left out is
-where they differ (docs/policy.md), and what ``test_where_drivers_differ.py`` shows one by one.
+where they differ (docs/evidence/replay.md), and what ``test_where_drivers_differ.py`` shows one by one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Traffic:
     """Chooses requests from what is cached. Pages are numbered as they are first asked for.
 
     A request asks again for a cached path, or for one and a page behind it: one that nobody knows, or one
-    that was evicted before anything had followed it, where no two texts part (docs/policy.md says why).
+    that was evicted before anything had followed it, where no two texts part (why: docs/evidence/replay.md).
     """
 
     paths: list[Pages] = field(default_factory=list)

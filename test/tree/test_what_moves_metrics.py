@@ -18,7 +18,7 @@ from sgl_importance.reuse.calibration import HORIZON
 from sgl_importance.signal.node_importance import NodeImportance
 from sgl_importance.tiers import Tier
 from sglang_importance.cache.gauges import gauge_values
-from sglang_importance.metrics.publisher import counter_values, label_values
+from sglang_importance.metrics.publisher import counter_values, histograms, label_values
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.operations import handlers
 from sglang_importance.operations.runner import Desk
@@ -30,14 +30,24 @@ from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import pages, path_of, prompt, serve
 
 REQUEST = {"requests_total", "prompt_tokens_total", "fold_seconds_total"}
-HIT = REQUEST | {"hit_requests_total", "hit_tokens_total"}
-EVICTION = {"evicted_nodes_total", "evicted_tokens_total", "used_tokens"}
+HIT = REQUEST | {"hit_requests_total", "hit_tokens_total", "return_age_seconds"}
+EVICTION = {
+    *("evicted_nodes_total", "evicted_tokens_total", "used_tokens"),
+    *("eviction_age_seconds", "eviction_reuses"),
+}
 OF_THE_EMITTING_BACKEND = {"emissions_total", "emission_seconds_total"}
 """Moved in test/serve/test_metrics.py: there is no attention here."""
+OF_ALL_THAT_LIES_THERE = {"resident_tokens_by_idle_seconds"}
+"""In test_ages.py: a request goes on to look at the whole tree, whatever it did itself."""
 
 
 def values(driver: TreeDriver) -> dict[tuple[str, tuple[str, ...]], float]:
-    families = {**counter_values(driver.component.state.counters), **gauge_values(driver.cache)}
+    counters = driver.component.state.counters
+    weights = {
+        name: {labels: histogram.weight for labels, histogram in by_label.items()}
+        for name, by_label in histograms(counters).items()
+    }
+    families = {**counter_values(counters), **gauge_values(driver.cache), **weights}
     return {
         (name, label_values(labels)): value
         for name, family in families.items()
@@ -52,6 +62,7 @@ def moved(driver: TreeDriver, act: Callable[[], object]) -> set[str]:
     after = values(driver)
     kinds = {metric.name: metric.kind for metric in METRICS}
     names = {name for (name, labels), value in after.items() if value != before.get((name, labels), 0)}
+    names -= OF_ALL_THAT_LIES_THERE
     for series, value in after.items():
         assert kinds[series[0]] is Kind.GAUGE or value >= before.get(series, 0), f"{series} fell"
     return names
@@ -140,7 +151,10 @@ def test_a_pre_warm_is_no_request_and_its_first_hit_is_counted_once(make_driver)
     driver = make_driver()
     tokens = [*prompt(0, 4), 1]
     assert moved(driver, lambda: prewarm(driver, tokens)) == {"used_tokens"}
-    assert moved(driver, lambda: serve(driver, tokens)) == HIT | {"prewarmed_hit_tokens_total"}
+    assert (
+        moved(driver, lambda: serve(driver, tokens))
+        == HIT - {"return_age_seconds"} | {"prewarmed_hit_tokens_total"}  # nobody had asked for it before
+    )
     assert moved(driver, lambda: serve(driver, tokens)) == HIT
     assert driver.component.state.counters.prewarmed_hit_tokens == 4 * PAGE
 

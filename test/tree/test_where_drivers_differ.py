@@ -1,4 +1,4 @@
-"""What ``test_drivers_agree.py`` leaves out: where drivers of the policy differ (docs/policy.md)."""
+"""What ``test_drivers_agree.py`` leaves out: where drivers of the policy differ (docs/evidence/replay.md)."""
 
 from __future__ import annotations
 

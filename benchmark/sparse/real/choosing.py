@@ -146,12 +146,13 @@ def chosen_answers(
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """Attention of [tokens, heads, dimension] to the allowed keys, bool [tokens, KV heads or 1, keys]."""
-    tokens, _, dim = q.shape
-    by_kv_head = q.view(tokens, k.shape[1], -1, dim).permute(1, 2, 0, 3)  # [KV heads, group, tokens, dim]
-    logits = (by_kv_head @ k.permute(1, 2, 0)[:, None]) * dim**-0.5
-    logits = logits.masked_fill(~allowed.transpose(0, 1)[:, None], float("-inf"))
-    outputs = logits.softmax(dim=-1) @ v.transpose(0, 1)[:, None]
-    return outputs.permute(2, 0, 1, 3).flatten(1, 2)
+    tokens, heads, dim = q.shape
+    kv_heads, count = k.shape[1], heads // k.shape[1]
+    by_kv_head = q.view(tokens, kv_heads, count, dim).transpose(0, 1).flatten(1, 2)
+    logits = by_kv_head @ k.permute(1, 2, 0) * dim**-0.5  # [KV heads, tokens * queries of each, keys]
+    of_query = allowed.transpose(0, 1)[:, :, None].expand(-1, -1, count, -1).flatten(1, 2)
+    outputs = logits.masked_fill_(~of_query, float("-inf")).softmax(dim=-1) @ v.transpose(0, 1)
+    return outputs.unflatten(1, (tokens, count)).transpose(0, 1).flatten(1, 2)
 
 
 def divergences(exact: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

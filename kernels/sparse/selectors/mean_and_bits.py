@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sgl_importance_kernels.sparse.bit_tables import STEPS, WIDTHS, BitTables, KeyStatistics
+from sgl_importance_kernels.sparse.bit_tables import STEPS, BitTables, KeyStatistics
 from sgl_importance_kernels.sparse.selectors.selector import LARGEST, Selector
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ class MeanAndBits(Selector):
     """Estimates a page by the largest product with its keys as they can be made again.
 
     Of each page and KV head it keeps the mean in int8, and of every key the difference from it, in codes of
-    0, 1, 2 or 4 bits a channel. Which channel has how many, and the steps of its codes, are the model's,
-    found once (``calibrate``); the page has a factor of its own for all of these steps.
+    0 to 8 bits a channel. Which channel has how many, and the steps of its codes, are the model's, found once
+    (``calibrate``); the page has a factor of its own for all of these steps. Layers have more bits or fewer.
 
     Args:
         page_size: tokens per page; a multiple of 8.
-        bits_per_channel: bits of a token's codes, as a mean over channels.
+        bits_per_channel: bits of a token's codes, as a mean over channels and layers.
 
     Raises:
         ValueError: of another page size; the message names the cure.
@@ -46,12 +46,16 @@ class MeanAndBits(Selector):
                 f"codes of {TOKENS_OF_CODES} tokens lie together, and a page of {page_size} would end among "
                 f"them: use --page-size 16"
             )
-        self._page_size = page_size
+        super().__init__(page_size)
         self._bits_per_channel = bits_per_channel
         self._tables: BitTables | None = None
+        self._bits_of_layers: list[int] = []
 
     def kept_bytes(self, head_dim: int) -> int:
-        return head_dim + 1 + self._bits(head_dim) * self._page_size // TOKENS_OF_CODES
+        return self._bytes(head_dim, self._bits(head_dim))
+
+    def layer_bytes(self, layer: int, head_dim: int) -> int:
+        return self._bytes(head_dim, self._bits_of_layers[layer])
 
     def table_bytes(self, layers: int, kv_heads: int, head_dim: int) -> int:
         return BitTables.num_bytes(layers, kv_heads, head_dim)
@@ -63,7 +67,9 @@ class MeanAndBits(Selector):
     def calibrate(self, statistics: KeyStatistics, device: torch.device | str = "cpu") -> None:
         """Shares out bits, once, before the first page is kept."""
         assert self._tables is None, "pages that are kept would be read by other tables"
-        self._tables = BitTables.allotted(statistics, self._bits(statistics.variances.shape[-1])).to(device)
+        tables = BitTables.allotted(statistics, self._bits(statistics.variances.shape[-1]))
+        self._bits_of_layers = tables.bits
+        self._tables = tables.to(device)
 
     def tables(self, layer: int) -> BitTables:
         """How the codes of a layer lie, [KV heads, head dimension]."""
@@ -72,31 +78,35 @@ class MeanAndBits(Selector):
 
     def keep(self, layer: int, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tables = self.tables(layer)
-        widths, starts, steps = tables.widths, tables.starts, tables.steps
-        pages, size, heads, dim = keys.shape
+        widths, steps = tables.widths, tables.steps
         mean = keys.mean(dim=1)
         means, units = self.in_int8(mean[:, :, None])
         differences = keys - (means.squeeze(2) * units[..., None])[:, None]
-        largest = (1 << widths) - 1
         in_steps = differences / steps.where(steps > 0, torch.inf)
         logarithms = self._logarithms(in_steps, widths)
         factors = (logarithms / FACTORS_PER_DOUBLING).exp2()
         codes = (in_steps / factors[:, None, :, None]).floor_() + (1 << widths) // 2
-        codes = codes.clamp_(min=0).minimum(largest.float()).int()  # [pages, tokens, heads, channels]
+        codes = codes.clamp_(min=0).minimum(((1 << widths) - 1).float()).int()
+        rows = self._packed(codes, tables, self._bits_of_layers[layer])
+        return torch.cat([means.squeeze(2), logarithms[..., None].to(torch.int8), rows], dim=2), units
 
-        token = torch.arange(size, device=keys.device)[:, None, None]
-        within = (token % TOKENS_OF_CODES * widths).int()  # bits, in the bytes of eight tokens
-        at = starts * (size // TOKENS_OF_CODES) + token // TOKENS_OF_CODES * widths + within // 8
+    @staticmethod
+    def _packed(codes: torch.Tensor, tables: BitTables, bits: int) -> torch.Tensor:
+        """Codes, int32 [pages, page size, KV heads, channels], as they lie, int8 [pages, KV heads, bytes]."""
+        pages, size, heads, _ = codes.shape
+        token = torch.arange(size, dtype=torch.int32, device=codes.device)[:, None, None]
+        within = token % TOKENS_OF_CODES * tables.widths  # bits, in the bytes of eight tokens
+        group = token // TOKENS_OF_CODES
+        at = tables.starts * (size // TOKENS_OF_CODES) + group * tables.widths + within // 8
+        placed = codes << within % 8  # in this byte and, where it is larger, the next
+        # Of channels without bits every code is 0, and may be added anywhere.
         kept = torch.zeros(
-            pages, heads, self.kept_bytes(dim) - dim - 1, dtype=torch.int32, device=keys.device
+            pages, heads, bits * size // TOKENS_OF_CODES + 1, dtype=torch.int32, device=codes.device
         )
-        at = at.clamp(max=kept.shape[2] - 1).movedim(0, 1).reshape(heads, size * dim).long()
-        # Codes of one byte are in different bits of it: adding puts them together. Those of no bits are 0.
-        kept.scatter_add_(2, at.expand(pages, -1, -1), (codes << within % 8).movedim(1, 2).flatten(2))
-        codes_of_page = kept.to(torch.uint8).view(torch.int8)
-        return torch.cat(
-            [means.squeeze(2), logarithms[..., None].to(torch.int8), codes_of_page], dim=2
-        ), units
+        for part, byte in ((placed & 0xFF, at), (placed >> 8, at + 1)):
+            where = byte.clamp(max=kept.shape[2] - 1).movedim(0, 1).flatten(1).long()
+            kept.scatter_add_(2, where.expand(pages, -1, -1), part.movedim(1, 2).flatten(2))
+        return kept[..., :-1].to(torch.uint8).view(torch.int8)
 
     @staticmethod
     def _logarithms(in_steps: torch.Tensor, widths: torch.Tensor) -> torch.Tensor:
@@ -106,8 +116,7 @@ class MeanAndBits(Selector):
             in_steps: what keys differ by, float32 [pages, page size, KV heads, channels].
             widths: bits of each channel, int32 [KV heads, channels].
         """
-        levels = torch.stack([widths >= width for width in WIDTHS[1:]]).sum(dim=0)
-        usual = torch.tensor(STEPS, device=widths.device)[levels]
+        usual = torch.tensor(STEPS, device=widths.device)[widths.long()]
         squares = (in_steps * usual).square().sum(dim=(1, 3))
         count = in_steps.shape[1] * (widths > 0).sum(dim=1).clamp(min=1)
         deviations = (squares / count).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
@@ -138,8 +147,11 @@ class MeanAndBits(Selector):
                         int(tables.starts[head, channel]) * (self._page_size // TOKENS_OF_CODES)
                         + group * width
                     )
-                    byte = codes[:, head, first + within * width // 8]
-                    code = byte >> within * width % 8 & (1 << width) - 1
+                    byte, bit = divmod(within * width, 8)
+                    word = codes[:, head, first + byte]
+                    if bit + width > 8:
+                        word = word | codes[:, head, first + byte + 1] << 8
+                    code = word >> bit & (1 << width) - 1
                     steps = tables.steps[head, channel] * factors[:, head]
                     keys[:, token, head, channel] += (code - (1 << width) / 2 + 0.5) * steps
         return keys
@@ -151,6 +163,9 @@ class MeanAndBits(Selector):
         self, queries: torch.Tensor, pages: LayerPages, of_rows: torch.Tensor, num_pages: torch.Tensor
     ) -> torch.Tensor:
         return pages.scan_codes(queries, of_rows, num_pages, self.tables(pages.layer))
+
+    def _bytes(self, head_dim: int, bits: int) -> int:
+        return head_dim + 1 + bits * self._page_size // TOKENS_OF_CODES
 
     def _bits(self, head_dim: int) -> int:
         return int(self._bits_per_channel * head_dim)

@@ -17,21 +17,28 @@ LARGEST = 127
 class Selector(ABC):
     """One way of estimating. Its estimates may change tokens; where pages are never does.
 
+    Args:
+        page_size: tokens per page.
+
     Attributes:
         vectors_per_page: vectors that the device keeps of a page's keys, for each KV head.
-        unit_tokens: tokens that are chosen or left together; pages, where it is no more than one of them.
-        product: what of a query and of what is kept it goes by: the largest ``dot`` with a vector, the bound
-            of the ``box`` that the vectors are corners of, or the largest with a key made of ``bits``; None
-            where it goes by something else.
+        product: what of a query and of what is kept it goes by: the largest ``dot`` with a vector, or the
+            largest with a key made of ``bits``; None where it goes by something else.
     """
 
     vectors_per_page: int = 0
-    unit_tokens: int = 1
-    product: Literal["dot", "box", "bits"] | None = None
+    product: Literal["dot", "bits"] | None = None
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
 
     def kept_bytes(self, head_dim: int) -> int:
         """What the device keeps of a page, for each KV head, beside one float32 (the unit of its numbers)."""
         return self.vectors_per_page * head_dim
+
+    def layer_bytes(self, layer: int, head_dim: int) -> int:
+        """What it is in one layer, once the selector is calibrated; ``kept_bytes`` or less as a mean."""
+        return self.kept_bytes(head_dim)
 
     def table_bytes(self, layers: int, kv_heads: int, head_dim: int) -> int:
         """What it keeps beside all pages."""
@@ -98,14 +105,14 @@ class Selector(ABC):
         Returns:
             float32 [rows, heads, most pages], -inf behind the pages of a row.
         """
-        assert self.product in ("dot", "box"), self.product
-        return pages.scan_vectors(queries, of_rows, num_pages, is_box=self.product == "box")
+        assert self.product == "dot", self.product
+        return pages.scan_vectors(queries, of_rows, num_pages)
 
 
 class LargestDot(Selector):
     """Estimates a page by the largest product of a query with the vectors that are kept of it."""
 
-    product = "dot"
+    product: Literal["dot", "bits"] | None = "dot"
 
     def logits(self, queries: torch.Tensor, pages: LayerPages) -> torch.Tensor:
         return pages.largest_dot(queries)

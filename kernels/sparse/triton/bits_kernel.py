@@ -15,7 +15,7 @@ BLOCK_D = 32
 """Channels that are multiplied at a time: a wider product keeps more of both factors than registers hold."""
 
 
-@triton.jit(do_not_specialize=["pages_stride", "max_pages"])
+@triton.jit(do_not_specialize=["pages_stride", "max_pages", "kept_bytes"])
 def _codes_kernel(
     Q,
     Kept,
@@ -28,10 +28,10 @@ def _codes_kernel(
     Logits,
     pages_stride,
     max_pages,
+    kept_bytes,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    KEPT_BYTES: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -47,7 +47,7 @@ def _codes_kernel(
     head = kv_head * GROUP + query
     of_row = Q + ((row * KV_HEADS * GROUP + head) * HEAD_DIM)[:, None]
     is_query = (query < GROUP)[:, None]
-    of_page = Kept + (page * KV_HEADS + kv_head) * KEPT_BYTES
+    of_page = Kept + (page * KV_HEADS + kv_head) * kept_bytes
     of_mean = tl.zeros((BLOCK_M, BLOCK_PAGES), tl.float32)
     offset = tl.zeros((BLOCK_M,), tl.float32)
     for first in range(0, HEAD_DIM, BLOCK_D):
@@ -74,8 +74,10 @@ def _codes_kernel(
             bit = token % 8 * width  # in the bytes of eight tokens
             byte = HEAD_DIM + 1 + start * (PAGE_SIZE // 8) + token // 8 * width + bit // 8
             is_coded = exists[None, :] & (width > 0)[:, None]
-            loaded = tl.load(of_page[None, :] + byte[:, None], mask=is_coded, other=0).to(tl.int32)
-            code = ((loaded & 0xFF) >> (bit % 8)[:, None]) & ((1 << width) - 1)[:, None]
+            low = tl.load(of_page[None, :] + byte[:, None], mask=is_coded, other=0).to(tl.int32) & 0xFF
+            goes_on = is_coded & (bit % 8 + width > 8)[:, None]
+            high = tl.load(of_page[None, :] + byte[:, None] + 1, mask=goes_on, other=0).to(tl.int32) & 0xFF
+            code = ((low | high << 8) >> (bit % 8)[:, None]) & ((1 << width) - 1)[:, None]
             scaled = q * step[None, :]
             products = tl.dot(scaled, code.to(tl.float32), products, input_precision="tf32x3")
         largest = tl.maximum(largest, products)
@@ -136,10 +138,10 @@ def scan_codes(
             logits,
             pages.stride(0),
             most,
+            kept_bytes,
             KV_HEADS=kv_heads,
             GROUP=group,
             HEAD_DIM=head_dim,
-            KEPT_BYTES=kept_bytes,
             PAGE_SIZE=page_size,
             BLOCK_M=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
             BLOCK_D=BLOCK_D,

@@ -41,7 +41,6 @@ def _scan_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_COUNT: tl.constexpr,
     BLOCK_PAGES: tl.constexpr,
-    IS_BOX: tl.constexpr,
     DOT_DTYPE: tl.constexpr,
 ):
     row = tl.program_id(2).to(tl.int64)
@@ -59,31 +58,19 @@ def _scan_kernel(
         Q + q_rows[:, None] + dim[None, :], mask=is_query[:, None] & (dim < HEAD_DIM)[None, :], other=0.0
     )
     of_page = Vectors + (page * KV_HEADS + kv_head) * (COUNT * HEAD_DIM)
-    if IS_BOX:
-        # The upper corner comes first: where a query is positive, it bounds the product.
-        largest = tl.zeros((BLOCK_M, BLOCK_PAGES), tl.float32)
-        for corner in tl.static_range(2):
-            vectors = tl.load(
-                of_page[None, :] + corner * HEAD_DIM + dim[:, None],
-                mask=exists[None, :] & (dim < HEAD_DIM)[:, None],
-                other=0,
-            )
-            side = tl.maximum(q, 0.0) if corner == 0 else tl.minimum(q, 0.0)
-            largest += _dot(side, vectors, DOT_DTYPE)
-    else:
-        TILE: tl.constexpr = BLOCK_PAGES * BLOCK_COUNT
-        largest = tl.full((BLOCK_M, BLOCK_PAGES), float("-inf"), tl.float32)
-        for first in range(0, COUNT, BLOCK_COUNT):
-            vector = first + tl.arange(0, BLOCK_COUNT)
-            starts = tl.reshape(of_page[:, None] + (vector * HEAD_DIM)[None, :], (TILE,))
-            is_vector = tl.reshape(exists[:, None] & (vector < COUNT)[None, :], (TILE,))
-            vectors = tl.load(
-                starts[None, :] + dim[:, None], mask=is_vector[None, :] & (dim < HEAD_DIM)[:, None], other=0
-            )
-            products = _dot(q, vectors, DOT_DTYPE)
-            products = tl.where(is_vector[None, :], products, float("-inf"))
-            of_block = tl.max(tl.reshape(products, (BLOCK_M, BLOCK_PAGES, BLOCK_COUNT)), axis=2)
-            largest = tl.maximum(largest, of_block)
+    TILE: tl.constexpr = BLOCK_PAGES * BLOCK_COUNT
+    largest = tl.full((BLOCK_M, BLOCK_PAGES), float("-inf"), tl.float32)
+    for first in range(0, COUNT, BLOCK_COUNT):
+        vector = first + tl.arange(0, BLOCK_COUNT)
+        starts = tl.reshape(of_page[:, None] + (vector * HEAD_DIM)[None, :], (TILE,))
+        is_vector = tl.reshape(exists[:, None] & (vector < COUNT)[None, :], (TILE,))
+        vectors = tl.load(
+            starts[None, :] + dim[:, None], mask=is_vector[None, :] & (dim < HEAD_DIM)[:, None], other=0
+        )
+        products = _dot(q, vectors, DOT_DTYPE)
+        products = tl.where(is_vector[None, :], products, float("-inf"))
+        of_block = tl.max(tl.reshape(products, (BLOCK_M, BLOCK_PAGES, BLOCK_COUNT)), axis=2)
+        largest = tl.maximum(largest, of_block)
     unit = tl.load(Units + page * KV_HEADS + kv_head, mask=exists, other=0.0)
     logits = tl.where(exists[None, :], largest * unit[None, :], float("-inf"))
     out = Logits + (row * KV_HEADS * GROUP + head)[:, None] * max_pages + at[None, :]
@@ -102,8 +89,6 @@ def scan(
     units: torch.Tensor,
     pages: torch.Tensor,
     num_pages: torch.Tensor,
-    *,
-    is_box: bool,
 ) -> torch.Tensor:
     """The largest product of each query with the vectors of each of its row's pages.
 
@@ -115,8 +100,6 @@ def scan(
         units: of these vectors, float32 [pool pages, KV heads].
         pages: of each row, int64 [rows, most pages]; one row's for all where the first stride is 0.
         num_pages: how many of them each row has, int64 [rows].
-        is_box: whether the vectors are the upper and the lower corner of a box that holds every key; then the
-            largest product that a key in it could have (Quest, Tang et al., 2024).
 
     Returns:
         float32 [rows, heads, most pages]; -inf behind the pages of a row.
@@ -124,7 +107,6 @@ def scan(
     num_rows, heads, head_dim = queries.shape
     _, kv_heads, count, _ = vectors.shape
     most = pages.shape[1]
-    assert not is_box or count == 2, count
     assert queries.is_contiguous()
     assert vectors.is_contiguous()
     assert pages.stride(1) == 1, pages.stride()
@@ -149,7 +131,6 @@ def scan(
             BLOCK_D=max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
             BLOCK_COUNT=block_count,
             BLOCK_PAGES=block_pages,
-            IS_BOX=is_box,
             DOT_DTYPE=dot_dtype(torch.bfloat16),
         )
     return logits

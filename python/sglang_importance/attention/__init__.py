@@ -27,7 +27,9 @@ def install(options: ImportanceOptions) -> None:
     the source ``none`` every backend stays upstream's.
     """
     if options.source == NONE:
-        logger.info("No page scores (--kv-importance-source none): attention runs as in stock sglang")
+        logger.info(
+            "KV importance: No page scores (--kv-importance-source none): attention runs as in stock sglang"
+        )
         return
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
@@ -43,8 +45,8 @@ def install(options: ImportanceOptions) -> None:
 
     if options.source in UNPROVEN:
         logger.warning(
-            "--kv-importance-source %s HAS NOT RUN ON ANY GPU: its numbers are tested on CPUs only, its "
-            "speed and its behaviour on a device are unknown. Do not serve users with it.",
+            "KV importance: --kv-importance-source %s HAS NOT RUN ON ANY GPU: its numbers are tested on CPUs "
+            "only, its speed and its behaviour on a device are unknown. Do not serve users with it.",
             options.source,
         )
         _INSTALLERS[options.source](options)

@@ -216,7 +216,7 @@ class DecodeEmission(ABC):
         ran = self._ever_ran if replayed else self._ran
         if missing := set(self.layers) - ran:
             logger.warning(
-                "Page scores of a decode step were dropped: layers %s did not emit; "
+                "KV importance: Page scores of a decode step were dropped: layers %s did not emit; "
                 "check signal.layers of --kv-importance-config",
                 sorted(missing),
             )

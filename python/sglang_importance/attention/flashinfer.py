@@ -85,7 +85,9 @@ class FlashInferEmission(DecodeEmission):
             device=model_runner.device,
         )
         mebibytes = self.step.num_bytes / 2**20
-        logger.info("Logits of decode steps: %d tokens at once, %.1f MiB", self.max_tokens, mebibytes)
+        logger.info(
+            "KV importance: Logits of decode steps: %d tokens at once, %.1f MiB", self.max_tokens, mebibytes
+        )
         int32 = {"dtype": torch.int32, "device": model_runner.device}
         self._no_starts = torch.full((max_batch,), -1, **int32)
         self._open_gate = torch.ones(1, **int32)

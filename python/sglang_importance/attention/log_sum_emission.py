@@ -63,7 +63,7 @@ class LogSumEmission(DecodeEmission):
         self.max_observed: int = max(1, min(self.observable(max_batch), fitting))
         self.log_sums = self._allocated(probe.num_heads, model_runner.device)
         logger.info(
-            "Log-sums of decode steps: %d requests at once, %.1f MiB",
+            "KV importance: Log-sums of decode steps: %d requests at once, %.1f MiB",
             self.max_observed,
             self.log_sums.num_bytes / 2**20,
         )

@@ -89,7 +89,9 @@ class PageListProbe:
         if hasattr(backend, "on_choice"):  # attention over tiered pages
             wrapped.on_choice = self._attempted(self._chose)
         logger.info(
-            "Page lists of layers %s: %g of the pages of each context", list(self._layers), self._share
+            "KV importance: Page lists of layers %s: %g of the pages of each context",
+            list(self._layers),
+            self._share,
         )
 
     def attach(self, listener: Listener, on_fault: Callable[[Exception], None]) -> None:

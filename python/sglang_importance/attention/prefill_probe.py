@@ -87,7 +87,7 @@ class QkProbe:
     def _open(self, forward_batch: ForwardBatch) -> None:
         if self._step is not None:
             logger.warning(
-                "Page scores of a pass were dropped: layers %s did not run; check "
+                "KV importance: Page scores of a pass were dropped: layers %s did not run; check "
                 "signal.layers of --kv-importance-config",
                 sorted(self._step.pending),
             )

@@ -99,7 +99,7 @@ def _without_scores(
                 f"{CURE}"
             ]
         )
-    logger.info("Page scores: %.0f MiB set aside before the KV cache is sized", needed / 2**20)
+    logger.info("KV importance: Page scores: %.0f MiB set aside before the KV cache is sized", needed / 2**20)
     return free - needed
 
 

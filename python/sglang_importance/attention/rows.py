@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance_kernels.page_rows import PageRows
 from sglang_importance.attention.staging import Mark, Stream, stream_of
 from sglang_importance.metrics.emission_time import EmissionTime
@@ -71,7 +72,7 @@ class StepListener(Protocol):
         """``scores`` as ``ScoreRows.add`` takes them."""
 
 
-class ScoresFailed(RuntimeError):
+class ScoresFailed(ImportanceError, RuntimeError):
     """Page scores could not be taken, on this rank or on another; raised where they are read."""
 
 
@@ -140,7 +141,7 @@ class ScoreRows:
         self.on_step: StepListener | None = None
         """Takes the scores of each single pass, which are then computed at once; None without a listener."""
         logger.info(
-            "Page scores: %d slots x %d pages of %d tokens, %.1f MiB",
+            "KV importance: Page scores: %d slots x %d pages of %d tokens, %.1f MiB",
             num_slots,
             self.max_pages,
             page_size,

@@ -87,7 +87,7 @@ def opened_source(model_runner: ModelRunner, options: ImportanceOptions) -> Scor
         layers=layers,
     )
     logger.info(
-        "Page scores from layers %s, every %d decode steps and the last %d prompt tokens",
+        "KV importance: Page scores from layers %s, every %d decode steps and the last %d prompt tokens",
         list(layers),
         options.signal.interval,
         options.signal.window,

@@ -72,7 +72,7 @@ class EmittingTorchNativeBackend(TorchNativeAttnBackend):
         """A forward pass begins."""
         if self._pass is not None:
             logger.warning(
-                "Page scores of a pass were dropped: layers %s did not run; check "
+                "KV importance: Page scores of a pass were dropped: layers %s did not run; check "
                 "signal.layers of --kv-importance-config",
                 sorted(self._pass.missing_layers),
             )

@@ -14,6 +14,7 @@ from sgl_importance.laboratory import load_control
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.observe.trace import TraceError
+from sgl_importance.observe.volatile.detector import VolatileBeginnings
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
@@ -25,6 +26,7 @@ from sglang_importance.cache.component import ImportanceComponent
 from sglang_importance.cache.dense_prefix import DensePrefix
 from sglang_importance.cache.gauges import gauge_values
 from sglang_importance.cache.importance_cache import ImportanceRadixCache
+from sglang_importance.cache.misses import Misses
 from sglang_importance.cache.state_component import StateComponent
 from sglang_importance.metrics.publisher import MetricsPublisher
 from sglang_importance.observe.recorder import Recorder
@@ -82,12 +84,18 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
         rows.on_step = recorder.step
     shadowing = None
     if options.policy == "observe" and ranks.leads:
-        shadowing = Shadowing(ShadowPair(device_pages, page_size, policy.cost, ghost_pages))
+        chunk = getattr(ctx.server_args, "chunked_prefill_size", None) or -1
+        pair = ShadowPair(
+            device_pages, page_size, policy.cost, ghost_pages, chunk_tokens=chunk if chunk > 0 else None
+        )
+        shadowing = Shadowing(pair)
     state = TreeState.create(options, policy, page_size=page_size, ghost_pages=ghost_pages, ranks=ranks)
     if rows is not None:
         state.counters.emission_time = rows.time
     if recorder is not None and (lists := listed_pages(ctx)) is not None:
         lists.attach(recorder.page_lists, partial(state.faults.note, FaultPlace.RECORDING))
+    # Of EAGLE's pages of equal tokens, one may be held and another not.
+    misses = None if ctx.params.is_eagle else Misses.create(state, device_pages=device_pages)
     publisher = MetricsPublisher.create(enabled=ctx.params.enable_metrics and ranks.leads)
     # A server without a store shows that nothing is stored.
     StorePublisher.create(enabled=ctx.params.enable_metrics)
@@ -106,11 +114,14 @@ def create_importance_cache(ctx: TreeCacheBuildContext) -> ImportanceRadixCache:
         shadowing=shadowing,
         publish=None if publisher is None else publish,
         dense_prefix=dense_prefix(allocator),
+        misses=misses,
     )
     cache = cast(ImportanceRadixCache, create_unified_radix_cache(ctx, cache_class=ImportanceRadixCache))
+    if ranks.leads:
+        cache.importance.requests.beginnings = VolatileBeginnings()
     if options.policy == "importance":
         cache.importance.backups = BackupFilter(state, cache.python_core)
-    logger.info("KV policy %s: page size %d, %s", options.policy, page_size, policy.cost)
+    logger.info("KV importance: KV policy %s: page size %d, %s", options.policy, page_size, policy.cost)
     return cache
 
 
@@ -138,7 +149,8 @@ def follow_tree(params: CacheInitParams, state: TreeState, **parts: Any) -> None
 def create_policy(options: ImportanceOptions, cost: CostModel) -> ImportancePolicy:
     """The policy that the operator chose, g on or off, or a control arm in place of both."""
     if options.g == "shuffled":
-        return load_control(options.g)(cost)
+        control: ImportancePolicy = load_control(options.g)(cost)
+        return control
     return ImportancePolicy(cost, use_importance=options.use_importance)
 
 

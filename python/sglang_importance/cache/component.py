@@ -6,17 +6,20 @@ upstream decides alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import CacheTransferPhase, FullComponent
 
 from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.misses.reason import Cause
 from sgl_importance.reuse.reuse_class import Transition
 from sgl_importance.tiers import Tier
 from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.cache.dense_prefix import DensePrefix
+from sglang_importance.cache.misses import Misses
 from sglang_importance.cache.node_events import NodeEvents
 from sglang_importance.cache.request_flow import RequestFlow
 from sglang_importance.observe.recorder import Recorder
@@ -27,6 +30,7 @@ from sglang_importance.placement.pinning import Pinning
 from sglang_importance.placement.prewarm_request import is_prewarm
 from sglang_importance.storage.served_chain import SERVED
 from sglang_importance.tree.body_mass import BodyMassBook
+from sglang_importance.tree.chosen_order import ChosenOrder
 from sglang_importance.tree.deferred_work import DeferredWork
 from sglang_importance.tree.eviction import EvictionOrder, MarginalLossOrder, RankedLeaves, StockOrder
 from sglang_importance.tree.folding import Folding
@@ -57,6 +61,7 @@ class ImportanceComponent(FullComponent):
         shadowing: follows every request under ``observe``; None compares one eviction ahead only.
         publish: exports the counts so far; called after each request. None exports nothing.
         dense_prefix: says how much of a request may enter the tree; None for all of it.
+        misses: accounts for what was not found; None keeps no account.
     """
 
     tree_core: UnifiedTreeCore  # which sglang sets before it calls any method of a component
@@ -72,6 +77,7 @@ class ImportanceComponent(FullComponent):
         shadowing: Shadowing | None = None,
         publish: Callable[[], None] | None = None,
         dense_prefix: DensePrefix | None = None,
+        misses: Misses | None = None,
     ) -> None:
         super().__init__(cache, params)  # type: ignore[no-untyped-call]  # upstream's has no annotations
         self.state = state
@@ -83,9 +89,12 @@ class ImportanceComponent(FullComponent):
         self.pins = Pinning(state, cache, self.leaves.refresh)
         self.backups: BackupFilter | None = None
         self.dense_prefix = dense_prefix
+        self.misses = misses
         order = MarginalLossOrder if decides else StockOrder
         self.order: EvictionOrder = order(state, self.leaves)
-        self.node_events = NodeEvents(state, self.leaves, self.order, self.body_mass, self.pins, recorder)
+        self.node_events = NodeEvents(
+            state, self.leaves, self.order, self.body_mass, self.pins, recorder, misses
+        )
         self.requests = RequestFlow(
             state,
             self.leaves,
@@ -95,6 +104,7 @@ class ImportanceComponent(FullComponent):
             Folding(state, rows, recorder),
             recorder=recorder,
             shadowing=shadowing,
+            misses=misses,
         )
         if state.options.store.tiers and state.options.policy == "importance":
             SERVED.predict_by(state.policy.reuse)
@@ -104,6 +114,8 @@ class ImportanceComponent(FullComponent):
         self._shadowing = shadowing
         self._publish = publish
         self._stock_walks = False
+        if misses is not None:
+            self._faults.on_fallback.append(misses.close)
         if rows is not None:
             self._faults.on_fallback.append(rows.close)
 
@@ -134,6 +146,9 @@ class ImportanceComponent(FullComponent):
         self.state.counters.calibration.clear()
         self.pins.reset()
         self.state.events.reset()
+        if self.misses is not None:
+            self.misses.reset()
+        self.requests.sessions.reset()
         if self.requests.answer_ends is not None:
             self.requests.answer_ends.reset()
         if self._recorder is not None:
@@ -199,10 +214,22 @@ class ImportanceComponent(FullComponent):
             is_finished=is_finished,
             is_chunk=is_chunk(req, insert_params),
         )
+        if (
+            is_finished
+            and self.misses is not None
+            and (insert_result is None or self.dense_prefix is not None)
+        ):
+            self._not_kept(req, is_inserted=insert_result is not None)
         if learn is not None:
             self.deferred_work.do(partial(self._faults.learn, FaultPlace.LEARNING, learn))
         if is_finished:
             self.deferred_work.do(self.publish)
+
+    def _not_kept(self, req: Req, *, is_inserted: bool) -> None:
+        """A request has left, and the tree does not hold all that it had computed."""
+        if self.misses is not None:
+            cause = Cause.ABORT if req.finished() else Cause.RETRACTION
+            self.misses.given_up(req, Cause.SELECTOR if is_inserted else cause)
 
     def gave_up_waiting(self, rid: str) -> None:
         """A request was aborted in the queue, where it may be for a second time, after a retraction."""
@@ -213,7 +240,7 @@ class ImportanceComponent(FullComponent):
 
     def prefetched(self, rid: str) -> None:
         """The storage tier's part of a request is in host memory."""
-        insertion = Insertion(None if is_prewarm(rid) else Transition.COLD)
+        insertion = Insertion(None if is_prewarm(rid) else Transition.COLD, is_from_storage=True)
         self._faults.learn(FaultPlace.TREE_EVENT, self.node_events.prefetched, insertion)
 
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
@@ -284,6 +311,16 @@ class ImportanceComponent(FullComponent):
         node_id = self.order.host_victim()
         return None if node_id is None else self.tree_core.node_by_id(node_id)
 
+    @contextmanager
+    def evicting_only(self, nodes: Sequence[UnifiedTreeNode]) -> Iterator[None]:
+        """While walks over device and host take these nodes only, those behind before those in front."""
+        order, self.order = self.order, ChosenOrder(self.state, self.leaves, nodes)
+        try:
+            with order.deciding():
+                yield
+        finally:
+            self.order = order
+
     def check_integrity(self) -> None:
         """Asserts that orders, leaf sets and facts agree with the tree, while this server learns."""
         if not self._faults.is_learning:
@@ -292,3 +329,5 @@ class ImportanceComponent(FullComponent):
         self.state.tree.check_integrity()
         self.body_mass.check_integrity()
         self.pins.check_integrity()
+        if self.misses is not None:
+            self.misses.check_integrity(self.state.tree.nodes())

@@ -18,6 +18,7 @@ def gauge_values(cache: ImportanceRadixCache) -> dict[str, dict[Any, float]]:
         "size_tokens": {tier: each.total for tier, each in tiers.items()},
         "used_tokens": {tier: each.used for tier, each in tiers.items()},
         "pages_resident": {(): 0.0 if pool is None else float(pool.slots.resident_pages().sum())},
+        "resident_tokens_by_idle_seconds": {**component.state.counters.ages.resident_tokens},
         "nodes": {(): len(component.body_mass)},
         "body_mass": {(): component.body_mass.total},
         "pins": {(): len(component.pins.table)},

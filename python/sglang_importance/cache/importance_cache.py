@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
@@ -10,11 +11,18 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sgl_importance.interface import Importance
 from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.misses.reason import NeededBy
 from sglang_importance.cache.component import ImportanceComponent
+from sglang_importance.cache.room import RoomNeed
 from sglang_importance.placement.storage_writes import ended_writes
 
 if TYPE_CHECKING:
-    from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, MatchPrefixParams, MatchResult
+    from sglang.srt.mem_cache.base_prefix_cache import (
+        CacheRequestHandle,
+        InitLoadBackParams,
+        MatchPrefixParams,
+        MatchResult,
+    )
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
 
 
@@ -34,6 +42,16 @@ class ImportanceRadixCache(UnifiedRadixCache):
         assert isinstance(core, UnifiedTreeCore)
         return core
 
+    @property
+    def room_need(self) -> RoomNeed | None:
+        """For whom room is being made; None where no account is kept."""
+        misses = self.importance.misses
+        return None if misses is None else misses.need
+
+    def _making_room(self, work: NeededBy, request: Any) -> AbstractContextManager[None]:
+        need = self.room_need
+        return nullcontext() if need is None else need.needed_by(work, (request,))
+
     def get_importance(self, key: bytes) -> Importance | None:
         """As ``sgl_importance.interface.ImportanceSource``: for connectors in the scheduler's process.
 
@@ -50,6 +68,14 @@ class ImportanceRadixCache(UnifiedRadixCache):
             params if dense_prefix is None else dense_prefix.limit(params)
         )
         return found
+
+    def init_load_back(self, params: InitLoadBackParams) -> Any:
+        with self._making_room(NeededBy.LOAD_BACK, params.req):
+            return super().init_load_back(params)
+
+    def prefetch_from_storage(self, request: CacheRequestHandle, *args: Any, **kwargs: Any) -> Any:
+        with self._making_room(NeededBy.PREFETCH, request):
+            return super().prefetch_from_storage(request, *args, **kwargs)
 
     def reset(self) -> None:
         super().reset()

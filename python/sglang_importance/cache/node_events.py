@@ -13,6 +13,7 @@ from sgl_importance.nodes.ghosts import Eviction, EvictionReason
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.observe.trace.records import EventKind
 from sgl_importance.tiers import Tier
+from sglang_importance.cache.misses import Misses
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.placement.storage_writes import StorageWrite
@@ -32,6 +33,7 @@ class NodeEvents:
     Args:
         order: the eviction order, which gives the reason of an eviction.
         recorder: records each event; None records nothing.
+        misses: remembers what was held; None where no account is kept.
 
     Attributes:
         on_cut: called with each node whose first tokens became a node of their own.
@@ -45,6 +47,7 @@ class NodeEvents:
         body_mass: BodyMassBook,
         pins: Pinning,
         recorder: Recorder | None,
+        misses: Misses | None = None,
     ) -> None:
         self.on_cut: list[Callable[[UnifiedTreeNode], None]] = []
         self._state = state
@@ -53,6 +56,7 @@ class NodeEvents:
         self._body_mass = body_mass
         self._pins = pins
         self._recorder = recorder
+        self._misses = misses
 
     def record(
         self, kind: EventKind, tier: Tier, node: UnifiedTreeNode, reason: str, *, rid: str | None = None
@@ -87,6 +91,8 @@ class NodeEvents:
         metadata = self._state.tree.take_in(node, insertion)
         self._pins.taken_in(node, metadata)
         self._leaves.refresh(node)
+        if self._misses is not None:
+            self._misses.taken_in(node, insertion.rid)
         return metadata
 
     def prefetched(self, insertion: Insertion) -> None:
@@ -100,11 +106,15 @@ class NodeEvents:
                 metadata.in_storage = True
                 self._state.events.prefetched(node)
                 self._leaves.refresh(node)
+                if self._misses is not None:
+                    self._misses.taken_in(node, insertion.rid)
 
     def split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         if self._state.tree.known(child) is None:
             return  # storage is bringing it: both parts are taken in with ``prefetched``
         self._state.tree.split(new_parent, child)
+        if self._misses is not None:
+            self._misses.split(new_parent, child)
         self._body_mass.remove(child)
         for part in (new_parent, child):
             self._body_mass.update(part)
@@ -116,6 +126,8 @@ class NodeEvents:
         """The node leaves the tree; its parent is still linked."""
         self._leaves.left_tree(node)
         metadata = self._state.tree.metadata(node)
+        if self._misses is not None:
+            self._misses.removed(node, metadata)
         reason = self._order.reason(metadata)
         self.record(EventKind.REMOVE, Tier.DEVICE, node, reason)
         eviction = None
@@ -189,5 +201,6 @@ class NodeEvents:
             elif tokens:
                 reason = self._order.reason(metadata)
                 self._state.counters.evicted(tier, tokens, reason, below=below[tier])
+                self._state.counters.ages.gave_up(tier, tokens, metadata.last_access, metadata.accesses)
                 self.record(EventKind.EVICT, tier, node, reason)
                 metadata.evicted_from = tier

@@ -8,12 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.ages import NOWHERE
 from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
 from sgl_importance.observe.trace.records import EventKind
+from sgl_importance.observe.volatile.detector import VolatileBeginnings
 from sgl_importance.reuse.answer_end import AnswerEnd
+from sgl_importance.reuse.turns import Turn
 from sgl_importance.signal.fold import QueryFolds
 from sgl_importance.tiers import Tier
+from sglang_importance.cache.misses import Misses
 from sglang_importance.cache.node_events import NodeEvents
+from sglang_importance.cache.resident_ages import ResidentAges
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.observe.shadowing import Shadowing
 from sglang_importance.placement.answer_ends import AnswerEnds
@@ -21,6 +26,7 @@ from sglang_importance.placement.hint_follower import HintFollower
 from sglang_importance.placement.ledger_feed import LedgerFeed
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.placement.prewarm_request import is_prewarm
+from sglang_importance.placement.session_follower import SessionFollower
 from sglang_importance.storage.served_chain import ServedChain
 from sglang_importance.tree.body_mass import BodyMassBook
 from sglang_importance.tree.eviction import RankedLeaves
@@ -44,6 +50,8 @@ class RequestFlow:
     Attributes:
         ledger: takes finished requests, for the ledger's file; None where there is none.
         storage_tiers: takes finished requests, to rank stored pages by; None without a chain of tiers.
+        beginnings: takes finished prompts, to find text that changes; None on a rank that only follows.
+        sessions: closes them.
         answer_ends: tells how an answer ended; None where the server parses no calls of tools: then only
             hints say so.
     """
@@ -59,10 +67,12 @@ class RequestFlow:
         *,
         recorder: Recorder | None,
         shadowing: Shadowing | None,
+        misses: Misses | None = None,
     ) -> None:
         self.ledger: LedgerFeed | None = None
         self.answer_ends: AnswerEnds | None = None
         self.storage_tiers: ServedChain | None = None
+        self.beginnings: VolatileBeginnings | None = None
         self._state = state
         self._leaves = leaves
         self._node_events = node_events
@@ -71,7 +81,10 @@ class RequestFlow:
         self._folding = folding
         self._recorder = recorder
         self._shadowing = shadowing
+        self._misses = misses
         self._hints = HintFollower(state, pins)
+        self._resident_ages = ResidentAges(state)
+        self.sessions = SessionFollower(state, pins, leaves.refresh)
 
     # ---- admission and insertion ----
 
@@ -95,9 +108,13 @@ class RequestFlow:
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.admitted, req)
             self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.count, counters)
         hits = self._hit_nodes(req, cached_tokens)
+        self.sessions.admitted(req, hits)
         observed = transition_after(tree.metadata(hits[-1]) if hits else None)
         serial = policy.admit()
         counters.calibration.advance(serial)
+        counters.ages.admitted(serial)
+        if self._misses is not None:
+            self._misses.admitted(req)
         transition = self._hints.admitted(req, cached_tokens, observed)
         query = QueryFolds(serial, transition)
         if self._recorder is not None:
@@ -107,6 +124,7 @@ class RequestFlow:
             if metadata.would_evict:
                 counters.observed_lost_tokens += metadata.tokens
                 metadata.would_evict = False
+            self._hit_at_age(req, metadata)
             if metadata.is_prewarmed:
                 counters.prewarmed_hit_tokens += metadata.tokens
                 metadata.is_prewarmed = False
@@ -115,6 +133,14 @@ class RequestFlow:
         self._pins.admitted(hits)
         self.count(req)
         return query
+
+    def _hit_at_age(self, req: Req, metadata: NodeMetadata) -> None:
+        """A prompt begins on the device, then comes the host; what storage had was counted when it came."""
+        end = metadata.depth + metadata.tokens
+        if metadata.is_prewarmed or end > req.cached_tokens_device + req.cached_tokens_host:
+            return
+        tier = Tier.DEVICE if end <= req.cached_tokens_device else Tier.HOST
+        self._state.counters.ages.asked_again(tier, metadata.tokens, metadata.last_access)
 
     def count(self, req: Req) -> None:
         """Counts an admitted request, its prompt and its hits, once.
@@ -182,6 +208,7 @@ class RequestFlow:
             self._computed_beside(node, query)
         if is_chunk:
             return None
+        self.sessions.visited(req, path)
         tree = self._state.tree
         nodes = [tree.metadata(node) for node in path]
         tree.tracker.ended(
@@ -191,7 +218,8 @@ class RequestFlow:
             is_finished=is_finished,
         )
         if is_finished and req.finished():
-            self._answered(req, query, end, nodes, answer_end)
+            turn = self._answered(req, query, end, nodes, answer_end)
+            self.sessions.answered(req, path, turn)
         self._hints.cached(req, path, is_finished=is_finished)
         return partial(self._learn, req, query, end, req.kv.req_pool_idx, answer_end, is_finished=is_finished)
 
@@ -202,8 +230,8 @@ class RequestFlow:
         end: NodeId | None,
         nodes: Sequence[NodeMetadata],
         answer_end: AnswerEnd,
-    ) -> None:
-        """The answer of a request that brought or visited these nodes has ended."""
+    ) -> Turn | None:
+        """The answer of a request that brought or visited these nodes has ended; its turn, if it has one."""
         tree, clock = self._state.tree, self._state.policy.clock
         tree.tracker.answered(nodes, answer_end)
         turn = tree.turns.finished(
@@ -216,6 +244,7 @@ class RequestFlow:
         )
         if answer_end is AnswerEnd.UNKNOWN and self.answer_ends is not None:
             self.answer_ends.await_end(req.rid, end, clock, turn)
+        return turn
 
     def told(self, rid: str, answer_end: AnswerEnd) -> None:
         """The HTTP process has parsed the answer of a finished request: shadows and recording hear it too."""
@@ -261,13 +290,22 @@ class RequestFlow:
             )
         if is_finished and self.ledger is not None:
             state.faults.beside(FaultPlace.RECORDING, self.ledger.visited, req, path)
+        if req.finished() and self.beginnings is not None:
+            state.faults.beside(FaultPlace.OBSERVATION, self._compare_beginning, self.beginnings, req)
         if is_finished and self.storage_tiers is not None:
             for node in path:
                 metadata = state.tree.metadata(node)
                 self.storage_tiers.visited(node.hash_value or (), metadata.reuse_class, metadata.last_access)
+        if is_finished:
+            self._resident_ages.go_on()
         for node in path:
             self._leaves.refresh(node)
         state.counters.fold_seconds += time.perf_counter() - start
+
+    def _compare_beginning(self, beginnings: VolatileBeginnings, req: Req) -> None:
+        found = req.cached_tokens_device + req.cached_tokens_host + req.cached_tokens_storage
+        beginnings.seen((req.extra_key, req.cache_salt), req.origin_input_ids, found)
+        self._state.counters.volatile_lost_tokens = beginnings.lost_tokens
 
     def _warmed(self, path: list[UnifiedTreeNode]) -> None:
         """A pre-warm may also have computed nodes that only lower tiers held; it counts as no visit."""
@@ -293,6 +331,7 @@ class RequestFlow:
             return
         metadata.off_device = False
         self._body_mass.update(node)
+        self._state.counters.ages.asked_again(NOWHERE, metadata.tokens, metadata.last_access)
         self._state.tree.accessed(metadata, query.transition)
         self._leaves.refresh(node)
         self._node_events.record(EventKind.INSERT, Tier.DEVICE, node, "computed", rid=rid)

@@ -114,4 +114,4 @@ def install() -> None:
         )
     )
     _applied.extend(applied)
-    logger.info("No accelerator is visible: serving on the CPU with %s", ", ".join(_applied))
+    logger.info("KV importance: No accelerator is visible: serving on the CPU with %s", ", ".join(_applied))

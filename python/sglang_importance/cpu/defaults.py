@@ -41,7 +41,8 @@ class PoolTakesAllMemory(Shim):
             if given.max_total_tokens is None and given.mem_fraction_static is None:
                 declare_resolution(server_args, "sgl_importance.cpu", max_total_tokens=DEFAULT_POOL_TOKENS)
                 logger.info(
-                    "CPU: the KV pool holds %d tokens; --max-total-tokens changes that", DEFAULT_POOL_TOKENS
+                    "KV importance: CPU: the KV pool holds %d tokens; --max-total-tokens changes that",
+                    DEFAULT_POOL_TOKENS,
                 )
             resolve(server_args)
 

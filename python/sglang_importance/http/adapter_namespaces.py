@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi import HTTPException
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
@@ -78,3 +79,17 @@ def split_namespace(
     if lora_id not in (adapters or {}):
         raise ValueError(f"extra_key ends with the id of a LoRA adapter that is not loaded: {lora_id}")
     return own or None, (adapters or {})[lora_id]
+
+
+def namespace_of(extra_key: str | None, adapter: str | None, manager: TokenizerManager) -> str | None:
+    """The ``extra_key`` of the pages of requests with this key and adapter.
+
+    Raises:
+        HTTPException: 400, the adapter is not loaded.
+    """
+    if not adapter:
+        return extra_key or None
+    for lora_id, name in (adapters_by_id(manager) or {}).items():
+        if name == adapter:
+            return (extra_key or "") + _MARK + lora_id
+    raise HTTPException(status_code=400, detail=f"lora_path: no adapter {adapter} is loaded")

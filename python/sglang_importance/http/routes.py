@@ -25,6 +25,7 @@ from sglang_importance.http.tree_route import (
     post_find,
 )
 from sglang_importance.http.ui import install_ui
+from sglang_importance.http.why_route import WhyQuery, get_why, post_why
 
 PREFIX = "/kv_importance"
 TAG = "importance"
@@ -60,6 +61,8 @@ def install_routes(app: FastAPI, options: ImportanceOptions, *, is_alone: bool =
     routes.get("/node/{node_id}/prompt", openapi_extra=of_node)(get_node_prompt)
     routes.post("/find", openapi_extra=json_body(Prompt) | parameters(OfRank))(post_find)
     routes.get("/events", openapi_extra=parameters(EventsQuery))(get_events)
+    routes.get("/why", openapi_extra=parameters(WhyQuery))(get_why)
+    routes.post("/why", openapi_extra=json_body(Prompt) | parameters(OfRank))(post_why)
     add_prewarm_routes(routes)
     # Not by include_router: sglang's metrics and its key check look at the routes of the app itself for a
     # request's path template and auth level, and find neither in a router below it.

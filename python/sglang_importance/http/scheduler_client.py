@@ -106,6 +106,11 @@ async def ask(
     return document_of(replies[rank])
 
 
+def answers_in(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each rank said in an answer of ``ask``."""
+    return [each for each in document.get("dp_ranks", [document]) if each is not None]
+
+
 def document_of(reply: KvImportanceReqOutput) -> dict[str, Any]:
     """What a rank answered.
 

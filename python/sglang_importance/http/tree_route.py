@@ -9,8 +9,10 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from sglang_importance.http.prompt_tokens import Prompt, prompt_tokens
-from sglang_importance.http.scheduler_client import OfRank, ask, json_body, validated
-from sglang_importance.http.server_state import tokenizer_manager, wants_key
+from sglang_importance.http.scheduler_client import OfRank, answers_in, ask, json_body, validated
+from sglang_importance.http.server_state import wants_key
+from sglang_importance.http.token_text import text_of
+from sglang_importance.http.volatile_text import write_out_beginnings
 from sglang_importance.operations.tree_view import DEFAULT_DEPTH, DEFAULT_LIMIT, MAX_LIMIT
 from sglang_importance.tree.event_log import CAPACITY
 
@@ -51,12 +53,15 @@ async def get_tree(request: Request) -> dict[str, Any]:
 
     Answers ``nodes``, parents first, each as in ``GET /kv_importance`` with a ``label`` and what hangs
     below it (``subtree``); ``more`` counts what is left out at each place, ``total`` the whole tree.
-    ``store_tiers`` is that of ``GET /kv_importance``, where a chain of storage tiers is used.
+    ``ages``, ``volatile``, and ``store_tiers`` where a chain of storage tiers is used, are those of ``GET
+    /kv_importance``.
     """
     query = validated(TreeQuery, dict(request.query_params))
     document = await ask("tree", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
-    for row in (row for each in _of_ranks(document) for row in each["nodes"]):
-        row["label"] = _label(tuple(row.pop("leading_ids")))
+    for each in answers_in(document):
+        write_out_beginnings(each)
+        for row in each["nodes"]:
+            row["label"] = _label(tuple(row.pop("leading_ids")))
     return document
 
 
@@ -69,7 +74,7 @@ async def get_node(request: Request) -> dict[str, Any]:
     tree.
     """
     document = await _ask_node("node", request)
-    for each in _of_ranks(document):
+    for each in answers_in(document):
         _write_out(each)
     return document
 
@@ -80,8 +85,8 @@ def _write_out(document: dict[str, Any]) -> None:
     page_tokens = document["tokens"] // document["pages"] * document["strip"]["pages_per_cell"]
     cells = [head[start : start + page_tokens] for start in range(0, len(head), page_tokens)]
     document["text"] = {
-        "cells": [_decode(cell) for cell in cells],
-        "tail": _decode(tail),
+        "cells": [text_of(cell) for cell in cells],
+        "tail": text_of(tail),
         "omitted_tokens": document["tokens"] - len(head) - len(tail),
     }
 
@@ -96,11 +101,6 @@ async def _ask_node(operation: str, request: Request) -> dict[str, Any]:
     query = validated(OfRank, dict(request.query_params))
     node = {"node": validated(NodePath, request.path_params).node_id}
     return await ask(operation, node, query.dp_rank, request=request)
-
-
-def _of_ranks(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The answers that ``ask`` gave."""
-    return [each for each in document.get("dp_ranks", [document]) if each is not None]
 
 
 @wants_key
@@ -130,20 +130,6 @@ async def get_events(request: Request) -> dict[str, Any]:
     return await ask("events", query.model_dump(exclude={"dp_rank"}), query.dp_rank, request=request)
 
 
-def _decode(ids: list[int]) -> str:
-    tokenizer = tokenizer_manager().tokenizer
-    if tokenizer is None:  # --skip-tokenizer-init
-        return _numbers(ids)
-    try:
-        return str(tokenizer.decode(ids, skip_special_tokens=False))
-    except Exception:  # a model may have more ids than its tokenizer; some raise at those
-        return _numbers(ids)
-
-
-def _numbers(ids: list[int]) -> str:
-    return " ".join(map(str, ids))
-
-
 @lru_cache(maxsize=4096)
 def _label(ids: tuple[int, ...]) -> str:
-    return _decode(list(ids))
+    return text_of(list(ids))

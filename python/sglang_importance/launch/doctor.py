@@ -67,7 +67,7 @@ def _accelerator() -> Iterator[Finding]:
             Status.NOTE,
             "evicts by predicted reuse beside any attention backend; page scores are opt-in: no GPU has run "
             "a producer of them yet",
-            "nothing, or name one with --kv-importance-source; docs/kernels.md settles the rest",
+            "nothing, or name one with --kv-importance-source; docs/extend.md settles the rest",
         )
     else:
         yield Finding(

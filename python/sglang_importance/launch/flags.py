@@ -14,6 +14,7 @@ from sgl_importance.options.importance_options import (
     DEFAULTS,
     SETTINGS,
     ImportanceOptions,
+    in_use,
     keyword_of,
 )
 from sgl_importance.options.moved_flags import MOVED_FLAGS
@@ -74,7 +75,8 @@ def add_flags(parser: argparse.ArgumentParser, *, unusable: str | None = None) -
         CONFIG_FLAG,
         default="",
         metavar="FILE.toml",
-        help="the options that have no flag, in groups (docs/flags.md)",
+        help="the options that have no flag, in groups (python scripts/render_docs.py lists them: "
+        "docs/generated/flags.md)",
     )
     for flag in MOVED_FLAGS:
         group.add_argument(flag, nargs="*", action=_Moved, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -106,7 +108,7 @@ def _parser_of(place: str, setting: Setting, default: object, unusable: str | No
     def parse(text: str) -> Any:
         if place == "policy" and unusable and text != "default":
             raise argparse.ArgumentTypeError(unusable)
-        value = _convert(text, default)
+        value = in_use(place, _convert(text, default))
         if setting.unit and (problem := setting.problem(value)):
             raise argparse.ArgumentTypeError(problem)
         return value

@@ -38,19 +38,17 @@ def _routes(options: ImportanceOptions, *, is_alone: bool = True) -> None:
     if server is None:
         return
     from sglang_importance.http import answer_reports
-    from sglang_importance.http.requests import conversions
+    from sglang_importance.http.requests import billing_header, conversions
     from sglang_importance.http.requests.checked_routes import check_routes
-    from sglang_importance.http.requests.generate_route import check_generate
     from sglang_importance.http.requests.route_guards import guard_routes
     from sglang_importance.http.requests.short_errors import shorten_errors
     from sglang_importance.http.routes import install_routes
 
-    check_generate(server.app)
     guard_routes(server.app)
     check_routes(server.app)
     shorten_errors(server.app)
     install_routes(server.app, options, is_alone=is_alone)
-    install_hooks(answer_reports.HOOKS | conversions.HOOKS)
+    install_hooks(answer_reports.HOOKS | conversions.HOOKS | billing_header.HOOKS)
 
 
 def _hints(_: object) -> None:
@@ -63,6 +61,13 @@ def _reports(_: object) -> None:
     from sglang_importance.placement.hint_reports import HOOKS
 
     install_hooks(HOOKS)
+
+
+def _misses(options: ImportanceOptions) -> None:
+    if options.misses.memory:
+        from sglang_importance.cache.room import HOOKS
+
+        install_hooks(HOOKS)
 
 
 def _radix_cache(_: object) -> None:
@@ -186,6 +191,7 @@ BEFORE_SCHEDULER: dict[str, Callable[[ImportanceOptions], None]] = {
     "radix cache": _radix_cache,
     "attention": _attention,
     "reports": _reports,
+    "misses": _misses,
     "weight watch": _weight_watch,
 }
 # In each scheduler process, on the scheduler that has just been built.

@@ -12,6 +12,7 @@ from pathlib import Path
 from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.laboratory import MissingControlError, load_control
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
+from sgl_importance.options.tiered_options import CONTROL_SELECTORS
 from sglang_importance.upstream.refusal import LaunchRefused
 
 
@@ -33,17 +34,17 @@ def check_inputs(args: argparse.Namespace, *, serves_http: bool = True) -> None:
 
 
 def check_control(options: ImportanceOptions) -> None:
-    """Loads the control arm that the operator chose, if any.
+    """Loads the control arms that the operator chose, if any.
 
     Raises:
-        LaunchRefused: it is not installed.
+        LaunchRefused: one is not installed.
     """
-    if options.g != "shuffled":
-        return
-    try:
-        load_control(options.g)
-    except MissingControlError as missing:
-        raise LaunchRefused([f"{name_of('g')} {options.g}: {missing}"]) from missing
+    controls = {"g": ("shuffled",), "sparse.selector": CONTROL_SELECTORS}
+    for place in (place for place, arms in controls.items() if options.at(place) in arms):
+        try:
+            load_control(options.at(place))
+        except MissingControlError as missing:
+            raise LaunchRefused([f"{name_of(place)} {options.at(place)}: {missing}"]) from missing
 
 
 def port_problems(host: str, port: int) -> Iterator[str]:

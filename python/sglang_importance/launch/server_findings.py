@@ -17,6 +17,8 @@ def server_findings(document: dict[str, Any]) -> Iterator[Finding]:
     yield Finding("policy", Status.OK, f"{document['policy']}, learnt from {document['clock']:,} requests")
     yield from _faults(document["faults"]["counts"])
     yield _eviction(document["policy"], document["faults"]["fallback"])
+    for place in document.get("volatile", ()):
+        yield Finding("volatile beginning", Status.NOTE, place["sentence"], place["cure"])
     if "pages" in document:
         yield _pages(document["pages"])
     if "ledger" in document:

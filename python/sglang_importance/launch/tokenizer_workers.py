@@ -35,7 +35,8 @@ def reach_workers(server_args: Any, options: ImportanceOptions) -> None:
     vars(server_args)[QUESTION] = partial(worker_class, options)
     if options.policy == "importance" and options.prewarm.at != "off" and options.ledger_place:
         logger.warning(
-            "%s %s does nothing beside several tokenizer workers: none of them sees what the others serve",
+            "KV importance: %s %s does nothing beside several tokenizer workers: none of them sees "
+            "what the others serve",
             name_of("prewarm.at"),
             options.prewarm.at,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sgl_importance.metrics_table import Kind, Metric
@@ -34,6 +34,10 @@ class Exposition:
     def increase(self, name: str, labels: tuple[str, ...], amount: float) -> None:
         self._bind(name, labels).inc(amount)
 
+    def add_weights(self, name: str, labels: tuple[str, ...], weights: Sequence[float], total: float) -> None:
+        """What the buckets of a histogram, and the sum of its values, have grown by."""
+        self._bind(name, labels).add(weights, total)
+
     def set(self, name: str, labels: tuple[str, ...], value: float) -> None:
         self._bind(name, labels).set(value)
 
@@ -52,5 +56,9 @@ def _register(metric: Metric) -> Any:
     names = list(metric.labels)
     if metric.kind is Kind.COUNTER:
         return Counter(metric.exported_name, metric.help, names)
+    if metric.kind is Kind.HISTOGRAM:
+        from sglang_importance.metrics.weighted_histogram import WeightedHistogram
+
+        return WeightedHistogram(metric.exported_name, metric.help, names, buckets=metric.bounds)
     # Sizes and uses of several schedulers add up; those of a process that has ended must not.
     return Gauge(metric.exported_name, metric.help, names, multiprocess_mode="livesum")

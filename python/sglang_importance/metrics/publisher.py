@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sgl_importance.metrics_table import Kind, Process, of_process
+from sgl_importance.nodes.histogram import Histogram
 from sgl_importance.reuse.calibration import BUCKETS
 from sglang_importance.metrics.exposition import Exposition, metrics_are_shared
 from sglang_importance.metrics.scheduler_counters import Counters
@@ -51,12 +52,23 @@ def counter_values(counters: Counters) -> dict[str, Mapping[Any, float]]:
     return values
 
 
+def histograms(counters: Counters) -> dict[str, Mapping[Any, Histogram]]:
+    """Every histogram of the scheduler: by name, then by label value."""
+    ages = counters.ages
+    return {
+        "return_age_seconds": ages.returned,
+        "eviction_age_seconds": ages.evicted,
+        "eviction_reuses": ages.reuses,
+    }
+
+
 class MetricsPublisher:
     """Adds what happened since the last call to the server's Prometheus series."""
 
     def __init__(self) -> None:
         self._exposition = Exposition(of_process(Process.SCHEDULER))
         self._published: dict[str, dict[Any, float]] = {}
+        self._published_weights: dict[tuple[str, Any], tuple[list[int], float]] = {}
 
     @classmethod
     def create(cls, *, enabled: bool) -> MetricsPublisher | None:
@@ -80,11 +92,24 @@ class MetricsPublisher:
                 if increment:
                     self._exposition.increase(name, label_values(labels), increment)
             self._published[name] = dict(values)
+        self._publish_histograms(counters)
         for name, values in gauges.items():
             if self._published.get(name) != values:
                 for labels, value in values.items():
                     self._exposition.set(name, label_values(labels), value)
                 self._published[name] = dict(values)
+
+    def _publish_histograms(self, counters: Counters) -> None:
+        for name, by_label in histograms(counters).items():
+            for labels, histogram in by_label.items():
+                weights, total = self._published_weights.get((name, labels), (None, 0.0))
+                if weights == histogram.weights:
+                    continue
+                grown = histogram.weights
+                if weights is not None:
+                    grown = [now - before for now, before in zip(grown, weights, strict=True)]
+                self._exposition.add_weights(name, label_values(labels), grown, histogram.total - total)
+                self._published_weights[name, labels] = (list(histogram.weights), histogram.total)
 
 
 def label_values(labels: str | tuple[str, ...]) -> tuple[str, ...]:

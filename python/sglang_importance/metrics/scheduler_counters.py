@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING
 
-from sgl_importance.metrics_table import OPERATIONS, SHADOWS, FaultPlace
+from sgl_importance.metrics_table import HINT_OUTCOMES, OPERATIONS, SHADOWS, FaultPlace
+from sgl_importance.misses.reason import Reason
+from sgl_importance.nodes.ages import Ages
 from sgl_importance.nodes.ghosts import EvictionReason
+from sgl_importance.placement.hints.shared_actions import SHARED_ACTIONS
 from sgl_importance.reuse.calibration import Calibration
 from sgl_importance.sparse.audits import AuditCounts
 from sgl_importance.tiers import Tier
@@ -25,6 +29,10 @@ def _zero_by_eviction() -> dict[tuple[Tier, EvictionReason], int]:
     return {(tier, reason): 0 for tier in Tier for reason in EvictionReason}
 
 
+def _zero_by_action() -> dict[tuple[str, str], int]:
+    return dict.fromkeys(product(SHARED_ACTIONS, HINT_OUTCOMES), 0)
+
+
 @dataclass(slots=True)
 class Counters:
     """Monotone counts since the cache was built.
@@ -33,6 +41,7 @@ class Counters:
     stands there. One with labels is a dict by label value, or by the tuple of several.
 
     Attributes:
+        ages: of what is asked for again, evicted and held, which is four families.
         calibration: predictions of reuse and what became of them, which is three series.
         page_traffic: the pool's own counts of tiered pages.
         emission_time: the score rows' own, which is two series.
@@ -44,6 +53,7 @@ class Counters:
     hit_requests: dict[Tier, int] = field(default_factory=_zero_by_tier)
     prewarmed_hit_tokens: int = 0
     hit_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    missed_tokens: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
     evicted_nodes: dict[tuple[Tier, EvictionReason], int] = field(default_factory=_zero_by_eviction)
     evicted_tokens: dict[tuple[Tier, EvictionReason], int] = field(default_factory=_zero_by_eviction)
     demoted_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
@@ -52,12 +62,16 @@ class Counters:
     loaded_back_nodes: int = 0
     loaded_back_tokens: int = 0
     written_tokens: dict[Tier, int] = field(default_factory=_zero_by_tier)
+    sessions_closed: int = 0
+    sessions_given_back_tokens: int = 0
+    hint_actions: dict[tuple[str, str], int] = field(default_factory=_zero_by_action)
     folds: int = 0
     fold_seconds: float = 0.0
     operations: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OPERATIONS, 0))
     operation_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OPERATIONS, 0.0))
     ledger_lost_visits: int = 0
     faults: dict[FaultPlace, int] = field(default_factory=lambda: dict.fromkeys(FaultPlace, 0))
+    ages: Ages = field(default_factory=Ages)
     calibration: Calibration = field(default_factory=Calibration)
     emission_time: EmissionTime = field(default_factory=EmissionTime)
     page_traffic: PageTraffic = field(default_factory=PageTraffic)
@@ -65,6 +79,7 @@ class Counters:
     observed_saved_tokens: int = 0
     observed_lost_tokens: int = 0
     observed_agreed_tokens: int = 0
+    volatile_lost_tokens: int = 0
     shadow_prompt_tokens: int = 0
     shadow_hit_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SHADOWS, 0))
 

@@ -89,12 +89,13 @@ class Shadowing:
         counters.shadow_hit_tokens["importance"] = compared.importance_hit_tokens
 
     def document(self) -> dict[str, Any]:
-        """The comparison so far; see ``docs/operating.md``."""
+        """The comparison so far; see ``docs/operate.md``."""
         with self._lock:
             pair, compared = self._pair, self._pair.comparison
             return {
                 "capacity_tokens": pair.capacity * pair.page_size,
                 "requests": compared.requests,
+                "refused_requests": pair.refused,
                 "prompt_tokens": compared.prompt_tokens,
                 "server_hit_tokens": self._server_hit_tokens,
                 "lru_hit_tokens": compared.lru_hit_tokens,

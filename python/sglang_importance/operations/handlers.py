@@ -10,6 +10,7 @@ from sglang.utils import TypeBasedDispatcher
 
 from sglang_importance.cache.importance_cache import ImportanceRadixCache
 from sglang_importance.operations import (
+    miss_view,
     node_view,
     page_importance,
     parsed_answers,
@@ -17,6 +18,7 @@ from sglang_importance.operations import (
     prefix_search,
     prewarm_facts,
     recent_events,
+    session_operations,
     snapshot,
     tree_view,
 )
@@ -38,10 +40,13 @@ OPERATIONS: dict[str, Operation] = {
     "node_prompt": node_view.prompt,
     "find": prefix_search.find,
     "events": recent_events.events,
+    "why": miss_view.why,
+    "why_prompt": miss_view.why_prompt,
     "pin": pin_operations.pin,
     "unpin": pin_operations.unpin,
     "pins": pin_operations.pins,
     "answered": parsed_answers.answered,
+    "close_session": session_operations.close_session,
 }
 FOLLOWED: dict[str, Operation] = {
     "pin": pin_operations.pin,
@@ -49,6 +54,7 @@ FOLLOWED: dict[str, Operation] = {
     "pins": pin_operations.let_time_pass,
     "events": recent_events.let_time_pass,
     "answered": parsed_answers.answered,
+    "close_session": session_operations.close_session,
 }
 """What the operations change in the tree: all that a tensor-parallel rank does whose answers nobody reads.
 Reading may take more slices on one rank than on another, and does not run there."""
@@ -61,6 +67,8 @@ def handle_messages(scheduler: Scheduler) -> None:
 
     cache = scheduler.tree_cache
     assert isinstance(cache, ImportanceRadixCache), "sglang built another cache"
+
+    cache.importance.requests.sessions.is_opened = scheduler.session_controller.__contains__
 
     def account(operation: str, seconds: float, is_over: bool) -> None:
         component = cache.importance

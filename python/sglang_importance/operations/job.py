@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
+from sgl_importance.errors import ImportanceError
 from sglang_importance.cache.importance_cache import ImportanceRadixCache
 
 Document = dict[str, Any]
@@ -21,7 +22,7 @@ SLICE_SECONDS = 0.002
 CALLS_PER_LOOK = 16
 
 
-class RequestError(Exception):
+class RequestError(ImportanceError):
     """The caller asked for something that cannot be answered; the message is for the caller."""
 
     status = 400

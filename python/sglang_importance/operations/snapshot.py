@@ -178,7 +178,7 @@ def describe_node(
 
 
 def describe_cache(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str, Any]:
-    """Facts of the whole tree: policy, page size, clock, tiers, faults."""
+    """Facts of the whole tree: policy, page size, clock, tiers, faults, ages, volatile beginnings."""
     component = cache.importance
     return {
         "policy": component.state.options.policy,
@@ -186,7 +186,15 @@ def describe_cache(cache: ImportanceRadixCache, stored_tokens: int) -> dict[str,
         "clock": component.state.policy.clock,
         "tiers": describe_tiers(cache, stored_tokens),
         "faults": component.state.faults.describe(),
+        "ages": component.state.counters.ages.describe(),
+        "volatile": describe_beginnings(component),
     }
+
+
+def describe_beginnings(component: ImportanceComponent) -> list[Document]:
+    """Places where text changes with each request, the dearest first; their texts as token ids."""
+    beginnings = component.requests.beginnings
+    return [] if beginnings is None else beginnings.places()
 
 
 def describe_hits(counters: Counters) -> dict[str, Any]:

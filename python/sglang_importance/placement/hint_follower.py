@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.digests import chain_digests, root_digest
+from sgl_importance.nodes.named_sessions import owner
 from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import BadHint, Hints
+from sgl_importance.placement.hints.shared_actions import DEREF
 from sgl_importance.placement.pins.pin import Pin
 from sgl_importance.placement.pins.pin_room import PinRefused
 from sgl_importance.placement.pins.retained_pins import SPENT, not_retained, pin_of, retained, superseded
@@ -62,6 +64,7 @@ class HintFollower:
     def admitted(self, req: Req, cached_tokens: int, transition: Transition) -> Transition:
         """Reads the hints of a request; returns its transition."""
         hints = hints_of(req)
+        self._count_shared_actions(req, hints)
         if hints is None:
             return transition
         hinted = HintedRequest(
@@ -71,12 +74,22 @@ class HintFollower:
             clock=self._policy.clock,
             observe=self._state.options.policy == "observe",
             has_selector=self._state.options.is_sparse,
+            has_session=record_of(req).session is not None,
         )
         record = record_of(req)
         record.hinted = hinted
+        hinted.misses = record.misses
         if hints.report:
             record.make_report = GuardedReport(hinted, self._state.faults).make
         return hinted.transition(transition)
+
+    def _count_shared_actions(self, req: Req, hints: Hints | None) -> None:
+        envelope: KvHintsEnvelope | None = getattr(req, "kv_hints", None)
+        if envelope is None:
+            return
+        for name, is_followed in (hints or Hints()).followed(envelope.actions):
+            has_effect = is_followed and (name != DEREF or record_of(req).session is not None)
+            self._state.counters.hint_actions[name, "followed" if has_effect else "ignored"] += 1
 
     def inserting(self, req: Req, query: QueryFolds, *, is_finished: bool) -> Insertion:
         """The request's tokens are about to enter the tree."""
@@ -84,7 +97,8 @@ class HintFollower:
         brings_prompt = not is_finished or len(req.output_ids) <= 1
         reports = hinted is not None and hinted.hints.report and brings_prompt
         lost = hinted.lost if hinted is not None and reports else None
-        return Insertion(query.transition, req.rid, query.serial, hinted, lost)
+        session = record_of(req).session
+        return Insertion(query.transition, req.rid, query.serial, hinted, session, lost)
 
     def retain(self, req: Req) -> None:
         """The request ended, its tokens are in the tree: pins its prompt where it asked for that.
@@ -97,20 +111,22 @@ class HintFollower:
         if self._tree.has_paired_keys:
             hinted.outcome["retain"] = not_retained("pins are not kept beside EAGLE")
             return
-        limit = self._pins.retainable_tokens()
+        wanted = hinted.hints.retain
+        assert wanted is not None
+        limit = min(self._pins.retainable_tokens(), wanted.tokens or len(req.origin_input_ids))
         prompt = array("q", req.origin_input_ids[:limit])
         digests = chain_digests(root_digest(req.extra_key, req.cache_salt), prompt, self._tree.page_size)
         if not digests:
             hinted.outcome["retain"] = not_retained("the prompt fills no page" if limit else SPENT)
             return
-        assert hinted.hints.retain is not None
         pin = pin_of(
             prompt,
             digests,
             extra_key=req.extra_key,
             cache_salt=req.cache_salt,
-            expires_at=self._pins.now() + hinted.hints.retain.ttl_seconds,
+            expires_at=self._pins.now() + wanted.ttl_seconds,
             page_size=self._tree.page_size,
+            session=record_of(req).session,
         )
         hinted.outcome["retain"] = self._retain(pin)
 
@@ -118,7 +134,11 @@ class HintFollower:
         table = self._pins.table
         needless = superseded(table.holders(pin.digests[0]), pin)
         held = table.get(pin.pin_id)
+        for asked_before in {*needless, pin.pin_id}:
+            if (other := table.get(asked_before)) is not None:
+                pin.session = owner(other.session, pin.session)
         if held is not None and held.pin_id not in needless:  # it is held for longer
+            held.session = pin.session
             return retained(held, self._tree.page_size)
         try:
             made_room = self._pins.retain(pin, needless)
@@ -159,6 +179,6 @@ def _read_hints(req: Req) -> Hints | None:
         hints = Hints.of_actions(envelope.actions)
     except BadHint as error:
         # The HTTP process refuses such a request: this one came another way, and must not end the server.
-        logger.warning("hints ignored: %s", error)
+        logger.warning("KV importance: hints ignored: %s", error)
         return None
     return hints if hints.model_fields_set else None

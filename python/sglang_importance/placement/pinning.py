@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sgl_importance.metrics_table import FaultPlace
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.nodes.node_metadata import NOT_PINNED, NodeMetadata
 from sgl_importance.placement.pins.automatic_pins import deserves_pin
 from sgl_importance.placement.pins.pin import Pin, PinEnd, PinSource
@@ -95,6 +96,12 @@ class Pinning:
         self.let_time_pass()
         self._apply(self.table.remove(pin_id, why))
         self._keep()
+
+    def session_over(self, session: Session) -> None:
+        """Ends the pins that only the requests of a session asked for."""
+        self.let_time_pass()
+        names = [pin.pin_id for pin in self.table.pins() if pin.session is session]
+        self._apply(self.table.change(names, why=PinEnd.SESSION_OVER))
 
     def retain(self, pin: Pin, needless: Sequence[str]) -> int:
         """Takes in a hint's pin in place of earlier ones; the tree follows with ``settle``.

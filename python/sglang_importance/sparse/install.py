@@ -13,6 +13,7 @@ from sglang.srt.layers.attention.attention_registry import register_attention_ba
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.runtime_context import get_parallel, get_schedule
 
+from sgl_importance.laboratory import load_control
 from sgl_importance.options.importance_options import ImportanceOptions, name_of
 from sgl_importance.sparse.device_plan import DevicePlan, DeviceTooSmall, KvShape, plan_device
 from sgl_importance.sparse.prune import Prune
@@ -80,8 +81,8 @@ def _host_bytes(profile: Callable[..., int], configurator: KVCacheConfigurator, 
     if torch.device(configurator.device).type == "cpu":
         return device_bytes
     logger.warning(
-        "--kv-residency tiered HAS NOT RUN ON ANY GPU: its kernels are tested in Triton's interpreter only. "
-        "Compare its answers with those of --kv-residency full before you rely on it."
+        "KV importance: --kv-residency tiered HAS NOT RUN ON ANY GPU: its kernels are tested in Triton's "
+        "interpreter only. Compare its answers with those of --kv-residency full before you rely on it."
     )
     tokens = get_schedule().max_total_tokens
     assert tokens is not None, "tiered pages on a GPU without --max-total-tokens"
@@ -132,7 +133,7 @@ def _tiered_pool(
         Selections(options, plan.page_size) if options.is_sparse else None,
         uses_triton="triton" in attention_backends(configurator.server_args),
     )
-    logger.info("Tiered pages: %s", plan)
+    logger.info("KV importance: Tiered pages: %s", plan)
     return pool
 
 
@@ -144,10 +145,12 @@ def _selector(options: ImportanceOptions, page_size: int) -> Selector | None:
     """
     if not options.is_sparse:
         return None
+    name = options.sparse.selector
+    make: Callable[[int], Selector] = SELECTORS.get(name) or load_control(name)
     try:
-        return SELECTORS[options.sparse.selector](page_size)
+        return make(page_size)
     except ValueError as error:
-        raise LaunchRefused([f"{name_of('sparse.selector')} {options.sparse.selector}: {error}"]) from error
+        raise LaunchRefused([f"{name_of('sparse.selector')} {name}: {error}"]) from error
 
 
 def _choosing(model_runner: ModelRunner, options: ImportanceOptions) -> tuple[PageChooser, list[int]]:
@@ -179,6 +182,14 @@ def _calibrate(selector: MeanAndBits, model_runner: ModelRunner) -> None:
         device=device,
     )
     selector.calibrate(statistics, device)
+    layers, _, dim = statistics.variances.shape
+    sizes = [selector.layer_bytes(layer, dim) for layer in range(layers)]
+    logger.info(
+        "KV importance: bits keeps %.0f bytes of a page and KV head as a mean, from %d to %d by layer",
+        sum(sizes) / layers,
+        min(sizes),
+        max(sizes),
+    )
 
 
 def _tiered_allocator(

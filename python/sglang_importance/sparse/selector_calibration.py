@@ -33,7 +33,9 @@ class _ObservedAttention:
         queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         keys = k.reshape(-1, layer.tp_k_head_num, layer.qk_head_dim)
         values = v.reshape(-1, layer.tp_v_head_num, layer.v_head_dim)
-        self._of_layers[layer.layer_id] = KeyStatistics.of(keys[None], queries[None], self._page_size)
+        self._of_layers[layer.layer_id] = KeyStatistics.of(
+            keys[None], queries[None] * layer.scaling, self._page_size
+        )
         outputs = scaled_dot_product_attention(
             queries.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],

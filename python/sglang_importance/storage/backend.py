@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageC
 from sgl_importance.storage.identity import ModelIdentity
 from sgl_importance.storage.page_record import MissReason
 from sgl_importance.storage.page_transfer import PageTransfer
-from sgl_importance.storage.pages import Page, Pages
+from sgl_importance.storage.pages import Page, StoredPages
 from sgl_importance.storage.presence import Presence
 from sgl_importance.storage.store import PageStore
 from sgl_importance.storage.store_counters import StoreCounters
@@ -83,7 +83,7 @@ class VerifiedStorage(HiCacheStorage):
         self._presence = Presence(self._directory, self.counters)
         self._presence.look()
 
-    def _open_pages(self) -> Pages:
+    def _open_pages(self) -> StoredPages:
         if self._tiers:
             config, replica = self._config, data_parallel_rank()
             owner = f"tp{config.tp_rank}-pp{config.pp_rank}-cp{config.attn_cp_rank}"
@@ -95,7 +95,7 @@ class VerifiedStorage(HiCacheStorage):
                 page_bytes=self._page_bytes,
                 open_backend=self._open_records,
             )
-            logger.info("kv-importance-tiers by %s: %s", SERVED.ranking, "; ".join(lines))
+            logger.info("KV importance tiers by %s: %s", SERVED.ranking, "; ".join(lines))
             return self._opened.chain
         store = PageStore(self._directory, budget_bytes=self._budget_bytes, counters=self.counters)
         if self._wrapped is None:
@@ -116,7 +116,7 @@ class VerifiedStorage(HiCacheStorage):
             pin_memory=pin_memory,
         )
 
-    def _wrap(self, name: str, names: Names) -> Pages:
+    def _wrap(self, name: str, names: Names) -> StoredPages:
         settings: dict[str, Any] = (self._config.extra_config or {}).get("wrapped_config") or {}
         interface = interface_of(name, settings)
         _warn_if_untested(name)
@@ -290,8 +290,8 @@ class VerifiedStorage(HiCacheStorage):
 def _warn_if_untested(backend: str) -> None:
     if backend not in TESTED:
         logger.warning(
-            "kv-importance-store: no test has run a real %s under the wrapper; its pages are verified "
-            "all the same (docs/reliability.md)",
+            "KV importance store: no test has run a real %s under the wrapper; its pages are verified "
+            "all the same (docs/storage.md)",
             backend,
         )
 

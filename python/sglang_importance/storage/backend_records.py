@@ -151,13 +151,13 @@ def _warn_of_its_limit(name: str, backend: HiCacheStorage, capacity: int) -> Non
         return
     if not (most or free):
         logger.warning(
-            "kv-importance-tiers: the backend %s has no max_size that it can read and will grow without end: "
+            "KV importance tiers: the backend %s has no max_size that it can read and will grow without end: "
             'give it one above the capacity of its tier, such as config = { max_size = "200G" }',
             name,
         )
     elif 0 < most < capacity:
         logger.warning(
-            "kv-importance-tiers: the backend %s keeps %d bytes and its tier counts on %d: give it more, or "
+            "KV importance tiers: the backend %s keeps %d bytes and its tier counts on %d: give it more, or "
             "the tier less",
             name,
             most,

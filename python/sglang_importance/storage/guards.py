@@ -31,7 +31,7 @@ _last_lost = float("-inf")
 
 
 def _fault(thread: str, error: BaseException) -> None:
-    logger.error("kv-importance-store: %s thread: %s: %s", thread, type(error).__name__, error)
+    logger.error("KV importance store: %s thread: %s: %s", thread, type(error).__name__, error)
     WATCH.counters.add("thread_faults", thread)
     publish_now(WATCH.counters)
 

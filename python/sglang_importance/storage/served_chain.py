@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.reuse.reuse_class import BlockType, Transition, reuse_class
-from sgl_importance.storage.tier_chain.chain import TierChain, Visit
+from sgl_importance.storage.tier_chain.chain import SequenceVisit, TierChain
 from sgl_importance.storage.tier_chain.open_chain import ChainError, OpenBackend, OpenChain, describe_chain
 from sgl_importance.storage.tier_chain.ranking import LruRanking, Ranking, ReuseRanking
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
@@ -34,7 +34,7 @@ class ServedChain:
         self.counters = TierCounters()
         self.ranking = ""
         self._reuse: ReuseEstimator | None = None
-        self._visits: deque[Visit] = deque(maxlen=MOST_VISITS)
+        self._visits: deque[SequenceVisit] = deque(maxlen=MOST_VISITS)
 
     def predict_by(self, reuse: ReuseEstimator) -> None:
         """From the next chain on, pages are ranked by what the tree's policy predicts."""
@@ -42,7 +42,7 @@ class ServedChain:
 
     def visited(self, keys: Sequence[str], reuse_class: int, last_access: int) -> None:
         """A request has asked for these pages, which were last asked for at this clock."""
-        self._visits.append(Visit(keys, reuse_class, last_access))
+        self._visits.append(SequenceVisit(keys, reuse_class, last_access))
 
     def open(
         self, file: Path, *, owner: str, page_bytes: int, open_backend: OpenBackend
@@ -71,7 +71,7 @@ class ServedChain:
                 open_backend=open_backend,
             )
         except (TierFileError, ChainError) as error:
-            raise LaunchRefused([f"--kv-importance-tiers: {error}"]) from error
+            raise LaunchRefused([f"--KV importance tiers: {error}"]) from error
         self.chain = opened.chain
         return opened, describe_chain(opened.chain.members)
 
@@ -88,7 +88,7 @@ class ServedChain:
         self.ranking = "predicted reuse"
         return ReuseRanking(levels, self._reuse, unseen_class=FRESH_CLASS)
 
-    def _taken(self) -> Iterator[Visit]:
+    def _taken(self) -> Iterator[SequenceVisit]:
         while self._visits:
             yield self._visits.popleft()
 

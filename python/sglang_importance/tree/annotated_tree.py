@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from sgl_importance.nodes.ages import NOWHERE
 from sgl_importance.nodes.digests import iterate_chain, root_digest
 from sgl_importance.nodes.ghosts import Eviction, GhostNode
+from sgl_importance.nodes.named_sessions import Session, owner
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
 from sgl_importance.nodes.turn_tracker import TurnTracker
@@ -14,6 +16,7 @@ from sgl_importance.placement.hints.hinted_request import LostPages
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance.reuse.calibration import HORIZON
 from sgl_importance.reuse.reuse_class import Transition
+from sgl_importance.tiers import Tier
 from sglang_importance.metrics.scheduler_counters import Counters
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.page_lookup import PageSource
@@ -96,15 +99,20 @@ class AnnotatedTree:
         self.source.created(node)
         pages = self.iterate_pages(node)
         returned = self.tracker.created(created, insertion.transition, parent=parent, pages=pages)
+        created.session = _session_of(insertion, [ghost for ghost, _ in returned])
         created.is_prewarmed = insertion.is_prewarm
         if not insertion.is_prewarm:
-            self._asked_again(returned, insertion.lost)
+            place = Tier.STORAGE if insertion.is_from_storage else NOWHERE
+            self._asked_again(returned, place, insertion.lost)
             self._predict(created)
         return created
 
-    def _asked_again(self, returned: Sequence[tuple[GhostNode, int]], lost: list[LostPages] | None) -> None:
-        """Counts tokens that were in the cache before, and that a request had to compute again."""
+    def _asked_again(
+        self, returned: Sequence[tuple[GhostNode, int]], place: str, lost: list[LostPages] | None
+    ) -> None:
+        """Counts tokens that the tree held before: a request had to compute them, or storage had them."""
         for ghost, tokens in returned:
+            self._counters.ages.asked_again(place, tokens, ghost.last_access)
             self._came_true(ghost)
             if ghost.kept_by_importance:
                 self._counters.observed_saved_tokens += tokens
@@ -154,15 +162,24 @@ class AnnotatedTree:
         Args:
             key: of whole pages.
         """
+        return [node for node, matched in self.matching(key) if matched == len(key_of(node))]
+
+    def matching(self, key: RadixKey) -> Iterator[tuple[UnifiedTreeNode, int]]:
+        """Nodes that hold the beginning of a text, with how many tokens of each, in whole pages.
+
+        Only of the last node may fewer match than it has.
+
+        Args:
+            key: of whole pages.
+        """
         rest, _ = key.maybe_to_bigram_view(self.core.is_eagle)
-        node, nodes = self.core.root_node, []
+        node = self.core.root_node
         while len(rest) > 0 and (child := node.children.get(rest.child_key(self.page_size))) is not None:
-            tokens = len(key_of(child))
-            if key_of(child).match(rest, self.page_size) < tokens:
-                break
-            nodes.append(child)
-            node, rest = child, rest[tokens:]
-        return nodes
+            matched = key_of(child).match(rest, self.page_size)
+            yield child, matched
+            if matched < len(key_of(child)):
+                return
+            node, rest = child, rest[matched:]
 
     def nodes(self) -> Iterator[UnifiedTreeNode]:
         """Every node but the root, parents before children."""
@@ -194,8 +211,13 @@ class AnnotatedTree:
         self, node: UnifiedTreeNode, *, kept_by_importance: bool, eviction: Eviction | None = None
     ) -> None:
         """The node leaves the tree; its parent is still linked."""
+        metadata, parent = self.metadata(node), node.parent
+        if (session := metadata.session) is not None:
+            above = None if parent is None else self.known(parent)
+            is_own = parent is not None and above is not None and above.session is session
+            session.left(node.id, parent.id if parent is not None and is_own else None)
         self.tracker.removed(
-            self.metadata(node),
+            metadata,
             self.page_digests(node),
             kept_by_importance=kept_by_importance,
             eviction=eviction,
@@ -257,3 +279,13 @@ class AnnotatedTree:
             assert known.depth == self._end_depth(node.parent), node.id
             assert known.importance.num_pages * self.page_size == known.tokens, node.id
         self.source.check_integrity()
+
+
+def _session_of(insertion: Insertion, ghosts: Sequence[GhostNode]) -> Session | None:
+    """Whose alone a new node is, by who brings it, and who had asked for its ghosts."""
+    session = insertion.session
+    if insertion.rid is None and ghosts:  # from storage, for a request that has yet to find it
+        session = ghosts[0].session
+    for ghost in ghosts:
+        session = owner(ghost.session, session)
+    return session

@@ -233,6 +233,8 @@ class MarginalLossOrder(EvictionOrder):
     def reason(self, metadata: NodeMetadata) -> EvictionReason:
         if not self._walks:
             return EvictionReason.STOCK_ORDER
+        if metadata.is_given_back:
+            return EvictionReason.SESSION_OVER
         return EvictionReason.DROPPED_AFTER_USE if metadata.expendable else EvictionReason.LEAST_LOSS
 
     def kept_by_importance(self, node: UnifiedTreeNode) -> bool:

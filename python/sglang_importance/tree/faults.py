@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.metrics_table import FaultPlace
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class UpstreamError(Exception):
+class UpstreamError(ImportanceError):
     """sglang failed in a call of ours: KV, slots or pages may be wrong, so the scheduler has to end."""
 
 

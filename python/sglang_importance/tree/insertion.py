@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.placement.hints.hinted_request import HintedRequest, LostPages
 from sgl_importance.reuse.reuse_class import Transition
 
@@ -18,6 +19,8 @@ class Insertion:
         rid: the request's id; None of a pre-warm, and where it is not known (storage).
         serial: of the request's query; None where it has none.
         hinted: the request's hints; None where it has none.
+        is_from_storage: whether the storage tier had the tokens.
+        session: of the request; None where it names none.
         lost: takes the pages that the request has to compute again; None where no report is wanted.
     """
 
@@ -25,7 +28,9 @@ class Insertion:
     rid: str | None = None
     serial: int | None = None
     hinted: HintedRequest | None = None
+    session: Session | None = None
     lost: list[LostPages] | None = None
+    is_from_storage: bool = False
 
     @property
     def is_prewarm(self) -> bool:

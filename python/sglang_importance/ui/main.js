@@ -10,6 +10,7 @@ import { confirmed, say, showLive } from "./page.js";
 import { Poll } from "./poll.js";
 import { showTable } from "./table.js";
 import { showLegend, showTiers } from "./tiers.js";
+import { showVolatile } from "./volatile.js";
 
 const NODES_SHOWN = 120;
 const EVENTS_PER_ROUND = 200;
@@ -57,6 +58,8 @@ function draw() {
   if (!state.tree) return;
   showFaults($("faults"), state.tree.faults);
   showTiers($("tiers"), state.tree);
+  $("ages").textContent = state.tree.ages.sentence;
+  showVolatile($("volatile"), state.tree.volatile);
   const isTable = !$("table").hidden;
   if (isTable) showTable($("table"), state.tree, { selected: state.selected, onSelect: select, onZoom: zoom });
   else chart.show(state.tree, state);

@@ -14,6 +14,7 @@ const REASONS = {
   prefetched: "a request asked for it, and storage had it",
   least_loss: "room was needed and nothing else would be missed less",
   dropped_after_use: "its request said that nobody would ask again",
+  session_over: "its session said that it was over",
   stock_order: "SGLang's own order chose it",
   flushed: "the cache was emptied",
   asked_for: "the operator asked for it",

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import NoReturn
 
+from sgl_importance.errors import ImportanceError
+
 PINNED_VERSION = "0.5.21"
 """The release of sglang that ``scripts/setup.sh`` installs."""
 TESTED_VERSIONS = ("0.5.21", "0.5.22", "0.5.23")
@@ -23,7 +25,7 @@ def cure(otherwise: str = WITHOUT_POLICY) -> str:
     return f"install sglang=={PINNED_VERSION} or {otherwise}"
 
 
-class LaunchRefused(Exception):
+class LaunchRefused(ImportanceError):
     """The launch must stop; each reason is one line that ends with its cure."""
 
     def __init__(self, reasons: Iterable[str]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sgl_importance.misses.account import AccountedRequest
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.placement.hints.hinted_request import HintedRequest
 from sgl_importance.placement.hints.hints import Hints
 from sgl_importance.signal.fold import QueryFolds
@@ -24,21 +26,25 @@ class RequestRecord:
 
     Attributes:
         query: its folds, since it was admitted to the tree.
+        session: that it belongs to, since it was admitted; None where it names none.
         is_counted: whether the metrics have counted it.
         has_read_hints: whether ``hints`` says what its envelope held.
         hints: None where it has none that can be followed.
         hinted: follows its hints.
         make_report: of the report that it asked for, by the tokens that it found in each tier; gives None
             where that fails.
+        misses: why tokens of its prompt were not found.
         selection: which of its tokens read chosen pages only.
     """
 
     query: QueryFolds | None = None
+    session: Session | None = None
     is_counted: bool = False
     has_read_hints: bool = False
     hints: Hints | None = None
     hinted: HintedRequest | None = None
     make_report: Callable[[Mapping[Tier, int]], dict[str, Any] | None] | None = None
+    misses: AccountedRequest | None = None
     selection: Selection | None = None
 
 

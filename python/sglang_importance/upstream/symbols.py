@@ -58,6 +58,14 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.managers.scheduler.Scheduler.get_init_info": "self",
     f"{_SRT}.managers.schedule_batch.Req.output_ids_through_stop": None,
     f"{_SRT}.managers.scheduler.Scheduler.process_batch_result": "self, batch, result",
+    # why a prompt was not found
+    f"{_SRT}.managers.schedule_batch.ScheduleBatch.prepare_for_extend": "self",
+    f"{_SRT}.managers.schedule_batch.ScheduleBatch.prepare_for_decode": "self",
+    f"{_SRT}.managers.schedule_batch.ScheduleBatch.check_decode_mem": "self, selected_indices",
+    f"{_SRT}.managers.schedule_batch.Req.owned_kv_len": "self",
+    f"{_UPDATER}.flush_cache_after_weight_update": None,
+    f"{_RADIX_CACHE}.init_load_back": "self, params",
+    f"{_RADIX_CACHE}.prefetch_from_storage": None,
     # the control plane
     f"{_SRT}.managers.scheduler.Scheduler.init_request_dispatcher": "self",
     f"{_SRT}.managers.io_struct.BaseReq": None,
@@ -107,8 +115,14 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.managers.io_struct.GenerateReqInput.kv_hints": None,
     f"{_SRT}.managers.io_struct.TokenizedGenerateReqInput.kv_hints": None,
     f"{_SRT}.managers.kv_hints.KvHintsEnvelope.actions": None,
+    # sessions
+    f"{_SRT}.managers.io_struct.GenerateReqInput.session_id": None,
+    f"{_SRT}.managers.io_struct.TokenizedGenerateReqInput.session_id": None,
+    f"{_SRT}.session.session_controller.SessionController.__contains__": "self, session_id",
+    f"{_SRT}.session.session_controller.Session": None,
     f"{_SRT}.managers.kv_hints.KvHintAction.payload": None,
     f"{_STREAMER}.get_cached_tokens_details": "self, req",
+    f"{_SRT}.entrypoints.anthropic.protocol.AnthropicMessage": None,
     f"{_SRT}.entrypoints.anthropic.serving.AnthropicServing._convert_to_chat_completion_request": (
         "self, anthropic_request"
     ),
@@ -153,6 +167,7 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_CACHE}.unified_cache.components.CacheTransferPhase.LOAD_BACK": None,
     f"{_CACHE}.unified_cache.components.ComponentType.FULL": None,
     f"{_CACHE}.base_prefix_cache.MatchPrefixParams.key": None,
+    f"{_CACHE}.base_prefix_cache.EvictParams.num_tokens": None,
     f"{_CACHE}.radix_cache.RadixKey.__init__": ("self, token_ids, extra_key, is_bigram, limit, cache_salt"),
     f"{_CACHE}.base_prefix_cache.InsertParams.prev_prefix_len": None,
     f"{_CACHE}.base_prefix_cache.InsertResult.last_device_node": None,

@@ -1,8 +1,9 @@
 """A prefix cache without KV, which computes the hits that a server with its policy would have.
 
-It allocates, locks, splits and evicts as the server's radix cache does on its device tier: whole nodes, only
-leaves, never nodes of a running request. Where running requests alone fill the pool, a server retracts;
-a shadow lets the pool overflow until they end.
+It allocates, locks, splits and evicts as the server's radix cache does on its device tier: a node per
+prefill chunk, whole nodes, only leaves, never nodes of a running request. A prompt that the pool cannot hold
+is refused. Where running requests alone fill the pool, a server retracts; a shadow lets it overflow until
+they end. Chunks are those of a request that is prefilled alone: beside others a server's are shorter.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from sgl_importance.observe.shadow.shadow_node import ShadowNode
-from sgl_importance.observe.shadow.shadow_ranking import Answer, Awaited, Ranking
+from sgl_importance.observe.shadow.shadow_ranking import Answer, Awaited, ShadowRanking
 from sgl_importance.reuse.answer_end import MAX_AWAITED, AnswerEnd
 
 MAX_RUNNING = 1 << 14  # beyond it the oldest, whose ends were never reported, are dropped
@@ -39,17 +40,31 @@ class ShadowCache:
         ranking: the eviction order.
         spare_pages: pages that must be free beyond what a request needs, for each running request: sglang
             frees one (``mem_cache/allocation.py``) before a prefill and before each decode step.
+        chunk_tokens: of a prompt that are prefilled at once, and inserted as one node; None for all of it.
 
     Attributes:
         used: pages in the tree.
+        refused: requests so far whose prompts are longer than the pool.
     """
 
-    def __init__(self, capacity: int, page_size: int, ranking: Ranking, *, spare_pages: int = 0) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        page_size: int,
+        ranking: ShadowRanking,
+        *,
+        spare_pages: int = 0,
+        chunk_tokens: int | None = None,
+    ) -> None:
         assert capacity > 0
+        assert chunk_tokens is None or chunk_tokens > 0
         self._spare_pages = spare_pages
+        # sglang cuts a chunk to whole pages (`schedule_policy.py`, `add_one_req`).
+        self._chunk_pages = capacity if chunk_tokens is None else max(chunk_tokens // page_size, 1)
         self.capacity = capacity
         self.ranking = ranking
         self.used = 0
+        self.refused = 0
         self._page_size = page_size
         self._private = 0
         self._serial = 0
@@ -59,7 +74,7 @@ class ShadowCache:
 
     # ---- requests ----
 
-    def admit(self, request: str, pages: list[bytes], tokens: int) -> int:
+    def admit(self, request: str, pages: list[bytes], tokens: int) -> int | None:
         """A request starts.
 
         Args:
@@ -68,17 +83,26 @@ class ShadowCache:
             tokens: prompt length.
 
         Returns:
-            Prompt tokens found in the cache; the last token is always computed.
+            Prompt tokens found in the cache, never the last one; None where the prompt is longer than the
+            pool: such a request is refused, and leaves no trace.
         """
         self.gone(request)
+        total = -(-tokens // self._page_size)
+        if total > self.capacity:
+            self.refused += 1
+            return None
         node, matched = self._walk(pages[: max(tokens - 1, 0) // self._page_size])
         self._lock(node)
-        total = -(-tokens // self._page_size)
-        self._make_room(total - matched + self._spare_pages)
-        serial = self.ranking.admitted(node.path())
-        end = self._insert(pages, serial)
-        self._lock(end)
-        self._unlock(node)
+        end, done, serial = node, matched, None
+        while serial is None or done < total:
+            chunk = min(self._chunk_pages, total - done)
+            self._make_room(chunk + self._spare_pages)
+            if serial is None:
+                serial = self.ranking.admitted(node.path())
+            done += chunk
+            previous, end = end, self._insert(pages[:done], serial)
+            self._lock(end)
+            self._unlock(previous)
         self._private += total - len(pages)
         self.ranking.ended(end.path(), len(pages), serial, is_finished=False)
         self._running[request] = _Running(end, serial, tokens, total, total - len(pages))

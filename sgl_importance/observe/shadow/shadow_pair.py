@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from sgl_importance.observe.shadow.comparison import Comparison
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
-from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruRanking
+from sgl_importance.observe.shadow.shadow_ranking import (
+    ImportanceRanking,
+    LruShadowRanking,
+    ShadowRanking,
+)
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.reuse.answer_end import AnswerEnd
+
+SERVER_CHUNK_TOKENS = 8192
+"""sglang's ``--chunked-prefill-size`` where nobody says it; its own default is 2,048 to 16,384 by device."""
 
 
 class ShadowPair:
@@ -17,27 +24,52 @@ class ShadowPair:
         page_size: tokens per page.
         cost: of the server's policy.
         ghost_pages: pages that importance remembers after their eviction.
+        chunk_tokens: of a prompt that the server prefills at once; None for all of it.
+
+    Attributes:
+        refused: requests whose prompts are longer than the pool; they are not compared.
     """
 
-    def __init__(self, capacity: int, page_size: int, cost: CostModel, ghost_pages: int) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        page_size: int,
+        cost: CostModel,
+        ghost_pages: int,
+        *,
+        chunk_tokens: int | None = SERVER_CHUNK_TOKENS,
+    ) -> None:
         self.capacity = capacity
         self.page_size = page_size
         self.comparison = Comparison()
         self._cost = cost
         self._ghost_pages = ghost_pages
+        self._chunk_tokens = chunk_tokens
+        self.refused = 0
         self.reset()
 
     def reset(self) -> None:
         """Empties both caches, as a flush does; counts go on, the estimate of reuse is forgotten."""
         ranking = ImportanceRanking(self._cost, self.page_size, self._ghost_pages)
-        spare = int(self.page_size > 1)
-        self.lru = ShadowCache(self.capacity, self.page_size, LruRanking(), spare_pages=spare)
-        self.importance = ShadowCache(self.capacity, self.page_size, ranking, spare_pages=spare)
+        self.lru = self._cache(LruShadowRanking())
+        self.importance = self._cache(ranking)
 
-    def admit(self, request: str, pages: list[bytes], tokens: int) -> tuple[int, int]:
-        """A request starts; returns the tokens of its prompt that LRU and importance find."""
+    def _cache(self, ranking: ShadowRanking) -> ShadowCache:
+        return ShadowCache(
+            self.capacity,
+            self.page_size,
+            ranking,
+            spare_pages=int(self.page_size > 1),
+            chunk_tokens=self._chunk_tokens,
+        )
+
+    def admit(self, request: str, pages: list[bytes], tokens: int) -> tuple[int, int] | None:
+        """A request starts; returns the prompt tokens that LRU and importance find, None if refused."""
         lru = self.lru.admit(request, pages, tokens)
         importance = self.importance.admit(request, pages, tokens)
+        if lru is None or importance is None:
+            self.refused += 1
+            return None
         self.comparison.add(tokens, lru, importance)
         return lru, importance
 

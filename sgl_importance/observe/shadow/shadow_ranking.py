@@ -25,7 +25,7 @@ class Answer(NamedTuple):
     """The end of a request.
 
     Attributes:
-        serial: of the request, as ``Ranking.admitted`` returned it.
+        serial: of the request, as ``ShadowRanking.admitted`` returned it.
         prompt_tokens: length of its prompt.
         output_tokens: that were generated.
         end: how.
@@ -49,7 +49,7 @@ class Awaited(NamedTuple):
     turn: Turn | None
 
 
-class Ranking(ABC):
+class ShadowRanking(ABC):
     """Eviction order of a shadow cache, kept up by the events of its nodes."""
 
     def admitted(self, hits: Sequence[ShadowNode]) -> int:
@@ -101,7 +101,7 @@ class Ranking(ABC):
         """The node was evicted; its parent is still linked."""
 
 
-class LruRanking(Ranking):
+class LruShadowRanking(ShadowRanking):
     """Stock's order: the leaf whose last walk is the longest ago."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class LruRanking(Ranking):
         return None
 
 
-class ImportanceRanking(Ranking):
+class ImportanceRanking(ShadowRanking):
     """The server's own policy object, with g fixed at 1: a shadow cache sees no attention.
 
     Args:

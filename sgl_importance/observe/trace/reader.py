@@ -9,6 +9,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.nodes.digests import DIGEST_BYTES
 from sgl_importance.observe.trace.framing import FrameReader
 from sgl_importance.observe.trace.records import (
@@ -25,7 +26,7 @@ from sgl_importance.observe.trace.records import (
 from sgl_importance.observe.trace.segments import segment_files
 
 
-class TraceError(Exception):
+class TraceError(ImportanceError):
     """The directory holds no recording that can be read; the message says why and what to do."""
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sgl_importance.misses.account import AccountedRequest
+from sgl_importance.misses.miss_documents import client_document
 from sgl_importance.nodes.ghosts import Eviction
 from sgl_importance.nodes.node_metadata import NodeMetadata
 from sgl_importance.nodes.reuse_tracker import ReuseTracker
@@ -17,6 +19,7 @@ from sgl_importance.tiers import Tier
 
 MAX_LOST_PARTS = 8
 OBSERVED = "--kv-policy observe keeps stock's evictions"
+NO_SESSION = "the request names no session_id"
 NO_SELECTOR = "the server has no selector: every page is read"
 
 
@@ -37,6 +40,7 @@ class HintedRequest:
         cached_tokens: tokens of it that the cache knew when the request was admitted.
         clock: serial of the request, in admitted requests.
         observe: whether hints may predict, but move nothing.
+        has_session: whether it names the session that it belongs to.
         has_selector: whether the server's steps read chosen pages only, which a budget is for.
     """
 
@@ -48,11 +52,14 @@ class HintedRequest:
         cached_tokens: int,
         clock: int,
         observe: bool,
+        has_session: bool = False,
         has_selector: bool = False,
     ) -> None:
         self.hints = hints
         self.lost: list[LostPages] = []
         self.outcome: dict[str, dict[str, Any]] = {}
+        self.misses: AccountedRequest | None = None
+        """Why tokens of its prompt were not found; None where no account is kept."""
         self._prompt_tokens = prompt_tokens
         self._cached_tokens = cached_tokens
         self._clock = clock
@@ -60,6 +67,10 @@ class HintedRequest:
         self._blocks = PromptBlocks(hints.block_types, new_from=cached_tokens, prompt_tokens=prompt_tokens)
         if hints.prefetch:
             self.outcome["prefetch"] = {"applied": True}
+        if hints.session_over:
+            self.outcome["session_over"] = {"applied": has_session and not observe}
+            if not has_session or observe:
+                self.outcome["session_over"]["reason"] = OBSERVED if has_session else NO_SESSION
         if hints.selector is not None:
             self.outcome["selector"] = {"applied": True}
         if hints.budget is not None:
@@ -147,6 +158,7 @@ class HintedRequest:
         largest = sorted(parts.items(), key=lambda part: -part[1])[:MAX_LOST_PARTS]
         return {
             "prompt_tokens": self._prompt_tokens,
+            **({} if self.misses is None else client_document(self.misses)),
             "hit_tokens": {tier.value: hit_tokens[tier] for tier in Tier},
             "lost_tokens": sum(parts.values()),
             "lost": [

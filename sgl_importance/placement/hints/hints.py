@@ -1,8 +1,9 @@
 """Hints of a request about its own KV, and their form inside sglang's ``kv_hints`` envelope.
 
 A client writes a plain object; sglang carries an envelope of versioned actions (its
-``srt/managers/kv_hints.py``). Both forms are accepted and mean the same. An envelope may hold actions of
-other consumers, which are none of our business; a hint of ours that we do not know is refused.
+``srt/managers/kv_hints.py``). Both forms are accepted and mean the same. Of an envelope's actions that
+are not ours, those of ``shared_actions`` are followed and the rest are ignored; a hint of ours that we do
+not know is refused.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from sgl_importance.errors import ImportanceError
+from sgl_importance.placement.hints.shared_actions import MOST_SECONDS, as_hints, name_of
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sgl_importance.reuse.reuse_class import BlockType
 
@@ -20,7 +23,7 @@ FIELD = "kv_hints"
 PROTOCOL_VERSION = "1"
 NAMESPACE = "sgl_importance."
 ACTION_VERSION = "1"
-MAX_TTL_SECONDS = 30 * 24 * 3600.0
+MAX_TTL_SECONDS = MOST_SECONDS
 MAX_BLOCKS = 64
 LARGEST_BUDGET = 1e9  # tokens; no context is longer
 
@@ -43,7 +46,7 @@ Position = Annotated[int, Field(strict=True, ge=0)]
 Index = Annotated[int, Field(strict=True)]
 
 
-class BadHint(ValueError):
+class BadHint(ImportanceError, ValueError):
     """A hint that cannot be followed.
 
     Attributes:
@@ -99,9 +102,11 @@ class Retain(_Model):
 
     Attributes:
         ttl_seconds: how long at most, in seconds of wall-clock time.
+        tokens: of the prompt's beginning that is kept; all of it where None.
     """
 
     ttl_seconds: Annotated[float, Field(strict=True, gt=0, le=MAX_TTL_SECONDS, allow_inf_nan=False)]
+    tokens: Annotated[int, Field(strict=True, gt=0)] | None = None
 
 
 def _as_range(value: object) -> object:
@@ -148,6 +153,8 @@ class Hints(_Model):
         transition: ``tool_call``: the request goes on with the answer of a tool.
         answer_end: who goes on from the answer, whatever the server makes of its last tokens: a program
             (``tool_call``), or a person or nobody (``end_of_turn``).
+        session_over: the request is the last of its ``session_id``: once it is answered, what the session
+            alone has asked for is given back first.
         selector: ``all``: the answer reads every page of its context, whatever selector the server has.
         budget: tokens of its context that a step of the answer may read where the server has a selector;
             below 1, their share of the context.
@@ -161,6 +168,7 @@ class Hints(_Model):
     block_types: Annotated[tuple[Block, ...], Field(max_length=MAX_BLOCKS)] = ()
     transition: Literal["tool_call"] | None = None
     answer_end: EndName | None = None
+    session_over: Annotated[bool, Field(strict=True)] = False
     selector: Literal["all"] | None = None
     budget: Annotated[float, Field(strict=True, gt=0, le=LARGEST_BUDGET, allow_inf_nan=False)] | None = None
     report: Annotated[bool, Field(strict=True)] = False
@@ -190,17 +198,21 @@ class Hints(_Model):
 
     @classmethod
     def of_actions(cls, actions: Iterable[Action]) -> Self:
-        """Reads the actions of an envelope; those of other consumers say nothing.
+        """Reads the actions of an envelope; where a shared one contradicts one of ours, ours counts.
 
         Raises:
             BadHint: an action of ours cannot be followed; names the field.
         """
         document: dict[str, Any] = {}
+        shared: dict[str, Any] = {}
         places: dict[str, str] = {}
         for index, action in enumerate(actions):
             place = f"{FIELD}.actions.{index}"
             kind = action.action_type
             if not kind.startswith(NAMESPACE):
+                for name, value in _shared(action, place).items():
+                    shared.setdefault(name, value)
+                    places.setdefault(name, f"{place}.payload")
                 continue
             name = kind.removeprefix(NAMESPACE)
             if name not in cls.model_fields:
@@ -213,7 +225,22 @@ class Hints(_Model):
                 raise BadHint(f"{place}.action_type", f"{kind} is given twice")
             document[name] = _value_of(name, action.payload, f"{place}.payload")
             places[name] = f"{place}.payload"
-        return cls._of(document, places)
+        if document.get("drop_after_use"):
+            shared.pop("retain", None)
+        return cls._of({**shared, **document}, places)
+
+    def followed(self, actions: Iterable[Action]) -> list[tuple[str, bool]]:
+        """Of the envelope that these hints were read from: the actions that are not ours, by the names of
+        ``shared_actions``, and whether each is followed."""
+        return [
+            (name_of(action.action_type), self._follows(action))
+            for action in actions
+            if not action.action_type.startswith(NAMESPACE)
+        ]
+
+    def _follows(self, action: Action) -> bool:
+        wanted = as_hints(action.action_type, action.action_version, action.payload)
+        return bool(wanted) and all(getattr(self, name) == getattr(Hints(**wanted), name) for name in wanted)
 
     @classmethod
     def _of(cls, document: Mapping[str, Any], places: Mapping[str, str]) -> Self:
@@ -282,6 +309,15 @@ def _read_envelope(value: Mapping[str, Any]) -> _Envelope:
         heads = " and ".join(name for name, head in _Envelope.model_fields.items() if head.is_required())
         raise BadHint(field, f"is missing beside {given}: an envelope has {heads}")
     raise BadHint(field, _in_terms_of_json(problem))
+
+
+def _shared(action: Action, place: str) -> dict[str, Any]:
+    try:
+        return as_hints(action.action_type, action.action_version, action.payload)
+    except ValueError as error:
+        raise BadHint(
+            f"{place}.payload.{str(error).partition(':')[0]}", str(error).partition(": ")[2]
+        ) from None
 
 
 def _in_terms_of_json(problem: Mapping[str, Any]) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from sgl_importance.errors import ImportanceError
+
 Row = tuple[Any, ...]
 
 
-class LedgerError(Exception):
+class LedgerError(ImportanceError):
     """A statement failed and changed nothing; the message says why."""
 
 

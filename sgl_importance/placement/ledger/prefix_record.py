@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.nodes.digests import DIGEST_BYTES, chain_digests
 from sgl_importance.reuse.reuse_class import NUM_CLASSES, BlockType
 
@@ -31,7 +32,7 @@ UPSERT = (
 )
 
 
-class RowDamaged(ValueError):
+class RowDamaged(ImportanceError, ValueError):
     """A row of the ledger fails its checksum, or contradicts itself."""
 
 

@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.tiers import Tier
 
 # Losses span less: the retention index 2 ** 68 (from a page that every request asks for to a class of
@@ -37,6 +38,7 @@ class PinEnd(StrEnum):
     UNUSED = "unused"  # without a lifetime, and no request used it
     SUPERSEDED = "superseded"  # by a hint for the same text or more of it, for no shorter
     MADE_ROOM = "made_room"  # when one more came: nearest to its end (hinted), unused longest (automatic)
+    SESSION_OVER = "session_over"  # hinted, and the only session that asked for it said so
     FLUSHED = "flushed"  # automatic, and the cache was emptied
 
 
@@ -51,6 +53,7 @@ class Pin:
         cache_salt: namespace of its requests, and the tenant whose budget it spends.
         expires_at: Unix time at which it ends; None where only disuse ends it.
         source: operator, hint or automatic.
+        session: the only one whose requests asked for it; None where others did, or none.
         last_used: clock of the last admitted request that found one of its pages in the cache.
         digests: chained digest of each page.
         octaves: log2 of its present bias.
@@ -63,6 +66,7 @@ class Pin:
     cache_salt: str | None = None
     expires_at: float | None = None
     source: PinSource = PinSource.REQUESTED
+    session: Session | None = None
     last_used: int = 0
     digests: list[bytes] = field(default_factory=list)
     octaves: float = PIN_OCTAVES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from math import inf
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.placement.pins.pin import Pin, PinSource
 
 MAX_TENANTS = 256
@@ -15,7 +16,7 @@ HINTED_BUDGETS = 2
 MAX_AUTOMATIC_PINS = 256
 
 
-class PinRefused(ValueError):
+class PinRefused(ImportanceError, ValueError):
     """The pin cannot be held; the message says why and what to do."""
 
 

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Any
 
+from sgl_importance.nodes.named_sessions import Session
 from sgl_importance.placement.pins.pin import Pin, PinSource
 from sgl_importance.tiers import Tier
 
@@ -21,6 +22,7 @@ def pin_of(
     cache_salt: str | None,
     expires_at: float,
     page_size: int,
+    session: Session | None = None,
 ) -> Pin:
     """The pin of a prompt, named after its text: asking again prolongs it.
 
@@ -31,6 +33,7 @@ def pin_of(
         cache_salt: namespace of the request, and the tenant whose budget is spent.
         expires_at: Unix time.
         page_size: tokens per page.
+        session: of the request.
     """
     name = PREFIX + digests[-1].hex()
     return Pin(
@@ -40,6 +43,7 @@ def pin_of(
         cache_salt,
         expires_at,
         source=PinSource.HINTED,
+        session=session,
         digests=digests,
     )
 

@@ -27,11 +27,11 @@ from sgl_importance.storage.tier_chain.kinds.tier_record import (
     make_record,
     record_bytes,
 )
-from sgl_importance.storage.tier_chain.member import Member
+from sgl_importance.storage.tier_chain.member import ChainMember
 from sgl_importance.storage.tier_chain.move_budget import MoveBudget
 from sgl_importance.storage.tier_chain.page_mover import PageMover, Point, set_damaged_aside
 from sgl_importance.storage.tier_chain.page_numbers import PageNumbers
-from sgl_importance.storage.tier_chain.placement import Placement, Step
+from sgl_importance.storage.tier_chain.placement import Move, Placement
 from sgl_importance.storage.tier_chain.ranking import Ranking, ReuseRanking
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
 from sgl_importance.storage.tier_chain.tier_health import TierHealth
@@ -46,7 +46,7 @@ LOOKS = 3
 """For a page that others move meanwhile, and for a way to make room."""
 
 
-class Visit(NamedTuple):
+class SequenceVisit(NamedTuple):
     """A request asked for these pages of a sequence: of which class they are since, and when that was."""
 
     keys: Sequence[str]
@@ -55,7 +55,7 @@ class Visit(NamedTuple):
 
 
 class TierChain:
-    """Pages in several tiers; see ``storage.pages.Pages``.
+    """Pages in several tiers; see ``storage.pages.StoredPages``.
 
     Args:
         members: fastest first.
@@ -73,14 +73,14 @@ class TierChain:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[ChainMember],
         *,
         page_bytes: int,
         ranking: Ranking,
         counters: TierCounters,
         move_bytes_per_second: float = inf,
         recompute_seconds: float = 1e3,
-        visits: Callable[[], Iterable[Visit]] = tuple,
+        visits: Callable[[], Iterable[SequenceVisit]] = tuple,
         at: Callable[[Point], None] = lambda point: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -283,7 +283,7 @@ class TierChain:
                 return index + 1
         return len(names)
 
-    def _plan(self, page: int, parent: PageName | None) -> list[Step]:
+    def _plan(self, page: int, parent: PageName | None) -> list[Move]:
         front = None if parent is None else self._numbers.ensure(parent)
         return self._placement.plan(page, parent=front, now=self._clock())
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sgl_importance.storage.page_record import MissReason
 from sgl_importance.storage.tier_chain.costs import FetchCost
-from sgl_importance.storage.tier_chain.kinds.tier import NO_ROOM, Tier
+from sgl_importance.storage.tier_chain.kinds.tier import NO_ROOM, StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import (
     NO_PAGE,
     Bytes,
@@ -33,7 +33,7 @@ def probe_record(number: int, page_bytes: int) -> tuple[PageName, Bytes]:
 
 
 def measure_reads(
-    tier: Tier,
+    tier: StorageTier,
     page_bytes: int,
     *,
     room: int,
@@ -79,7 +79,7 @@ def measure_reads(
     return FetchCost(bytes_per_second=into.nbytes / max(median(took), 1e-9))
 
 
-class InjectedTier(Tier):
+class InjectedTier(StorageTier):
     """A tier that answers later, to stand for what the machine lacks.
 
     Args:
@@ -89,7 +89,7 @@ class InjectedTier(Tier):
 
     def __init__(
         self,
-        tier: Tier,
+        tier: StorageTier,
         *,
         seconds: float,
         bytes_per_second: float,

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from math import inf
 
 from sgl_importance.storage.tier_chain.costs import FetchCost
-from sgl_importance.storage.tier_chain.kinds.tier import Tier
+from sgl_importance.storage.tier_chain.kinds.tier import StorageTier
 
 HANG_SECONDS = 5.0
 """After which a read that did not come back says that its tier answers nobody."""
 
 
 @dataclass(slots=True)
-class Member:
+class ChainMember:
     """A tier of a chain.
 
     Attributes:
@@ -30,7 +30,7 @@ class Member:
 
     name: str
     kind: str
-    tier: Tier
+    tier: StorageTier
     pages: int
     cost: FetchCost
     failures: int = field(default=0, init=False)

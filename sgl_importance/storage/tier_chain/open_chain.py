@@ -9,17 +9,18 @@ from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
-from sgl_importance.storage.tier_chain.chain import TierChain, Visit
+from sgl_importance.errors import ImportanceError
+from sgl_importance.storage.tier_chain.chain import SequenceVisit, TierChain
 from sgl_importance.storage.tier_chain.costs import FetchCost
 from sgl_importance.storage.tier_chain.kinds.backend_tier import BackendTier, RecordBackend
 from sgl_importance.storage.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.storage.tier_chain.kinds.mapped_tier import MappedTier
 from sgl_importance.storage.tier_chain.kinds.mooncake_tier import MooncakeTier, connect
 from sgl_importance.storage.tier_chain.kinds.record_index import RecordIndex
-from sgl_importance.storage.tier_chain.kinds.tier import DramTier, Tier
+from sgl_importance.storage.tier_chain.kinds.tier import DramTier, StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import record_bytes
 from sgl_importance.storage.tier_chain.measure import MOST_RECORDS, InjectedTier, measure_reads
-from sgl_importance.storage.tier_chain.member import Member
+from sgl_importance.storage.tier_chain.member import ChainMember
 from sgl_importance.storage.tier_chain.ranking import Ranking
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
 from sgl_importance.storage.tier_chain.tier_file import FOLDER_KINDS, ChainSpec, TierKind, TierSpec
@@ -33,7 +34,7 @@ OpenBackend = Callable[[TierSpec, int, str], RecordBackend]
 same after each restart and as nobody else; it may raise anything."""
 
 
-class ChainError(OSError):
+class ChainError(ImportanceError, OSError):
     """The chain cannot be opened; the message is one line that names the cure."""
 
 
@@ -88,13 +89,13 @@ class OpenChain:
         page_bytes: int,
         make_ranking: Callable[[int], Ranking],
         counters: TierCounters,
-        visits: Callable[[], Iterable[Visit]] = tuple,
+        visits: Callable[[], Iterable[SequenceVisit]] = tuple,
         open_backend: OpenBackend | None = None,
     ) -> None:
         size = record_bytes(page_bytes)
         self._open_backend = open_backend
         self._locks: list[int] = []
-        self._tiers: list[Tier] = []
+        self._tiers: list[StorageTier] = []
         members = []
         try:
             for tier in spec.tiers:
@@ -144,23 +145,23 @@ class OpenChain:
             os.close(file)
         self._locks.clear()
 
-    def _open(self, spec: TierSpec, owner: str, page_bytes: int, pages: int) -> Member:
+    def _open(self, spec: TierSpec, owner: str, page_bytes: int, pages: int) -> ChainMember:
         if spec.kind in FOLDER_KINDS:
             self._locks.append(_locked(rank_folder(spec, owner), spec.name))
         tier = open_tier(spec, owner, record_bytes(page_bytes), pages, self._open_backend)
         self._tiers.append(tier)
         cost = _measured(tier, page_bytes, pages)
-        return Member(spec.name, spec.kind.value, tier, pages, cost)
+        return ChainMember(spec.name, spec.kind.value, tier, pages, cost)
 
 
 def open_tier(
     spec: TierSpec, owner: str, size: int, pages: int, open_backend: OpenBackend | None = None
-) -> Tier:
+) -> StorageTier:
     """
     Raises:
         OSError: it cannot be opened.
     """
-    tier: Tier
+    tier: StorageTier
     match spec.kind:
         case TierKind.DRAM:
             tier = DramTier()
@@ -197,7 +198,7 @@ def open_tier(
     return tier
 
 
-def _measured(tier: Tier, page_bytes: int, pages: int) -> FetchCost:
+def _measured(tier: StorageTier, page_bytes: int, pages: int) -> FetchCost:
     present, held = [], 0
     for held, listed in enumerate(tier.records(), start=1):
         if held <= MOST_RECORDS:
@@ -224,7 +225,7 @@ def _locked(folder: Path, name: str) -> int:
     return file
 
 
-def describe_chain(members: Sequence[Member]) -> list[str]:
+def describe_chain(members: Sequence[ChainMember]) -> list[str]:
     """One line for each tier: its size, what was measured at start, and what is special here."""
     lines = []
     for member in members:

@@ -13,9 +13,9 @@ from enum import StrEnum
 from sgl_importance.storage.page_record import PageDamaged
 from sgl_importance.storage.tier_chain.kinds.tier import NO_ROOM, Scratch
 from sgl_importance.storage.tier_chain.kinds.tier_record import Bytes, PageName, check_record, record_bytes
-from sgl_importance.storage.tier_chain.member import Member
+from sgl_importance.storage.tier_chain.member import ChainMember
 from sgl_importance.storage.tier_chain.page_numbers import PageNumbers
-from sgl_importance.storage.tier_chain.placement import Placement, Step
+from sgl_importance.storage.tier_chain.placement import Move, Placement
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
 from sgl_importance.storage.tier_chain.tier_health import TierHealth
 
@@ -45,7 +45,7 @@ class PageMover:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[ChainMember],
         placement: Placement,
         numbers: PageNumbers,
         health: TierHealth,
@@ -63,7 +63,7 @@ class PageMover:
         self._scratch = Scratch(record_bytes(page_bytes))
         self._copy = Scratch(record_bytes(page_bytes))
 
-    def move(self, step: Step) -> None:
+    def move(self, step: Move) -> None:
         """Brings a page from one tier to another, or gives it up.
 
         Raises:
@@ -141,7 +141,9 @@ class PageMover:
         self._members[level].failed_writes = 0
 
 
-def set_damaged_aside(member: Member, name: PageName, damaged: PageDamaged, counters: TierCounters) -> None:
+def set_damaged_aside(
+    member: ChainMember, name: PageName, damaged: PageDamaged, counters: TierCounters
+) -> None:
     """Takes a damaged record out of what the tier serves; any thread may."""
     counters.add("damaged_pages", member.name)
     with suppress(OSError):  # where it stays, it is no page of the chain all the same

@@ -23,7 +23,7 @@ from sgl_importance.storage.tier_chain.move_budget import MoveBudget
 from sgl_importance.storage.tier_chain.ranking import Ranking
 
 
-class Step(NamedTuple):
+class Move(NamedTuple):
     """One page changes its place, once its copy in the new one is known to be good.
 
     Attributes:
@@ -40,11 +40,11 @@ class _Room(NamedTuple):
     """Steps that give a tier room for a page, and what they cost: seconds per unit of time from then on."""
 
     loss: float
-    steps: list[Step]
+    steps: list[Move]
 
 
 @dataclass(slots=True)
-class _Record:
+class _PagePlace:
     """A page's place; ``children`` counts the pages that continue it by their tier.
 
     The level of a page that is absent is that of the first page which continues it.
@@ -92,7 +92,7 @@ class Placement:
         self._page_bytes = page_bytes
         self._budget = budget or MoveBudget(len(capacities))
         self._on_forget = on_forget
-        self._pages: dict[int, _Record] = {}
+        self._pages: dict[int, _PagePlace] = {}
         self._held: frozenset[int] = frozenset()
         self._usable = list(range(len(capacities)))
         self._stopped: set[int] = set()
@@ -151,7 +151,7 @@ class Placement:
 
     # ---- decisions ----
 
-    def plan(self, page: int, *, parent: int | None, now: float = 0.0) -> list[Step]:
+    def plan(self, page: int, *, parent: int | None, now: float = 0.0) -> list[Move]:
         """The steps that bring a page to where it saves most; none where it should stay where it is.
 
         In order, each leaves everything in a state that may last: pages that make room go first.
@@ -174,7 +174,7 @@ class Placement:
             return []
         if record is not None and not record.present:
             lowest = record.level  # pages continue it from there on
-        best: list[Step] = []
+        best: list[Move] = []
         # Of two equal pages the new one stays: it was used last. One that is there would move for nothing.
         most = 0.0 if source is not None else -1e-30
         rate = self._ranking.rate(page)
@@ -187,7 +187,7 @@ class Placement:
                 continue
             gain = rate * (self._seconds[start] - self._seconds[target]) - room.loss
             if gain > most:
-                steps = [*room.steps, Step(page, source, target)]
+                steps = [*room.steps, Move(page, source, target)]
                 if self._affords(steps, now):
                     best, most = steps, gain
         return best
@@ -211,7 +211,7 @@ class Placement:
             further = _Room(0.0, []) if below is None else self._room(below, rooms)
             if further is not None:
                 loss = self._ranking.rate(victim) * (self._seconds[where] - self._seconds[level])
-                step = Step(victim, level, below)
+                step = Move(victim, level, below)
                 rooms[level] = _Room(further.loss + loss, [*further.steps, step])
         return rooms[level]
 
@@ -228,7 +228,7 @@ class Placement:
         """Whether the tier has room for any page at all."""
         return level not in self._stopped and (self._limits[level] > 0 or self.used[level] > 0)
 
-    def _affords(self, steps: Sequence[Step], now: float) -> bool:
+    def _affords(self, steps: Sequence[Move], now: float) -> bool:
         amounts: dict[int, int] = {}
         for _, source, target in steps:
             if source is not None and target is not None:
@@ -237,14 +237,14 @@ class Placement:
 
     # ---- what was done ----
 
-    def apply(self, step: Step, *, parent: int | None = None) -> None:
+    def apply(self, step: Move, *, parent: int | None = None) -> None:
         """A step was made. ``parent`` is that of a page that is new in the chain."""
         page, source, target = step
         if source is None:
             assert target is not None
             record = self._pages.get(page)
             if record is None:
-                record = self._pages[page] = _Record(target, parent)
+                record = self._pages[page] = _PagePlace(target, parent)
                 self._count_child(record.parent, target, 1)
             assert not record.present
             if record.parent is None and parent is not None:  # it was found without, after a restart
@@ -322,7 +322,7 @@ class Placement:
         """Tiers that hold more than they should."""
         return [level for level in self._usable if self.used[level] > self._limits[level]]
 
-    def plan_room(self, level: int) -> list[Step]:
+    def plan_room(self, level: int) -> list[Move]:
         """The steps by which a tier hands its cheapest page down; none where there is no way."""
         room = self._room(level, {})
         return [] if room is None else room.steps
@@ -347,8 +347,8 @@ class Placement:
                 break
             ancestor = above.parent
         if parent is not None and parent not in self._pages:
-            self._pages[parent] = _Record(level, None)
-        self.apply(Step(page, None, level), parent=parent)
+            self._pages[parent] = _PagePlace(level, None)
+        self.apply(Move(page, None, level), parent=parent)
         return True
 
     # ---- inside ----
@@ -360,7 +360,7 @@ class Placement:
         if record.parent is not None:
             self._refresh(record.parent)
 
-    def _set_level(self, record: _Record, level: int) -> None:
+    def _set_level(self, record: _PagePlace, level: int) -> None:
         if record.level != level:
             self._count_child(record.parent, record.level, -1)
             record.level = level

@@ -12,6 +12,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.options.setting import has_home
 
 MAX_FILE_BYTES = 1 << 20
@@ -46,7 +47,7 @@ FOLDER_KINDS = frozenset({TierKind.CXL, TierKind.NVME, TierKind.FS, *INDEX_KINDS
 PROTOCOLS = ("rdma", "tcp")
 
 
-class TierFileError(ValueError):
+class TierFileError(ImportanceError, ValueError):
     """The file cannot be used; the message is one line that names the cure."""
 
 

@@ -12,7 +12,7 @@ from sgl_importance.storage.page_record import PageDamaged
 from sgl_importance.storage.tier_chain.kinds.tier import NO_ROOM
 from sgl_importance.storage.tier_chain.kinds.tier_record import check_record
 from sgl_importance.storage.tier_chain.measure import probe_record
-from sgl_importance.storage.tier_chain.member import Member
+from sgl_importance.storage.tier_chain.member import ChainMember
 from sgl_importance.storage.tier_chain.placement import Placement
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
 
@@ -36,7 +36,7 @@ class TierHealth:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[ChainMember],
         placement: Placement,
         counters: TierCounters,
         *,

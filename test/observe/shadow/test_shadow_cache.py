@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_importance.observe.shadow.shadow_cache import ShadowCache
-from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruRanking, Ranking
+from sgl_importance.observe.shadow.shadow_ranking import ImportanceRanking, LruShadowRanking, ShadowRanking
 from sgl_importance.policy.cost_model import CostModel
 from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sgl_importance_lab.offline.tree_replay import TreeReplay, hit_tokens, smallest_capacity
@@ -18,8 +18,10 @@ from support.workloads.recordings import COST, PAGE_SIZE
 from support.workloads.tree_recordings import branches, drawn_requests, make_recording
 
 
-def ranking(kind: str, capacity: int) -> Ranking:
-    return LruRanking() if kind == "lru" else ImportanceRanking(CostModel(**COST), PAGE_SIZE, 4 * capacity)
+def ranking(kind: str, capacity: int) -> ShadowRanking:
+    return (
+        LruShadowRanking() if kind == "lru" else ImportanceRanking(CostModel(**COST), PAGE_SIZE, 4 * capacity)
+    )
 
 
 def shadow_hits(recording: Recording, capacity: int, kind: str) -> list[int]:
@@ -80,7 +82,10 @@ def test_requests_that_overlap_keep_it_sound(drawn: list, order: list[int], capa
         if number in waiting:
             query = running[number] = waiting.pop(number)
             hits = cache.admit(str(number), query.prompt_pages.tolist(), query.input_tokens)
-            assert 0 <= hits < query.input_tokens
+            if hits is None:
+                assert -(-query.input_tokens // PAGE_SIZE) > capacity
+            else:
+                assert 0 <= hits < query.input_tokens
         elif number in running:
             query = running[number]
             tokens = query.input_tokens + query.output_tokens
@@ -108,7 +113,7 @@ def test_what_never_ends_holds_nothing_once_that_is_known(kind: str, name: str) 
 
 
 def test_what_a_running_request_uses_stays() -> None:
-    cache = ShadowCache(4, PAGE_SIZE, LruRanking())
+    cache = ShadowCache(4, PAGE_SIZE, LruShadowRanking())
     cache.admit("long", [b"a", b"b", b"c"], 12)
     assert cache.admit("other", [b"x", b"y"], 8) == 0
     assert cache.admit("again", [b"a", b"b", b"c"], 13) == 12, "its pages were locked"
@@ -118,3 +123,44 @@ def test_what_a_running_request_uses_stays() -> None:
     cache.admit("third", [b"p", b"q", b"r", b"s"], 16)
     assert cache.used <= 4
     assert np.isclose(cache.used, 4)
+
+
+def test_a_prompt_longer_than_the_pool_is_refused() -> None:
+    cache = ShadowCache(2, PAGE_SIZE, LruShadowRanking())
+    cache.admit("short", [b"a", b"b"], 2 * PAGE_SIZE)
+    cache.finish("short", [b"a", b"b"], 2 * PAGE_SIZE)
+    assert cache.admit("long", [b"a", b"b", b"c"], 3 * PAGE_SIZE) is None
+    cache.finish("long", [b"a", b"b", b"c"], 3 * PAGE_SIZE)
+    assert (cache.refused, cache.used) == (1, 2)
+
+
+def test_a_leaf_is_a_prefill_chunk() -> None:
+    """A server gives up the tail of a long prompt, and keeps what it prefilled before."""
+    pages = [bytes([number]) for number in range(6)]
+    found = {}
+    for chunk_tokens in (None, 2 * PAGE_SIZE):
+        cache = ShadowCache(8, PAGE_SIZE, LruShadowRanking(), chunk_tokens=chunk_tokens)
+        cache.admit("long", pages, 6 * PAGE_SIZE)
+        cache.finish("long", pages, 6 * PAGE_SIZE)
+        cache.admit("other", [b"x", b"y", b"z"], 3 * PAGE_SIZE)
+        cache.finish("other", [b"x", b"y", b"z"], 3 * PAGE_SIZE)
+        cache.check_integrity()
+        found[chunk_tokens] = cache.admit("again", pages, 6 * PAGE_SIZE)
+    assert found == {None: 0, 2 * PAGE_SIZE: 4 * PAGE_SIZE}
+
+
+@settings(max_examples=40)
+@given(drawn=branches, chunk=st.integers(1, 12), kind=st.sampled_from(["lru", "importance"]))
+def test_chunks_change_nothing_where_everything_fits(drawn: list, chunk: int, kind: str) -> None:
+    recording = make_recording(drawn)
+    whole, chunked = (
+        ShadowCache(10_000, PAGE_SIZE, ranking(kind, 10_000), chunk_tokens=tokens)
+        for tokens in (None, chunk * PAGE_SIZE)
+    )
+    for number, query in enumerate(recording.queries):
+        prompt = query.prompt_pages.tolist()
+        hits = [cache.admit(str(number), prompt, query.input_tokens) for cache in (whole, chunked)]
+        assert hits[0] == hits[1]
+        for cache in (whole, chunked):
+            cache.finish(str(number), query.pages.tolist(), query.input_tokens + query.output_tokens)
+            cache.check_integrity()

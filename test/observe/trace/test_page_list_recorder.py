@@ -108,7 +108,7 @@ def test_a_replay_of_chosen_pages_loads_what_the_server_loaded(probe_model: Path
     flags = (
         *("--kv-policy", "importance", "--kv-residency", "tiered", "--kv-device-tokens", "1400", *COMMON),
         *("--max-running-requests", "1"),
-        *("--kv-sparse-selector", "rep", "--kv-sparse-budget", "0.2", "--kv-sparse-min-context", "64"),
+        *("--kv-sparse-selector", "bits", "--kv-sparse-budget", "0.2", "--kv-sparse-min-context", "64"),
         *("--kv-importance-trace", str(tmp_path)),
         *config_flags(tiered={"policy": "ema"}, trace={"pages": 0.4}),
     )

@@ -298,7 +298,7 @@ def test_a_limit_that_the_file_backend_lacks_is_said(
     except LaunchRefused:
         assert settings == {"max_size": "1k"}, "it holds no record at all"
     said = [
-        record.getMessage() for record in caplog.records if "kv-importance-tiers: the" in record.getMessage()
+        record.getMessage() for record in caplog.records if "KV importance tiers: the" in record.getMessage()
     ]
     assert len(said) == bool(warning)
     assert all(warning in line for line in said)

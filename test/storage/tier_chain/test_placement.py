@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sgl_importance.reuse.estimator import ReuseEstimator
 from sgl_importance.storage.tier_chain.costs import FetchCost, fetch_seconds
 from sgl_importance.storage.tier_chain.move_budget import MoveBudget
-from sgl_importance.storage.tier_chain.placement import Placement, Step
+from sgl_importance.storage.tier_chain.placement import Move, Placement
 from sgl_importance.storage.tier_chain.ranking import LruRanking, ReuseRanking
 from sgl_importance_lab.replay.cache import replay_tree
 from sgl_importance_lab.replay.policy_registry import create_policy
@@ -46,7 +46,7 @@ class Given:
         pass
 
 
-def store(placement: Placement, page: int, parent: int | None = None, now: float = 0.0) -> list[Step]:
+def store(placement: Placement, page: int, parent: int | None = None, now: float = 0.0) -> list[Move]:
     placement.hold({page} if parent is None else {page, parent})
     steps = placement.plan(page, parent=parent, now=now)
     for step in steps:
@@ -58,9 +58,9 @@ def store(placement: Placement, page: int, parent: int | None = None, now: float
 
 def test_a_page_goes_where_it_saves_most_and_pushes_the_cheapest_down() -> None:
     placement = Placement([2, 2, 2], [*SECONDS[:3], 100.0], Given({1: 5.0, 2: 7.0, 3: 6.0, 4: 1.0, 5: 0.5}))
-    assert store(placement, 1) == [Step(1, None, 0)]
-    assert store(placement, 2) == [Step(1, 0, 1), Step(2, None, 0)]
-    assert store(placement, 3) == [Step(1, 1, 2), Step(3, None, 1)], "between both"
+    assert store(placement, 1) == [Move(1, None, 0)]
+    assert store(placement, 2) == [Move(1, 0, 1), Move(2, None, 0)]
+    assert store(placement, 3) == [Move(1, 1, 2), Move(3, None, 1)], "between both"
     assert store(placement, 4) == [], "worth less than what the last tier would give up"
     assert [placement.level_of(page) for page in (1, 2, 3, 4)] == [2, 0, 1, None]
 
@@ -73,15 +73,15 @@ def test_promotion_changes_places_with_what_is_worth_less() -> None:
     assert [placement.level_of(page) for page in rates] == [0, 1, 1]
     assert store(placement, 2) == []
     rates[3] = 9.0
-    assert store(placement, 3) == [Step(1, 0, 1), Step(3, 1, 0)]
+    assert store(placement, 3) == [Move(1, 0, 1), Move(3, 1, 0)]
     assert [placement.level_of(page) for page in rates] == [1, 1, 0]
 
 
 def test_no_page_lies_below_one_that_continues_it() -> None:
     placement = Placement([2, 4], [1.0, 2.0, 100.0], Given({0: 5.0, 1: 1.0, 2: 9.0, 3: 9.0}))
-    assert store(placement, 0) == [Step(0, None, 0)]
-    assert store(placement, 1) == [Step(1, None, 1)]
-    assert store(placement, 2, parent=1) == [Step(2, None, 1)], "though it is worth more than what is above"
+    assert store(placement, 0) == [Move(0, None, 0)]
+    assert store(placement, 1) == [Move(1, None, 1)]
+    assert store(placement, 2, parent=1) == [Move(2, None, 1)], "though it is worth more than what is above"
     assert store(placement, 2, parent=1) == []
     assert store(placement, 3, parent=7) == [], "nobody could reach it"
 
@@ -89,11 +89,11 @@ def test_no_page_lies_below_one_that_continues_it() -> None:
 def test_without_bytes_for_moves_a_new_page_goes_where_there_is_room() -> None:
     rates = {page: float(page) for page in range(1, 6)}
     placement = Placement([2, 3], [1.0, 2.0, 100.0], Given(rates), page_bytes=10, budget=MoveBudget(2, 10.0))
-    assert store(placement, 1) == [Step(1, None, 0)]
-    assert store(placement, 2) == [Step(1, 0, 1), Step(2, None, 0)]
-    assert store(placement, 3) == [Step(3, None, 1)], "the second it lies above has been spent"
-    assert store(placement, 4) == [Step(1, 1, None), Step(4, None, 1)], "giving up is no move"
-    assert store(placement, 5, now=1.0) == [Step(3, 1, None), Step(2, 0, 1), Step(5, None, 0)]
+    assert store(placement, 1) == [Move(1, None, 0)]
+    assert store(placement, 2) == [Move(1, 0, 1), Move(2, None, 0)]
+    assert store(placement, 3) == [Move(3, None, 1)], "the second it lies above has been spent"
+    assert store(placement, 4) == [Move(1, 1, None), Move(4, None, 1)], "giving up is no move"
+    assert store(placement, 5, now=1.0) == [Move(3, 1, None), Move(2, 0, 1), Move(5, None, 0)]
 
 
 def test_a_tier_slower_than_the_one_below_is_not_moved_into() -> None:
@@ -154,9 +154,9 @@ def test_a_page_that_others_continue_in_a_tier_that_takes_nothing_stays() -> Non
     placement.stop(1)
     assert store(placement, 3) == [], "nothing may go"
     placement.widen(1)
-    assert store(placement, 3) == [Step(1, 0, 1), Step(3, None, 0)], "now it may go down"
+    assert store(placement, 3) == [Move(1, 0, 1), Move(3, None, 0)], "now it may go down"
     placement.stop(1)
-    assert store(placement, 4) == [Step(3, 0, None), Step(4, None, 0)], "nothing continues that one"
+    assert store(placement, 4) == [Move(3, 0, None), Move(4, None, 0)], "nothing continues that one"
 
 
 def test_a_page_does_not_go_below_what_continues_it_in_a_tier_that_takes_nothing() -> None:
@@ -166,7 +166,7 @@ def test_a_page_does_not_go_below_what_continues_it_in_a_tier_that_takes_nothing
         store(placement, page, parent=page - 1 if page else None)
     assert placement.find(range(2)) == [0, 1]
     placement.stop(1)
-    assert store(placement, 2) == [Step(2, None, 2)], "page 0 stays in front of page 1"
+    assert store(placement, 2) == [Move(2, None, 2)], "page 0 stays in front of page 1"
     placement.check_integrity()
 
 
@@ -236,7 +236,7 @@ class Chains(RuleBasedStateMachine):
                 self.move(step, parent if step.page == page else None)
         self.placement.release()
 
-    def move(self, step: Step, parent: int | None) -> None:
+    def move(self, step: Move, parent: int | None) -> None:
         """Copies, then deletes: as whoever executes a plan, and the only thing that changes a place here."""
         if step.target is None:
             takers = self.placement.takers()

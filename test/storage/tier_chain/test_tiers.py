@@ -20,7 +20,7 @@ from sgl_importance.storage.tier_chain.kinds.file_tier import FileTier
 from sgl_importance.storage.tier_chain.kinds.mapped_tier import MappedTier
 from sgl_importance.storage.tier_chain.kinds.mooncake_tier import MooncakeTier
 from sgl_importance.storage.tier_chain.kinds.record_index import RecordIndex
-from sgl_importance.storage.tier_chain.kinds.tier import DramTier, Tier
+from sgl_importance.storage.tier_chain.kinds.tier import DramTier, StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import (
     NO_PAGE,
     PageName,
@@ -40,7 +40,7 @@ SLOTS = 6
 KINDS = ["dram", "cxl", "nvme", "fs", "rdma", "hicache"]
 
 
-def open_tier(kind: str, folder: Path) -> Tier:
+def open_tier(kind: str, folder: Path) -> StorageTier:
     match kind:
         case "dram":
             return DramTier()
@@ -66,7 +66,7 @@ def record_of(number: int, parent: bytes = NO_PAGE) -> np.ndarray:
     return make_record(name_of(number), page_of(number), parent=parent, depth=number, moment=number + 100)
 
 
-def read(tier: Tier, number: int) -> np.ndarray:
+def read(tier: StorageTier, number: int) -> np.ndarray:
     record = np.empty(SIZE, np.uint8)
     tier.get(name_of(number), record)
     return check_record(record, name_of(number))

@@ -18,7 +18,7 @@ from sgl_importance.storage.tier_chain.kinds.tier import DramTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import Bytes, PageName
 from sgl_importance.storage.tier_chain.open_chain import OpenChain
 from sgl_importance.storage.tier_chain.page_mover import Point
-from sgl_importance.storage.tier_chain.placement import Step
+from sgl_importance.storage.tier_chain.placement import Move
 from sgl_importance.storage.tier_chain.ranking import LruRanking
 from sgl_importance.storage.tier_chain.tier_counters import TierCounters
 from sgl_importance.storage.tier_chain.tier_file import parse_tiers
@@ -193,7 +193,7 @@ def test_a_damaged_page_that_cannot_be_set_aside_is_stored_anew(tmp_path: Path, 
             wrong_pages(chain, keys)
     else:
         with pytest.raises(PageDamaged):
-            chain._mover.move(Step(next(page for page, _ in chain._numbers.items()), 0, 1))
+            chain._mover.move(Move(next(page for page, _ in chain._numbers.items()), 0, 1))
     tier.is_read_only = False
     assert write(chain, keys) == [True]
     assert wrong_pages(chain, keys) == []

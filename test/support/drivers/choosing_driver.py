@@ -36,10 +36,10 @@ class ChoosingDriver(AttentionDriver):
     """Forward passes through a backend that chooses two or three of at most six pages, in every layer."""
 
     def __init__(self, *, window: int = 4, min_context: int = 0, prompt_tokens: int = 0) -> None:
-        sparse = {"sparse.selector": "rep", "sparse.budget": 2.0 * PAGE, "tiered.residency": "tiered"}
+        sparse = {"sparse.selector": "token", "sparse.budget": 2.0 * PAGE, "tiered.residency": "tiered"}
         positions = {"sparse.min_context": min_context, "sparse.prompt_tokens": prompt_tokens}
         super().__init__(options(window=window, **sparse, **positions), page_size=PAGE)
-        selector, self.selections = SELECTORS["rep"](PAGE), Selections(self.options, PAGE)
+        selector, self.selections = SELECTORS["token"](PAGE), Selections(self.options, PAGE)
         pool = tiered_pool(PAGE)
         plan = plan_device(
             KV_SHAPE,

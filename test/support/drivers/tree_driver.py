@@ -108,6 +108,9 @@ class Request:
     def get_fill_ids(self) -> array:
         return (self.origin_input_ids + self.output_ids)[: self.filled]
 
+    def owned_kv_len(self) -> int:
+        return self.filled
+
     def finished(self) -> bool:
         return self.is_finished
 
@@ -126,6 +129,7 @@ class TreeDriver:
         tokens: int = 256,
         page_size: int = PAGE,
         requests: int = 8,
+        max_context: int = 512,
         options: ImportanceOptions | None = None,
         recorder: Recorder | None = None,
         policy: ImportancePolicy | None = None,
@@ -137,7 +141,7 @@ class TreeDriver:
             tokens=tokens,
             page_size=page_size,
             requests=requests,
-            max_context=512,
+            max_context=max_context,
             options=options,
             rows=cast(ScoreRows, self.rows),
             recorder=recorder,

@@ -15,6 +15,7 @@ from itertools import islice
 from types import ModuleType
 from typing import Any
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.interface import ImportanceSource
 from sgl_importance_lab.connectors.chunks import WINDOW, ChunkDirectory, ChunkRanking
 
@@ -27,7 +28,7 @@ Namespace = Callable[[Mapping[str, Any] | None], tuple[str | None, str | None]]
 """From LMCache's ``request_configs`` to the extra key and cache salt of the pages on the server."""
 
 
-class LMCacheMissing(ImportError):
+class LMCacheMissing(ImportanceError, ImportError):
     """LMCache is not installed, or has no cache policies where we look for them."""
 
 

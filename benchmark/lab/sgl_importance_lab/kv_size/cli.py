@@ -9,13 +9,15 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from sgl_importance.sparse.kept_bytes import kept_bytes
 from sgl_importance.terminal import add_texts, fail, plain, show
 from sgl_importance_lab.kv_size.cache_dtype import AUTO, BFLOAT16, CacheDtype, cache_dtype
 from sgl_importance_lab.kv_size.capacity import Division
 from sgl_importance_lab.kv_size.config_file import bundled_shapes, load_shape
 from sgl_importance_lab.kv_size.deployment import Deployment, usual_page
 from sgl_importance_lab.kv_size.fields import SizeError
-from sgl_importance_lab.kv_size.model_shape import ModelShape
+from sgl_importance_lab.kv_size.geometry import HeadGeometry
+from sgl_importance_lab.kv_size.model_shape import LayerKind, ModelShape
 from sgl_importance_lab.kv_size.sizes import Sizes, size
 from sgl_importance_lab.kv_size.tier_costs import GB, parse_tier
 
@@ -24,6 +26,8 @@ app = typer.Typer(pretty_exceptions_enable=False, subcommand_metavar="")
 _FIT, _PRICES = "What fits", "Prices"
 _MOST_GPUS = 4096
 _CONTEXT = 8192
+TIERED_PAGE = 16
+"""Tokens of a tiered page, where nobody names another size."""
 
 
 @app.callback(invoke_without_command=True, context_settings={"allow_interspersed_args": True})
@@ -287,7 +291,24 @@ def _remarks(sizes: Sizes) -> list[str]:
         if sizes.mha_requests is not None and capacity is not None:
             beside = f", and {sizes.mha_requests:,} requests would fit instead of {capacity.requests:,}"
         lines.append(f"Sized as MHA, a token would take {ratio:.1f} times as much on a GPU{beside}.")
-    return lines
+    return lines + _selector_lines(sizes.shape)
+
+
+def _selector_lines(shape: ModelShape) -> list[str]:
+    """What choosing among tiered pages takes, where a model can have them."""
+    heads = [cache.geometry for cache in shape.caches if cache.kind is LayerKind.FULL]
+    if len(heads) < len(shape.caches):
+        return []
+    kept = {
+        selector: sum(
+            each.kv_heads * kept_bytes(selector, each.head_dim, TIERED_PAGE) / TIERED_PAGE
+            for each in heads
+            if isinstance(each, HeadGeometry)
+        )
+        for selector in ("bits", "token")
+    }
+    said = " or ".join(f"{count:,.0f} bytes ({selector})" for selector, count in kept.items())
+    return [f"Choosing among tiered pages of {TIERED_PAGE} (--kv-sparse-selector) keeps {said} of a token."]
 
 
 def _table(title: str, *, left: tuple[str, ...], right: tuple[str, ...] = ()) -> Table:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from sgl_importance.errors import ImportanceError
+
 LARGEST = 1 << 24
 """Sizes above are taken for mistakes; the largest contexts have 10 million tokens."""
 MOST_LAYERS = 4096
 
 
-class SizeError(ValueError):
+class SizeError(ImportanceError, ValueError):
     """No size can be said; the message is one line that names the cure."""
 
 

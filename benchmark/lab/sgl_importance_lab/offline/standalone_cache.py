@@ -17,6 +17,7 @@ from sgl_importance.policy.marginal_loss import ImportancePolicy
 from sglang_importance.attention.rows import ScoreRows
 from sglang_importance.cache.cache_factory import follow_tree
 from sglang_importance.cache.importance_cache import ImportanceRadixCache
+from sglang_importance.cache.misses import Misses
 from sglang_importance.observe.recorder import Recorder
 from sglang_importance.tree.state import TreeState
 
@@ -119,5 +120,6 @@ def build_cache(
     options = options or ImportanceOptions(policy=kind)
     policy = policy or ImportancePolicy(_COST, use_importance=options.use_importance)
     state = TreeState.create(options, policy, page_size=page_size, ghost_pages=4 * tokens // page_size)
-    follow_tree(params, state, rows=rows, recorder=recorder)
+    misses = Misses.create(state, device_pages=tokens // page_size)
+    follow_tree(params, state, rows=rows, recorder=recorder, misses=misses)
     return ImportanceRadixCache(params)

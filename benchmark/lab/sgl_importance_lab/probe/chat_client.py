@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 
 from sgl_importance.cli.server_client import proxy_problem
+from sgl_importance.errors import ImportanceError
 
 _CONNECT_SECONDS = 5.0
 
 
-class ServerError(Exception):
+class ServerError(ImportanceError):
     """The server cannot be graded; the message says why and what to do."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sgl_importance.errors import ImportanceError
+
 
 @dataclass(frozen=True)
 class Step:
@@ -82,7 +84,7 @@ class Solution:
     answer: str
 
 
-class BadPrompt(ValueError):
+class BadPrompt(ImportanceError, ValueError):
     """A text that is no prompt of the task; the message says what is wrong with it."""
 
 

@@ -20,6 +20,10 @@ class ReplayCounts:
         full_hits: requests whose every block was in the cache.
         evicted_blocks: blocks that were given up, without the rejected ones.
         rejected_blocks: blocks that were given up when the very request that computed them ended.
+        refused_requests: requests that the cache could not hold, which a server refuses; they are in no other
+            count.
+        refused_blocks: of these.
+        refused_tokens: of their prompts.
     """
 
     hit_blocks: int
@@ -27,6 +31,9 @@ class ReplayCounts:
     full_hits: int
     evicted_blocks: int
     rejected_blocks: int
+    refused_requests: int = 0
+    refused_blocks: int = 0
+    refused_tokens: int = 0
 
 
 def replay_tree(trace: Trace, policy: EvictionPolicy) -> ReplayCounts:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sgl_importance.observe.shadow.shadow_pair import SERVER_CHUNK_TOKENS
 from sgl_importance.terminal import existing_file, fail, show, some_path
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.replay.chain_command import replay_chain
@@ -82,8 +83,21 @@ def replay_command(
         bool, typer.Option("--object-level", help="Treat blocks as independent, as general simulators do.")
     ] = False,
     node_granular: Annotated[
-        bool, typer.Option("--node-granular", help="Evict whole radix nodes, as the server does.")
+        bool,
+        typer.Option(
+            "--node-granular",
+            help="Evict whole radix nodes, one for each prefill chunk, and refuse what is longer than the "
+            "cache, as a server does. Without it single blocks go: no server hits as much.",
+        ),
     ] = False,
+    chunk_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --node-granular: the server's --chunked-prefill-size; "
+            f"{SERVER_CHUNK_TOKENS} if absent.",
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", parser=some_path, metavar="PATH", help="Write the rows to this file."),
@@ -219,6 +233,8 @@ def replay_command(
         return
     if [bool(blocks), bool(fractions), device_blocks is not None].count(True) != 1:
         fail("say how large the cache is: one of --capacity-blocks, --capacity-fraction and --device-blocks")
+    if chunk_tokens is not None and not node_granular:
+        fail("--chunk-tokens says how long nodes are: it needs --node-granular")
     if object_level and node_granular:
         fail("objects have no nodes: leave out one of --object-level and --node-granular")
     if device_blocks is None and (host_blocks or storage_blocks):
@@ -266,8 +282,9 @@ def replay_command(
     mode = ReplayMode.OBJECTS if object_level else ReplayMode.NODES if node_granular else ReplayMode.TREE
     read = read_traces(traces, options, format_name, skip_bad=skip_bad, seeds=seeds)
     planned = names + [OPTIMUM] * (plot_file is not None and OPTIMUM not in names)
+    chunk = (chunk_tokens or SERVER_CHUNK_TOKENS) if node_granular else None
     replays = [
-        Job(index, policy, capacity, mode, seeds[index % len(seeds)])
+        Job(index, policy, capacity, mode, seeds[index % len(seeds)], chunk)
         for index, trace in enumerate(read)
         for policy in planned
         for capacity in _capacities(trace, blocks, fractions)

@@ -6,6 +6,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, cast
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance_lab.policies.base import EvictionPolicy
 from sgl_importance_lab.replay.trace import Trace
 
@@ -47,7 +48,7 @@ _CLASSES = {
 POLICY_NAMES = tuple(_CLASSES)
 
 
-class UnknownPolicyError(ValueError):
+class UnknownPolicyError(ImportanceError, ValueError):
     """No policy has this name; the message lists those that exist."""
 
 

@@ -1,8 +1,12 @@
 """A prefix cache of radix nodes that are evicted whole, as in the server's tree.
 
 A node is a run of blocks without a branch. A request that leaves a node in its middle, or ends there, splits
-it; added blocks become one new node; splits are never undone. Evicting a leaf frees all its blocks,
-where ``replay_tree`` would give up a long unshared tail block by block.
+it; added blocks become one new node for each prefill chunk; splits are never undone. Evicting a leaf frees
+all its blocks, where ``replay_tree`` would give up a long unshared tail block by block.
+
+As in a server, room is made before a chunk is computed, and a request that the cache cannot hold is refused.
+Chunks are those of a request that is prefilled alone. Answers are left out: traces of blocks do not say what
+they are.
 """
 
 from __future__ import annotations
@@ -98,14 +102,19 @@ class RadixTree:
         if node is not self._root and not node.children:
             self._policy.evictable(node.tip)
 
-    def evict(self) -> RadixNode:
-        """Drops the leaf that the policy chooses, and returns it."""
+    def evict(self, in_use: RadixNode | None = None) -> RadixNode:
+        """Drops the leaf that the policy chooses, and returns it.
+
+        Args:
+            in_use: the last node of the running request's path: it stays, though its last child goes.
+        """
         node = self._nodes.pop(self._policy.victim())
         assert not node.children
         assert node.parent is not None
         del node.parent.children[node.blocks[0]]
         self.used -= len(node.blocks)
-        self.release(node.parent)
+        if node.parent is not in_use:
+            self.release(node.parent)
         return node
 
     def check_integrity(self) -> None:
@@ -118,44 +127,61 @@ class RadixTree:
             assert node.parent is self._root or node.parent.tip in self._nodes
 
 
-def replay_nodes(trace: Trace, policy: EvictionPolicy, capacity: int) -> ReplayCounts:
-    """Replays with nodes as the unit of eviction; a request longer than the cache leaves nothing behind.
+def replay_nodes(
+    trace: Trace, policy: EvictionPolicy, capacity: int, *, chunk_blocks: int | None = None
+) -> ReplayCounts:
+    """Replays with nodes as the unit of eviction; a request longer than the cache is refused.
 
     Args:
         trace: requests as paths in a prefix tree.
         policy: ranks nodes; its own capacity counts nodes, see ``mean_node_blocks``.
         capacity: blocks that the cache can hold.
+        chunk_blocks: most that a request computes, and inserts, at once; None for no bound.
     """
     assert trace.parents is not None, "independent objects have no prefix tree: use replay_objects"
     assert capacity > 0
+    assert chunk_blocks is None or chunk_blocks > 0
     tree = RadixTree(policy)
-    hit_blocks = hit_tokens = full_hits = evicted = rejected = 0
+    hit_blocks = hit_tokens = full_hits = evicted = refused = refused_blocks = refused_tokens = 0
     for index in range(trace.num_requests):
         path = trace.request(index).tolist()
         policy.begin_request(index)
+        if len(path) > capacity:
+            refused += 1
+            refused_blocks += len(path)
+            refused_tokens += int(trace.input_tokens[index])
+            continue
         node, matched = tree.match(path)
         hit_blocks += matched
         hit_tokens += min(matched * trace.block_tokens, int(trace.input_tokens[index]))
         full_hits += matched == len(path) > 0
-        last = tree.extend(node, path, matched)
-        tree.release(last)
-        while tree.used > capacity:
-            victim = tree.evict()
-            if matched < len(path) and victim is last:
-                rejected += len(victim.blocks)
-            else:
-                evicted += len(victim.blocks)
-    return ReplayCounts(hit_blocks, hit_tokens, full_hits, evicted, rejected)
+        while matched < len(path):
+            stop = min(matched + (chunk_blocks or capacity), len(path))
+            while tree.used + stop - matched > capacity:
+                evicted += len(tree.evict(in_use=node).blocks)
+            node, matched = tree.extend(node, path[:stop], matched), stop
+        tree.release(node)
+    return ReplayCounts(
+        hit_blocks, hit_tokens, full_hits, evicted, 0, refused, refused_blocks, refused_tokens
+    )
 
 
-def mean_node_blocks(trace: Trace) -> float:
+def mean_node_blocks(trace: Trace, *, chunk_blocks: int | None = None) -> float:
     """Blocks per node of the tree that holds the whole trace: converts a capacity into a number of nodes.
 
-    A node ends where a request ends or where the tree branches. 1 for an empty trace.
+    A node ends where a request ends, where the tree branches, or behind ``chunk_blocks`` of a request's
+    blocks that no earlier one had. 1 for an empty trace.
     """
     assert trace.parents is not None
     requests_end = trace.offsets[1:][np.diff(trace.offsets) > 0] - 1
     children = np.bincount(trace.parents[trace.parents != NO_PARENT], minlength=trace.num_blocks)
     node_ends = children != 1
     node_ends[trace.blocks[requests_end]] = True
+    if chunk_blocks is not None:
+        known = 0  # blocks are numbered as they appear, so those that a request adds follow each other
+        for index in range(trace.num_requests):
+            path = trace.request(index)
+            seen = int(path.max()) + 1 if len(path) else 0
+            node_ends[known + chunk_blocks - 1 : seen : chunk_blocks] = True
+            known = max(known, seen)
     return max(trace.num_blocks, 1) / max(int(node_ends.sum()), 1)

@@ -16,6 +16,7 @@ from importlib import import_module
 from itertools import islice
 from typing import Any
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance_lab.replay.source_digest import source_digest
 
 CONNECT_SECONDS = 10.0
@@ -23,7 +24,7 @@ MOST_TASKS = 1000
 """That are with Ray at a time: it looks through all of them for the next that is done."""
 
 
-class ClusterError(RuntimeError):
+class ClusterError(ImportanceError, RuntimeError):
     """Ray is missing, cannot be reached, or lost a cell; the message names the cure."""
 
 

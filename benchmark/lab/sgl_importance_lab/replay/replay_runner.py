@@ -15,6 +15,7 @@ from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance_lab.replay.cache import ReplayCounts, replay_objects, replay_tree
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE, OPTIMUM, create_policy, load_policy
 from sgl_importance_lab.replay.radix_nodes import mean_node_blocks, replay_nodes
@@ -35,19 +36,26 @@ class ReplayMode(StrEnum):
     """Independent blocks, as in general cache simulators."""
 
 
-class ReplayError(RuntimeError):
+class ReplayError(ImportanceError, RuntimeError):
     """A replay could not be finished; the message names the cure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One replay; ``trace`` is an index into the traces of the run, ``seed`` that of a policy that draws."""
+    """One replay.
+
+    Attributes:
+        trace: index into the traces of the run.
+        seed: of a policy that draws.
+        chunk_tokens: that a server prefills at once; said for nodes only, None for no bound.
+    """
 
     trace: int
     policy: str
     capacity: int
     mode: ReplayMode = ReplayMode.TREE
     seed: int = 0
+    chunk_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +64,14 @@ class Row:
 
     Attributes:
         seed: of the policy's draws, and of the order of sessions where the trace leaves it open.
-        blocks: block accesses.
+        requests: that the cache served.
+        blocks: block accesses of these.
         hit_blocks: accesses that found their block in the cache.
         block_hit_rate: hit_blocks / blocks.
         token_hit_rate: prompt tokens in hit blocks / prompt tokens.
         full_hit_rate: requests whose every block was in the cache / requests.
         seconds: wall time of the replay, without reading the trace.
+        refused_requests: longer than the cache, which a server refuses: nodes only. Rates leave them out.
     """
 
     trace: str
@@ -75,12 +85,13 @@ class Row:
     token_hit_rate: float
     full_hit_rate: float
     seconds: float
+    refused_requests: int = 0
 
 
 Replay = Callable[[Trace, int], ReplayCounts]
 
 
-def choose_replay(policy: str, mode: ReplayMode, seed: int = 0) -> Replay:
+def choose_replay(policy: str, mode: ReplayMode, seed: int = 0, *, chunk_tokens: int | None = None) -> Replay:
     """The compiled form of a policy where it has one, else the policy object in the readable cache.
 
     The optimum is that of single blocks in node-granular replay too: no choice of whole nodes hits more.
@@ -96,7 +107,7 @@ def choose_replay(policy: str, mode: ReplayMode, seed: int = 0) -> Replay:
         return _replay_importance
     load_policy(policy)
     if mode is ReplayMode.NODES and policy != OPTIMUM:
-        return partial(_replay_nodes, policy, seed)
+        return partial(_replay_nodes, policy, seed, chunk_tokens)
     cache = replay_objects if mode is ReplayMode.OBJECTS else replay_tree
     return lambda trace, capacity: cache(trace, create_policy(policy, capacity, trace, seed=seed))
 
@@ -109,30 +120,38 @@ def _replay_importance(trace: Trace, capacity: int) -> ReplayCounts:
     return (replay_turns if has_answer_ends(trace) else replay_importance)(trace, capacity)
 
 
-def _replay_nodes(policy: str, seed: int, trace: Trace, capacity: int) -> ReplayCounts:
-    nodes = max(1, int(capacity / mean_node_blocks(trace)))
-    return replay_nodes(trace, create_policy(policy, nodes, trace, whole_nodes=True, seed=seed), capacity)
+def _replay_nodes(
+    policy: str, seed: int, chunk_tokens: int | None, trace: Trace, capacity: int
+) -> ReplayCounts:
+    chunk_blocks = None if chunk_tokens is None else max(chunk_tokens // trace.block_tokens, 1)
+    nodes = max(1, int(capacity / mean_node_blocks(trace, chunk_blocks=chunk_blocks)))
+    ranking = create_policy(policy, nodes, trace, whole_nodes=True, seed=seed)
+    return replay_nodes(trace, ranking, capacity, chunk_blocks=chunk_blocks)
 
 
 def run_job(traces: Sequence[Trace], job: Job) -> Row:
     """Runs one job and derives the rates."""
     trace = traces[job.trace]
-    replay = choose_replay(job.policy, job.mode, job.seed)
+    replay = choose_replay(job.policy, job.mode, job.seed, chunk_tokens=job.chunk_tokens)
     start = time.perf_counter()
     counts = replay(trace, job.capacity)
     seconds = time.perf_counter() - start
+    requests = trace.num_requests - counts.refused_requests
+    blocks = trace.num_accesses - counts.refused_blocks
+    tokens = int(trace.input_tokens.sum()) - counts.refused_tokens
     return Row(
         trace=trace.name,
         policy=job.policy,
         capacity_blocks=job.capacity,
         seed=job.seed,
-        requests=trace.num_requests,
-        blocks=trace.num_accesses,
+        requests=requests,
+        blocks=blocks,
         hit_blocks=counts.hit_blocks,
-        block_hit_rate=counts.hit_blocks / max(trace.num_accesses, 1),
-        token_hit_rate=counts.hit_tokens / max(int(trace.input_tokens.sum()), 1),
-        full_hit_rate=counts.full_hits / max(trace.num_requests, 1),
+        block_hit_rate=counts.hit_blocks / max(blocks, 1),
+        token_hit_rate=counts.hit_tokens / max(tokens, 1),
+        full_hit_rate=counts.full_hits / max(requests, 1),
         seconds=seconds,
+        refused_requests=counts.refused_requests,
     )
 
 

@@ -15,6 +15,8 @@ from sgl_importance_lab.replay.trace import NO_PARENT, IntArray, Trace
 
 GONE_ON = -1
 """In place of a turn's class: its session went on without what is left of it."""
+OVER = -2
+"""In place of a turn's class: its session has said that it is over, for all that its requests asked for."""
 
 
 def has_answer_ends(trace: Trace) -> bool:
@@ -74,6 +76,18 @@ class TraceTurns:
         if departed in self._open:
             self.estimator.departed(self._open[departed])
             self._note(departed, self._open[departed])
+
+    def over(self, requests: IntArray) -> None:
+        """The session of these requests, all that it had, has said that it is over.
+
+        Args:
+            requests: numbers of requests, each begun before; int64 [requests of the session].
+        """
+        self.classes[requests] = OVER
+        for request in requests.tolist():
+            turn = self._open.pop(request, None)
+            if turn is not None:
+                self.estimator.over(turn)
 
     def _note(self, request: int, turn: Turn) -> None:
         self.since[request], self.classes[request] = turn.since, turn.turn_class

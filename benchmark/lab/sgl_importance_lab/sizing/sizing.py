@@ -17,6 +17,7 @@ from itertools import combinations_with_replacement
 import numpy as np
 import numpy.typing as npt
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.tiers import Tier
 
 HOURS_PER_MONTH = 730.0
@@ -25,7 +26,7 @@ GB = 1e9
 FloatArray = npt.NDArray[np.float64]
 
 
-class SizingError(ValueError):
+class SizingError(ImportanceError, ValueError):
     """No sizes reach the target; the message names the cure."""
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console
 from rich.table import Table
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.observe.trace.records import Header
 from sgl_importance.terminal import add_texts, plain
 from sgl_importance_lab.study.statistics import Estimate
@@ -27,7 +28,7 @@ FEWEST_UNITS = 5
 """Resampled units that a verdict needs: an interval that is drawn from fewer is too narrow."""
 
 
-class StudyError(Exception):
+class StudyError(ImportanceError):
     """The recordings cannot answer the question; the message says why and what to record."""
 
 

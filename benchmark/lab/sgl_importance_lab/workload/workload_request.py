@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.json_text import BadJson, decode_json
 from sgl_importance_lab.probe.tokenizer import encode, encode_text
 
 Message = dict[str, str]
 
 
-class WorkloadError(Exception):
+class WorkloadError(ImportanceError):
     """The workload cannot be made, read or run; the message says why and what to do."""
 
 

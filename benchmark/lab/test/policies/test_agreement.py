@@ -1,4 +1,4 @@
-"""Object-level replay agrees with libCacheSim, access by access; docs/replay.md explains what differs."""
+"""Object-level replay agrees with libCacheSim, access by access (docs/evidence/replay.md: what differs)."""
 
 from __future__ import annotations
 

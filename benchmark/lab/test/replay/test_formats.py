@@ -170,6 +170,55 @@ def test_prompts_may_be_token_ids(tmp_path: Path) -> None:
     assert [read_trace(path).request(index).tolist() for index in range(2)] == [[0, 1], [0, 2]]
 
 
+@pytest.mark.parametrize("make", [lambda text: text, lambda text: list(text.encode())])
+def test_a_list_of_prompts_is_as_many_requests(tmp_path: Path, make: Callable[[str], Any]) -> None:
+    prompts = [make("s" * 16 + end * 16) for end in "ab"]
+    trace = read_trace(_write(tmp_path / "chat.jsonl", {"prompt": prompts, "timestamp": 3}))
+    assert [trace.request(index).tolist() for index in range(2)] == [[0, 1], [0, 2]]
+    assert trace.seconds.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("prompt", [["a" * 16, [1]], [1, "a"], [[1] * 16, []]])
+def test_a_list_of_unlike_prompts_is_bad(tmp_path: Path, prompt: list[Any]) -> None:
+    path = _write(tmp_path / "chat.jsonl", {"prompt": "p" * 16}, {"prompt": prompt})
+    with pytest.raises(TraceError, match=r"chat.jsonl:2: (prompt: |needs exactly one of)"):
+        read_trace(path)
+
+
+def test_tools_part_texts_too(tmp_path: Path) -> None:
+    one, two = ({"input": "a" * 64, "tools": [{"type": kind}]} for kind in ("function", "web_search"))
+    trace = read_trace(_write(tmp_path / "chat.jsonl", one, two, one))
+    assert trace.request(0).tolist() == trace.request(2).tolist()
+    assert trace.request(0)[-1] != trace.request(1)[-1]
+
+
+def test_what_aiperf_writes(tmp_path: Path) -> None:
+    """Of its ``mooncake_trace``: texts, messages or whole bodies, by a time or by delays within sessions."""
+    message = {"role": "user", "content": "u" * 40}
+    path = _write(
+        tmp_path / "aiperf.jsonl",
+        {"timestamp": 1000, "session_id": "a", "text_input": "t" * 32, "output_length": 5},
+        {"session_id": "b", "messages": [message], "tools": None, "delay": None, "timestamp": 3000},
+        {"session_id": "a", "delay": 4500.0, "payload": {"model": "m", "messages": [message]}},
+    )
+    assert detect_reader(path).NAME == "openai-chat"
+    trace = read_trace(path)
+    assert trace.output_tokens.tolist() == [5, 0, 0]
+    assert trace.num_requests == 3
+
+
+def test_delays_count_within_a_session(tmp_path: Path) -> None:
+    records = (
+        {"input_length": 512, "hash_ids": [1], "timestamp": 2000, "session_id": "a", "output_length": 1},
+        {"input_length": 512, "hash_ids": [2], "timestamp": 3000, "session_id": "b", "output_length": 1},
+        {"input_length": 512, "hash_ids": [3], "delay": 2500, "session_id": "a", "output_length": 1},
+    )
+    said: list[str] = []
+    trace = read_trace(_write(tmp_path / "a.jsonl", *records), ReadOptions(remark=said.append))
+    assert trace.seconds.tolist() == [0.0, 1.0, 2.5]
+    assert said == []
+
+
 def test_a_tokenizer_cuts_blocks_of_its_tokens(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     messages = [{"role": "user", "content": "What does the record say? " * 8}]
@@ -357,9 +406,9 @@ def test_ids_have_64_bits_and_what_is_missing_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     trace = read_trace(_write(tmp_path / "a.jsonl", record, record), ReadOptions(remark=said.append))
     assert trace.blocks.tolist() == [0, 1, 0, 1]
-    assert [text.partition(": 2 requests without ")[2].partition(":")[0] for text in said] == [
-        "timestamp",
-        "output_length",
+    assert [text.partition(": ")[2].partition(":")[0] for text in said] == [
+        "1 requests without timestamp",  # the other says how long it waited in its session
+        "2 requests without output_length",
     ]
     path = _write(tmp_path / "b.jsonl", record | {"hash_ids": [1, 2**64]})
     with pytest.raises(TraceError, match="more than 64 bits"):

@@ -12,7 +12,7 @@ from sgl_importance_lab.replay.cache import replay_tree
 from sgl_importance_lab.replay.importance_replay import ImportanceReplayPolicy
 from sgl_importance_lab.replay.policy_registry import POLICY_NAMES, create_policy
 from sgl_importance_lab.replay.radix_nodes import RadixTree, mean_node_blocks, replay_nodes
-from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
+from sgl_importance_lab.replay.replay_runner import Job, ReplayMode, choose_replay, run_job
 from sgl_importance_lab.replay.sessions import block_facts
 from sgl_importance_lab.replay.trace import Trace, TraceBuilder
 
@@ -24,7 +24,8 @@ from support.workloads.replay_traces import build_trace, tree_traces
 @given(trace=tree_traces, capacity=st.integers(1, 20))
 def test_every_policy_ranks_nodes(name: str, trace: Trace, capacity: int) -> None:
     counts = choose_replay(name, ReplayMode.NODES)(trace, capacity)
-    kept = trace.num_accesses - counts.hit_blocks - counts.evicted_blocks - counts.rejected_blocks
+    computed = trace.num_accesses - counts.refused_blocks - counts.hit_blocks
+    kept = computed - counts.evicted_blocks - counts.rejected_blocks
     assert 0 <= kept <= capacity
     optimum = replay_tree(trace, create_policy("belady", capacity, trace))
     assert counts.hit_blocks <= optimum.hit_blocks
@@ -92,11 +93,59 @@ def test_divergence_splits_a_node() -> None:
     assert counts.hit_blocks == 6
 
 
-def test_a_request_longer_than_the_cache_leaves_nothing() -> None:
-    trace = build_trace([[1, 1, 1], [1, 1, 1]])
+def test_a_request_longer_than_the_cache_is_refused() -> None:
+    trace = build_trace([[1, 1], [1, 1, 1], [1, 1]])
     counts = replay_nodes(trace, LruPolicy(2), 2)
-    assert counts.hit_blocks == 0
-    assert counts.rejected_blocks == 6
+    assert (counts.refused_requests, counts.refused_blocks, counts.refused_tokens) == (1, 3, 3 * 4)
+    assert (counts.hit_blocks, counts.evicted_blocks) == (2, 0)
+    row = run_job([trace], Job(0, "lru", 2, ReplayMode.NODES))
+    assert (row.requests, row.refused_requests, row.block_hit_rate) == (2, 1, 0.5)
+
+
+def test_a_leaf_is_a_chunk() -> None:
+    """The tail of the first prompt goes for the second, and its first chunk is found by the third."""
+    trace = build_trace([[1, 1, 1], [2, 2], [1, 1, 1]])
+    counts = replay_nodes(trace, LruPolicy(4), 4, chunk_blocks=2)
+    assert (counts.hit_blocks, counts.evicted_blocks) == (2, 3)
+
+
+@given(tree_traces, st.integers(1, 12), st.integers(1, 4))
+def test_what_a_running_request_uses_stays(trace: Trace, capacity: int, chunk: int) -> None:
+    """Else its next chunk would hang on a node that is gone."""
+
+    class Watched(LruPolicy):
+        path: tuple[int, ...] = ()
+
+        def begin_request(self, request: int) -> None:
+            super().begin_request(request)
+            self.path = tuple(trace.request(request).tolist())
+
+        def victim(self) -> int:
+            block = super().victim()
+            assert block not in self.path[: self._computed()]
+            return block
+
+        def _computed(self) -> int:
+            return next((at for at, block in enumerate(self.path) if block not in seen), len(self.path))
+
+    seen: set[int] = set()
+    policy = Watched(capacity)
+    tree = RadixTree(policy)
+    for index in range(trace.num_requests):
+        path = trace.request(index).tolist()
+        if len(path) > capacity:
+            continue
+        policy.begin_request(index)
+        node, matched = tree.match(path)
+        seen = set(path[:matched])
+        while matched < len(path):
+            stop = min(matched + chunk, len(path))
+            while tree.used + stop - matched > capacity:
+                tree.evict(in_use=node)
+            node, matched = tree.extend(node, path[:stop], matched), stop
+            seen = set(path[:matched])
+            tree.check_integrity()
+        tree.release(node)
 
 
 def test_mean_node_length_is_that_of_the_whole_tree() -> None:
@@ -105,14 +154,18 @@ def test_mean_node_length_is_that_of_the_whole_tree() -> None:
     assert mean_node_blocks(trace) == 8 / 5
 
 
-@given(tree_traces)
-def test_mean_node_length_counts_the_nodes_of_an_endless_cache(trace: Trace) -> None:
+@given(tree_traces, st.none() | st.integers(1, 4))
+def test_mean_node_length_counts_the_nodes_of_an_endless_cache(trace: Trace, chunk: int | None) -> None:
     tree = RadixTree(LruPolicy(1))
     for index in range(trace.num_requests):
         path = trace.request(index).tolist()
         node, matched = tree.match(path)
-        tree.release(tree.extend(node, path, matched))
-    assert mean_node_blocks(trace) == max(trace.num_blocks, 1) / max(len(tree._nodes), 1)
+        while matched < len(path):
+            stop = min(matched + (chunk or len(path)), len(path))
+            node, matched = tree.extend(node, path[:stop], matched), stop
+        tree.release(node)
+    nodes = max(len(tree._nodes), 1)
+    assert mean_node_blocks(trace, chunk_blocks=chunk) == max(trace.num_blocks, 1) / nodes
 
 
 def _classes_of(trace: Trace, block_type: BlockType) -> set[int]:

@@ -37,6 +37,7 @@ ROW_FIELDS = [
     "token_hit_rate",
     "full_hit_rate",
     "seconds",
+    "refused_requests",
 ]
 
 
@@ -102,6 +103,24 @@ def test_modes(tmp_path: Path, mode: str | None, hit_blocks: int) -> None:
     result = _run(*args, mode) if mode else _run(*args)
     assert result.exit_code == 0, result.output
     assert _rows(out)[0]["hit_blocks"] == hit_blocks
+
+
+def test_nodes_are_chunks_and_what_is_too_long_is_refused(tmp_path: Path) -> None:
+    path, out = tmp_path / "paths.jsonl", tmp_path / "rows.json"
+    record = {"timestamp": 0, "output_length": 1}
+    paths = ([1, 2, 3], [4, 5], [1, 2, 3], [6, 7, 8, 9, 10])
+    path.write_text(
+        "\n".join(json.dumps(record | {"input_length": 512 * len(ids), "hash_ids": ids}) for ids in paths)
+    )
+    args = [path, "--policies", "lru", "--capacity-blocks", "4", "--json", out]
+    result = _run(*args, "--node-granular", "--chunk-tokens", 1024)
+    assert result.exit_code == 0, result.output
+    row = _rows(out)[0]
+    assert (row["requests"], row["refused_requests"], row["hit_blocks"]) == (3, 1, 2)
+    assert "Refused, as longer than the cache, and in no rate: 1 at 4 blocks, of 4 requests" in result.output
+    refused = _run(*args, "--chunk-tokens", 1024)
+    assert refused.exit_code != 0
+    assert "it needs --node-granular" in refused.output
 
 
 def test_traces_of_one_name_are_told_apart(trace_file: Path, tmp_path: Path) -> None:

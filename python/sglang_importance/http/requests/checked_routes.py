@@ -10,7 +10,8 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.dependencies.utils import get_parameterless_sub_dependant
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +20,7 @@ from sglang_importance.http.requests.begun_streams import begin
 from sglang_importance.http.requests.fields.bad_field import BadField
 from sglang_importance.http.requests.fields.body_check import TABLES, check_body
 from sglang_importance.http.requests.fields.server_facts import facts_of
+from sglang_importance.http.requests.long_lists import check_long_lists
 from sglang_importance.http.requests.route_families import UNHANDLED
 from sglang_importance.http.requests.unreadable import UNREADABLE, unreadable
 from sglang_importance.http.server_state import tokenizer_manager
@@ -36,6 +38,30 @@ def check_routes(app: FastAPI) -> None:
             # The route keeps its methods, dependencies and place: FastAPI calls what stands here.
             route.dependant.call = _checked(endpoint, bodies)
             route.app = _refusing(route.app, app)
+            _look_in_front(route)
+
+
+def _look_in_front(route: APIRoute) -> None:
+    """Before FastAPI lets the route's model read the body, its long lists are looked at."""
+    bodies = route.dependant.body_params
+    model = bodies[0].field_info.annotation if len(bodies) == 1 else None
+
+    async def refuse_long_lists(request: Request) -> None:
+        if not _is_ours() or "json" not in request.headers.get("content-type", "json"):
+            return
+        try:
+            body = await request.json()  # read before, and kept
+        except ValueError:
+            return  # sglang says so
+        try:
+            check_long_lists(body, model, facts_of(tokenizer_manager()).context_length)
+        except BadField as error:
+            raise HTTPException(status_code=400, detail=str(error)) from None
+
+    depends = Depends(refuse_long_lists)
+    route.dependant.dependencies.insert(
+        0, get_parameterless_sub_dependant(depends=depends, path=route.path_format)
+    )
 
 
 def _bodies(route: APIRoute) -> list[str]:

@@ -13,6 +13,8 @@ from typing import Any
 
 from sgl_importance.json_text import read_json
 from sgl_importance.placement.hints.hints import FIELD, BadHint, Hints
+from sglang_importance.http.requests.fields.bad_field import BadField
+from sglang_importance.http.requests.fields.text_rules import MAX_NAME
 
 NAMESPACE_FIELDS = ("cache_salt", "extra_key")
 FIELDS = (*NAMESPACE_FIELDS, FIELD)
@@ -26,18 +28,6 @@ PLACES = (TOP, METADATA, "options", "parameters", "sampling_params", "extra_body
 Namespace = str | list[str] | None
 
 
-class BadField(ValueError):
-    """A field that cannot be followed, or that nobody would read.
-
-    Attributes:
-        field: its path in the request's body, such as ``options.cache_salt``.
-    """
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
-
-
 @dataclass(frozen=True)
 class KvFields:
     """The three fields of one body, None where they are not given.
@@ -47,12 +37,14 @@ class KvFields:
         extra_key: the same.
         hints_value: ``kv_hints`` as the client sent it.
         hints: the same, read.
+        session_id: of the body's top, where it is a text.
     """
 
     cache_salt: Namespace = None
     extra_key: Namespace = None
     hints_value: object = None
     hints: Hints | None = None
+    session_id: str | None = None
 
     def given(self) -> tuple[str, ...]:
         """Names of the fields that say something."""
@@ -79,6 +71,7 @@ def read_fields(body: Mapping[str, Any], places: Sequence[str], *, takes_lists: 
         extra_key=_namespace(body, "extra_key", places, takes_lists),
         hints_value=value,
         hints=None if value is None else Hints.parse(value),
+        session_id=_session_id(body),
     )
 
 
@@ -128,6 +121,20 @@ def _namespace(body: Mapping[str, Any], name: str, places: Sequence[str], takes_
             raise BadField(_path(place, name), f"is not what {_path(places[0], name)} says: give it once")
         known = value
     return known
+
+
+def _session_id(body: Mapping[str, Any]) -> str | None:
+    """What stands elsewhere is the client's own, such as a ``session_id`` in its ``metadata``.
+
+    Raises:
+        BadField: it is no text, or too long a one.
+    """
+    value = body.get("session_id")
+    if value in (None, ""):
+        return None
+    if not isinstance(value, str) or len(value) > MAX_NAME:
+        raise BadField("session_id", f"must be a text of at most {MAX_NAME} characters")
+    return value
 
 
 def _hints_value(body: Mapping[str, Any], places: Sequence[str]) -> object:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
+from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessage
 
 from sgl_importance.placement.hints.block_places import locate_messages
 from sgl_importance.placement.hints.hints import Hints
@@ -16,7 +17,8 @@ from sgl_importance.placement.hints.hints import Hints
 class PromptMessages:
     """Attributes:
     count: of the request; 0 where hints cannot name any.
-    tokens_of: the prompt that the first n messages alone would make.
+    tokens_of: the prompt that the first n messages alone would make; of 0, where a route knows breakpoints,
+        the prompt of another first message.
     """
 
     count: int = 0
@@ -33,12 +35,20 @@ class PromptMessages:
         """The hints with tokens for messages."""
 
         def end_of(messages: int) -> int:
-            if messages in (0, self.count):
-                return len(prompt) if messages else 0
-            # Templates open an answer behind the last message: what both prompts have is the messages' own.
-            return _common_prefix(self.tokens_of(messages), prompt)
+            return self.end_of(messages, prompt) if messages else 0
 
         return locate_messages(hints, self.count, end_of)
+
+    def end_of(self, messages: int, prompt: list[int]) -> int:
+        """Tokens of the prompt up to the end of the first so many messages; of 0, up to the first one."""
+        if messages == self.count:
+            return len(prompt)
+        # Templates open an answer behind the last message: what both prompts have is the messages' own.
+        return _common_prefix(self.tokens_of(messages), prompt)
+
+
+_ANOTHER = AnthropicMessage(role="user", content="\x1f")
+"""Begins with what no prompt begins with."""
 
 
 def _common_prefix(first: list[int], second: list[int]) -> int:
@@ -68,7 +78,8 @@ def anthropic_messages(request: Any, raw_request: Request) -> PromptMessages:
 
     def tokens_of(count: int) -> list[int]:
         serving = raw_request.app.state.anthropic_serving
-        shorter = request.model_copy(update={"messages": request.messages[:count]})
+        messages = request.messages[:count] or [_ANOTHER]
+        shorter = request.model_copy(update={"messages": messages})
         return _chat_tokens(serving._convert_to_chat_completion_request(shorter), raw_request)
 
     return PromptMessages(len(request.messages), tokens_of)

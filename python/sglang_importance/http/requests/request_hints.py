@@ -65,7 +65,7 @@ def _around_generate_request(
     if not isinstance(obj, GenerateReqInput):
         return generate(manager, obj, request)
     name_adapters(obj)
-    hinted = carried if carried is not None and carried.fields.hints is not None else None
+    hinted = carried if carried is not None and carried.says_something else None
     if hinted is None and not obj.kv_hints:
         obj.kv_hints = None  # sglang takes an empty object for none, but not beside a batch
         return generate(manager, obj, request)
@@ -141,10 +141,8 @@ async def _generate_with_hints(
 
 
 def _attach_carried(obj: GenerateReqInput, carried: CarriedFields) -> None:
-    hints = carried.fields.hints
-    assert hints is not None
     prompt = obj.input_ids if carried.messages.count else []
-    hints = carried.messages.located(hints, prompt)  # type: ignore[arg-type]  # a chat has one prompt, as token ids
+    hints = carried.hints_for(prompt)  # type: ignore[arg-type]  # a chat has one prompt, as token ids
     obj.kv_hints = hints.envelope(carried.fields.hints_value)
     if hints.prefetch:
         _generate_nothing(obj)

@@ -29,6 +29,7 @@ class Family:
         answer: where reports stand in their answers.
         places: where the fields stand in their bodies, as in ``kv_fields.PLACES``.
         messages: of a request, those that hints may name.
+        has_breakpoints: whether ``cache_control`` says how long a prompt is to be kept.
         takes_lists: whether there may be a namespace for each prompt.
     """
 
@@ -36,6 +37,7 @@ class Family:
     places: tuple[str, ...] = (TOP, METADATA)
     messages: Callable[[Any, Request], PromptMessages] = no_messages
     takes_lists: bool = False
+    has_breakpoints: bool = False
 
     @property
     def has_messages(self) -> bool:
@@ -45,7 +47,7 @@ class Family:
 CHAT = Family(OPENAI, messages=chat_messages)
 COMPLETIONS = Family(OPENAI, takes_lists=True)
 SCORES = Family(OPENAI)
-MESSAGES = Family(ANTHROPIC, messages=anthropic_messages)
+MESSAGES = Family(ANTHROPIC, messages=anthropic_messages, has_breakpoints=True)
 CARRYING: dict[str, Family] = {
     "openai_v1_chat_completions": CHAT,
     "sagemaker_chat_completions": CHAT,
@@ -83,13 +85,16 @@ sglang's requests for embeddings have none; its model of decisions forbids field
 WITHOUT_BODY = frozenset({"openai_v1_realtime_transcription"})
 """It computes what its socket sends, with models that hear: such a model is refused at launch."""
 
+CLOSING = "close_session"
+"""It names a session, and may name the namespace of its requests."""
+
 NOT_COMPUTING = frozenset(
     {
         # Tokens, without their KV.
         *("openai_v1_tokenize", "openai_v1_detokenize", "anthropic_v1_count_tokens"),
         *("parse_function_call_request", "separate_reasoning_request"),
         # Answers and sessions that there are.
-        *("v1_cancel_responses", "abort_request", "open_session", "close_session", "ollama_show"),
+        *("v1_cancel_responses", "abort_request", "open_session", "ollama_show"),
         # The server itself.
         *("flush_cache", "set_internal_state", "slow_down", "pd_role_switch", "scale_elastic_ep"),
         *(

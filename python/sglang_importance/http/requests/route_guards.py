@@ -17,6 +17,7 @@ from sglang.srt.entrypoints.openai.protocol import ErrorResponse
 
 from sgl_importance.placement.hints.hints import FIELD, BadHint
 from sglang_importance.http.adapter_namespaces import check_extra_key
+from sglang_importance.http.requests.cache_control import last_breakpoint
 from sglang_importance.http.requests.carried_fields import CarriedFields
 from sglang_importance.http.requests.kv_fields import (
     TOP,
@@ -28,11 +29,13 @@ from sglang_importance.http.requests.kv_fields import (
 from sglang_importance.http.requests.request_hints import read_native_hints
 from sglang_importance.http.requests.route_families import (
     CARRYING,
+    CLOSING,
     NATIVE,
     NOT_COMPUTING,
     REFUSING,
     Family,
 )
+from sglang_importance.http.requests.session_route import closing
 from sglang_importance.http.server_state import tokenizer_manager
 from sglang_importance.upstream.server_options import importance_options
 
@@ -61,10 +64,12 @@ def guard_routes(app: FastAPI) -> None:
         elif name in NATIVE:
             look = partial(_look_at_native, NATIVE[name])
             routes[index] = _anew(route, route.endpoint, [_in_front(look)])
+        elif name == CLOSING:
+            routes[index] = _anew(route, closing(route.endpoint))
         elif name not in NOT_COMPUTING:
             look = partial(refuse_all, route=route.path, instead=REFUSING.get(name, _OTHERS))
             routes[index] = _anew(route, route.endpoint, [_in_front(look)])
-    if missing := CARRYING.keys() - names:
+    if missing := (CARRYING.keys() | NATIVE.keys()) - names:
         raise ValueError(f"sglang has no route {', '.join(sorted(missing))}")
 
 
@@ -107,8 +112,19 @@ def _look_at_native(place: str, body: dict[str, Any]) -> None:
     if not isinstance(holder, dict):
         return
     check_extra_key(f"{place}.extra_key".lstrip("."), holder.get("extra_key"))
-    if place != TOP and (hints := holder.get(FIELD)):  # those of /generate are read beside its tokens
-        read_native_hints(hints, len(body.get("instances") or ()))
+    if hints := holder.get(FIELD):
+        # FastAPI drops what stands in an envelope of hints and does not belong there.
+        read_native_hints(hints, _num_prompts(body) if place == TOP else len(body.get("instances") or ()))
+
+
+def _num_prompts(body: dict[str, Any]) -> int | None:
+    """The number of prompts in a batch of ``/generate``; None where there is a single prompt, or none."""
+    text, ids = body.get("text"), body.get("input_ids")
+    if isinstance(text, list):
+        return len(text)
+    if text is None and isinstance(ids, list) and ids and isinstance(ids[0], list):
+        return len(ids)
+    return None
 
 
 def _carrying(endpoint: Endpoint, family: Family) -> Endpoint:
@@ -136,15 +152,23 @@ def _carrying(endpoint: Endpoint, family: Family) -> Endpoint:
 
 
 async def _carried(family: Family, request: Any, raw_request: Request) -> CarriedFields | None:
-    fields = read_fields(await _body(raw_request), family.places, takes_lists=family.takes_lists)
+    body = await _body(raw_request)
+    fields = read_fields(body, family.places, takes_lists=family.takes_lists)
     check_extra_key("extra_key", fields.extra_key)
-    if not fields.given():
+    kept_up_to = last_breakpoint(body) if family.has_breakpoints and _leaves_retain_open(fields) else None
+    if not fields.given() and fields.session_id is None and kept_up_to is None:
         return None
     messages = family.messages(request, raw_request)
     if fields.hints is not None:
         messages.check(fields.hints)
         _check_report(fields, request)
-    return CarriedFields(fields, messages, choices=getattr(request, "n", None) or 1)
+    return CarriedFields(fields, messages, getattr(request, "n", None) or 1, kept_up_to)
+
+
+def _leaves_retain_open(fields: KvFields) -> bool:
+    """Whether no hint says how long the prompt is to be kept."""
+    hints = fields.hints
+    return hints is None or not (hints.retain or hints.drop_after_use)
 
 
 def _check_report(fields: KvFields, request: Any) -> None:

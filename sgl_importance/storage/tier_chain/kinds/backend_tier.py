@@ -21,7 +21,7 @@ import numpy as np
 
 from sgl_importance.storage.page_record import DIGEST_BYTES, HEADER_BYTES, MissReason, PageDamaged
 from sgl_importance.storage.tier_chain.kinds.record_index import RecordIndex, entry_data
-from sgl_importance.storage.tier_chain.kinds.tier import Tier
+from sgl_importance.storage.tier_chain.kinds.tier import StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import Bytes, Listed, PageName
 
 Answer = TypeVar("Answer")
@@ -49,7 +49,7 @@ class RecordBackend(Protocol):
     def close(self) -> None: ...
 
 
-class BackendTier(Tier):
+class BackendTier(StorageTier):
     """Records in a backend of HiCache, below keys of their own.
 
     Args:

@@ -20,7 +20,7 @@ from sgl_importance.storage.budget import PAGE_SUFFIX, UNFINISHED_SUFFIX, scan
 from sgl_importance.storage.page_record import HEADER_BYTES, MissReason
 from sgl_importance.storage.regular import NotRegular, open_regular
 from sgl_importance.storage.store import describe_identity, set_aside
-from sgl_importance.storage.tier_chain.kinds.tier import Tier
+from sgl_importance.storage.tier_chain.kinds.tier import StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import (
     LINK_BYTES,
     Bytes,
@@ -40,7 +40,7 @@ class _Aligned(threading.local):
         self.data = mmap.mmap(-1, -(-size // BLOCK) * BLOCK)
 
 
-class FileTier(Tier):
+class FileTier(StorageTier):
     """Files below ``folder/pages``.
 
     Args:

@@ -18,7 +18,7 @@ import numpy as np
 
 from sgl_importance.json_text import BadJson, read_json
 from sgl_importance.storage.page_record import HEADER_BYTES
-from sgl_importance.storage.tier_chain.kinds.tier import Tier
+from sgl_importance.storage.tier_chain.kinds.tier import StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import (
     LINK_BYTES,
     Bytes,
@@ -31,7 +31,7 @@ _PREAMBLE_BYTES = 4096
 _SLOT_ALIGNMENT = 64
 
 
-class MappedTier(Tier):
+class MappedTier(StorageTier):
     """``slots`` records of ``size`` bytes in a file, which is made anew where it has others.
 
     Raises:

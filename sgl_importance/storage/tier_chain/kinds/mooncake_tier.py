@@ -17,7 +17,7 @@ from typing import Protocol
 
 from sgl_importance.storage.page_record import HEADER_BYTES
 from sgl_importance.storage.tier_chain.kinds.record_index import RecordIndex, entry_data
-from sgl_importance.storage.tier_chain.kinds.tier import Tier
+from sgl_importance.storage.tier_chain.kinds.tier import StorageTier
 from sgl_importance.storage.tier_chain.kinds.tier_record import Bytes, Listed, PageName
 
 _NO_SPACE, _NOT_FOUND = -200, -704
@@ -68,7 +68,7 @@ def connect(*, master: str, protocol: str, devices: str, host: str, record_bytes
     return found
 
 
-class MooncakeTier(Tier):
+class MooncakeTier(StorageTier):
     """Records below a name of their own in the store.
 
     Args:

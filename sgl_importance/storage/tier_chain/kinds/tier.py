@@ -22,7 +22,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a medium that is full, or whose owner may have no more of it."""
 
 
-class Tier(ABC):
+class StorageTier(ABC):
     """Records of one size.
 
     ``put`` and ``delete`` are called by one thread at a time, ``get`` by any, at any moment. Whatever the
@@ -74,7 +74,7 @@ class Tier(ABC):
         """Nobody uses the tier any more; what it keeps, it keeps."""
 
 
-class DramTier(Tier):
+class DramTier(StorageTier):
     """Memory of the process, which ends with it."""
 
     note = "empty after a restart"

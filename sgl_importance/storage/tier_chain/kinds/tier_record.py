@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from sgl_importance.storage.page_record import (
     DIGEST_BYTES,
     HEADER_BYTES,
-    Header,
     PageDamaged,
+    PageHeader,
     check_page,
     decode_header,
     encode_header,
@@ -81,7 +81,7 @@ def check_record(record: Bytes, name: PageName) -> Bytes:
 def list_record(header: bytes, link: bytes) -> Listed | None:
     """What a header and a link say of their record; None where the header is not intact."""
     try:
-        fields: Header = decode_header(header)
+        fields: PageHeader = decode_header(header)
     except PageDamaged:
         return None
     parent, moment = _LINK.unpack(link)

@@ -28,7 +28,7 @@ from sgl_importance_lab.replay.compiled.open_intervals import (
 )
 from sgl_importance_lab.replay.sessions import BlockFacts, block_facts
 from sgl_importance_lab.replay.trace import NO_PARENT, IntArray, Trace
-from sgl_importance_lab.replay.trace_turns import GONE_ON, TraceTurns
+from sgl_importance_lab.replay.trace_turns import GONE_ON, OVER, TraceTurns
 
 _BoolArray = npt.NDArray[np.bool_]
 
@@ -48,6 +48,7 @@ class _Requests(NamedTuple):
     capacity: int
     ages: Ages
     gone_on: int
+    over: int
 
 
 class _Cache(NamedTuple):
@@ -114,6 +115,7 @@ def replay_estimated(trace: Trace, capacity: int, facts: BlockFacts, turns: Trac
         capacity,
         AGES,
         GONE_ON,
+        OVER,
     )
     num_requests, num_blocks = trace.num_requests, trace.num_blocks
     cache = _Cache(
@@ -197,10 +199,12 @@ def _clear_candidate(clock: int, cache: _Cache, counts: IntArray) -> None:
 def _loss(clock: int, visited: int, requests: _Requests, cache: _Cache, estimate: _Estimate) -> float:
     """Of the candidate that was last visited at this clock."""
     block = cache.candidate[visited]
+    turn_class = estimate.turn_classes[visited - 1]
+    if turn_class == requests.over:
+        return 0.0
     if cache.is_shared[block]:
         bucket = _age_bucket(requests.ages, clock - visited)
         return float(estimate.class_index[cache.classes[block], bucket])
-    turn_class = estimate.turn_classes[visited - 1]
     if turn_class == requests.gone_on:
         return 0.0
     age = int(requests.seconds[clock - 1] - estimate.turn_since[visited - 1])

@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from sgl_importance_lab.replay.formats.arrival_times import ArrivalTimes
 from sgl_importance_lab.replay.formats.jsonl import (
     Count,
     Request,
@@ -32,6 +33,8 @@ class BlockRecord(Struct):
     hash_ids: list[WideBlockId]
     timestamp: Seconds | msgspec.UnsetType = msgspec.UNSET
     output_length: Count | msgspec.UnsetType = msgspec.UNSET
+    session_id: str | int | None = None
+    delay: Seconds | None = None
 
 
 RecordT = TypeVar("RecordT", bound=BlockRecord)
@@ -61,11 +64,11 @@ def read_blocks(
     """
     builder = TraceBuilder(path.stem, block_tokens, prefix_tree=prefix_tree)
 
-    without_time = without_output = 0
+    without_output = 0
+    times = ArrivalTimes()
 
     def requests() -> Iterator[Request]:
-        nonlocal without_time, without_output
-        ticks = 0.0
+        nonlocal without_output
         for line, record in iterate_records(path, record_type, on_bad_record):
             cause = block_count_error(len(record.hash_ids), record.input_length, block_tokens)
             if cause is not None:
@@ -76,10 +79,8 @@ def read_blocks(
             except OverflowError:
                 on_bad_record(BadRecord(path, line, "hash_ids has a number of more than 64 bits"))
                 continue
-            if isinstance(record.timestamp, msgspec.UnsetType):
-                without_time += 1
-            else:
-                ticks = record.timestamp
+            ticks = record.timestamp
+            own = None if isinstance(ticks, msgspec.UnsetType) else ticks / ticks_per_second
             output_tokens = record.output_length
             if isinstance(output_tokens, msgspec.UnsetType):
                 without_output += 1
@@ -87,15 +88,17 @@ def read_blocks(
             yield Request(
                 path,
                 line,
-                ticks / ticks_per_second,
+                times.of(own, record.session_id, record.delay),
                 blocks,
                 record.input_length,
                 output_tokens,
             )
 
     add_in_order(builder, requests(), on_bad_record)
-    if without_time:
-        remark(f"{path}: {without_time} requests without timestamp: each follows the one above it at once")
+    if times.without_time:
+        remark(
+            f"{path}: {times.without_time} requests without timestamp: each follows the one above it at once"
+        )
     if without_output:
         remark(f"{path}: {without_output} requests without output_length: counted as 0 tokens")
     return builder.build()

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance_lab.replay.trace import Trace
 
 
-class TraceError(ValueError):
+class TraceError(ImportanceError, ValueError):
     """A trace cannot be read; the message is one line that says where, why, and what to do."""
 
 

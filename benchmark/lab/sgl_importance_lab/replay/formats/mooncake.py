@@ -20,10 +20,7 @@ BLOCK_TOKENS = 512
 
 
 class _Detected(BlockRecord, forbid_unknown_fields=True):
-    """Bailian records hold the same fields and more; these two are of dynamo and aiperf."""
-
-    session_id: str | int | None = None
-    delay: float | None = None
+    """Bailian records hold the same fields and more."""
 
 
 def matches(path: Path) -> bool:

@@ -1,11 +1,13 @@
 """openai-chat: JSON lines of full prompts, as bodies of chat or completion requests, or as plain text.
 
-A record holds one of ``messages`` (with ``tools``), ``prompt`` or ``input``, or a ``body`` that does, as in
-files for the batch API; ``timestamp`` and ``output`` are optional. Anthropic's ``system``
-and Responses' ``instructions`` stand in front of the messages; bodies that name another model, salt, key,
-adapter or template argument share nothing; other fields are ignored. A folder is
-read as one trace: its ``.jsonl`` files, such as one per session, merged by time. A timestamp may be ISO 8601
-or a number since any moment, in seconds, milliseconds or microseconds: Unix times are told apart by size.
+A record holds one of ``messages``, ``prompt`` or ``input`` (with ``tools``), or a ``body`` that does, as in
+files for the batch API; ``timestamp`` and ``output`` are optional. A list of prompts is as many requests.
+aiperf's names are read too: ``text_input``, ``payload``, ``output_length``, and ``session_id`` with ``delay``
+in place of a time (its ``mooncake_trace`` loader). Anthropic's ``system`` and Responses' ``instructions``
+stand in front of the messages; bodies that name another model, salt, key, adapter or template argument share
+nothing; other fields are ignored. A folder is read as one trace: its ``.jsonl`` files, such as one per
+session, merged by time. A timestamp may be ISO 8601 or a number since any moment, in seconds, milliseconds or
+microseconds: Unix times are told apart by size.
 
 Prompts are cut into blocks of whole tokens; a last block that is only begun does not count, because a server
 caches whole pages. Its tokens still count as prompt tokens. Blocks are named by chained digests, as ghosts
@@ -23,7 +25,15 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from sgl_importance.nodes.digests import chain_digests, root_digest
-from sgl_importance_lab.replay.formats.jsonl import Request, add_in_order, holds_records, iterate_records
+from sgl_importance_lab.replay.formats.arrival_times import ArrivalTimes
+from sgl_importance_lab.replay.formats.jsonl import (
+    Count,
+    Request,
+    Seconds,
+    add_in_order,
+    holds_records,
+    iterate_records,
+)
 from sgl_importance_lab.replay.formats.line_reader import BadRecord, OnBadRecord, ReadOptions, TraceError
 from sgl_importance_lab.replay.formats.token_counts import Encoder, PromptError, load_encoder
 from sgl_importance_lab.replay.trace import Trace, TraceBuilder
@@ -47,10 +57,12 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 class _Record(Struct):
     messages: list[Message] | None = None
-    prompt: str | list[TokenId] | None = None
+    prompt: str | list[TokenId | str | list[TokenId]] | None = None
+    text_input: str | None = None
     input: str | list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
     body: _Record | None = None
+    payload: _Record | None = None
     system: Any = None
     instructions: Any = None
     previous_response_id: Any = None
@@ -62,13 +74,19 @@ class _Record(Struct):
     reasoning_effort: Any = None
     documents: Any = None
     output: Any = None
+    output_length: Count | None = None
     timestamp: float | str | None = None
+    session_id: str | int | None = None
+    delay: Seconds | None = None
+
+    @property
+    def request(self) -> _Record:
+        """What was sent."""
+        return self.body or self.payload or self
 
 
 def matches(path: Path) -> bool:
-    return any(
-        holds_records(file, _Record, lambda record: _prompt(record) is not None) for file in _files(path)
-    )
+    return any(holds_records(file, _Record, lambda record: bool(_prompts(record))) for file in _files(path))
 
 
 def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
@@ -84,19 +102,20 @@ def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
     def requests() -> Iterator[Request]:
         nonlocal follows_another
         for file in files:
-            seconds = 0.0
+            times = ArrivalTimes()
             for line, record in iterate_records(file, _Record, on_bad_record):
                 try:
-                    tokens = _encode(record, encoder)
-                    if record.timestamp is not None:
-                        seconds = _seconds(record.timestamp)
+                    prompts = _encode(record, encoder)
+                    own = None if record.timestamp is None else _seconds(record.timestamp)
                 except PromptError as error:
                     on_bad_record(BadRecord(file, line, str(error)))
                     continue
-                follows_another += bool((record.body or record).previous_response_id)
+                seconds = times.of(own, record.session_id, record.delay)
+                follows_another += bool(record.request.previous_response_id)
                 root = root_digest(NAME, options.tokenizer, _namespace(record))
-                digests = chain_digests(root, tokens, block_tokens)
-                yield Request(file, line, seconds, digests, len(tokens), _output_tokens(record, encoder))
+                for tokens in prompts:
+                    digests = chain_digests(root, tokens, block_tokens)
+                    yield Request(file, line, seconds, digests, len(tokens), _output_tokens(record, encoder))
 
     builder = TraceBuilder(path.stem, block_tokens, prefix_tree=not options.object_level)
     add_in_order(builder, requests(), on_bad_record)
@@ -112,39 +131,56 @@ def _files(path: Path) -> list[Path]:
     return sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
 
 
-def _prompt(record: _Record) -> str | list[int] | list[Message] | None:
-    """The only prompt of the record; None if there is none, or more than one."""
-    if record.body is not None:
-        return _prompt(record.body)
-    present = [field for field in (record.messages, record.prompt, record.input) if field]
-    return present[0] if len(present) == 1 else None
+def _prompts(record: _Record) -> list[str | list[int] | list[Message]]:
+    """The prompts of the record, of which only one field may hold some; none if there is none, or more."""
+    request = record.request
+    given = (request.messages, request.prompt, request.text_input, request.input)
+    present: list[Any] = [field for field in given if field]
+    if len(present) != 1:
+        return []
+    (only,) = present
+    is_batch = only is request.prompt and isinstance(only, list) and not isinstance(only[0], int)
+    return only if is_batch else [only]
 
 
-def _encode(record: _Record, encoder: Encoder) -> list[int]:
-    prompt = _prompt(record)
-    if prompt is None:
+def _encode(record: _Record, encoder: Encoder) -> list[list[int]]:
+    prompts = _prompts(record)
+    if not all(prompts) or not prompts:
         raise PromptError("needs exactly one of messages, prompt and input, and it must not be empty")
-    request = record.body or record
+    if len({type(prompt) for prompt in prompts}) > 1:
+        raise PromptError("prompt: texts and lists of tokens in one list")
+    request = record.request
     head = [{"role": "system", "content": text} for text in (request.system, request.instructions) if text]
+    return [_encode_one(prompt, head, request.tools, encoder) for prompt in prompts]
+
+
+def _encode_one(
+    prompt: str | list[int] | list[Message],
+    head: list[Message],
+    tools: list[dict[str, Any]] | None,
+    encoder: Encoder,
+) -> list[int]:
     if isinstance(prompt, str):
-        if not head:
+        if not head and not tools:
             return encoder.text(prompt)
-        return encoder.chat([*head, {"role": "user", "content": prompt}], request.tools)
+        return encoder.chat([*head, {"role": "user", "content": prompt}], tools)
     if isinstance(prompt[0], int):
+        if not all(isinstance(token, int) for token in prompt):
+            raise PromptError("prompt: tokens and texts in one list")
         return [token for token in prompt if isinstance(token, int)]
     messages = [message for message in prompt if isinstance(message, dict)]
-    return encoder.chat([*head, *messages], request.tools)
+    return encoder.chat([*head, *messages], tools)
 
 
 def _namespace(record: _Record) -> str:
-    request = record.body or record
+    request = record.request
     named = {name: value for name in NAMESPACE if (value := getattr(request, name))}
     return json.dumps(named, sort_keys=True) if named else ""
 
 
 def _output_tokens(record: _Record, encoder: Encoder) -> int:
     if record.output is None:
-        return 0
+        return record.output_length or 0
     return len(encoder.text(record.output if isinstance(record.output, str) else json.dumps(record.output)))
 
 

@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance_lab.replay.formats.line_reader import TraceError
 
 
-class PromptError(ValueError):
+class PromptError(ImportanceError, ValueError):
     """A record's prompt cannot be turned into tokens; the message says why."""
 
 

@@ -21,6 +21,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.tiers import Tier
 from sgl_importance_lab.policies.base import EvictionPolicy
 from sgl_importance_lab.replay.policy_registry import TRACE_FOLLOWERS, create_policy
@@ -33,7 +34,7 @@ class WritePolicy(StrEnum):
     WRITE_BACK = "write_back"
 
 
-class TierError(ValueError):
+class TierError(ImportanceError, ValueError):
     """Tiers that cannot be replayed; the message names the cure."""
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance_lab.replay.policy_registry import OPTIMUM
 from sgl_importance_lab.replay.replay_runner import Row
 
 FILE_TYPES = (".png", ".svg", ".pdf")
 
 
-class PlotError(ValueError):
+class PlotError(ImportanceError, ValueError):
     """The picture could not be drawn; the message names the cure."""
 
 

@@ -39,7 +39,8 @@ def results_table(trace: Trace, rows: Sequence[Row], mode: ReplayMode) -> Table:
             "table.title",
         ),
         caption="LRU needs: blocks with which LRU hits as much"
-        + ", evicting single blocks" * (mode is ReplayMode.NODES),
+        + ", evicting single blocks" * (mode is ReplayMode.NODES)
+        + _refusals(trace, rows),
     )
     for title, width in _COLUMNS:
         table.add_column(title, justify="right", min_width=width)
@@ -58,3 +59,12 @@ def results_table(trace: Trace, rows: Sequence[Row], mode: ReplayMode) -> Table:
             f"{row.seconds:.2f}",
         )
     return table
+
+
+def _refusals(trace: Trace, rows: Sequence[Row]) -> str:
+    """What a server would refuse, by capacity; rates leave those requests out."""
+    refused = {row.capacity_blocks: row.refused_requests for row in rows if row.refused_requests}
+    if not refused:
+        return ""
+    sizes = ", ".join(f"{count:,} at {capacity:,} blocks" for capacity, count in sorted(refused.items()))
+    return f"\nRefused, as longer than the cache, and in no rate: {sizes}, of {trace.num_requests:,} requests"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sgl_importance.errors import ImportanceError
 from sgl_importance.observe.trace.page_steps import Floats, Numbers, PageRecording, PageStep, RequestEnd
 from sgl_importance.options.tiered_options import RESIDENCY_POLICIES
 from sgl_importance.sparse.device_plan import TILE_TOKENS
@@ -27,7 +28,7 @@ PAGE_POLICIES: tuple[str, ...] = (*RESIDENCY_POLICIES, "lfu", "random", OPTIMUM)
 """What a server offers, and what is replayed beside it to compare with."""
 
 
-class PageReplayError(ValueError):
+class PageReplayError(ImportanceError, ValueError):
     """The recording cannot be replayed so; the message names the cure."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from sgl_importance.errors import ImportanceError
 
-class BadField(ValueError):
+
+class BadField(ImportanceError, ValueError):
     """A field of a request that this server cannot take; the message names it and the cure.
 
     Attributes:

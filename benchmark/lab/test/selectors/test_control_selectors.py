@@ -1,0 +1,78 @@
+"""Selectors that comparisons run, against what they estimate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sgl_importance_kernels.sparse.representations import Representations
+from sgl_importance_lab.selectors.registry import ALL_SELECTORS
+
+PAGES, SIZE, KV_HEADS, GROUP, DIM = 12, 8, 2, 3, 16
+
+
+def drawn(seed: int, tokens: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys of all pages, and queries."""
+    draws = torch.Generator().manual_seed(seed)
+    keys = torch.randn(PAGES, SIZE, KV_HEADS, DIM, generator=draws)
+    return keys, torch.randn(tokens, KV_HEADS * GROUP, DIM, generator=draws)
+
+
+def estimated(name: str, keys: torch.Tensor, queries: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    representations = Representations(ALL_SELECTORS[name](SIZE), (keys,), "cpu")
+    return representations.selector.logits(queries, representations.of(0, pages))
+
+
+def exact(keys: torch.Tensor, queries: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """Every logit, [tokens * heads, pages, page size]."""
+    by_head = queries.view(len(queries), KV_HEADS, GROUP, DIM)
+    return torch.einsum("tkgd,pskd->tkgps", by_head, keys[pages]).reshape(-1, len(pages), SIZE)
+
+
+@given(st.integers(0, 2**31))
+def test_a_bounding_box_bounds_every_logit(seed: int) -> None:
+    keys, queries = drawn(seed)
+    pages = torch.arange(PAGES)
+    assert bool(
+        (estimated("quest", keys, queries, pages) + 1.0 >= exact(keys, queries, pages).amax(-1)).all()
+    )
+
+
+@given(st.integers(0, 2**31))
+def test_the_oracle_orders_pages_by_their_attention(seed: int) -> None:
+    keys, queries = drawn(seed)
+    pages = torch.arange(PAGES)
+    mass = exact(keys, queries, pages).exp().sum(dim=-1)
+    torch.testing.assert_close(estimated("oracle", keys, queries, pages).exp(), mass)
+
+
+@pytest.mark.parametrize("name", ["rep", "quest", "oracle"])
+def test_a_key_that_stands_out_is_found(name: str) -> None:
+    keys, queries = drawn(0, tokens=1)
+    keys *= 0.1
+    keys[5, 3, 1] = 3 * queries[0, GROUP] / queries[0, GROUP].norm()
+    found = estimated(name, keys, queries, torch.arange(PAGES))
+    assert int(found[GROUP].argmax()) == 5
+
+
+def test_mean_does_not_find_it_and_window_does_not_look() -> None:
+    keys, queries = drawn(0, tokens=1)
+    keys[5, 3, 1], keys[5, 4, 1] = 9.0, -9.0
+    keys[7, :, 1] = queries[0, GROUP]
+    pages = torch.arange(PAGES)
+    assert int(estimated("mean", keys, queries, pages)[GROUP].argmax()) == 7
+    assert estimated("window", keys, queries, pages).argsort(descending=True).tolist() == [
+        list(range(PAGES))[::-1]
+    ]
+
+
+def test_a_block_is_as_good_as_its_best_page() -> None:
+    draws = torch.Generator().manual_seed(0)
+    keys = torch.randn(20, SIZE, KV_HEADS, DIM, generator=draws)
+    queries = torch.randn(1, KV_HEADS * GROUP, DIM, generator=draws)
+    found = estimated("infllm", keys, queries, torch.arange(20))
+    blocks = [found[:, :16], found[:, 16:]]  # 128 tokens are 16 pages
+    assert all(bool((block == block[:, :1]).all()) for block in blocks)
+    assert not torch.equal(blocks[0][:, 0], blocks[1][:, 0])

@@ -1,0 +1,103 @@
+"""Radix trees of token paths, as raw tokens in whole pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from sgl_importance.misses.reason import Fate, PathVisit
+
+TOKEN_BYTES = 4
+_IDS, _PACKED = np.dtype(np.int64), np.dtype("<i4")
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    """Token ids as the trees hold them, four bytes each. An ``array("q")`` is read without a loop."""
+    return np.asarray(tokens, _IDS).astype(_PACKED).tobytes()
+
+
+def unpacked(tokens: bytes) -> list[int]:
+    """Token ids of ``packed``."""
+    ids: list[int] = np.frombuffer(tokens, _PACKED).tolist()
+    return ids
+
+
+def common_tokens(left: bytes, right: bytes) -> int:
+    """Number of leading tokens that are equal."""
+    length = min(len(left), len(right))
+    if left[:length] == right[:length]:
+        return length // TOKEN_BYTES
+    return leading_tokens(int.from_bytes(left[:length], "little") ^ int.from_bytes(right[:length], "little"))
+
+
+def leading_tokens(difference: int) -> int:
+    """Tokens ahead of the first that differs.
+
+    Args:
+        difference: exclusive or of two texts that differ, each read as a little-endian number.
+    """
+    return ((difference & -difference).bit_length() - 1) // (8 * TOKEN_BYTES)
+
+
+class PathNode:
+    """Tokens that follow those of the nodes above, all with one fate.
+
+    Attributes:
+        parent: None of the root, and of a node that was forgotten.
+        children: by their first page, oldest first.
+        tokens: packed, of whole pages.
+        end: tokens from the root to the node's end.
+        fate: None while the cache holds it.
+        stamp: the order in which paths are forgotten: of the last event that touched it. No smaller than its
+            children's.
+        visit: the last request that asked for it, or brought it.
+        marks: first pages of what followed the node's end and was forgotten.
+    """
+
+    __slots__ = ("children", "end", "fate", "marks", "parent", "stamp", "tokens", "visit")
+
+    def __init__(
+        self, parent: PathNode | None, tokens: bytes, fate: Fate | None, stamp: int, visit: PathVisit | None
+    ) -> None:
+        self.parent = parent
+        self.children: dict[bytes, PathNode] = {}
+        self.tokens = tokens
+        self.end: int = (0 if parent is None else parent.end) + len(tokens) // TOKEN_BYTES
+        self.fate = fate
+        self.stamp = stamp
+        self.visit = visit
+        self.marks: set[bytes] = set()
+
+    @property
+    def length(self) -> int:
+        """Tokens of the node itself."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    def cut(self, tokens: int, page_bytes: int) -> PathNode:
+        """Makes the first ``tokens`` tokens a node of their own, in front of this one, and returns it."""
+        assert self.parent is not None
+        at = tokens * TOKEN_BYTES
+        front = PathNode(self.parent, self.tokens[:at], self.fate, self.stamp, self.visit)
+        self.parent.children[self.tokens[:page_bytes]] = front  # in this one's place among its siblings
+        self.tokens = self.tokens[at:]
+        self.parent = front
+        front.children[self.tokens[:page_bytes]] = self
+        return front
+
+
+def walk(root: PathNode, tokens: bytes, page_bytes: int) -> Iterator[tuple[PathNode, int]]:
+    """Nodes that hold the beginning of ``tokens``, with how many tokens of each match, in whole pages.
+
+    Only of the last node may fewer match than it has.
+    """
+    node, start = root, 0
+    while (child := node.children.get(tokens[start : start + page_bytes])) is not None:
+        stop = start + len(child.tokens)
+        if tokens[start:stop] == child.tokens:
+            yield child, child.length
+            node, start = child, stop
+            continue
+        matching = common_tokens(tokens[start:stop], child.tokens) * TOKEN_BYTES
+        yield child, matching // page_bytes * page_bytes // TOKEN_BYTES
+        return
