@@ -53,7 +53,7 @@ def main(
     context: Annotated[int, typer.Option(help="Tokens of each request.")] = 312,
     selector: Annotated[list[str] | None, typer.Option(help="As --kv-sparse-selector; several.")] = None,
 ) -> None:
-    rows = [counted(batch, context, name) for name in selector or ["rep"] for batch in BATCHES]
+    rows = [counted(batch, context, name) for name in selector or ["token", "bits"] for batch in BATCHES]
     if json is not None:
         write_results("count_step", rows, out=json)
     print_rows("A decode step", [{k: v for k, v in row.items() if not isinstance(v, dict)} for row in rows])

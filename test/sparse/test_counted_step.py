@@ -22,8 +22,10 @@ def test_a_step_waits_for_nothing_and_launches_alike_for_any_batch(tmp_path: Pat
     command = [sys.executable, "benchmark/kernels/count_step.py", "--json", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=900)  # ends a hang
     rows = json.loads(out.read_text())["rows"]
-    assert [row["batch"] for row in rows] == [1, 16, 64]
-    assert [row["host_syncs_per_step"] for row in rows] == [0, 0, 0], rows[0]["syncs"]
+    assert [(row["selector"], row["batch"]) for row in rows] == [
+        (selector, batch) for selector in ("token", "bits") for batch in (1, 16, 64)
+    ]
+    assert not any(row["host_syncs_per_step"] for row in rows), rows[0]["syncs"]
     assert len({row["launches_per_layer"] for row in rows}) == 1
     assert len({row["launches_per_step"] for row in rows}) == 1
     assert rows[0]["launches_per_layer"] <= MOST_LAUNCHES

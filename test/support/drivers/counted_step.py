@@ -15,12 +15,12 @@ from sgl_importance.sparse.device_plan import KvShape, plan_device
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.page_slots import PageSlots
+from sgl_importance_lab.selectors.registry import ready_selector
 from sglang_importance.sparse.pool import TieredKVPool
 from sglang_importance.sparse.selections import Selections
 from sglang_importance.sparse.tiered_backend import TieredAttentionBackend
 
 from support.device_counts import DeviceCounts
-from support.page_selectors import ready_selector
 
 PAGE, LAYERS, HEADS, KV_HEADS, DIM = 16, 4, 4, 2, 16
 BUDGET = 128  # tokens that a step reads
