@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
-MOST_LAUNCHES = 125
+MOST_LAUNCHES = 125.25
 """A layer's, as they are counted today; a change that adds one says why."""
 
 
