@@ -348,7 +348,7 @@ def odd_requests() -> str:
 
 
 def misses_cost() -> str:
-    """Microseconds of the scheduler that the account of misses takes a request, least to most by page size."""
+    """Microseconds of the scheduler a request that the account of misses takes, least to most."""
     means = sorted(row["account_mean"] for row in results("misses")["rows"])
     return f"{means[0]:.0f} to {means[-1]:.0f} microseconds"
 
