@@ -345,3 +345,15 @@ def odd_requests_table() -> str:
 def odd_requests() -> str:
     """How many requests were sent to find those."""
     return f"{results('odd_fields')['rows'][-1]['requests']:,}"
+
+
+def misses_cost() -> str:
+    """Microseconds of the scheduler a request that the account of misses takes, least to most."""
+    means = sorted(row["account_mean"] for row in results("misses")["rows"])
+    return f"{means[0]:.0f} to {means[-1]:.0f} microseconds"
+
+
+def tree_cost_beside_misses() -> str:
+    """What the radix tree takes for the same requests, least to most."""
+    means = sorted(row["tree_mean"] for row in results("misses")["rows"])
+    return f"{means[0] / 1000:.1f} to {means[-1] / 1000:.1f} ms"

@@ -57,6 +57,7 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "fleet unpin": ("some", NOBODY[1]),
     "fleet pins": (NOBODY[1],),
     "observe": NOBODY,
+    "why": NOBODY,
     "doctor": NOBODY,
 }
 # Commands that are tried elsewhere, with the reason.

@@ -43,6 +43,7 @@ NOT_RUN = {
     "python -m pytest": "tests of their own",
     "python benchmark/": "takes minutes to hours",
     "python scripts/fleet.py": "serves until Ctrl-C; test/scripts prints its commands",
+    "python scripts/reproduce_findings.py": "takes 15 to 20 minutes",
     "python scripts/screenshots.py": "needs a browser; test/ui drives one",
     "python scripts/render_docs.py": "test_rendered_pages.py asks it, and it would change the pages",
     "sgl-importance fleet": "needs several servers; test/fleet asks two",

@@ -12,8 +12,8 @@ from sgl_importance.options.importance_options import ImportanceOptions
 from sglang_importance.http import pins_route, same_origin
 from sglang_importance.http.routes import install_routes
 
-READS = ("", "/pins", "/tree", "/node/1", "/node/1/prompt", "/events", "/prewarm", "/prewarm/x")
-ACTS = ("/pin", "/unpin", "/find", "/importance", "/prewarm")
+READS = ("", "/pins", "/tree", "/node/1", "/node/1/prompt", "/events", "/why", "/prewarm", "/prewarm/x")
+ACTS = ("/pin", "/unpin", "/find", "/why", "/importance", "/prewarm")
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from sgl_importance_lab.replay.cache import replay_tree
 from sgl_importance_lab.replay.compiled.fast_importance import evictions
-from sgl_importance_lab.replay.radix_nodes import replay_nodes
 from sgl_importance_lab.replay.sessions import block_facts
 from sgl_importance_lab.replay.trace import TraceBuilder
 
@@ -29,6 +28,7 @@ from support.drivers.policy_drivers import (
     ServerTree,
     Shadow,
     counted,
+    replay_nodes_behind,
     tokens_of,
 )
 from support.drivers.tree_driver import PAGE
@@ -104,7 +104,7 @@ def check_agreement(drawn: Drawn, capacity: int) -> Counter[str]:
     facts = replace(facts, is_evidence=np.ones_like(facts.is_evidence))
     nodes = NotingReplay(capacity, trace, whole_nodes=True)
     blocks = NotingReplay(capacity, trace, facts=facts)
-    assert replay_nodes(trace, nodes, capacity).hit_blocks == hits
+    assert replay_nodes_behind(trace, nodes, capacity) == hits
     assert replay_tree(trace, blocks).hit_blocks == hits
     for replayed in (nodes, blocks):
         replayed.note()

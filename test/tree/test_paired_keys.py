@@ -34,6 +34,8 @@ def serve(driver: TreeDriver, prompt: list[int], answer: list[int]) -> int:
 
 def paired(driver: TreeDriver) -> TreeDriver:
     driver.core.is_eagle = True
+    assert driver.component.misses is not None
+    driver.component.misses.close()  # as a server with EAGLE, which keeps no account
     return driver
 
 

@@ -29,7 +29,7 @@ from support.drivers.tiered_driver import tiered
 from support.drivers.tree_driver import PAGE, TreeDriver
 from support.drivers.tree_requests import pages, path_of, prompt, serve
 
-REQUEST = {"requests_total", "prompt_tokens_total", "fold_seconds_total"}
+REQUEST = {"requests_total", "prompt_tokens_total", "missed_tokens_total", "fold_seconds_total"}
 HIT = REQUEST | {"hit_requests_total", "hit_tokens_total", "return_age_seconds"}
 EVICTION = {
     *("evicted_nodes_total", "evicted_tokens_total", "used_tokens"),

@@ -148,7 +148,7 @@ def test_no_policy_loads_less_than_the_optimum(
     for policy in PAGE_POLICIES:
         found = run_policy(recording, policy, slots, selection)
         np.testing.assert_array_equal(found.read, optimum.read)
-        np.testing.assert_allclose(found.mass, optimum.mass)
+        np.testing.assert_allclose(found.mass, optimum.mass, rtol=1e-5)  # sums in another order
         assert (found.loaded <= found.read).all()
         assert found.loaded.sum() >= optimum.loaded.sum(), policy
         for counts in (found, optimum):
