@@ -304,6 +304,9 @@ SYMBOLS: dict[str, str | tuple[str, ...] | None] = {
     f"{_SRT}.layers.attention.attention_registry.ATTENTION_BACKENDS": None,
     f"{_SRT}.layers.attention.attention_registry.register_attention_backend": "name",
     f"{_SRT}.configs.hybrid_arch.hybrid_gdn_config": "model_config",
+    f"{_SRT}.configs.hybrid_arch.mambaish_config": None,
+    f"{_SRT}.configs.model_config.ModelConfig": None,
+    f"{_SRT}.configs.model_config.is_deepseek_dsa": None,
     f"{_SRT}.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend.__init__": (
         "self, full_attn_backend, linear_attn_backend, full_attn_layers"
     ),
