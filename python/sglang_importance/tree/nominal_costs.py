@@ -70,7 +70,8 @@ def token_bytes(pool: KVCache, num_tokens: int) -> int:
 
     if isinstance(pool, MHATokenToKVPool) and pool.k_buffer and pool.v_buffer:
         return sum(buffer[0].nbytes for buffer in (*pool.k_buffer, *pool.v_buffer))
-    sizes = pool.get_kv_size_bytes()
+    whole: Any = pool  # each pool has this, but their base does not declare it
+    sizes = whole.get_kv_size_bytes()
     pool_bytes = sum(sizes) if isinstance(sizes, tuple) else sizes
     return max(1, round(pool_bytes / num_tokens))
 
