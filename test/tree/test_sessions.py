@@ -133,6 +133,15 @@ def test_another_namespaces_session_of_the_same_name_is_not_touched() -> None:
     assert not any(driver.component.state.tree.metadata(node).expendable for node in driver.all_nodes())
 
 
+def test_a_session_under_an_empty_key_is_closed_without_one() -> None:
+    driver = TreeDriver()
+    request = driver.admit(prompt(0, 3))
+    request.session_id, request.extra_key = "a", ""
+    driver.prefill(request)
+    driver.finish(request)
+    assert close(driver, "a")["was_open"]
+
+
 def test_who_comes_back_is_a_new_session_and_keeps_what_it_finds() -> None:
     driver = TreeDriver()
     ask(driver, prompt(0, 3), "a")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.misses.account import AccountedRequest, account_of
-from sgl_importance.misses.path_memory import Namespace, PathMemory
+from sgl_importance.misses.path_memory import PathMemory
 from sgl_importance.misses.path_tree import PathNode, packed
 from sgl_importance.misses.reason import Cause, Fate, PathVisit, Reason
 from sgl_importance.nodes.node_metadata import NodeMetadata
@@ -18,7 +18,7 @@ from sgl_importance.tiers import Tier
 from sglang_importance.cache.room import RoomNeed
 from sglang_importance.tree.state import TreeState
 from sglang_importance.upstream.nodes import key_of, tokens_of
-from sglang_importance.upstream.request_record import record_of
+from sglang_importance.upstream.request_record import namespace_of, record_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -169,8 +169,3 @@ class Misses:
         held = {node.id: len(key_of(node)) for node in nodes if self._state.tree.known(node) is not None}
         assert self._ends.keys() == held.keys(), self._ends.keys() ^ held.keys()
         assert self.memory.held_pages() * self.memory.page_size == sum(held.values())
-
-
-def namespace_of(req: Req) -> Namespace:
-    """Extra key and cache salt as sglang normalises them: empty is none."""
-    return req.extra_key or None, req.cache_salt or None

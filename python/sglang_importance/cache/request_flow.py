@@ -33,7 +33,7 @@ from sglang_importance.tree.eviction import RankedLeaves
 from sglang_importance.tree.folding import Folding
 from sglang_importance.tree.insertion import Insertion
 from sglang_importance.tree.state import TreeState
-from sglang_importance.upstream.request_record import record_of
+from sglang_importance.upstream.request_record import namespace_of, record_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -304,7 +304,7 @@ class RequestFlow:
 
     def _compare_beginning(self, beginnings: VolatileBeginnings, req: Req) -> None:
         found = req.cached_tokens_device + req.cached_tokens_host + req.cached_tokens_storage
-        beginnings.seen((req.extra_key, req.cache_salt), req.origin_input_ids, found)
+        beginnings.seen(namespace_of(req), req.origin_input_ids, found)
         self._state.counters.volatile_lost_tokens = beginnings.lost_tokens
 
     def _warmed(self, path: list[UnifiedTreeNode]) -> None:

@@ -9,7 +9,7 @@ from sgl_importance.nodes.named_sessions import Session, SessionName, SessionTab
 from sgl_importance.reuse.turns import Turn
 from sglang_importance.placement.pinning import Pinning
 from sglang_importance.tree.state import TreeState
-from sglang_importance.upstream.request_record import record_of
+from sglang_importance.upstream.request_record import namespace_of, record_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -43,9 +43,7 @@ class SessionFollower:
 
     def admitted(self, req: Req, hits: Sequence[UnifiedTreeNode]) -> None:
         """A request was admitted, and found these nodes."""
-        session_id = _session_id(req)
-        if session_id:
-            name = SessionName(session_id, req.extra_key, req.cache_salt)
+        if (name := _name_of(req)) is not None:
             record_of(req).session = self._table.open(name)
         self.visited(req, hits)
 
@@ -74,8 +72,9 @@ class SessionFollower:
             session.ends.pop(node.id, None)
         if own:
             session.ends_at(own[-1].id)
-        if record.hints is not None and record.hints.session_over:
-            self.close(SessionName(_session_id(req) or "", req.extra_key, req.cache_salt))
+        name = _name_of(req)
+        if name is not None and record.hints is not None and record.hints.session_over:
+            self.close(name)
         elif session.is_closed:  # while the request ran
             self._give_back(session)
 
@@ -116,9 +115,9 @@ class SessionFollower:
         return own
 
 
-def _session_id(req: Req) -> str | None:
-    """As the request names it, or as ``/open_session`` did for it."""
+def _name_of(req: Req) -> SessionName | None:
+    """The session that the request names, or that ``/open_session`` named for it."""
     session_id: str | None = getattr(req, "session_id", None)
     if session_id is None and (opened := getattr(req, "session", None)) is not None:
         session_id = opened.session_id
-    return session_id
+    return SessionName(session_id, *namespace_of(req)) if session_id else None

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 RECORD_ATTRIBUTE = "importance"
 
 
+def namespace_of(req: Req) -> tuple[str | None, str | None]:
+    """Extra key and cache salt of a request; an empty name is none, as in ``root_digest``."""
+    return req.extra_key or None, req.cache_salt or None
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """Of one request, in the scheduler; each part is None until its owner has met the request.
