@@ -8,7 +8,6 @@ with nothing in half a minute is then sent to a server under ``importance``.
 from __future__ import annotations
 
 import json
-import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,33 +18,17 @@ import httpx
 import typer
 from results import print_rows, write_results
 from rich.progress import track
-from sglang.srt.entrypoints import http_server
-from sglang.srt.entrypoints.openai import protocol
-from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
-from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sgl_importance.embedded_model import checkpoint_path
-from sglang_importance.http.requests.fields.table_check import defaults_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "test"))
 
 from support import warm_start
 from support.models import write_random_llama
-from support.odd_requests import OddRequest, OddRequests
+from support.odd_requests import OddRequest
+from support.route_fields import seeded_odd_requests
 from support.servers import ServerProcess
 
-CLASSES: dict[str, type] = {
-    "/generate": GenerateReqInput,
-    "/v1/completions": protocol.CompletionRequest,
-    "/v1/chat/completions": protocol.ChatCompletionRequest,
-    "/v1/responses": protocol.ResponsesRequest,
-    "/v1/messages": http_server.AnthropicMessagesRequest,
-    "/v1/embeddings": protocol.EmbeddingRequest,
-    "/v1/score": protocol.ScoringRequest,
-    "/v1/rerank": protocol.V1RerankReqInput,
-    "/encode": EmbeddingReqInput,
-    "/classify": EmbeddingReqInput,
-}
 FLAGS = ("--page-size", "16", "--max-total-tokens", "2048")
 PATIENCE = 30.0
 SIMPLE = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 1}}
@@ -57,15 +40,6 @@ class Broken:
 
     request: OddRequest
     outcome: str
-
-
-def annotations(kind: type) -> dict[str, str]:
-    known = {
-        name: str(value)
-        for each in reversed(kind.__mro__)
-        for name, value in vars(each).get("__annotations__", {}).items()
-    }
-    return {name: known.get(name, "") for name in defaults_of(kind)}
 
 
 def at(body: Any, path: str) -> Any:
@@ -122,8 +96,7 @@ def main(
 ) -> None:
     """Sends them and writes the results."""
     warm_start.is_on = True  # stock is started many times over
-    fields = {path: annotations(kind) for path, kind in CLASSES.items()}
-    made = OddRequests(random.Random(seed), fields, annotations(SamplingParams), vocabulary=1000)
+    made = seeded_odd_requests(seed)
     requests = [made.next() for _ in range(count)]
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:

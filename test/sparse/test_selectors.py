@@ -15,25 +15,7 @@ from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.selectors.registry import SELECTORS
 from sgl_importance_lab.selectors.registry import ready_selector
 
-PAGES, SIZE, KV_HEADS, GROUP, DIM = 12, 8, 2, 3, 16
-
-
-def drawn(seed: int, tokens: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys of all pages, and queries."""
-    draws = torch.Generator().manual_seed(seed)
-    keys = torch.randn(PAGES, SIZE, KV_HEADS, DIM, generator=draws)
-    return keys, torch.randn(tokens, KV_HEADS * GROUP, DIM, generator=draws)
-
-
-def estimated(name: str, keys: torch.Tensor, queries: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    representations = Representations(ready_selector(name, keys[None]), (keys,), "cpu")
-    return representations.selector.logits(queries, representations.of(0, pages))
-
-
-def exact(keys: torch.Tensor, queries: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    """Every logit, [tokens * heads, pages, page size]."""
-    by_head = queries.view(len(queries), KV_HEADS, GROUP, DIM)
-    return torch.einsum("tkgd,pskd->tkgps", by_head, keys[pages]).reshape(-1, len(pages), SIZE)
+from support.page_estimates import GROUP, PAGES, SIZE, drawn, estimated, exact
 
 
 def test_every_name_of_the_flag_is_a_selector_that_ships_or_a_control_arm() -> None:

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import httpx
 import pytest
-from sglang.srt.entrypoints import http_server
-from sglang.srt.entrypoints.openai import protocol
-from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
-from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_importance.http.requests.fields.table_check import defaults_of
-
-from support.odd_requests import OddRequest, OddRequests
+from support.odd_requests import OddRequest
+from support.route_fields import seeded_odd_requests
 from support.seeded_fuzz import requests_or_nightly
 from support.servers import ServerProcess
 
 pytestmark = pytest.mark.server
 
-CLASSES = {
-    "/generate": GenerateReqInput,
-    "/v1/completions": protocol.CompletionRequest,
-    "/v1/chat/completions": protocol.ChatCompletionRequest,
-    "/v1/responses": protocol.ResponsesRequest,
-    "/v1/messages": http_server.AnthropicMessagesRequest,
-    "/v1/embeddings": protocol.EmbeddingRequest,
-    "/v1/score": protocol.ScoringRequest,
-    "/v1/rerank": protocol.V1RerankReqInput,
-    "/encode": EmbeddingReqInput,
-    "/classify": EmbeddingReqInput,
-}
 ANSWERS = {200, 400, 404, 422, 501}
 CANARY = {
     "input_ids": [300 + 7 * place % 600 for place in range(200)],
@@ -41,15 +23,6 @@ CANARY = {
 EVERY = 50
 MEMORY_GROWTH = 256 << 20
 """Of all processes together; answers and their log probabilities come and go."""
-
-
-def annotations(kind: type) -> dict[str, str]:
-    known = {name: text for each in reversed(kind.__mro__) for name, text in _annotations(each).items()}
-    return {name: known.get(name, "") for name in defaults_of(kind)}
-
-
-def _annotations(kind: type) -> dict[str, str]:
-    return {name: str(value) for name, value in vars(kind).get("__annotations__", {}).items()}
 
 
 def answer_to(client: httpx.Client, request: OddRequest) -> httpx.Response:
@@ -66,8 +39,7 @@ def test_odd_fields_are_answered_or_refused_and_end_nothing(
         answer: dict[str, Any] = server.post("/generate", CANARY)
         return list(answer["output_ids"])
 
-    fields = {path: annotations(kind) for path, kind in CLASSES.items()}
-    made = OddRequests(random.Random(34), fields, annotations(SamplingParams), vocabulary=1000)
+    made = seeded_odd_requests(34)
     expected, memory = canary(), server.memory()
     seen: dict[int, int] = {}
     for number in range(count):

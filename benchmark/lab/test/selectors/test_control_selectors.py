@@ -7,28 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_importance_kernels.sparse.representations import Representations
-from sgl_importance_lab.selectors.registry import ALL_SELECTORS
-
-PAGES, SIZE, KV_HEADS, GROUP, DIM = 12, 8, 2, 3, 16
-
-
-def drawn(seed: int, tokens: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys of all pages, and queries."""
-    draws = torch.Generator().manual_seed(seed)
-    keys = torch.randn(PAGES, SIZE, KV_HEADS, DIM, generator=draws)
-    return keys, torch.randn(tokens, KV_HEADS * GROUP, DIM, generator=draws)
-
-
-def estimated(name: str, keys: torch.Tensor, queries: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    representations = Representations(ALL_SELECTORS[name](SIZE), (keys,), "cpu")
-    return representations.selector.logits(queries, representations.of(0, pages))
-
-
-def exact(keys: torch.Tensor, queries: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    """Every logit, [tokens * heads, pages, page size]."""
-    by_head = queries.view(len(queries), KV_HEADS, GROUP, DIM)
-    return torch.einsum("tkgd,pskd->tkgps", by_head, keys[pages]).reshape(-1, len(pages), SIZE)
+from support.page_estimates import DIM, GROUP, KV_HEADS, PAGES, SIZE, drawn, estimated, exact
 
 
 @given(st.integers(0, 2**31))
