@@ -42,7 +42,6 @@ SYSTEMS = (
 VIEWS = {
     "ui": {"width": 1280, "height": 1050, "color_scheme": "light"},
     "ui-dark": {"width": 1280, "height": 1050, "color_scheme": "dark"},
-    "ui-phone": {"width": 390, "height": 1400, "color_scheme": "light"},
 }
 
 

@@ -48,7 +48,6 @@ ONLY_READ = (
     "sparse/adversarial.py",
     "sparse/bounds.py",
     "sparse/exact_match.py",
-    "sparse/figure.py",
     "sparse/history.py",
     "sparse/interrupted.py",
     "sparse/joint.py",

@@ -95,7 +95,6 @@ class Shadowing:
             return {
                 "capacity_tokens": pair.capacity * pair.page_size,
                 "requests": compared.requests,
-                "refused_requests": pair.refused,
                 "prompt_tokens": compared.prompt_tokens,
                 "server_hit_tokens": self._server_hit_tokens,
                 "lru_hit_tokens": compared.lru_hit_tokens,

@@ -44,7 +44,6 @@ class ShadowCache:
 
     Attributes:
         used: pages in the tree.
-        refused: requests so far whose prompts are longer than the pool.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class ShadowCache:
         self.capacity = capacity
         self.ranking = ranking
         self.used = 0
-        self.refused = 0
         self._page_size = page_size
         self._private = 0
         self._serial = 0
@@ -89,7 +87,6 @@ class ShadowCache:
         self.gone(request)
         total = -(-tokens // self._page_size)
         if total > self.capacity:
-            self.refused += 1
             return None
         node, matched = self._walk(pages[: max(tokens - 1, 0) // self._page_size])
         self._lock(node)

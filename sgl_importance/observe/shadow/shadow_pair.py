@@ -25,9 +25,6 @@ class ShadowPair:
         cost: of the server's policy.
         ghost_pages: pages that importance remembers after their eviction.
         chunk_tokens: of a prompt that the server prefills at once; None for all of it.
-
-    Attributes:
-        refused: requests whose prompts are longer than the pool; they are not compared.
     """
 
     def __init__(
@@ -45,7 +42,6 @@ class ShadowPair:
         self._cost = cost
         self._ghost_pages = ghost_pages
         self._chunk_tokens = chunk_tokens
-        self.refused = 0
         self.reset()
 
     def reset(self) -> None:
@@ -64,11 +60,15 @@ class ShadowPair:
         )
 
     def admit(self, request: str, pages: list[bytes], tokens: int) -> tuple[int, int] | None:
-        """A request starts; returns the prompt tokens that LRU and importance find, None if refused."""
+        """A request starts.
+
+        Returns:
+            Prompt tokens that LRU and importance find; None where the pool cannot hold the prompt: a server
+            refuses it, and it is not compared.
+        """
         lru = self.lru.admit(request, pages, tokens)
         importance = self.importance.admit(request, pages, tokens)
         if lru is None or importance is None:
-            self.refused += 1
             return None
         self.comparison.add(tokens, lru, importance)
         return lru, importance
