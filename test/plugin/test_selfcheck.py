@@ -16,13 +16,13 @@ from sglang.srt.server_args import ServerArgs
 
 import sglang_importance
 from sglang_importance.upstream.refusal import LaunchRefused
-from sglang_importance.upstream.symbols import (
-    SYMBOLS,
+from sglang_importance.upstream.symbol_check import (
     check_sglang,
     parameters,
     symbol_problems,
     version_problem,
 )
+from sglang_importance.upstream.symbols import SYMBOLS
 
 PACKAGE = Path(sglang_importance.__file__).parent
 CURE = "install sglang==0.5.21 or use --kv-policy default"

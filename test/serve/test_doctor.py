@@ -30,7 +30,7 @@ def test_reports_every_subject_as_json():
 
 
 def test_another_sglang_is_a_problem_with_a_cure(monkeypatch: pytest.MonkeyPatch):
-    from sglang_importance.upstream import symbols as selfcheck
+    from sglang_importance.upstream import symbol_check as selfcheck
 
     monkeypatch.setattr(selfcheck, "version_problem", lambda: "sglang 9.9.9 has not been tested")
     (finding,) = (finding for finding in doctor.examine() if finding.subject == "upstream symbols")

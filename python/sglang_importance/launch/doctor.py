@@ -108,13 +108,8 @@ def _sglang() -> Iterator[Finding]:
         )
         return
     yield Finding("sglang", Status.OK, found)
-    from sglang_importance.upstream.symbols import (
-        CURE,
-        SYMBOLS,
-        symbol_problems,
-        version_note,
-        version_problem,
-    )
+    from sglang_importance.upstream.symbol_check import CURE, symbol_problems, version_note, version_problem
+    from sglang_importance.upstream.symbols import SYMBOLS
 
     problems = [problem for problem in (version_problem(), *symbol_problems()) if problem]
     for problem in problems:

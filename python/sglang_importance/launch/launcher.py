@@ -30,7 +30,7 @@ from sglang_importance.storage.store_launch import mount, store_refusals
 from sglang_importance.upstream.hooks import HookType, install_hooks
 from sglang_importance.upstream.refusal import SCHEDULER_REFUSED_EXIT_CODE, LaunchRefused, cure, exit_refused
 from sglang_importance.upstream.server_options import attach_options, importance_options, store_options
-from sglang_importance.upstream.symbols import check_sglang
+from sglang_importance.upstream.symbol_check import check_sglang
 
 LAUNCH_TARGET = "sglang.srt.entrypoints.engine.Engine._launch_subprocesses"
 PROOF_KEY = "sgl_importance"  # in the report that a scheduler sends when it is ready
