@@ -66,8 +66,10 @@ def compare(server: ServerProcess, title: str, exchanges: list[Exchange]) -> tup
 @pytest.mark.parametrize(
     "page_size",
     [
-        pytest.param(size, marks=pytest.mark.tested(name=f"device, host and file tier, pages of {size}"))
-        for size in (1, 16)
+        pytest.param(
+            size, marks=[pytest.mark.tested(name=f"device, host and file tier, pages of {size}"), *marks]
+        )
+        for size, marks in ((1, [pytest.mark.nightly]), (16, []))
     ],
 )
 @pytest.mark.tested(kind="mode", mode="page scores from attention", backend="torch_native")

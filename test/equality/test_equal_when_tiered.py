@@ -27,7 +27,7 @@ def test_tokens_equal_those_without_a_radix_cache(
     random_model: Path, exchanges: list[Exchange], tmp_path: Path
 ) -> None:
     """Over evictions, storage hits and retractions."""
-    middle, requests = len(exchanges) // 2, 500
+    middle, requests = len(exchanges) // 2, 360
     store = (
         *SCORES,
         "--kv-importance-store",

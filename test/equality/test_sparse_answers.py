@@ -26,7 +26,7 @@ EXACT = {"selector": "all"}
 
 # A few of the long answers, which make requests retract each other, and others; of those that are asked alone
 # an exact answer follows behind all but most of the long ones, and some are asked with room for every page.
-FIRST_OF_THE_LONG, LONG_ALONE, WITH_EVERYTHING = 8, 2, 20
+FIRST_OF_THE_LONG, LONG_ALONE, WITH_EVERYTHING = 8, 2, 8
 
 
 def reply_to(
@@ -67,7 +67,7 @@ def test_what_follows_from_audits_depends_on_the_request_alone(
 ) -> None:
     """Retracted and computed again, a request keeps the budgets that its audits gave it."""
     long = [exchange for exchange in exchanges if len(exchange.answer) == LONG_ANSWER_TOKENS]
-    asked = long[:FIRST_OF_THE_LONG] + exchanges[:10]
+    asked = long[:FIRST_OF_THE_LONG] + exchanges[:4]
     # Eight long answers do not fit at once.
     small = ("--kv-device-tokens", "480", "--max-total-tokens", "1280")
     with tiered_server(random_model, *SPARSE, *AUDITED, *small) as server:
@@ -89,7 +89,7 @@ def number_differing(some: Sequence[Sequence[int]], others: Sequence[Sequence[in
     return sum(list(one) != list(other) for one, other in zip(some, others, strict=True))
 
 
-@pytest.mark.parametrize("others", [40, pytest.param(500, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("others", [12, pytest.param(500, marks=pytest.mark.nightly)])
 def test_where_pages_are_changes_no_token_and_exact_answers_stay_exact(
     random_model: Path, exchanges: list[Exchange], others: int
 ) -> None:
