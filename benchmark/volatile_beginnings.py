@@ -46,9 +46,9 @@ class Request(NamedTuple):
     found_tokens: int | None = None
 
 
-def agent_prompts(folder: Path) -> list[tuple[float, str]]:
+def agent_prompts(files: Iterable[Path]) -> list[tuple[float, str]]:
     """Time in seconds and text of each prompt, in order of time."""
-    lines = [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.open()]
+    lines = [json.loads(line) for file in files for line in file.open()]
     return sorted((line["timestamp"] / 1e6, line["input"]) for line in lines)
 
 
@@ -165,7 +165,7 @@ def main(
     encode = Tokenizer.from_file(str(tokenizer))
     rows = []
     for name in ("miniswe", "taubench"):
-        prompts = agent_prompts(agents / name)
+        prompts = agent_prompts(sorted((agents / name).glob("*.jsonl")))
         rows.append(measured(name, tokenized(prompts, encode)))
         for field, make in FIELDS.items():
             planted = tokenized(with_field(prompts, make), encode)
