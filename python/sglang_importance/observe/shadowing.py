@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from sgl_importance.background.batch_worker import BatchWorker
 from sgl_importance.observe.shadow.shadow_pair import ShadowPair
-from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.observe.trace.token_sequence import TokenSequence
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sglang_importance.metrics.scheduler_counters import Counters
@@ -50,14 +49,11 @@ class Shadowing:
     # ---- the scheduler's thread ----
 
     def admitted(self, req: Req) -> None:
-        if not req.rid.startswith(HEALTH_CHECK_PREFIX):
-            self._server_hit_tokens += req.cached_tokens_device
-            self._offer((req.rid, prompt_of(req), None))
+        self._server_hit_tokens += req.cached_tokens_device
+        self._offer((req.rid, prompt_of(req), None))
 
     def finished(self, req: Req, answer_end: AnswerEnd) -> None:
         """The request ended; one that was only retracted goes on for the shadows."""
-        if req.rid.startswith(HEALTH_CHECK_PREFIX):
-            return
         if not req.finished():
             self._retracted.add(req.rid)
             return
