@@ -45,34 +45,6 @@ def _questions(count: int) -> list[list[int]]:
     return prompts
 
 
-def shadows_of(reader: TraceReader, capacity: int, cost: CostModel, ghost_pages: int) -> ShadowPair:
-    """A recording sent through a pair, as a server under ``observe`` would have while it was made."""
-    pair = ShadowPair(capacity, reader.header.page_size, cost, ghost_pages, chunk_tokens=CHUNK_TOKENS)
-    prompts: dict[int, int] = {}
-    for record in reader:
-        match record:
-            case Header():
-                pair.reset()
-                prompts.clear()
-            case RequestAdmitted():
-                prompts[record.request] = record.input_tokens
-                pages = [reader.digest(page) for page in record.pages.tolist()]
-                pair.admit(str(record.request), pages, record.input_tokens)
-            case RequestFinished() if record.reason != "retracted" and record.request in prompts:
-                pages = [reader.digest(page) for page in record.pages.tolist()]
-                tokens = prompts.pop(record.request) + record.output_tokens
-                pair.finish(str(record.request), pages, tokens)
-    return pair
-
-
-def replayed_pair(directory: Path) -> ShadowPair:
-    recording = open_trace(directory)
-    cost = dict(recording.header.cost)
-    pages = POOL_TOKENS // PAGE_SIZE
-    model = CostModel(**{**cost, "bytes_per_token": int(cost["bytes_per_token"])})
-    return shadows_of(recording, pages, model, 4 * pages)
-
-
 @pytest.mark.server
 def test_a_shadow_computes_what_a_server_under_importance_does(probe_model: Path, tmp_path: Path) -> None:
     """Prompts of several chunks, one at a time: they agree to the token, as they do under recency, below."""
@@ -82,7 +54,7 @@ def test_a_shadow_computes_what_a_server_under_importance_does(probe_model: Path
         wait_until_recorded(tmp_path, [reply["id"] for reply in replies])
     prompt_tokens = sum(reply["prompt_tokens"] for reply in replies)
     computed = prompt_tokens - sum(reply["cached_tokens"] for reply in replies)
-    by_shadow = prompt_tokens - replayed_pair(tmp_path).comparison.importance_hit_tokens
+    by_shadow = prompt_tokens - shadows_of(open_trace(tmp_path), CHUNK_TOKENS).comparison.importance_hit_tokens
     print(f"computed: server {computed}, shadow {by_shadow} of {prompt_tokens}")
     assert by_shadow == computed
 
@@ -111,7 +83,7 @@ def test_a_live_comparison_is_the_replay_of_its_recording(probe_model: Path, tmp
     assert report["verdict"].split(":")[0] in table.output
     print(f"{report['busy_seconds'] / report['requests'] * 1e6:.0f} us of shadow a request")
 
-    replayed = replayed_pair(tmp_path).comparison
+    replayed = shadows_of(open_trace(tmp_path), CHUNK_TOKENS).comparison
     for name in ("requests", "prompt_tokens", "lru_hit_tokens", "importance_hit_tokens", "saved_tokens"):
         assert report[name] == getattr(replayed, name), name
 
