@@ -39,6 +39,7 @@ from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
 sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "test")]
 
 from benchmark.serving.workloads import load_parameters, make_workload
+
 from support.recordings import shadows_of, wait_until_recorded
 from support.servers import ServerProcess
 
@@ -67,7 +68,10 @@ def serve(prompts: Sequence[Sequence[int]], flags: Sequence[str], at_a_time: int
 def by_tiers(folder: Path, policy: str, write_policy: str) -> int:
     """Tokens that the replay of tiers computes."""
     blocks = POOL // PAGE
-    sizes = (TierSize(Tier.DEVICE, blocks, policy, 1.0), TierSize(Tier.HOST, HOST_RATIO * blocks, policy, 1.0))
+    sizes = (
+        TierSize(Tier.DEVICE, blocks, policy, 1.0),
+        TierSize(Tier.HOST, HOST_RATIO * blocks, policy, 1.0),
+    )
     setup = TieredSetup(sizes, WritePolicy(write_policy), prefill_tokens_per_second=1.0, bytes_per_token=1)
     return replay_tiers(read_trace(folder), setup).recomputed_tokens
 

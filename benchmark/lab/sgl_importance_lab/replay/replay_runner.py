@@ -95,7 +95,7 @@ Replay = Callable[[Trace, int], ReplayCounts]
 def choose_replay(policy: str, mode: ReplayMode, seed: int = 0, *, chunk_tokens: int | None = None) -> Replay:
     """The compiled form of a policy where it has one, else the policy object in the readable cache.
 
-    Node-granular, ``lru`` and ``importance`` are shadow caches, with answers, as a server has them; others see
+    Node-granular, ``lru`` and ``importance`` are shadow caches, with answers, as on a server; others see
     prompts alone. The optimum is that of single blocks of prompts there, too.
 
     Raises:

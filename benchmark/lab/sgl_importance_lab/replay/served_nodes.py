@@ -2,8 +2,8 @@
 
 One request at a time, and blocks stand for the server's pages. An answer enters the cache when its request
 ends. Where the trace does not say which blocks it filled, as a recording does, they are those with which the
-first later request goes on from the prompt, as far as the answer reached, if nobody had asked for them before.
-Others have no name, and nobody finds them again.
+first later request goes on from the prompt, as far as the answer reached, if nobody had asked for them
+before. Others have no name, and nobody finds them again.
 """
 
 from __future__ import annotations
@@ -41,30 +41,48 @@ def replay_served(
     )
     cache = ShadowCache(capacity, tokens, ranking, spare_pages=int(tokens > 1), chunk_tokens=chunk_tokens)
     hit_blocks = hit_tokens = full_hits = refused = refused_blocks = refused_tokens = 0
-    answers = trace.answers or answer_blocks(trace)
+    served = ServedPages(trace)
     for index in range(trace.num_requests):
-        path = trace.request(index).tolist()
+        blocks = int(trace.offsets[index + 1] - trace.offsets[index])
         prompt_tokens = int(trace.input_tokens[index])
-        whole = min(len(path), prompt_tokens // tokens)
-        pages = [block.to_bytes(8, "big") for block in path[:whole]]
-        request = str(index)
-        found = cache.admit(request, pages, prompt_tokens)
+        found = cache.admit(str(index), served.prompt(index), prompt_tokens)
         if found is None:
             refused += 1
-            refused_blocks += len(path)
+            refused_blocks += blocks
             refused_tokens += prompt_tokens
             continue
         hit_tokens += found
         hit_blocks += found // tokens
-        full_hits += found // tokens == len(path) > 0
-        total = prompt_tokens + int(trace.output_tokens[index])
-        named = [block.to_bytes(8, "big") for block in answers[index]]
-        unnamed = range(whole + len(named), total // tokens)
-        named += [b"answer %d %d" % (index, position) for position in unnamed]
-        cache.finish(request, pages + named, total, AnswerEnd(int(trace.answer_ends[index])))
+        full_hits += found // tokens == blocks > 0
+        end = AnswerEnd(int(trace.answer_ends[index]))
+        cache.finish(str(index), served.with_answer(index), served.tokens(index), end)
     return ReplayCounts(
         hit_blocks, hit_tokens, full_hits, cache.evicted, 0, refused, refused_blocks, refused_tokens
     )
+
+
+class ServedPages:
+    """What each request of a trace is to a shadow cache whose pages are the trace's blocks."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._answers = trace.answers or answer_blocks(trace)
+
+    def prompt(self, index: int) -> list[bytes]:
+        """Names of the whole pages of a prompt."""
+        whole = int(self._trace.input_tokens[index]) // self._trace.block_tokens
+        return [block.to_bytes(8, "big") for block in self._trace.request(index)[:whole].tolist()]
+
+    def with_answer(self, index: int) -> list[bytes]:
+        """Names of the whole pages of prompt and answer."""
+        pages = self.prompt(index)
+        pages += [block.to_bytes(8, "big") for block in self._answers[index]]
+        filled = self.tokens(index) // self._trace.block_tokens
+        return pages + [b"answer %d %d" % (index, page) for page in range(len(pages), filled)]
+
+    def tokens(self, index: int) -> int:
+        """Of prompt and answer."""
+        return int(self._trace.input_tokens[index] + self._trace.output_tokens[index])
 
 
 def answer_blocks(trace: Trace) -> Sequence[Sequence[int]]:

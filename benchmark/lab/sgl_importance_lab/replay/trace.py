@@ -35,8 +35,8 @@ class Trace:
         output_tokens: generated tokens of each request, 0 where unknown; int64 [requests].
         seconds: arrival times from the start of the trace, never decreasing; float64 [requests].
         answer_ends: an AnswerEnd for each request; int8 [requests].
-        answers: blocks that each answer filled behind the whole blocks of its prompt, where the trace says so:
-            those that nobody asks for have numbers from ``num_blocks`` on.
+        answers: blocks that each answer filled behind the whole blocks of its prompt; those that nobody asks
+            for have numbers from ``num_blocks`` on. None where the trace does not say.
     """
 
     name: str
