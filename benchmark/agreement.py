@@ -92,7 +92,7 @@ def measure(workload: str, policy: str, tiers: str, at_a_time: int, requests: in
         trace = read_trace(folder)
         replayed = choose_replay(policy, ReplayMode.NODES, chunk_tokens=CHUNK)(trace, POOL // PAGE)
         tokens = int(trace.input_tokens.sum())  # with those of the request that warms the server up
-        hits = compared.lru_hit_tokens if policy == "lru" else compared.importance_hit_tokens
+        hits = compared.lru_hit_tokens if policy == "lru" else compared.other_hit_tokens
         computed = {
             "server": tokens - sum(found),
             "shadow": tokens - hits,

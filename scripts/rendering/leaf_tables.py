@@ -1,4 +1,4 @@
-"""Tables of leaves: whether a victim should be cut, and whether shadows and replays compute what a server does."""
+"""Tables of leaves: whether victims should be cut, and whether shadows and replays follow a server."""
 
 from __future__ import annotations
 

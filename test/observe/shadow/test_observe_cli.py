@@ -55,7 +55,7 @@ def test_shadow_and_replay_compute_what_a_server_under_importance_does(
         wait_until_recorded(tmp_path, [reply["id"] for reply in replies])
     prompt_tokens = sum(reply["prompt_tokens"] for reply in replies)
     computed = prompt_tokens - sum(reply["cached_tokens"] for reply in replies)
-    of_shadow = shadows_of(open_trace(tmp_path), CHUNK_TOKENS).comparison.importance_hit_tokens
+    of_shadow = shadows_of(open_trace(tmp_path), CHUNK_TOKENS).comparison.other_hit_tokens
     trace = read_trace(tmp_path)
     replay = choose_replay(IMPORTANCE, ReplayMode.NODES, chunk_tokens=CHUNK_TOKENS)
     of_replay = replay(trace, POOL_TOKENS // PAGE_SIZE).hit_tokens
@@ -89,9 +89,11 @@ def test_a_live_comparison_is_the_replay_of_its_recording(probe_model: Path, tmp
 
     replay = choose_replay("lru", ReplayMode.NODES, chunk_tokens=CHUNK_TOKENS)
     assert replay(read_trace(tmp_path), POOL_TOKENS // PAGE_SIZE).hit_tokens == report["lru_hit_tokens"]
-    replayed = shadows_of(open_trace(tmp_path), CHUNK_TOKENS).comparison
-    for name in ("requests", "prompt_tokens", "lru_hit_tokens", "importance_hit_tokens", "saved_tokens"):
-        assert report[name] == getattr(replayed, name), name
+    replayed = shadows_of(open_trace(tmp_path), CHUNK_TOKENS)
+    for name in ("requests", "prompt_tokens", "lru_hit_tokens", "saved_tokens", "lost_tokens"):
+        assert report[name] == getattr(replayed.comparison, name), name
+    assert report["importance_hit_tokens"] == replayed.comparison.other_hit_tokens
+    assert report["larger_pool"]["hit_tokens"] == replayed.larger.other_hit_tokens > report["lru_hit_tokens"]
 
 
 @pytest.mark.parametrize("policy", ["importance", "default"])
