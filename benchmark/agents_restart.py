@@ -39,6 +39,7 @@ from sgl_importance_lab.replay.formats.kv_cache_tester import merge_sessions
 from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST
 from sgl_importance_lab.replay.replay_runner import run_jobs
+from sgl_importance_lab.replay.served_nodes import ServedPages
 from sgl_importance_lab.replay.trace import Trace
 
 NO_TURNS, TABLES, ALL = "no turns kept", "tables kept", "all kept"
@@ -84,20 +85,22 @@ def rates(traces: Sequence[Trace], job: Job) -> tuple[float, float]:
         if job.policy == LRU
         else RestartedRanking(UNIFORM_COST, BLOCK_TOKENS, GHOST_FACTOR * job.capacity)
     )
-    cache = ShadowCache(job.capacity, BLOCK_TOKENS, ranking, chunk_tokens=SERVER_CHUNK_TOKENS)
+    cache = ShadowCache(job.capacity, BLOCK_TOKENS, ranking, spare_pages=1, chunk_tokens=SERVER_CHUNK_TOKENS)
+    served = ServedPages(trace)
     middle = trace.num_requests // 2
     found, asked = np.zeros((2, trace.num_requests), dtype=np.int64)
     for request in range(trace.num_requests):
         if request == middle:
             restart(cache, job.policy)
-        pages = [int(block).to_bytes(8, "big") for block in trace.request(request)]
+        pages = served.prompt(request)
         if not pages:
             continue
-        prompt_tokens = len(pages) * BLOCK_TOKENS + 1  # so that the last whole block can be a hit
         asked[request] = len(pages)
-        found[request] = (cache.admit(str(request), pages, prompt_tokens) or 0) // BLOCK_TOKENS
+        found[request] = (
+            cache.admit(str(request), pages, int(trace.input_tokens[request])) or 0
+        ) // BLOCK_TOKENS
         end = AnswerEnd(int(trace.answer_ends[request]))
-        cache.finish(str(request), pages, prompt_tokens + int(trace.output_tokens[request]), end)
+        cache.finish(str(request), served.with_answer(request), served.tokens(request), end)
     behind = slice(middle, None), slice(middle, middle + requests_in_hour(trace))
     rest, hour = (found[chosen].sum() / asked[chosen].sum() for chosen in behind)
     return float(hour), float(rest)

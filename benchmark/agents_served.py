@@ -12,7 +12,7 @@ Each arm twice: every request is over before the next one comes (``tokens_per_se
 and answers take time: ``START_SECONDS`` and their tokens at ``--tokens-per-second``. That speed is an
 assumption, the file records none that a server of ours would have. Then requests run beside each other and
 hold what they use, others are admitted before an answer has ended and is known to have, and requests still
-come when they came.
+come when they came. Prompts are inserted by prefill chunks, answers when they end.
 
 Hit rates are deterministic. ``uncached`` is the ratio of computed prompt blocks to those of LRU: mean over
 the orders in which sessions begin, with a 95 % interval (Student's t). ``running`` is the mean number of
@@ -49,6 +49,7 @@ from sgl_importance_lab.replay.formats.kv_cache_tester import Session, merge_ses
 from sgl_importance_lab.replay.formats.line_reader import refuse_bad_record
 from sgl_importance_lab.replay.importance_replay import UNIFORM_COST
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE
+from sgl_importance_lab.replay.served_nodes import ServedPages
 from sgl_importance_lab.replay.trace import Trace
 
 LRU = "lru"
@@ -124,18 +125,18 @@ def hits(traces: Sequence[Trace], job: Job, tokens_per_second: float | None = No
         job.capacity,
         BLOCK_TOKENS,
         ranking_of(job.policy, job.capacity),
+        spare_pages=1,
         chunk_tokens=SERVER_CHUNK_TOKENS,
     )
+    served = ServedPages(trace)
     found = 0
     for request, is_end in events(trace, tokens_per_second):
-        pages = [int(block).to_bytes(8, "big") for block in trace.request(request)]
-        prompt_tokens = len(pages) * BLOCK_TOKENS + 1  # so that the last whole block can be a hit
         if is_end:
             end = AnswerEnd.UNKNOWN if job.policy == NOT_TOLD else AnswerEnd(int(trace.answer_ends[request]))
-            tokens = prompt_tokens + int(trace.output_tokens[request])
-            cache.finish(str(request), pages, tokens, end)
+            cache.finish(str(request), served.with_answer(request), served.tokens(request), end)
         else:
-            found += (cache.admit(str(request), pages, prompt_tokens) or 0) // BLOCK_TOKENS
+            prompt_tokens = int(trace.input_tokens[request])
+            found += (cache.admit(str(request), served.prompt(request), prompt_tokens) or 0) // BLOCK_TOKENS
     return found
 
 

@@ -67,6 +67,8 @@ def summarize(document: dict[str, Any]) -> dict[str, Any]:
     batches = [(int(prompt), int(gained)) for prompt, gained in observed["batches"]]
     interval = gain_interval(batches, observed["requests"])
     prompt_tokens = max(observed["prompt_tokens"], 1)
+    larger = observed["larger_pool"]
+    of_larger = [(int(prompt), int(gained)) for prompt, gained in larger["batches"]]
     return {
         **{name: value for name, value in observed.items() if name != "batches"},
         "lru_hit_rate": observed["lru_hit_tokens"] / prompt_tokens,
@@ -76,6 +78,12 @@ def summarize(document: dict[str, Any]) -> dict[str, Any]:
         "gain_interval": interval,
         "confidence": CONFIDENCE,
         "verdict": str(verdict(batches, observed["requests"])),
+        "larger_pool": {
+            "times": larger["times"],
+            "hit_tokens": larger["hit_tokens"],
+            "gain": (larger["hit_tokens"] - observed["lru_hit_tokens"]) / prompt_tokens,
+            "gain_interval": gain_interval(of_larger, observed["requests"]),
+        },
         "volatile": document.get("volatile", []),
     }
 
@@ -92,6 +100,7 @@ def print_report(report: dict[str, Any]) -> None:
     table.add_column("tokens", justify="right")
     table.add_column("share", justify="right")
     total = max(report["prompt_tokens"], 1)
+    larger = report["larger_pool"]
     for title, name in (
         ("by LRU", "lru_hit_tokens"),
         ("by importance", "importance_hit_tokens"),
@@ -101,15 +110,24 @@ def print_report(report: dict[str, Any]) -> None:
         ("by this server", "server_hit_tokens"),
     ):
         add_texts(table, title, f"{report[name]:,}", f"{report[name] / total:.2%}")
+    in_more = larger["hit_tokens"]
+    add_texts(table, f"by LRU in {larger['times']} times the pool", f"{in_more:,}", f"{in_more / total:.2%}")
     show(table)
-    sentence = f"{report['verdict']}: {report['gain']:+.2%} of prompt tokens"
-    if report["gain_interval"] is not None:
-        low, high = report["gain_interval"]
-        sentence += f" ({report['confidence']:.0%} interval {low:+.2%} to {high:+.2%})"
-    typer.echo(sentence)
+    changes = [(report["verdict"], report), (f"{larger['times']} times the pool, with LRU", larger)]
+    for change, worth in sorted(changes, key=lambda each: -each[1]["gain"]):
+        typer.echo(f"{change}: {_worth(worth, report['confidence'])}")
     for place in report["volatile"]:
         typer.echo(f"no policy helps where {place['sentence']}: {place['cure']}")
     if report["dropped_events"]:
         typer.echo(f"{report['dropped_events']:,} events were not followed: the comparison has gaps")
     if report["failed"]:
         typer.echo("the comparison ended with an error: see the server's log")
+
+
+def _worth(found: dict[str, Any], confidence: float) -> str:
+    """What a change saves beside LRU, with its interval where there is one."""
+    gain = f"{found['gain']:+.2%} of prompt tokens"
+    if found["gain_interval"] is None:
+        return gain
+    low, high = found["gain_interval"]
+    return f"{gain} ({confidence:.0%} interval {low:+.2%} to {high:+.2%})"

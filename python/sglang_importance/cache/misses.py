@@ -13,7 +13,6 @@ from sgl_importance.misses.path_memory import PathMemory
 from sgl_importance.misses.path_tree import PathNode, packed
 from sgl_importance.misses.reason import Cause, Fate, PathVisit, Reason
 from sgl_importance.nodes.node_metadata import NodeMetadata
-from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.tiers import Tier
 from sglang_importance.cache.room import RoomNeed
 from sglang_importance.tree.state import TreeState
@@ -69,7 +68,7 @@ class Misses:
 
     def admitted(self, req: Req) -> None:
         """A request was admitted, and is about to enter the tree."""
-        if self.memory is not None and not req.rid.startswith(HEALTH_CHECK_PREFIX):
+        if self.memory is not None:
             self._follow(self._account, self.memory, req)
 
     def _account(self, memory: PathMemory, req: Req) -> None:

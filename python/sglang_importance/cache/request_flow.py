@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sgl_importance.metrics_table import FaultPlace
 from sgl_importance.nodes.ages import NOWHERE
 from sgl_importance.nodes.node_metadata import NodeMetadata, transition_after
+from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.observe.trace.records import EventKind
 from sgl_importance.observe.volatile.detector import VolatileBeginnings
 from sgl_importance.reuse.answer_end import AnswerEnd
@@ -88,14 +89,19 @@ class RequestFlow:
 
     # ---- admission and insertion ----
 
-    def inserting(self, req: Req, cached_tokens: int, *, is_finished: bool) -> Insertion:
+    def inserting(self, req: Req, cached_tokens: int, *, is_finished: bool) -> Insertion | None:
         """The request's tokens are about to enter the tree; the first time, it has just been admitted.
+
+        None of one that nobody asked and nothing is learnt from: sglang's own health checks.
 
         Args:
             cached_tokens: of its prompt, that it found on the device.
         """
         if is_prewarm(req.rid):
             return Insertion(transition=None)
+        if req.rid.startswith(HEALTH_CHECK_PREFIX):  # a probe of an idle server would age all that it holds
+            self.count(req)
+            return None
         record = record_of(req)
         if record.query is None:
             record.query = self._admit(req, cached_tokens)
@@ -191,11 +197,11 @@ class RequestFlow:
             one. None where there is nothing to learn.
         """
         answer_end = self._answer_end(req) if is_finished else AnswerEnd.UNKNOWN
-        if is_finished and self._shadowing is not None:
-            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.finished, req, answer_end)
         query = record_of(req).query
         if query is None and not is_prewarm(req.rid):
             return None
+        if is_finished and self._shadowing is not None:
+            self._state.faults.beside(FaultPlace.OBSERVATION, self._shadowing.finished, req, answer_end)
         self._pins.settle()
         path = self._state.tree.path_to(end)
         if query is None:

@@ -7,8 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sgl_importance.background.batch_worker import BatchWorker
-from sgl_importance.observe.shadow.shadow_pair import ShadowPair
-from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
+from sgl_importance.observe.shadow.shadow_pair import LARGER, ShadowPair
 from sgl_importance.observe.trace.token_sequence import TokenSequence
 from sgl_importance.reuse.answer_end import AnswerEnd
 from sglang_importance.metrics.scheduler_counters import Counters
@@ -50,14 +49,11 @@ class Shadowing:
     # ---- the scheduler's thread ----
 
     def admitted(self, req: Req) -> None:
-        if not req.rid.startswith(HEALTH_CHECK_PREFIX):
-            self._server_hit_tokens += req.cached_tokens_device
-            self._offer((req.rid, prompt_of(req), None))
+        self._server_hit_tokens += req.cached_tokens_device
+        self._offer((req.rid, prompt_of(req), None))
 
     def finished(self, req: Req, answer_end: AnswerEnd) -> None:
         """The request ended; one that was only retracted goes on for the shadows."""
-        if req.rid.startswith(HEALTH_CHECK_PREFIX):
-            return
         if not req.finished():
             self._retracted.add(req.rid)
             return
@@ -86,7 +82,7 @@ class Shadowing:
         compared = self._pair.comparison
         counters.shadow_prompt_tokens = compared.prompt_tokens
         counters.shadow_hit_tokens["lru"] = compared.lru_hit_tokens
-        counters.shadow_hit_tokens["importance"] = compared.importance_hit_tokens
+        counters.shadow_hit_tokens["importance"] = compared.other_hit_tokens
 
     def document(self) -> dict[str, Any]:
         """The comparison so far; see ``docs/operate.md``."""
@@ -98,11 +94,16 @@ class Shadowing:
                 "prompt_tokens": compared.prompt_tokens,
                 "server_hit_tokens": self._server_hit_tokens,
                 "lru_hit_tokens": compared.lru_hit_tokens,
-                "importance_hit_tokens": compared.importance_hit_tokens,
+                "importance_hit_tokens": compared.other_hit_tokens,
                 "saved_tokens": compared.saved_tokens,
                 "lost_tokens": compared.lost_tokens,
                 "agreed_tokens": compared.agreed_tokens,
                 "batches": list(compared.batches),
+                "larger_pool": {
+                    "times": LARGER,
+                    "hit_tokens": pair.larger.other_hit_tokens,
+                    "batches": list(pair.larger.batches),
+                },
                 "waiting_events": self._worker.unfinished,
                 "dropped_events": self._worker.dropped,
                 "busy_seconds": self._busy_seconds,

@@ -1,4 +1,4 @@
-"""Two policies on the same requests: tokens saved and lost, with a confidence interval."""
+"""Two caches on the same requests: tokens saved and lost, with a confidence interval."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def uniform_quantile(requests: int) -> float:
 
 @dataclass(slots=True)
 class Comparison:
-    """Hit tokens of importance beside those of LRU, request by request; bounded memory.
+    """Hit tokens of another cache beside those of LRU, request by request; bounded memory.
 
     Requests depend on those before them, so an interval comes from means of batches of consecutive requests
     (Schmeiser, Batch size effects in the analysis of simulation output, 1982): batches double in size
@@ -54,29 +54,29 @@ class Comparison:
         requests: compared so far.
         prompt_tokens: of these.
         lru_hit_tokens: found by LRU.
-        importance_hit_tokens: found by importance.
-        saved_tokens: found by importance only.
+        other_hit_tokens: found by the other.
+        saved_tokens: found by the other only.
         lost_tokens: found by LRU only.
-        batches: (prompt tokens, importance's hits less LRU's) of each full batch, in order.
+        batches: (prompt tokens, the other's hits less LRU's) of each full batch, in order.
     """
 
     requests: int = 0
     prompt_tokens: int = 0
     lru_hit_tokens: int = 0
-    importance_hit_tokens: int = 0
+    other_hit_tokens: int = 0
     saved_tokens: int = 0
     lost_tokens: int = 0
     batches: list[tuple[int, int]] = field(default_factory=list)
     _batch_requests: int = 1
     _open: tuple[int, int, int] = (0, 0, 0)
 
-    def add(self, prompt_tokens: int, lru_hits: int, importance_hits: int) -> None:
-        """Adds one request, with the tokens that each policy found of its prompt."""
-        difference = importance_hits - lru_hits
+    def add(self, prompt_tokens: int, lru_hits: int, other_hits: int) -> None:
+        """Adds one request, with the tokens that each cache found of its prompt."""
+        difference = other_hits - lru_hits
         self.requests += 1
         self.prompt_tokens += prompt_tokens
         self.lru_hit_tokens += lru_hits
-        self.importance_hit_tokens += importance_hits
+        self.other_hit_tokens += other_hits
         self.saved_tokens += max(difference, 0)
         self.lost_tokens += max(-difference, 0)
         count, tokens, gained = self._open
@@ -98,7 +98,7 @@ class Comparison:
 
 
 def gain_interval(batches: list[tuple[int, int]], requests: int) -> tuple[float, float] | None:
-    """Interval of the share of prompt tokens that importance saves, negative where it costs.
+    """Interval of the share of prompt tokens that the other cache saves, negative where it costs.
 
     It may be looked at again and again until it says something: all intervals hold at once.
 

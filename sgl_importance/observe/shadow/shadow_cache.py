@@ -44,6 +44,7 @@ class ShadowCache:
 
     Attributes:
         used: pages in the tree.
+        evicted: pages that were given up so far.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class ShadowCache:
         self._chunk_pages = capacity if chunk_tokens is None else max(chunk_tokens // page_size, 1)
         self.capacity = capacity
         self.ranking = ranking
-        self.used = 0
+        self.used = self.evicted = 0
         self._page_size = page_size
         self._private = 0
         self._serial = 0
@@ -230,6 +231,7 @@ class ShadowCache:
             self.ranking.removed(victim)
             del parent.children[victim.pages[0]]
             self.used -= len(victim.pages)
+            self.evicted += len(victim.pages)
             pages -= len(victim.pages)
             victim.detach()
             if not parent.is_root and not parent.children and not parent.locks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sgl_importance.observe.trace.reader import TraceReader
@@ -24,6 +24,7 @@ class Arrival:
         cached_tokens: prompt tokens that the recording server found in its cache.
         has_partial_page: whether prompt tokens follow the last whole page.
         answer_end: as in ``RequestFinished``, or as it was told later; "unknown" where neither was recorded.
+        answer_pages: that the answer filled, behind the prompt's whole pages; as ``pages``.
     """
 
     rid: str
@@ -34,6 +35,7 @@ class Arrival:
     cached_tokens: int
     has_partial_page: bool
     answer_end: str = "unknown"
+    answer_pages: Sequence[int] = ()
 
 
 def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arrival]:
@@ -73,6 +75,7 @@ def arrivals(reader: TraceReader, *, health_checks: bool = False) -> list[Arriva
                 cached_tokens=sum(record.cached_tokens.values()),
                 has_partial_page=record.input_tokens > len(record.pages) * page_size,
                 answer_end=told.get(key) or (end.answer_end if end else "unknown"),
+                answer_pages=end.pages.tolist()[len(record.pages) :] if end else (),
             )
         )
     return sorted(found, key=lambda arrival: arrival.seconds)

@@ -30,7 +30,7 @@ def test_tokens_add_up_and_memory_stays_bounded(drawn: list[tuple[int, float, fl
     for row in rows:
         compared.add(*row)
     tokens, lru, ours = (sum(column) for column in zip(*rows, strict=True))
-    assert (compared.prompt_tokens, compared.lru_hit_tokens, compared.importance_hit_tokens) == (
+    assert (compared.prompt_tokens, compared.lru_hit_tokens, compared.other_hit_tokens) == (
         tokens,
         lru,
         ours,

@@ -11,16 +11,14 @@ from typer.testing import CliRunner, Result
 
 from sgl_importance.cli.observe_command import app
 from sgl_importance.cli.server_client import Server
-from sgl_importance.observe.shadow.shadow_pair import ShadowPair
 from sgl_importance.observe.trace import open_trace
-from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
-from sgl_importance.observe.trace.reader import TraceReader
-from sgl_importance.observe.trace.records import Header, RequestAdmitted, RequestFinished
-from sgl_importance.policy.cost_model import CostModel
 from sgl_importance_lab.probe.tasks import make_document
 from sgl_importance_lab.probe.tokenizer import encode
+from sgl_importance_lab.replay.formats.detect import read_trace
+from sgl_importance_lab.replay.policy_registry import IMPORTANCE
+from sgl_importance_lab.replay.replay_runner import ReplayMode, choose_replay
 
-from support.recordings import wait_until_recorded
+from support.recordings import shadows_of, wait_until_recorded
 from support.servers import ServerProcess, free_port
 from support.waiting import wait_until
 
@@ -46,47 +44,23 @@ def _questions(count: int) -> list[list[int]]:
     return prompts
 
 
-def shadows_of(reader: TraceReader, capacity: int, cost: CostModel, ghost_pages: int) -> ShadowPair:
-    """A recording sent through a pair, as a server under ``observe`` would have while it was made."""
-    pair = ShadowPair(capacity, reader.header.page_size, cost, ghost_pages, chunk_tokens=CHUNK_TOKENS)
-    prompts: dict[int, int] = {}
-    for record in reader:
-        match record:
-            case Header():
-                pair.reset()
-                prompts.clear()
-            case RequestAdmitted() if not record.rid.startswith(HEALTH_CHECK_PREFIX):
-                prompts[record.request] = record.input_tokens
-                pages = [reader.digest(page) for page in record.pages.tolist()]
-                pair.admit(str(record.request), pages, record.input_tokens)
-            case RequestFinished() if record.reason != "retracted" and record.request in prompts:
-                pages = [reader.digest(page) for page in record.pages.tolist()]
-                tokens = prompts.pop(record.request) + record.output_tokens
-                pair.finish(str(record.request), pages, tokens)
-    return pair
-
-
-def replayed_pair(directory: Path) -> ShadowPair:
-    recording = open_trace(directory)
-    cost = dict(recording.header.cost)
-    pages = POOL_TOKENS // PAGE_SIZE
-    model = CostModel(**{**cost, "bytes_per_token": int(cost["bytes_per_token"])})
-    return shadows_of(recording, pages, model, 4 * pages)
-
-
 @pytest.mark.server
-def test_a_shadow_computes_what_a_server_under_importance_does(probe_model: Path, tmp_path: Path) -> None:
-    """Prompts of several chunks, one at a time. Under recency they agree to the token, see below."""
+def test_shadow_and_replay_compute_what_a_server_under_importance_does(
+    probe_model: Path, tmp_path: Path
+) -> None:
+    """Prompts of several chunks, one at a time: they agree to the token, as they do under recency, below."""
     flags = ("--kv-policy", "importance", *SERVER_FLAGS, "--kv-importance-trace", str(tmp_path))
     with ServerProcess(*flags, model=probe_model) as server:
         replies = [server.generate(prompt, max_new_tokens=3)["meta_info"] for prompt in _questions(60)]
         wait_until_recorded(tmp_path, [reply["id"] for reply in replies])
     prompt_tokens = sum(reply["prompt_tokens"] for reply in replies)
     computed = prompt_tokens - sum(reply["cached_tokens"] for reply in replies)
-    by_shadow = prompt_tokens - replayed_pair(tmp_path).comparison.importance_hit_tokens
-    print(f"computed: server {computed}, shadow {by_shadow} of {prompt_tokens}")
-    # The policy learns from its own evictions, so one that differs moves those behind it.
-    assert abs(by_shadow - computed) <= 0.03 * computed
+    of_shadow = shadows_of(open_trace(tmp_path), CHUNK_TOKENS).comparison.other_hit_tokens
+    trace = read_trace(tmp_path)
+    replay = choose_replay(IMPORTANCE, ReplayMode.NODES, chunk_tokens=CHUNK_TOKENS)
+    of_replay = replay(trace, POOL_TOKENS // PAGE_SIZE).hit_tokens
+    print(f"computed: server {computed} of {prompt_tokens}")
+    assert (prompt_tokens - of_shadow, prompt_tokens - of_replay) == (computed, computed)
 
 
 @pytest.mark.server
@@ -113,9 +87,13 @@ def test_a_live_comparison_is_the_replay_of_its_recording(probe_model: Path, tmp
     assert report["verdict"].split(":")[0] in table.output
     print(f"{report['busy_seconds'] / report['requests'] * 1e6:.0f} us of shadow a request")
 
-    replayed = replayed_pair(tmp_path).comparison
-    for name in ("requests", "prompt_tokens", "lru_hit_tokens", "importance_hit_tokens", "saved_tokens"):
-        assert report[name] == getattr(replayed, name), name
+    replay = choose_replay("lru", ReplayMode.NODES, chunk_tokens=CHUNK_TOKENS)
+    assert replay(read_trace(tmp_path), POOL_TOKENS // PAGE_SIZE).hit_tokens == report["lru_hit_tokens"]
+    replayed = shadows_of(open_trace(tmp_path), CHUNK_TOKENS)
+    for name in ("requests", "prompt_tokens", "lru_hit_tokens", "saved_tokens", "lost_tokens"):
+        assert report[name] == getattr(replayed.comparison, name), name
+    assert report["importance_hit_tokens"] == replayed.comparison.other_hit_tokens
+    assert report["larger_pool"]["hit_tokens"] == replayed.larger.other_hit_tokens > report["lru_hit_tokens"]
 
 
 @pytest.mark.parametrize("policy", ["importance", "default"])

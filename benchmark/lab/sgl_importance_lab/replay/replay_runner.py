@@ -20,6 +20,7 @@ from sgl_importance_lab.replay.cache import ReplayCounts, replay_objects, replay
 from sgl_importance_lab.replay.policy_registry import IMPORTANCE, OPTIMUM, create_policy, load_policy
 from sgl_importance_lab.replay.radix_nodes import mean_node_blocks, replay_nodes
 from sgl_importance_lab.replay.ray_cluster import ClusterError, RayCluster, run_on_ray
+from sgl_importance_lab.replay.served_nodes import replay_served
 from sgl_importance_lab.replay.trace import Trace
 
 InputT = TypeVar("InputT")
@@ -31,7 +32,7 @@ class ReplayMode(StrEnum):
     TREE = "tree"
     """Blocks in a prefix tree, whose leaves are evicted."""
     NODES = "nodes"
-    """Radix nodes, evicted whole."""
+    """Radix nodes, evicted whole; under ``lru`` and ``importance`` as a server does."""
     OBJECTS = "objects"
     """Independent blocks, as in general cache simulators."""
 
@@ -94,7 +95,8 @@ Replay = Callable[[Trace, int], ReplayCounts]
 def choose_replay(policy: str, mode: ReplayMode, seed: int = 0, *, chunk_tokens: int | None = None) -> Replay:
     """The compiled form of a policy where it has one, else the policy object in the readable cache.
 
-    The optimum is that of single blocks in node-granular replay too: no choice of whole nodes hits more.
+    Node-granular, ``lru`` and ``importance`` are shadow caches, with answers, as on a server; others see
+    prompts alone. The optimum is that of single blocks of prompts there, too.
 
     Raises:
         UnknownPolicyError: there is no such policy.
@@ -105,6 +107,9 @@ def choose_replay(policy: str, mode: ReplayMode, seed: int = 0, *, chunk_tokens:
         return partial(replay_lru, object_level=mode is ReplayMode.OBJECTS)
     if policy == IMPORTANCE and mode is ReplayMode.TREE:
         return _replay_importance
+    if mode is ReplayMode.NODES and policy in ("lru", IMPORTANCE):
+        is_importance = policy == IMPORTANCE
+        return partial(replay_served, is_importance=is_importance, chunk_tokens=chunk_tokens)
     load_policy(policy)
     if mode is ReplayMode.NODES and policy != OPTIMUM:
         return partial(_replay_nodes, policy, seed, chunk_tokens)

@@ -35,6 +35,8 @@ class Trace:
         output_tokens: generated tokens of each request, 0 where unknown; int64 [requests].
         seconds: arrival times from the start of the trace, never decreasing; float64 [requests].
         answer_ends: an AnswerEnd for each request; int8 [requests].
+        answers: blocks that each answer filled behind the whole blocks of its prompt; those that nobody asks
+            for have numbers from ``num_blocks`` on. None where the trace does not say.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Trace:
     output_tokens: IntArray
     seconds: npt.NDArray[np.float64]
     answer_ends: npt.NDArray[np.int8]
+    answers: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def num_requests(self) -> int:
@@ -103,6 +106,7 @@ class TraceBuilder:
         self._output_tokens: list[int] = []
         self._seconds: list[float] = []
         self._answer_ends: list[int] = []
+        self._answers: list[Sequence[object]] = []
 
     def add(
         self,
@@ -112,8 +116,13 @@ class TraceBuilder:
         output_tokens: int = 0,
         seconds: float = 0.0,
         answer_end: AnswerEnd = AnswerEnd.UNKNOWN,
+        answer: Sequence[object] | None = None,
     ) -> None:
         """Appends one request.
+
+        Args:
+            answer: the blocks that its answer filled, behind the whole blocks of the prompt; None where the
+                trace does not say.
 
         Raises:
             ValueError: a block has another parent than before, or appears twice in the request; time runs
@@ -138,6 +147,8 @@ class TraceBuilder:
         self._output_tokens.append(output_tokens)
         self._seconds.append(seconds)
         self._answer_ends.append(answer_end)
+        if answer is not None:
+            self._answers.append(answer)
 
     def _check_path(self, names: Sequence[object]) -> None:
         if len(set(names)) != len(names):
@@ -152,6 +163,12 @@ class TraceBuilder:
                 )
             parent = block
 
+    def _named_answers(self) -> tuple[tuple[int, ...], ...] | None:
+        if len(self._answers) < len(self._answer_ends):
+            return None
+        ids = dict(self._ids)
+        return tuple(tuple(ids.setdefault(name, len(ids)) for name in names) for names in self._answers)
+
     def build(self) -> Trace:
         return Trace(
             name=self._name,
@@ -163,4 +180,5 @@ class TraceBuilder:
             output_tokens=np.array(self._output_tokens, dtype=np.int64),
             seconds=np.array(self._seconds, dtype=np.float64),
             answer_ends=np.array(self._answer_ends, dtype=np.int8),
+            answers=self._named_answers(),
         )

@@ -112,7 +112,7 @@ def test_nodes_are_chunks_and_what_is_too_long_is_refused(tmp_path: Path) -> Non
     path.write_text(
         "\n".join(json.dumps(record | {"input_length": 512 * len(ids), "hash_ids": ids}) for ids in paths)
     )
-    args = [path, "--policies", "lru", "--capacity-blocks", "4", "--json", out]
+    args = [path, "--policies", "fifo", "--capacity-blocks", "4", "--json", out]
     result = _run(*args, "--node-granular", "--chunk-tokens", 1024)
     assert result.exit_code == 0, result.output
     row = _rows(out)[0]

@@ -43,6 +43,7 @@ def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
                 output_tokens=request.output_tokens,
                 seconds=request.seconds - requests[0].seconds,
                 answer_end=ANSWER_ENDS.get(request.answer_end, AnswerEnd.UNKNOWN),
+                answer=request.answer_pages,
             )
         except ValueError as error:
             on_bad_record(BadRecord(path, number, str(error)))
