@@ -13,8 +13,8 @@ from sgl_importance_kernels.triton.tiles import MIN_DOT_ROWS, dot_dtype
 
 BLOCK_PAGES = MIN_DOT_ROWS
 """Pages of a tile. One token of each is multiplied at a time: a channel's place in its byte is one number."""
-BLOCK_D = 32
-"""Channels that are multiplied at a time: a wider product keeps more of both factors than registers hold."""
+BLOCK_D = 16
+"""Channels that are multiplied at a time: of more, ptxas keeps some on a stack."""
 
 
 @triton.jit(do_not_specialize=["pages_stride", "max_pages", "kept_bytes"])

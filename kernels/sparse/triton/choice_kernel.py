@@ -10,8 +10,8 @@ from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts
 from sgl_importance_kernels.sparse.triton.estimates import Estimates
 from sgl_importance_kernels.triton.tiles import log_sum
 
-WARPS = 8
-MOST_PAGES = 16384
+WARPS = 16
+MOST_PAGES = 8192
 """Pages of a context that one program holds in its registers."""
 PAGES_AT_A_TIME = 64
 _FORCED = 0x7FFFFFFF  # above the key of every share
@@ -99,8 +99,10 @@ def _choice_kernel(
     found = tl.sum(is_chosen.to(tl.int32))
 
     width = most_chosen + 1
-    pages = tl.load(Pages + row * max_pages + at, mask=at < max_pages, other=-1)
+    pages = tl.load(Pages + row * max_pages + at, mask=is_chosen, other=-1)
     tl.store(Chosen + row * width + column, pages, mask=is_chosen)
+    # Loaded again: held from above, it would not fit the registers of a long context.
+    share = tl.load(LogShares + row * max_pages + at, mask=is_chosen, other=0.0)
     tl.store(Shares + row * width + column, tl.exp(share), mask=is_chosen)
     behind = tl.arange(0, BLOCK_CHOSEN)
     is_behind = (behind > found) & (behind < width)
