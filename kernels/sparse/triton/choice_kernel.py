@@ -10,9 +10,9 @@ from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts
 from sgl_importance_kernels.sparse.triton.estimates import Estimates
 from sgl_importance_kernels.triton.tiles import log_sum
 
-WARPS = 16
-MOST_PAGES = 8192
-"""Pages of a context that one program holds in its registers."""
+WARPS = 8
+MOST_PAGES = 4096
+"""Pages of a context that one program holds in its registers: 65,536 tokens in pages of 16."""
 PAGES_AT_A_TIME = 64
 _FORCED = 0x7FFFFFFF  # above the key of every share
 _LARGEST_KEY = 0x7F800000  # of a share of 1
