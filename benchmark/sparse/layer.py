@@ -105,7 +105,9 @@ class Layer:
     def sparse(self, query: torch.Tensor) -> torch.Tensor:
         self.slots.begin_pass(torch.zeros(1, dtype=torch.int64))
         places = self.slots.place(0, *self.scan(query))
-        return attend_step(self.slots, 0, query, places, torch.tensor([PAGE]), SCALE)[0]
+        output, row = torch.empty_like(query), torch.tensor([0])
+        attend_step(self.slots, 0, query, row, places, torch.tensor([PAGE]), SCALE, output)
+        return output
 
 
 def measured(layer: Layer, steps: int, label: str) -> dict[str, Any]:

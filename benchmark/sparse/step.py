@@ -30,10 +30,12 @@ from timing import interleaved
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmark.results import print_rows, write_results
-from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts, choose_pages
+from sgl_importance_kernels.sparse.page_choice import ChoiceRule, Contexts
 from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sgl_importance_kernels.sparse.triton.attention_kernel import attend_places
+from sgl_importance_kernels.sparse.triton.choice_kernel import choose
 from sgl_importance_kernels.sparse.triton.copy_kernel import copy_pages
+from sgl_importance_kernels.sparse.triton.estimates import Estimates
 from sgl_importance_lab.selectors.registry import ready_selector
 
 PAGE = 16
@@ -82,8 +84,8 @@ class Step:
         self.slots = PageSlots(
             [self.pool[0]],
             [self.pool[1]],
-            num_frames=1,
-            num_slots=1 + 2 * shape.requests * budget,
+            num_frames=shape.requests,
+            num_slots=shape.requests + 2 * shape.requests * budget,
             page_size=PAGE,
             staging_pages=1,
             device=device,
@@ -102,11 +104,13 @@ class Step:
         self.last_tokens = torch.full_like(whole, PAGE)
         queries = torch.empty(shape.requests, shape.heads, shape.dim, dtype=dtype).normal_(generator=draws)
         self.queries, self.scale = queries.to(device), shape.dim**-0.5
-        self.logits = self.scan()
+        self.rows = torch.arange(shape.requests, device=device)
+        self.outputs = torch.empty_like(self.queries)
+        self.estimates = self.scan()
         self.chosen, self.shares = self.choose()
         self.places = self.place()
-        self.copied = self.chosen.flatten()[::10].contiguous()
-        self.copied_to = torch.arange(1, len(self.copied) + 1, device=device)
+        self.copied = self.chosen[:, 1:].flatten()[::10].contiguous()  # without the page that is being filled
+        self.copied_to = torch.arange(len(self.copied), device=device) + shape.requests
 
     def in_order(self, part: int) -> torch.Tensor:
         """Keys or values on the device, [requests, KV heads, tokens, dimension]."""
@@ -118,24 +122,34 @@ class Step:
         queries = self.queries[:, :, None]
         return lambda: scaled_dot_product_attention(queries, keys, values, scale=self.scale, enable_gqa=True)
 
-    def scan(self) -> torch.Tensor:
-        queries = (self.queries * self.scale).float().contiguous()
-        return self.representations.step_logits(0, queries, self.pages, self.contexts.num_complete)
+    def scan(self) -> Estimates:
+        return self.representations.scan(
+            0, self.queries, self.rows, self.scale, self.pages, self.contexts.num_complete
+        )
 
     def choose(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return choose_pages(self.logits, self.contexts, RULE)
+        return choose(self.estimates, self.contexts, RULE)
 
     def place(self) -> torch.Tensor:
         return self.slots.place(0, self.chosen, self.shares)
 
     def attend(self) -> torch.Tensor:
         slots = (self.slots.keys[0], self.slots.values[0])
-        return attend_places(
-            self.queries, slots, self.slots.host[0], self.places, self.last_tokens, self.scale
-        )[0]
+        attend_places(
+            self.queries,
+            self.rows,
+            slots,
+            self.slots.host[0],
+            self.places,
+            self.last_tokens,
+            self.scale,
+            self.slots.arrivals_of(len(self.rows)),
+            self.outputs,
+        )
+        return self.outputs
 
     def step(self) -> torch.Tensor:
-        self.logits = self.scan()
+        self.estimates = self.scan()
         self.chosen, self.shares = self.choose()
         self.places = self.place()
         return self.attend()

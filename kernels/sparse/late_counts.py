@@ -28,6 +28,11 @@ class LateCounts:
         """Adds a number to each sum, int64 [] each; nothing waits."""
         self._sums += torch.stack(terms)
 
+    @property
+    def sums(self) -> torch.Tensor:
+        """Where a kernel adds, int64 [number]."""
+        return self._sums
+
     def take(self) -> list[int]:
         """What each sum grew by between the last two copies that arrived; nothing waits."""
         if self._is_coming and self._event is not None and not self._event.query():

@@ -116,6 +116,9 @@ class Contexts:
             ],
         )
 
+    def __post_init__(self) -> None:
+        _ = self.num_complete  # before the first layer, for all of them
+
     @cached_property
     def num_complete(self) -> torch.Tensor:
         """Pages without the one that is being filled, [rows]."""

@@ -76,25 +76,39 @@ class PageChooser:
         return Contexts.of(pages, num_tokens, max_pages, self.rule, self._page_size)
 
     def choose_step(
-        self, layer: int, queries: torch.Tensor, contexts: Contexts
+        self, layer: int, queries: torch.Tensor, rows: torch.Tensor, scale: float, contexts: Contexts
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The complete pages that each of many requests reads with one token; counts nothing.
+        """The pages that each of many requests reads with one token; counts nothing.
 
         What is kept of their pages must be built (``Representations.ensure``). Under Triton nothing waits for
-        the device where the selector goes by a ``product``.
+        the device where the selector goes by a ``product``; it is two launches where the rule does not prune.
 
         Args:
             layer: index among the pool's layers.
-            queries: scaled as attention scales them, [rows, heads, head dimension].
+            queries: of all tokens of the pass, [tokens, heads, head dimension].
+            rows: which of them the contexts are of, int64 [rows].
+            scale: as attention scales queries.
             contexts: of the rows.
 
         Returns:
-            Pages and shares as ``choose_pages`` returns them, [rows, most chosen] each.
+            Pages, int64 [rows, 1 + most chosen]: that which is being filled, or -1, then the complete ones in
+            the order of the context, -1 behind the last. And the largest share of its estimated attention
+            that a query finds in each, float32; 0 where there is none.
         """
-        logits = self._representations.step_logits(
-            layer, queries.float().contiguous(), contexts.pages, contexts.num_complete
-        )
-        return self._choose(layer, logits, contexts.pages, contexts)
+        pages, num_pages = contexts.pages, contexts.num_complete
+        if self._representations.can_scan:
+            from sgl_importance_kernels.sparse.triton import choice_kernel  # a CPU needs no Triton
+
+            found = self._representations.scan(layer, queries.contiguous(), rows, scale, pages, num_pages)
+            if choice_kernel.can_choose(self.rule, contexts):
+                return choice_kernel.choose(found, contexts, self.rule)
+            logits = found.logits
+        else:
+            of_rows = (queries[rows] * scale).float().contiguous()
+            logits = self._representations.step_logits(layer, of_rows, pages, num_pages)
+        chosen, shares = self._choose(layer, logits, pages, contexts)
+        # The page that is being filled is in a frame: nothing is known of it, nor asked.
+        return torch.cat([contexts.partial_page[:, None], chosen], dim=1), pad(shares, (1, 0))
 
     def _choose(
         self, layer: int, logits: torch.Tensor, pages: torch.Tensor, contexts: Contexts

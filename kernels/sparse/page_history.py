@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -35,6 +36,20 @@ class PageHistory:
         self._decay = {"lfu": 1.0, "ema": DECAY, "importance": DECAY}.get(policy, 0.0)
         self._choices = torch.zeros(num_layers, num_pages, dtype=torch.float32, device=device)
         self._last = torch.full((num_layers, num_pages), NEVER, dtype=torch.int32, device=device)
+
+    @property
+    def policy(self) -> Residency:
+        """As it was given."""
+        return self._policy
+
+    @property
+    def log_decay(self) -> float:
+        """Binary logarithm of what is left of choices after a pass; of nothing, a number far below."""
+        return math.log2(self._decay) if self._decay else -1e9
+
+    def tables(self, layer: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Passes of the last reads, int32, and choices as of these, float32; [layers, pages], or a layer's."""
+        return (self._last, self._choices) if layer is None else (self._last[layer], self._choices[layer])
 
     @property
     def num_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,9 @@ from sgl_importance_kernels.sparse.selectors.selector import Selector
 from sgl_importance_kernels.sparse.slot_table import SlotTable
 from sgl_importance_kernels.sparse.staging import Staging
 from sgl_importance_kernels.sparse.traffic import PageTraffic
+
+if TYPE_CHECKING:
+    from sgl_importance_kernels.sparse.triton.device_table import DeviceTable
 
 
 class PageSlots:
@@ -81,6 +85,13 @@ class PageSlots:
         self.table = SlotTable(history, num_layers, self.num_pages, num_slots, num_frames, device)
         self.traffic = PageTraffic()
         self.late = LateCounts(2, device)
+        self.arrivals = torch.zeros(num_frames * heads if uses_triton else 0, dtype=torch.int32, device=device)
+        self._on_device = self._device_table() if uses_triton else None
+
+    def _device_table(self) -> DeviceTable:
+        from sgl_importance_kernels.sparse.triton.device_table import DeviceTable  # a CPU needs no Triton
+
+        return DeviceTable(self.table, self.open_pages.frame_of, self.late.sums)
 
     @property
     def page_bytes(self) -> int:
@@ -93,7 +104,9 @@ class PageSlots:
         return {
             "slots": self.keys.nbytes + self.values.nbytes,
             "staging": self.staging.num_bytes,
-            "tables": self.table.num_bytes + self.open_pages.num_bytes,
+            "tables": self.table.num_bytes
+            + self.open_pages.num_bytes
+            + (self._on_device.num_bytes + self.arrivals.nbytes if self._on_device else 0),
             **({"representations": representations} if representations else {}),
         }
 
@@ -107,6 +120,7 @@ class PageSlots:
         plan = self.open_pages.plan(locations)
         # What a slot holds of a page that goes on would fall behind its frame.
         self.table.free(plan.reopened)
+        self._begin_on_device()
         return plan
 
     def begin_step(self, locations: torch.Tensor, completed: Sequence[int]) -> StepPlan:
@@ -120,19 +134,27 @@ class PageSlots:
         self.table.begin_pass()
         plan = self.open_pages.plan_step(locations, completed)
         self.table.free_where(plan.pages, plan.is_reopened)
+        self._begin_on_device()
         return plan
+
+    def _begin_on_device(self) -> None:
+        if self._on_device is not None:
+            self._on_device.begin_pass()
+            self.settle(waits=False)
 
     def write_step(self, layer: int, plan: StepPlan, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Takes the keys and values of a step's tokens, each [rows, KV heads, head dimension]."""
         from sgl_importance_kernels.sparse.triton.write_kernel import write_tokens  # a CPU needs no Triton
 
-        for new, slots, host in (
-            (keys, self.keys[layer], self.host[layer][0]),
-            (values, self.values[layer], self.host[layer][1]),
-        ):
-            write_tokens(
-                new.contiguous(), slots, host, plan.pages, plan.offsets, plan.frames, plan.is_reopened
-            )
+        write_tokens(
+            (keys.contiguous(), values.contiguous()),
+            (self.keys[layer], self.values[layer]),
+            self.host[layer],
+            plan.pages,
+            plan.offsets,
+            plan.frames,
+            plan.is_reopened,
+        )
         if plan.completed is not None:
             pages, frames = plan.completed
             if self.representations is not None:
@@ -161,8 +183,8 @@ class PageSlots:
     def place(self, layer: int, pages: torch.Tensor, shares: torch.Tensor | None = None) -> torch.Tensor:
         """Makes pages readable: those without a slot are brought from the host, as far as slots may be given.
 
-        The others are read where they lie, on the host. Who makes room is said in ``SlotTable.read``. Under
-        Triton nothing waits for the device.
+        The others are read where they lie, on the host. Who makes room is said in ``SlotTable.read``; under
+        Triton in ``DeviceTable``, and nothing waits for the device.
 
         Args:
             layer: index among the pool's layers.
@@ -174,6 +196,12 @@ class PageSlots:
             Places, int64 likewise: a slot, or behind all slots, a page of the host; -1 for none. They hold
             until the next call.
         """
+        if self._on_device is not None:
+            from sgl_importance_kernels.sparse.triton.copy_kernel import bring_pages  # a CPU needs no Triton
+
+            places, *copies = self._on_device.place(layer, pages, shares)
+            bring_pages(self.host[layer], (self.keys[layer], self.values[layer]), *copies)
+            return places
         flat = pages.flatten()
         is_page = flat >= 0
         frames = torch.where(is_page, self.open_pages.frame_of[flat.clamp(min=0)], -1)
@@ -188,8 +216,7 @@ class PageSlots:
 
     def _count(self, is_page: torch.Tensor, is_staying: torch.Tensor, brought: torch.Tensor) -> None:
         self.late.add(is_page.sum(), (brought >= 0).sum() + is_staying.sum())
-        if not self.uses_triton:
-            self.settle()
+        self.settle()
 
     def settle(self, *, waits: bool = True) -> None:
         """Adds to the traffic what was read since the last call; without waiting, what has arrived."""
@@ -239,6 +266,14 @@ class PageSlots:
         elif len(source_pages):
             is_copied = (source_pages >= 0) & (target_pages >= 0)
             target[target_pages[is_copied]] = source[source_pages[is_copied]]
+
+    def arrivals_of(self, rows: int) -> torch.Tensor:
+        """Zeros for the programs of ``attend_places``, int32; more rows than frames have only passes in which
+        retracted answers come back."""
+        needed = rows * self.keys.shape[3]
+        if needed <= len(self.arrivals):
+            return self.arrivals
+        return torch.zeros(needed, dtype=torch.int32, device=self.arrivals.device)
 
     def is_resident(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Whether pages can be read without the host, bool [pages]."""

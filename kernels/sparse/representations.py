@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 
 from sgl_importance_kernels.sparse.layer_pages import LayerPages
 from sgl_importance_kernels.sparse.selectors.selector import Selector
+
+if TYPE_CHECKING:
+    from sgl_importance_kernels.sparse.triton.estimates import Estimates
 
 
 class Representations:
@@ -107,13 +111,37 @@ class Representations:
             keys = self._host_keys[layer][pages.to(self._host_keys[layer].device)]
             self.build(layer, pages, keys.to(self._kept.device))
 
+    @property
+    def can_scan(self) -> bool:
+        """Whether Triton scans the rows of a step together."""
+        return self._uses_triton and self.selector.product is not None
+
+    def scan(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        rows: torch.Tensor,
+        scale: float,
+        pages: torch.Tensor,
+        num_pages: torch.Tensor,
+    ) -> Estimates:
+        """Estimates for the requests of a decode step, each with pages of its own that are built; asynchronous.
+
+        Args:
+            layer: index among the pool's layers.
+            queries: [tokens, heads, head dimension], contiguous.
+            rows: which of the tokens, int64 [rows].
+            scale: as attention scales them.
+            pages: of each row, int64 [rows, most pages].
+            num_pages: how many of them each row has, int64 [rows].
+        """
+        return self.selector.scan_rows(queries, rows, scale, self._as_built(layer, pages), pages, num_pages)
+
     def step_logits(
         self, layer: int, queries: torch.Tensor, pages: torch.Tensor, num_pages: torch.Tensor
     ) -> torch.Tensor:
-        """Estimates for the requests of a decode step, each with pages of its own that are built.
-
-        Request by request on a CPU, and where the selector goes by no ``product``: how many pages each has is
-        asked of the device then.
+        """Estimates for the requests of a decode step, each with pages of its own that are built: request by
+        request, and how many pages each has is asked of the device.
 
         Args:
             layer: index among the pool's layers.
@@ -124,8 +152,6 @@ class Representations:
         Returns:
             float32 [rows, heads, most pages], -inf behind the pages of a row.
         """
-        if self._uses_triton and self.selector.product is not None:
-            return self.selector.scan_rows(queries, self._as_built(layer, pages), pages, num_pages)
         logits = torch.full((*queries.shape[:2], pages.shape[1]), -torch.inf, device=queries.device)
         for row, count in enumerate(num_pages.tolist()):
             own = self._as_built(layer, pages[row, :count])

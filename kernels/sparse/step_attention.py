@@ -17,29 +17,38 @@ def attend_step(
     slots: PageSlots,
     layer: int,
     queries: torch.Tensor,
+    rows: torch.Tensor,
     places: torch.Tensor,
     last_tokens: torch.Tensor,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    outputs: torch.Tensor,
+) -> torch.Tensor:
     """Attention of one token a row to the row's pages. A row's result depends on its own pages only.
 
     Args:
         slots: where the pages are.
         layer: index among the pool's layers.
-        queries: [rows, heads, head dimension].
+        queries: of all tokens of the pass, [tokens, heads, head dimension].
+        rows: which of them attend, int64 [rows].
         places: of the pages, from ``PageSlots.place``, int64 [rows, most pages]; -1 for none. The first of a
             row is read up to ``last_tokens``, the others whole.
         last_tokens: tokens of the first page that count, int64 [rows], at least one.
         scale: factor on the logits.
+        outputs: results, [tokens, heads, value dimension]; only ``rows`` are written.
 
     Returns:
-        Outputs [rows, heads, value dimension] and logs of the sums of exponentials [rows, heads], float32.
+        Logs of the sums of exponentials, float32 [rows, heads].
     """
-    kept = (slots.keys[layer], slots.values[layer])
+    kept, host = (slots.keys[layer], slots.values[layer]), slots.host[layer]
     if slots.uses_triton:
         from sgl_importance_kernels.sparse.triton.attention_kernel import (
             attend_places,
         )  # a CPU needs no Triton
 
-        return attend_places(queries.contiguous(), kept, slots.host[layer], places, last_tokens, scale)
-    return decode_attention.attend_places(queries, kept, slots.host[layer], places, last_tokens, scale)
+        arrivals = slots.arrivals_of(len(rows))
+        return attend_places(
+            queries.contiguous(), rows, kept, host, places, last_tokens, scale, arrivals, outputs
+        )
+    found, log_sums = decode_attention.attend_places(queries[rows], kept, host, places, last_tokens, scale)
+    outputs[rows] = found.to(outputs.dtype)
+    return log_sums

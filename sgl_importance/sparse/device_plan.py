@@ -15,6 +15,10 @@ FRAME_SHARE = 0.125
 _TABLE_ENTRY_BYTES = 8  # of a page's frame, and of a frame's page
 _SLOT_NUMBER_BYTES = 4  # of a page's slot in one layer, and of a slot's page
 _HISTORY_BYTES = 8  # of a page's reads in one layer, and of the pass that read it last
+_ORDERED_SLOT_BYTES = 8  # of a slot, and of its page, in the order in which a GPU gives them, in one layer
+_ORDER_BYTES = 2048  # of counting slots by level, in one layer
+_ORDER_STATE_BYTES = 12  # the pass, and how many pages are brought
+_ARRIVAL_BYTES = 4  # of a request and KV head, whose attention is computed in parts
 _UNIT_BYTES = 4  # of the numbers that are kept of a page and KV head
 
 
@@ -65,6 +69,7 @@ class DevicePlan:
         budget_bytes: what the operator gave.
         kept_bytes: what a selector keeps of a page for each KV head of each layer, beside its unit.
         table_bytes: what it keeps beside all pages.
+        uses_triton: whether kernels give slots, by an order that has its room.
     """
 
     shape: KvShape
@@ -76,6 +81,7 @@ class DevicePlan:
     budget_bytes: int
     kept_bytes: int = 0
     table_bytes: int = 0
+    uses_triton: bool = False
 
     @property
     def bytes_by_purpose(self) -> dict[str, int]:
@@ -87,9 +93,16 @@ class DevicePlan:
             "staging": self.staging_pages * page_bytes,
             "tables": self.num_pages * _page_table_bytes(self.shape)
             + self.num_slots * self.shape.layers * _SLOT_NUMBER_BYTES
-            + self.num_frames * _TABLE_ENTRY_BYTES,
+            + self.num_frames * _TABLE_ENTRY_BYTES
+            + (self._order_bytes if self.uses_triton else 0),
             **({"representations": representations} if representations else {}),
         }
+
+    @property
+    def _order_bytes(self) -> int:
+        ordered = (self.num_slots - self.num_frames) * _ORDERED_SLOT_BYTES
+        arrivals = self.num_frames * self.shape.kv_heads * _ARRIVAL_BYTES
+        return self.shape.layers * (ordered + _ORDER_BYTES) + _ORDER_STATE_BYTES + arrivals
 
     @property
     def device_bytes(self) -> int:
@@ -119,6 +132,7 @@ def plan_device(
     max_requests: int | None,
     kept_bytes: int = 0,
     table_bytes: int = 0,
+    uses_triton: bool = False,
 ) -> DevicePlan:
     """Divides the device memory that dense KV of ``device_tokens`` tokens would take.
 
@@ -131,6 +145,7 @@ def plan_device(
             memory decides.
         kept_bytes: as in ``DevicePlan``.
         table_bytes: likewise.
+        uses_triton: likewise.
 
     Raises:
         DeviceTooSmall: it holds less than one slot for every request.
@@ -142,6 +157,9 @@ def plan_device(
     per_page = _page_table_bytes(shape) + _kept_bytes(shape, kept_bytes)
     fixed = staging_pages * page_bytes + num_pages * per_page + table_bytes
     per_slot = shape.layers * (page_bytes + _SLOT_NUMBER_BYTES) + _TABLE_ENTRY_BYTES
+    if uses_triton:  # as if no slot were a frame in an order, and each were one with arrivals
+        fixed += shape.layers * _ORDER_BYTES + _ORDER_STATE_BYTES
+        per_slot += shape.layers * _ORDERED_SLOT_BYTES + shape.kv_heads * _ARRIVAL_BYTES
     budget = device_tokens * shape.token_bytes
     num_slots = min((budget - fixed) // per_slot, num_pages)
     if max_requests is not None:
@@ -168,6 +186,7 @@ def plan_device(
         budget,
         kept_bytes,
         table_bytes,
+        uses_triton,
     )
 
 

@@ -51,7 +51,17 @@ def test_a_scan_finds_what_the_compiled_one_finds(name: str, page_size: int, gro
     selector = ready_selector(name, keys[None], device)
     there = Representations(selector, (host(keys, device),), device, uses_triton=True)
     there.ensure(torch.arange(POOL, device=device))
-    found = there.step_logits(0, queries.to(device), pages.to(device), counts.to(device)).cpu()
+    estimates = there.scan(
+        0,
+        (2 * queries).to(device),
+        torch.arange(3, device=device),
+        0.5,
+        pages.to(device),
+        counts.to(device),
+    )
+    found = estimates.logits.cpu()
+    of_tiles = (estimates.largest + estimates.sums.log()).logsumexp(dim=2).cpu()
+    torch.testing.assert_close(of_tiles, found.logsumexp(dim=2))
     for row, count in enumerate(counts.tolist()):
         expected = here.selector.logits(queries[row : row + 1], here.of(0, pages[row, :count]))
         torch.testing.assert_close(found[row, :, :count], expected, atol=3e-4, rtol=1e-4)
@@ -68,7 +78,8 @@ def test_a_scan_of_nothing(device: str) -> None:
     nothing = torch.zeros(2, 0, dtype=torch.int64, device=device)
     queries = torch.zeros(2, KV_HEADS, DIM, device=device)
     units = torch.zeros(2, KV_HEADS, device=device)
-    assert scan(queries, vectors, units, nothing, nothing[:, 0:0].sum(1)).shape == (2, KV_HEADS, 0)
+    rows, counts = torch.arange(2, device=device), torch.zeros(2, dtype=torch.int64, device=device)
+    assert scan(queries, rows, 1.0, vectors, units, nothing, counts).logits.shape == (2, KV_HEADS, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -102,17 +113,30 @@ class Case:
         self.device, self.scale = device, DIM**-0.5
 
     def found(self, rows: slice = slice(None)) -> list[torch.Tensor]:
+        """Outputs and logs of sums of these rows, which other tokens stand around."""
         slots = [part[: self.num_slots].contiguous().to(self.device) for part in (self.keys, self.values)]
         pool = [host(part[self.num_slots :].contiguous(), self.device) for part in (self.keys, self.values)]
-        outputs = attend_places(
-            self.queries[rows].to(self.device),
+        of_rows = self.queries[rows]
+        count, heads, _ = of_rows.shape
+        at = 1 + torch.arange(count).flip(0)
+        queries = torch.randn(count + 2, heads, DIM)
+        queries[at] = of_rows
+        outputs = torch.zeros(count + 2, heads, VALUE_DIM, device=self.device)
+        arrivals = torch.zeros(count * KV_HEADS, dtype=torch.int32, device=self.device)
+        log_sums = attend_places(
+            queries.to(self.device),
+            at.to(self.device),
             (slots[0], slots[1]),
             (pool[0], pool[1]),
             self.places[rows].to(self.device),
             self.last_tokens[rows].to(self.device),
             self.scale,
+            arrivals,
+            outputs,
         )
-        return [part.cpu() for part in outputs]
+        assert not bool(arrivals.any())
+        assert not bool(outputs[[0, -1]].any())
+        return [outputs.cpu()[at], log_sums.cpu()]
 
     def expected(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         kept = [

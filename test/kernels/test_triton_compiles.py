@@ -16,7 +16,15 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from sgl_importance_kernels.sparse.triton import attention_kernel, bits_kernel, copy_kernel, scan_kernel  # noqa: E402
+from sgl_importance_kernels.sparse.triton import (  # noqa: E402
+    attention_kernel,
+    bits_kernel,
+    choice_kernel,
+    copy_kernel,
+    scan_kernel,
+    slot_kernel,
+    write_kernel,
+)
 from sgl_importance_kernels.triton import logit_reduction, page_reduction, qk_probe, score_mod  # noqa: E402
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -78,9 +86,10 @@ def page_scan(count: int) -> Any:
         "COUNT": count,
         "BLOCK_M": 16,
         "BLOCK_D": 128,
+        "DOT_DTYPE": tl.bfloat16,
     }
     constants["BLOCK_PAGES"], constants["BLOCK_COUNT"] = scan_kernel.tile_of(count)
-    pointers = {"Vectors": "*i8", "Pages": "*i64", "NumPages": "*i64"}
+    pointers = {"Q": "*bf16", "Vectors": "*i8"} | dict.fromkeys(("Rows", "Pages", "NumPages"), "*i64")
     return pytest.param(scan_kernel._scan_kernel, constants, pointers, id=f"page_scan-{count}")
 
 
@@ -93,8 +102,10 @@ def page_codes(page_size: int, head_dim: int) -> Any:
         "BLOCK_M": 16,
         "BLOCK_D": bits_kernel.BLOCK_D,
         "BLOCK_PAGES": bits_kernel.BLOCK_PAGES,
+        "DOT_DTYPE": tl.bfloat16,
     }
-    pointers = {"Kept": "*i8", "Pages": "*i64", "NumPages": "*i64", "Widths": "*i32", "Starts": "*i32"}
+    pointers = {"Q": "*bf16", "Kept": "*i8", "Widths": "*i32", "Starts": "*i32"}
+    pointers |= dict.fromkeys(("Rows", "Pages", "NumPages"), "*i64")
     name = f"page_codes-page{page_size}-d{head_dim}"
     return pytest.param(bits_kernel._codes_kernel, constants, pointers, id=name)
 
@@ -115,10 +126,53 @@ def page_attention(page_size: int, head_dim: int) -> Any:
         "SPLIT": attention_kernel.SPLIT_PAGES,
         "DOT_DTYPE": tl.bfloat16,
     }
-    pointers = dict.fromkeys(("Q", "SlotKeys", "SlotValues", "HostKeys", "HostValues"), "*bf16")
-    pointers |= dict.fromkeys(("Places", "LastTokens"), "*i64")
+    pointers = dict.fromkeys(
+        ("Q", "SlotKeys", "SlotValues", "HostKeys", "HostValues", "Outputs"), "*bf16"
+    )
+    pointers |= dict.fromkeys(("Rows", "Places", "LastTokens"), "*i64") | {"Arrivals": "*i32"}
     name = f"page_attention-page{page_size}-d{head_dim}"
     return pytest.param(attention_kernel._attend_kernel, constants, pointers, id=name)
+
+
+def page_choice(most: int) -> Any:
+    constants = {
+        "HEADS": 32,
+        "BLOCK_H": 32,
+        "PAGE_SIZE": 16,
+        "BLOCK_PAGES": choice_kernel.PAGES_AT_A_TIME,
+        "BLOCK_ALL": most,
+        "BLOCK_CHOSEN": 512,
+        "FORCED": choice_kernel._FORCED,
+        "LARGEST_KEY": choice_kernel._LARGEST_KEY,
+    }
+    pointers = dict.fromkeys(("Pages", "NumTokens", "MaxPages", "Chosen"), "*i64")
+    return pytest.param(
+        choice_kernel._choice_kernel, {**constants, "num_warps": choice_kernel.WARPS}, pointers, id=f"page_choice-{most}"
+    )
+
+
+TABLES = {"PageIn": "*i32", "LastRead": "*i32", "Now": "*i32", "Order": "*i32", "SlotOf": "*i32"}
+
+
+def page_slots(policy: str) -> Any:
+    constants = {
+        "LEVELS": slot_kernel.LEVELS,
+        "BLOCK": slot_kernel.BLOCK,
+        "POLICY": slot_kernel.POLICIES[policy],
+        "DECAY": -0.07,
+        "SMALLEST": slot_kernel._SMALLEST,
+    }
+    pointers = {**TABLES, "Counts": "*i32"}
+    return pytest.param(slot_kernel._order_kernel, constants, pointers, id=f"page_slots-{policy}")
+
+
+def page_place(*, has_shares: bool) -> Any:
+    constants = {"HAS_SHARES": has_shares, "BY_SHARE": True, "DECAY": -0.07, "BLOCK": slot_kernel.BLOCK}
+    pointers = {**TABLES, **dict.fromkeys(("Pages", "FrameOf", "Places", "Count", "Totals"), "*i64")}
+    pointers |= {"Brought": "*i32", "Given": "*i32"}
+    return pytest.param(
+        slot_kernel._place_kernel, {**constants, "num_warps": slot_kernel.WARPS}, pointers, id=f"page_place-{has_shares}"
+    )
 
 
 PAGE_NUMBERS = dict.fromkeys(("SourcePages", "TargetPages"), "*i64")
@@ -135,8 +189,29 @@ KERNELS = [
         id="page_copy",
     ),
     pytest.param(
-        attention_kernel._merge_kernel, {"VALUE_DIM": 128, "BLOCK_V": 128}, {}, id="page_attention_merge"
+        copy_kernel._bring_kernel,
+        {"BLOCK": copy_kernel.BLOCK_NUMBERS},
+        {
+            **dict.fromkeys(("HostKeys", "HostValues", "SlotKeys", "SlotValues"), "*bf16"),
+            **{"Brought": "*i32", "Slots": "*i32", "Count": "*i64"},
+        },
+        id="page_bring",
     ),
+    pytest.param(
+        write_kernel._write_kernel,
+        {"PAGE_SIZE": 16, "BLOCK": copy_kernel.BLOCK_NUMBERS},
+        {
+            **dict.fromkeys(("NewKeys", "NewValues", "SlotKeys", "SlotValues"), "*bf16"),
+            **dict.fromkeys(("HostKeys", "HostValues"), "*bf16"),
+            **{"Pages": "*i64", "Offsets": "*i64", "Frames": "*i64", "IsReopened": "*i1"},
+        },
+        id="page_write",
+    ),
+    page_choice(2048),
+    page_choice(choice_kernel.MOST_PAGES),
+    *(page_slots(policy) for policy in ("lru", "bucketed_lru", "ema")),
+    page_place(has_shares=True),
+    page_place(has_shares=False),
     probe(16, 4, 16),
     probe(1, 8, 16),
     probe(64, 4, 64),
@@ -198,6 +273,15 @@ def signature(kernel: Any, constants: Mapping[str, Any], pointers: Mapping[str, 
     return {name: kind(name) for name in kernel.arg_names}
 
 
+def source_of(
+    kernel: Any, constants: dict[str, Any], pointers: Mapping[str, str]
+) -> tuple[ASTSource, dict[str, int]]:
+    """What is compiled, and the options that ``constants`` bring beside the kernel's own."""
+    options = {name: value for name, value in constants.items() if name not in kernel.arg_names}
+    own = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    return ASTSource(kernel, signature=signature(kernel, own, pointers), constexprs=own), options
+
+
 @pytest.mark.parametrize(
     "arch", [90, pytest.param(80, marks=pytest.mark.nightly), pytest.param(100, marks=pytest.mark.nightly)]
 )
@@ -207,8 +291,8 @@ def test_kernels_compile_without_stack_or_spills(
 ) -> None:
     if arch < 89 and "fp8" in pointers.get("K", ""):
         pytest.skip("no fp8 conversion on this architecture in Triton")
-    source = ASTSource(kernel, signature=signature(kernel, constants, pointers), constexprs=constants)
-    registers, stack, local = resources(source, arch, tmp_path)
+    source, options = source_of(kernel, constants, pointers)
+    registers, stack, local = resources(source, arch, tmp_path, **options)
     assert registers <= 255
     assert (stack, local) == (0, 0)
 
@@ -222,8 +306,9 @@ LEAST_SHARED_MEMORY = 101_376  # sm_86, sm_89, sm_120
 def test_kernels_of_tiered_pages_fit_where_shared_memory_is_least(
     kernel: Any, constants: dict[str, Any], pointers: dict[str, str]
 ) -> None:
-    source = ASTSource(kernel, signature=signature(kernel, constants, pointers), constexprs=constants)
-    assert triton.compile(source, target=GPUTarget("cuda", 89, 32)).metadata.shared <= LEAST_SHARED_MEMORY
+    source, options = source_of(kernel, constants, pointers)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 89, 32), options=options)
+    assert compiled.metadata.shared <= LEAST_SHARED_MEMORY
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ def step(slots: PageSlots, queries: torch.Tensor, contexts: list[int]) -> tuple[
     for row, count in enumerate(last):
         pages[row, :count] = torch.tensor([count, *range(1, count)])
     last_tokens = torch.tensor([(tokens - 1) % PAGE + 1 for tokens in contexts])
-    return attend_step(slots, 0, queries, slots.place(0, pages), last_tokens, SCALE)
+    outputs, rows = torch.empty(*queries.shape[:2], DIM), torch.arange(len(contexts))
+    places = slots.place(0, pages)
+    return outputs, attend_step(slots, 0, queries, rows, places, last_tokens, SCALE, outputs)
 
 
 @given(

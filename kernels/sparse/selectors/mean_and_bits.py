@@ -11,6 +11,7 @@ from sgl_importance_kernels.sparse.selectors.selector import LARGEST, Selector
 
 if TYPE_CHECKING:
     from sgl_importance_kernels.sparse.layer_pages import LayerPages
+    from sgl_importance_kernels.sparse.triton.estimates import Estimates
 
 TOKENS_OF_CODES = 8
 """Tokens whose codes lie together, in as many bytes as their channel has bits."""
@@ -160,9 +161,15 @@ class MeanAndBits(Selector):
         return pages.largest_of_codes(queries, self.tables(pages.layer))
 
     def scan_rows(
-        self, queries: torch.Tensor, pages: LayerPages, of_rows: torch.Tensor, num_pages: torch.Tensor
-    ) -> torch.Tensor:
-        return pages.scan_codes(queries, of_rows, num_pages, self.tables(pages.layer))
+        self,
+        queries: torch.Tensor,
+        rows: torch.Tensor,
+        scale: float,
+        pages: LayerPages,
+        of_rows: torch.Tensor,
+        num_pages: torch.Tensor,
+    ) -> Estimates:
+        return pages.scan_codes(queries, rows, scale, of_rows, num_pages, self.tables(pages.layer))
 
     def _bytes(self, head_dim: int, bits: int) -> int:
         return head_dim + 1 + bits * self._page_size // TOKENS_OF_CODES

@@ -9,6 +9,7 @@ import torch
 
 if TYPE_CHECKING:
     from sgl_importance_kernels.sparse.layer_pages import LayerPages
+    from sgl_importance_kernels.sparse.triton.estimates import Estimates
 
 LARGEST = 127
 """Largest number of an int8 vector."""
@@ -92,21 +93,26 @@ class Selector(ABC):
         """
 
     def scan_rows(
-        self, queries: torch.Tensor, pages: LayerPages, of_rows: torch.Tensor, num_pages: torch.Tensor
-    ) -> torch.Tensor:
+        self,
+        queries: torch.Tensor,
+        rows: torch.Tensor,
+        scale: float,
+        pages: LayerPages,
+        of_rows: torch.Tensor,
+        num_pages: torch.Tensor,
+    ) -> Estimates:
         """Estimates in Triton for rows with pages of their own, where there is a ``product``; asynchronous.
 
         Args:
-            queries: scaled as attention scales them, float32 [rows, heads, head dimension].
+            queries: [tokens, heads, head dimension].
+            rows: which of the tokens, int64 [rows].
+            scale: as attention scales them.
             pages: what is kept; its ``numbers`` do not matter.
             of_rows: pages of each row, int64 [rows, most pages].
             num_pages: how many of them each row has, int64 [rows].
-
-        Returns:
-            float32 [rows, heads, most pages], -inf behind the pages of a row.
         """
         assert self.product == "dot", self.product
-        return pages.scan_vectors(queries, of_rows, num_pages)
+        return pages.scan_vectors(queries, rows, scale, of_rows, num_pages)
 
 
 class LargestDot(Selector):

@@ -17,12 +17,16 @@ SPLIT_PAGES = 32
 @triton.jit(do_not_specialize=["num_slots", "max_places", "num_splits"])
 def _attend_kernel(
     Q,
+    Rows,
     SlotKeys,
     SlotValues,
     HostKeys,
     HostValues,
     Places,
     LastTokens,
+    Parts,
+    PartLogSums,
+    Arrivals,
     Outputs,
     LogSums,
     scale,
@@ -50,9 +54,10 @@ def _attend_kernel(
     is_query = query < GROUP
     key_dim = tl.arange(0, BLOCK_K)
     value_dim = tl.arange(0, BLOCK_V)
-    q_row = row * KV_HEADS * GROUP + head
+    head_row = row * KV_HEADS * GROUP + head
+    token_row = tl.load(Rows + row) * KV_HEADS * GROUP + head
     q = tl.load(
-        Q + q_row[:, None] * KEY_DIM + key_dim[None, :],
+        Q + token_row[:, None] * KEY_DIM + key_dim[None, :],
         mask=is_query[:, None] & (key_dim < KEY_DIM)[None, :],
         other=0.0,
     ).to(DOT_DTYPE)
@@ -105,85 +110,100 @@ def _attend_kernel(
             outputs = outputs * before[:, None] + added
             largest = top
 
-    part = q_row * num_splits + split
-    tl.store(
-        Outputs + part[:, None] * VALUE_DIM + value_dim[None, :],
-        outputs / tl.where(sums == 0.0, 1.0, sums)[:, None],
-        mask=is_query[:, None] & (value_dim < VALUE_DIM)[None, :],
-    )
-    tl.store(LogSums + part, largest + tl.log(sums), mask=is_query)
-
-
-@triton.jit(do_not_specialize=["num_splits"])
-def _merge_kernel(
-    Parts, PartLogSums, Outputs, LogSums, num_splits, VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    value_dim = tl.arange(0, BLOCK_V)
-    is_value = value_dim < VALUE_DIM
-    largest = tl.load(PartLogSums + row * num_splits)
-    output = tl.load(Parts + row * num_splits * VALUE_DIM + value_dim, mask=is_value, other=0.0)
-    total = largest * 0.0 + 1.0
-    # One after the other: the same sums for a row, however many parts the longest row of the batch has.
-    for split in range(1, num_splits):
-        log_sum = tl.load(PartLogSums + row * num_splits + split)
-        part = tl.load(Parts + (row * num_splits + split) * VALUE_DIM + value_dim, mask=is_value, other=0.0)
-        top = tl.maximum(largest, log_sum)
-        before, now = tl.exp(largest - top), tl.exp(log_sum - top)
-        output = output * before + part * now
-        total = total * before + now
-        largest = top
-    tl.store(Outputs + row * VALUE_DIM + value_dim, output / total, mask=is_value)
-    tl.store(LogSums + row, largest + tl.log(total))
+    is_output = is_query[:, None] & (value_dim < VALUE_DIM)[None, :]
+    output = outputs / tl.where(sums == 0.0, 1.0, sums)[:, None]
+    log_sum = largest + tl.log(sums)
+    if num_splits > 1:
+        part = head_row * num_splits
+        tl.store(Parts + (part + split)[:, None] * VALUE_DIM + value_dim[None, :], output, mask=is_output)
+        tl.store(PartLogSums + part + split, log_sum, mask=is_query)
+        # All of this program's threads have stored when one of them says so to the others.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(Arrivals + row * KV_HEADS + kv_head, 1, sem="acq_rel", scope="gpu")
+        if arrived < num_splits - 1:
+            return
+        tl.store(Arrivals + row * KV_HEADS + kv_head, 0)  # for the next launch
+        # The last to arrive merges, one part after the other: the same sums, however many parts the longest
+        # row of the batch has. Not through the first level cache, which may hold what was there before.
+        largest = tl.load(PartLogSums + part, mask=is_query, other=0.0, cache_modifier=".cg")
+        at = part[:, None] * VALUE_DIM + value_dim[None, :]
+        output = tl.load(Parts + at, mask=is_output, other=0.0, cache_modifier=".cg")
+        total = largest * 0.0 + 1.0
+        for each in range(1, num_splits):
+            log_sum = tl.load(
+                PartLogSums + part + each, mask=is_query, other=float("-inf"), cache_modifier=".cg"
+            )
+            of_part = tl.load(Parts + at + each * VALUE_DIM, mask=is_output, other=0.0, cache_modifier=".cg")
+            top = tl.maximum(largest, log_sum)
+            before, now = tl.exp(largest - top), tl.exp(log_sum - top)
+            output = output * before[:, None] + of_part * now[:, None]
+            total = total * before + now
+            largest = top
+        output = output / total[:, None]
+        log_sum = largest + tl.log(total)
+    tl.store(Outputs + token_row[:, None] * VALUE_DIM + value_dim[None, :], output, mask=is_output)
+    tl.store(LogSums + head_row, log_sum, mask=is_query)
 
 
 def attend_places(
     queries: torch.Tensor,
+    rows: torch.Tensor,
     slots: tuple[torch.Tensor, torch.Tensor],
     host: tuple[torch.Tensor, torch.Tensor],
     places: torch.Tensor,
     last_tokens: torch.Tensor,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    arrivals: torch.Tensor,
+    outputs: torch.Tensor,
+) -> torch.Tensor:
     """Attention of one query token a row to the row's pages.
 
     Asynchronous: no shape depends on what a tensor holds. A row's result depends on its own pages only.
 
     Args:
-        queries: [rows, heads, head dimension].
+        queries: [tokens, heads, head dimension].
+        rows: which of the tokens, int64 [rows].
         slots: keys and values of a layer on the device, [slots, page size, KV heads, dimension] each.
         host: of all pages, likewise; pinned where the device is CUDA's.
         places: of the pages, int64 [rows, most pages]: a slot, or behind the slots, a page of the host; -1
             for none. The first of a row is read up to ``last_tokens``, the others whole.
         last_tokens: tokens of the first page that count, int64 [rows], at least one.
         scale: factor on the logits.
+        arrivals: int32 [at least rows times KV heads], zeros, which are zeros again afterwards; of launches
+            that may not overlap.
+        outputs: results, [tokens, heads, value dimension] of any type, contiguous; only ``rows`` are written.
 
     Returns:
-        Outputs [rows, heads, value dimension] and logs of the sums of exponentials [rows, heads], float32.
+        Logs of the sums of exponentials, float32 [rows, heads].
     """
-    num_rows, heads, key_dim = queries.shape
+    num_rows, (_, heads, key_dim) = len(rows), queries.shape
     num_slots, page_size, kv_heads, _ = slots[0].shape
     value_dim = slots[1].shape[-1]
-    assert all(buffer.is_contiguous() for buffer in (queries, *slots, *host, places))
+    assert all(buffer.is_contiguous() for buffer in (queries, *slots, *host, places, outputs))
+    assert len(arrivals) >= num_rows * kv_heads, (len(arrivals), num_rows, kv_heads)
     group = heads // kv_heads
     most = places.shape[1]
     num_splits = max(1, triton.cdiv(most, SPLIT_PAGES))
     real = {"dtype": torch.float32, "device": queries.device}
     parts = torch.empty(num_rows, heads, num_splits, value_dim, **real)
     part_log_sums = torch.empty(num_rows, heads, num_splits, **real)
-    outputs, log_sums = torch.empty(num_rows, heads, value_dim, **real), torch.empty(num_rows, heads, **real)
+    log_sums = torch.empty(num_rows, heads, **real)
     if not num_rows:
-        return outputs, log_sums
+        return log_sums
     page_tile = min(TILE_TOKENS, triton.next_power_of_2(page_size))
     block_v = max(MIN_DOT_ROWS, triton.next_power_of_2(value_dim))
     _attend_kernel[(num_splits, kv_heads, num_rows)](
         queries,
+        rows,
         *slots,
         *host,
         places,
         last_tokens,
         parts,
         part_log_sums,
+        arrivals,
+        outputs,
+        log_sums,
         scale,
         num_slots,
         most,
@@ -201,7 +221,4 @@ def attend_places(
         SPLIT=SPLIT_PAGES,
         DOT_DTYPE=dot_dtype(slots[0].dtype),
     )
-    _merge_kernel[(num_rows * heads,)](
-        parts, part_log_sums, outputs, log_sums, num_splits, VALUE_DIM=value_dim, BLOCK_V=block_v
-    )
-    return outputs, log_sums
+    return log_sums

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sgl_importance_kernels.sparse.triton.estimates import Estimates, store_estimates
 from sgl_importance_kernels.triton.tiles import MIN_DOT_ROWS, dot_dtype
 
 TILE_VECTORS = 64
@@ -13,24 +14,28 @@ TILE_VECTORS = 64
 
 
 @triton.jit
-def _dot(queries, vectors, DOT_DTYPE: tl.constexpr):
-    """Products of float32 with int8 on tensor cores: bfloat16 holds int8 exactly, and of a float32 16 bits in
-    two parts."""
+def dot_in_two_parts(queries, vectors, products, DOT_DTYPE: tl.constexpr):
+    """Products of float32 with whole numbers below 256 on tensor cores, added to ``products``: bfloat16 holds
+    such numbers exactly, and of a float32 16 bits in two parts."""
     high = queries.to(tl.bfloat16)
     low = (queries - high.to(tl.float32)).to(tl.bfloat16)
     codes = vectors.to(tl.float32).to(DOT_DTYPE)
-    products = tl.dot(high.to(DOT_DTYPE), codes, input_precision="ieee")
+    products = tl.dot(high.to(DOT_DTYPE), codes, products, input_precision="ieee")
     return tl.dot(low.to(DOT_DTYPE), codes, products, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["pages_stride", "max_pages"])
 def _scan_kernel(
     Q,
+    Rows,
     Vectors,
     Units,
     Pages,
     NumPages,
     Logits,
+    Largest,
+    Sums,
+    scale,
     pages_stride,
     max_pages,
     KV_HEADS: tl.constexpr,
@@ -52,11 +57,12 @@ def _scan_kernel(
     query = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + query
-    q_rows = (row * KV_HEADS * GROUP + head) * HEAD_DIM
+    q_rows = (tl.load(Rows + row) * KV_HEADS * GROUP + head) * HEAD_DIM
     is_query = query < GROUP
     q = tl.load(
         Q + q_rows[:, None] + dim[None, :], mask=is_query[:, None] & (dim < HEAD_DIM)[None, :], other=0.0
     )
+    q = q.to(tl.float32) * scale
     of_page = Vectors + (page * KV_HEADS + kv_head) * (COUNT * HEAD_DIM)
     TILE: tl.constexpr = BLOCK_PAGES * BLOCK_COUNT
     largest = tl.full((BLOCK_M, BLOCK_PAGES), float("-inf"), tl.float32)
@@ -67,14 +73,14 @@ def _scan_kernel(
         vectors = tl.load(
             starts[None, :] + dim[:, None], mask=is_vector[None, :] & (dim < HEAD_DIM)[:, None], other=0
         )
-        products = _dot(q, vectors, DOT_DTYPE)
+        products = dot_in_two_parts(q, vectors, tl.zeros((BLOCK_M, TILE), tl.float32), DOT_DTYPE)
         products = tl.where(is_vector[None, :], products, float("-inf"))
         of_block = tl.max(tl.reshape(products, (BLOCK_M, BLOCK_PAGES, BLOCK_COUNT)), axis=2)
         largest = tl.maximum(largest, of_block)
     unit = tl.load(Units + page * KV_HEADS + kv_head, mask=exists, other=0.0)
     logits = tl.where(exists[None, :], largest * unit[None, :], float("-inf"))
-    out = Logits + (row * KV_HEADS * GROUP + head)[:, None] * max_pages + at[None, :]
-    tl.store(out, logits, mask=is_query[:, None] & (at < max_pages)[None, :])
+    head_row = row * KV_HEADS * GROUP + head
+    store_estimates(logits, head_row, is_query, at, max_pages, Logits, Largest, Sums)
 
 
 def tile_of(count: int) -> tuple[int, int]:
@@ -85,42 +91,45 @@ def tile_of(count: int) -> tuple[int, int]:
 
 def scan(
     queries: torch.Tensor,
+    rows: torch.Tensor,
+    scale: float,
     vectors: torch.Tensor,
     units: torch.Tensor,
     pages: torch.Tensor,
     num_pages: torch.Tensor,
-) -> torch.Tensor:
+) -> Estimates:
     """The largest product of each query with the vectors of each of its row's pages.
 
     Asynchronous: no shape depends on what a tensor holds.
 
     Args:
-        queries: float32 [rows, heads, head dimension].
+        queries: [tokens, heads, head dimension].
+        rows: which of the tokens, int64 [rows].
+        scale: factor on the queries.
         vectors: of all pages of the pool, int8 [pool pages, KV heads, vectors, head dimension].
         units: of these vectors, float32 [pool pages, KV heads].
         pages: of each row, int64 [rows, most pages]; one row's for all where the first stride is 0.
         num_pages: how many of them each row has, int64 [rows].
-
-    Returns:
-        float32 [rows, heads, most pages]; -inf behind the pages of a row.
     """
-    num_rows, heads, head_dim = queries.shape
+    num_rows, (_, heads, head_dim) = len(rows), queries.shape
     _, kv_heads, count, _ = vectors.shape
     most = pages.shape[1]
     assert queries.is_contiguous()
     assert vectors.is_contiguous()
     assert pages.stride(1) == 1, pages.stride()
-    logits = torch.empty(num_rows, heads, most, dtype=torch.float32, device=queries.device)
     group = heads // kv_heads
     block_pages, block_count = tile_of(count)
+    found = Estimates.empty(num_rows, heads, most, block_pages, queries.device)
     if num_rows and most:
         _scan_kernel[(triton.cdiv(most, block_pages), kv_heads, num_rows)](
             queries,
+            rows,
             vectors,
             units,
             pages,
             num_pages,
-            logits,
+            *found,
+            scale,
             pages.stride(0),
             most,
             KV_HEADS=kv_heads,
@@ -133,4 +142,4 @@ def scan(
             BLOCK_PAGES=block_pages,
             DOT_DTYPE=dot_dtype(torch.bfloat16),
         )
-    return logits
+    return found

@@ -24,6 +24,7 @@ def describe_pages(pool: TieredKVPool) -> dict[str, Any]:
     Pages are counted in each layer: one that all layers load counts once for each.
     """
     plan, slots = pool.plan, pool.slots
+    slots.settle()
     audits = {} if pool.selections is None else {"audits": asdict(pool.selections.audits)}
     return {
         "layers": plan.shape.layers,

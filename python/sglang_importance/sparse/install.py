@@ -131,7 +131,7 @@ def _tiered_pool(
         options.tiered.policy,
         _selector(options, plan.page_size),
         Selections(options, plan.page_size) if options.is_sparse else None,
-        uses_triton="triton" in attention_backends(configurator.server_args),
+        uses_triton=plan.uses_triton,
     )
     logger.info("KV importance: Tiered pages: %s", plan)
     return pool
@@ -240,6 +240,7 @@ def _plan(configurator: KVCacheConfigurator, pool_tokens: int) -> DevicePlan:
             table_bytes=0
             if selector is None
             else selector.table_bytes(shape.layers, shape.kv_heads, shape.key_dim),
+            uses_triton="triton" in attention_backends(configurator.server_args),
         )
     except DeviceTooSmall as error:
         raise LaunchRefused([str(error)]) from error

@@ -10,7 +10,6 @@ from weakref import WeakSet
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from torch.nn.functional import pad
 
 from sgl_importance.sparse.selection import Selection
 from sgl_importance.sparse.selection_rule import read_all
@@ -209,19 +208,17 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
     ) -> None:
         """Computes a step's rows in one layer."""
         slots, index = self.token_to_kv_pool.slots, layer.layer_id - self.token_to_kv_pool.start_layer
-        of_rows = queries[step.rows]
         pages, shares = step.everything, None
         selects = layer.layer_id in self._selecting_layers
         if selects and step.contexts is not None:
             assert self._chooser is not None
-            chosen, of_chosen = self._chooser.choose_step(index, of_rows * layer.scaling, step.contexts)
-            # The page that is being filled is in a frame: nothing is known of it, nor asked.
-            pages = torch.cat([step.contexts.partial_page[:, None], chosen], dim=1)
-            shares = pad(of_chosen, (1, 0))
+            pages, shares = self._chooser.choose_step(index, queries, step.rows, layer.scaling, step.contexts)
             if self._chooser.rule.prunes:
                 step.chosen.add_((pages >= 0).sum(dim=1))
         places = slots.place(index, pages, shares)
-        outputs, log_sums = attend_step(slots, index, of_rows, places, step.last_tokens, layer.scaling)
+        log_sums = attend_step(
+            slots, index, queries, step.rows, places, step.last_tokens, layer.scaling, results
+        )
         for row, span in enumerate(step.spans if selects else ()):
             if shares is not None and self.on_choice is not None:
                 is_read = pages[row].roll(-1) >= 0
@@ -229,15 +226,14 @@ class TieredAttentionBackend(TorchNativeAttnBackend):
                 self.on_choice(span.rows, layer, span.pages, read, of_read)
             if span.choice is not None and span.choice.audited_layer == layer.layer_id:
                 sums = PartialAttention()
-                sums.add(outputs[row : row + 1], log_sums[row : row + 1])
+                sums.add(results[span.rows].float(), log_sums[row : row + 1])
                 read = pages[row][pages[row] >= 0]
-                outputs[row] = self._audited(sums, read, of_rows[row : row + 1], span, layer).output
-        results[step.rows] = outputs.to(results.dtype)
+                exact = self._audited(sums, read, queries[span.rows], span, layer).output
+                results[span.rows] = exact.to(results.dtype)
 
     def _count(self) -> None:
-        """Counts the steps of a pass behind its last layer, where the device has nothing left to wait for."""
+        """Counts the steps of a pass behind its last layer."""
         slots, layers = self.token_to_kv_pool.slots, len(self._selecting_layers)
-        slots.settle(waits=not slots.uses_triton)
         for step in self._steps:
             counts = self._num_chosen(step)
             for span, chosen in zip(step.spans, counts, strict=True):

@@ -81,6 +81,7 @@ class CountedStep:
             max_requests=batch,
             kept_bytes=chosen_by.kept_bytes(DIM),
             table_bytes=chosen_by.table_bytes(LAYERS, KV_HEADS, DIM),
+            uses_triton=True,
         )
         self.selections = Selections(options, PAGE)
         self.pool.attach_slots(plan, "cpu", policy, chosen_by, self.selections, uses_triton=True)  # type: ignore[arg-type]
