@@ -114,7 +114,7 @@ class BitTables:
                 that up to a byte in all is left.
         """
         variances, energies = map(_paired, (statistics.variances, statistics.energies))
-        layers, heads, dim = variances.shape
+        layers, _, dim = variances.shape
         taken = -torch.tensor(DISTORTIONS, device=variances.device).diff()
         # Each bit of a channel takes less than the one before it: the best ones are its first.
         gains = ((variances * energies)[..., None] * taken).flatten(2)

@@ -39,7 +39,8 @@ def _write_tables(query: Floats, widths: Whole, starts: Whole, steps: Floats, ta
         widths: bits of each channel, [dimension].
         starts: of these among the token's, [dimension].
         steps: of codes, [dimension].
-        tables: results, uint8 [bytes of a token, its lower four bits and its upper, lower and upper byte, 16].
+        tables: results, uint8 [bytes of a token, its lower and upper four bits, an entry's lower and upper
+            byte, 16].
 
     Returns:
         The unit of the entries.

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 CHUNK = 16
 """Tokens whose bytes lie together."""
 TABLE_BYTES = 2 * 2 * CHUNK
-"""Of the entries for a byte: of its lower and its upper four bits, the entries' lower bytes, then upper ones."""
+"""Of the entries for a byte: for its lower four bits and its upper, their lower bytes and then the upper."""
 
 _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (16, 32, 64))
 _BYTES = ir.VectorType(ir.IntType(8), CHUNK)
@@ -103,7 +103,8 @@ def largest_sums(
         builder.position_at_end(behind)
         best = _larger(builder, *added)
         for distance in (4, 2, 1):
-            best = _larger(builder, best, _shuffled(builder, best, best, [at ^ distance for at in range(CHUNK)]))
+            partners = [at ^ distance for at in range(CHUNK)]
+            best = _larger(builder, best, _shuffled(builder, best, best, partners))
         for which in range(2):
             address = builder.add(largest, _INT64(2 * which))
             of_one = builder.extract_element(best, _INT32(8 * which))
