@@ -2,10 +2,11 @@
 
     python benchmark/sparse/layer.py
 
-The arms take turns on the same query, one request, float32, one thread; times are medians over steps.
+The arms take turns on the same query, one request, float32, one thread; processor times, medians over steps.
 ``upstream`` is sglang's torch-native decode, which copies keys and values out of its pool. ``dense`` is the
 fastest attention here that reads them where they are. ``sparse`` scans, chooses, brings what has no slot from
 the host, and attends. The query drifts from step to step, so that a part of the chosen pages changes.
+``scan_of`` has the choices of other selectors on the same queries, so that scans are compared within a run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.page_slots import PageSlots
+from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_kernels.sparse.step_attention import attend_step
 from sgl_importance_kernels.sparse.streamed_attention import attend
 from sgl_importance_lab.selectors.registry import ready_selector
@@ -49,9 +51,10 @@ class Layer:
         context: tokens.
         selected: tokens that a step reads.
         selector: its name.
+        beside: names of others, whose choices are timed alone.
     """
 
-    def __init__(self, context: int, selected: int, selector: str) -> None:
+    def __init__(self, context: int, selected: int, selector: str, beside: Sequence[str] = ()) -> None:
         draws = torch.Generator().manual_seed(0)
         num_pages = context // PAGE
         tokens = (num_pages + 1) * PAGE
@@ -69,17 +72,27 @@ class Layer:
             selector=ready_selector(selector, self.keys.unflatten(0, (-1, PAGE))[None]),
         )
         assert self.slots.representations is not None
-        rule = ChoiceRule(SINK_TOKENS, WINDOW_TOKENS)
-        self.chooser = PageChooser(
-            self.slots.representations, PAGE, rule, self.slots.traffic, is_resident=self.slots.is_resident
-        )
+        self.chooser = self._chooser(self.slots.representations)
+        by_page = self.keys.unflatten(0, (-1, PAGE))
+        self.beside = {
+            name: self._chooser(Representations(ready_selector(name, by_page[None]), (by_page,), "cpu"))
+            for name in beside
+        }
         self.contexts = self.chooser.contexts(self.pages[None], [context], [self.max_pages])
         self.slots.representations.ensure(self.pages)
+        for chooser in self.beside.values():
+            chooser.choose(0, torch.zeros(1, HEADS, DIM), self.pages, context, self.max_pages)  # keeps all
         self.locations = (self.pages[:, None] * PAGE + torch.arange(PAGE)).flatten()
         self.table = self.locations.int()[None]
         # As stock would lay out one request alone: the best case of attention without a copy.
         self.in_order = self.keys[self.locations], self.values[self.locations]
         self.upstream_backend = object.__new__(TorchNativeAttnBackend)
+
+    def _chooser(self, representations: Representations) -> PageChooser:
+        rule = ChoiceRule(SINK_TOKENS, WINDOW_TOKENS)
+        return PageChooser(
+            representations, PAGE, rule, self.slots.traffic, is_resident=self.slots.is_resident
+        )
 
     def upstream(self, query: torch.Tensor) -> torch.Tensor:
         output = torch.empty_like(query)
@@ -117,6 +130,8 @@ def measured(layer: Layer, steps: int, label: str) -> dict[str, Any]:
     arms: dict[str, Callable[[torch.Tensor], Any]] = {
         name: getattr(layer, name) for name in ("upstream", "dense", "scan", "sparse")
     }
+    for name, chooser in layer.beside.items():
+        arms[name] = lambda query, chooser=chooser: chooser.choose_step(0, query * SCALE, layer.contexts)
     times: dict[str, list[float]] = {name: [] for name in arms}
     torch.testing.assert_close(layer.upstream(query), layer.dense(query), atol=1e-4, rtol=1e-4)
     for _ in range(2):
@@ -127,13 +142,14 @@ def measured(layer: Layer, steps: int, label: str) -> dict[str, Any]:
         drift = torch.randn(query.shape, generator=draws)
         query = math.sqrt(1 - DRIFT**2) * query + DRIFT * drift
         for name, arm in arms.items():
-            start = time.perf_counter()
+            start = time.process_time()
             arm(query)
-            times[name].append(time.perf_counter() - start)
+            times[name].append(time.process_time() - start)
     middle = {name: 1000 * statistics.median(values) for name, values in times.items()}
     return {
         "context": layer.context,
-        **{f"{name}_ms": value for name, value in middle.items()},
+        **{f"{name}_ms": value for name, value in middle.items() if name not in layer.beside},
+        "scan_of": {name: middle["scan"] / middle[name] for name in layer.beside},
         "loaded_share": traffic.loaded / traffic.read,
         "times_upstream": middle["upstream"] / middle["sparse"],
         "times_dense": middle["dense"] / middle["sparse"],
@@ -145,17 +161,19 @@ def main(
     contexts: Annotated[str, typer.Option(help="Tokens, separated by commas.")] = "4096,16384,65536",
     selected: Annotated[int, typer.Option(help="Tokens that a step reads.")] = 2048,
     selector: Annotated[str, typer.Option(help="As --kv-sparse-selector.")] = "bits",
+    beside: Annotated[str, typer.Option(help="Selectors whose scans are timed beside.")] = "rep,token",
     steps: Annotated[int, typer.Option(help="Steps of each arm.")] = 15,
     out: Annotated[Path | None, typer.Option(help="Write the JSON there.")] = None,
 ) -> None:
     torch.set_num_threads(1)
     rows = []
     for context in map(int, contexts.split(",")):
+        layer = Layer(context, selected, selector, beside.split(","))
         rows.append(
             {
                 "selector": selector,
                 "selected": selected,
-                **measured(Layer(context, selected, selector), steps, f"{context:,} tokens"),
+                **measured(layer, steps, f"{context:,} tokens"),
             }
         )
     print_rows("One layer, one request, milliseconds", rows)

@@ -102,7 +102,7 @@ def main(
     arms: Annotated[
         str, typer.Option(help="Selectors, separated by commas; with /head each KV head chooses for itself.")
     ] = ARMS,
-    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of pages that are read.")] = 0.1,
+    share: Annotated[str, typer.Option(help="Of pages that are read, separated by commas.")] = "0.1,0.2",
     text: Annotated[
         list[str] | None, typer.Option(help="A further kind of text, NAME=PATH; may be repeated.")
     ] = None,
@@ -115,7 +115,8 @@ def main(
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     chosen = [
-        (name, cast("Grain", grain or "layer"))
+        (float(part), name, cast("Grain", grain or "layer"))
+        for part in share.split(",")
         for name, _, grain in (arm.partition("/") for arm in arms.split(","))
     ]
     try:
@@ -133,7 +134,8 @@ def main(
         all_windows.sort(key=lambda window: (len(window.tokens), window.number))
     except (UnknownModel, NoText) as error:
         raise typer.BadParameter(str(error)) from error
-    estimators = {name: of_selector(selector_of(name, decoder)) for name, _ in chosen}
+    names = dict.fromkeys(name for _, name, _ in chosen)
+    estimators = {name: of_selector(selector_of(name, decoder)) for name in names}
     rows = [json.loads(line) for line in measured.read_text().splitlines()] if measured.exists() else []
     identity = ("source", "number", "tokens", "share", "selector", "grain")
     done = {tuple(row[name] for name in identity) for row in rows}
@@ -145,13 +147,13 @@ def main(
         task = progress.add_task("windows", total=len(all_windows))
         for window in all_windows:
             key = {"source": window.source, "number": window.number, "tokens": len(window.tokens)}
-            missing = [arm for arm in chosen if (*key.values(), share, *arm) not in done]
+            missing = [arm for arm in chosen if (*key.values(), *arm) not in done]
             if missing:
                 prefill = Prefill(decoder, window.tokens)
                 exact = exact_answers(decoder, window, prefill)
-            for name, grain in missing:
+            for part, name, grain in missing:
                 arm = (name, grain, estimators[name])
-                rows.append(key | arm_row(decoder, window, prefill, exact, arm, share))
+                rows.append(key | arm_row(decoder, window, prefill, exact, arm, part))
                 with measured.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
             found = summaries(rows, kept, kv_bytes=2 * PAGE * dim * BF16_BYTES)

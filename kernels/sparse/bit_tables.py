@@ -81,12 +81,13 @@ def _energies(keys: torch.Tensor, queries: torch.Tensor, page_size: int) -> torc
 class BitTables:
     """How codes lie: [layers, KV heads, head dimension], or those of one layer.
 
-    A page keeps the codes of a channel together, eight tokens in as many bytes as the channel has bits, the
-    first token in the lowest bits. Channels of most bits come first, those of as many in their order.
+    The codes of a token are one string of bits. A page keeps the first byte of each token, then the second of
+    each, and so on. Channels of most bits come first, those of as many in their order.
 
     Attributes:
-        widths: bits of each channel, from 0 to ``MOST_BITS``, int32; as many in all heads of a layer.
-        starts: before how many of a page's codes, in bits of one token, a channel's begin; int32.
+        widths: bits of each channel, from 0 to ``MOST_BITS``, int32; as many in all heads of a layer, and
+            whole bytes.
+        starts: before how many of a token's bits a channel's begin, the lowest first; int32.
         steps: of its codes, float32; 0 where it has none.
     """
 
@@ -109,15 +110,17 @@ class BitTables:
 
         Args:
             statistics: of the model.
-            bits: of all channels of a token together, as a mean over layers.
+            bits: of all channels of a token together, as a mean over layers; these have whole bytes, so
+                that up to a byte in all is left.
         """
         variances, energies = map(_paired, (statistics.variances, statistics.energies))
-        layers, heads, dim = variances.shape
+        layers, _, dim = variances.shape
         taken = -torch.tensor(DISTORTIONS, device=variances.device).diff()
         # Each bit of a channel takes less than the one before it: the best ones are its first.
         gains = ((variances * energies)[..., None] * taken).flatten(2)
-        best = gains.flatten().topk(min(layers * heads * bits, gains.numel())).indices
-        of_layer = torch.bincount(best // gains[0].numel(), minlength=layers) // heads
+        of_bytes = gains.sort(dim=2, descending=True).values.sum(dim=1).unflatten(1, (dim, 8)).sum(dim=2)
+        best = of_bytes.flatten().topk(min(layers * bits // 8, of_bytes.numel())).indices
+        of_layer = 8 * torch.bincount(best // dim, minlength=layers)
         widths = torch.stack(
             [
                 torch.zeros_like(gain).scatter_(1, gain.topk(count, dim=1).indices, 1.0)

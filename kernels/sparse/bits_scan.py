@@ -1,9 +1,8 @@
 """Products of queries with keys that are kept as a mean and codes of a few bits, compiled for CPUs.
 
-Codes are whole numbers from 0; steps are multiplied into each query, and what half the codes are worth is
-taken off at the end, so that a code only has to be taken out of its bytes. A channel of
-``BLOCK_PAGES`` pages is done at a time, of these the first tokens of all groups of eight, then the second:
-neighbours are shifted alike, so that they fill vector registers.
+A product is a sum over the bits of a token, each worth its channel's step times a power of two times the
+query. So what four bits are worth together is written into a table of 16 for each query, and a page costs
+one look-up for each four bits of a token instead of a multiplication for each channel.
 """
 
 from __future__ import annotations
@@ -14,27 +13,68 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl_importance_kernels.jit import njit
-from sgl_importance_kernels.sparse.bit_tables import MOST_BITS
+from sgl_importance_kernels.sparse.nibble_sums import CHUNK, TABLE_BYTES, largest_sums
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
 _SIGNATURE = (
-    "void(float32[:,:,:,::1], uint8[:,:,::1], float32[:,::1], int32[:,::1], float32[:,::1], int64[::1],"
-    " int64, float32[:,:,:,::1])"
+    "void(float32[:,:,:,::1], uint8[:,:,::1], float32[:,::1], int32[:,::1], int32[:,::1], float32[:,::1],"
+    " int64[::1], int64, float32[:,:,:,::1])"
 )
-TOKENS = 8
-"""Whose codes lie together."""
-BLOCK_PAGES = 16
+_SPAN = 65535
+"""Sums are counted in units that make the largest of them less than this above the least."""
+_FACTORS = np.exp2(np.arange(256, dtype=np.uint8).view(np.int8) / 8).astype(np.float32)
+"""Of pages, by the byte that says their logarithm."""
 
 Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
 Whole = npt.NDArray[np.int32]
+
+
+@njit("float32(float32[::1], int32[::1], int32[::1], float32[::1], uint8[:,:,:,::1])", **_OPTIONS)
+def _write_tables(query: Floats, widths: Whole, starts: Whole, steps: Floats, tables: Bytes) -> float:
+    """What bits are worth to a query, around the middle of the least sum and the largest.
+
+    Args:
+        query: [dimension].
+        widths: bits of each channel, [dimension].
+        starts: of these among the token's, [dimension].
+        steps: of codes, [dimension].
+        tables: results, uint8 [bytes of a token, its lower and upper four bits, an entry's lower and upper
+            byte, 16].
+
+    Returns:
+        The unit of the entries.
+    """
+    span = np.float32(0.0)
+    for channel in range(len(query)):
+        span += abs(query[channel] * steps[channel]) * ((1 << widths[channel]) - 1)
+    unit = max(span / (_SPAN - 8 * len(tables)), np.finfo(np.float32).tiny)
+    worth = np.zeros(8 * len(tables), np.int32)
+    for channel in range(len(query)):
+        for bit in range(widths[channel]):
+            of_bit = query[channel] * steps[channel] * (1 << bit)
+            worth[starts[channel] + bit] = np.int32(np.rint(of_bit / unit))
+    middle = worth.sum() >> 1
+    totals = np.empty(16, np.int32)
+    for byte in range(len(tables)):
+        for upper in range(2):
+            totals[0] = 0 if byte or upper else -middle
+            for bit in range(4):
+                for bits in range(1 << bit):
+                    totals[bits + (1 << bit)] = totals[bits] + worth[8 * byte + 4 * upper + bit]
+            for bits in range(16):
+                tables[byte, upper, 0, bits] = totals[bits] & 255
+                tables[byte, upper, 1, bits] = totals[bits] >> 8 & 255
+    return unit
 
 
 @njit(_SIGNATURE, **_OPTIONS)
 def largest_of_codes(
     queries: Floats,
-    kept: npt.NDArray[np.uint8],
+    kept: Bytes,
     units: Floats,
     widths: Whole,
+    starts: Whole,
     steps: Floats,
     pages: npt.NDArray[np.int64],
     page_size: int,
@@ -48,71 +88,58 @@ def largest_of_codes(
             binary logarithm of the page's factor as int8, then codes as ``BitTables`` says.
         units: of the means, float32 [pool pages, KV heads].
         widths: bits of each channel, int32 [KV heads, dimension].
-        steps: of its codes, float32 [KV heads, dimension].
+        starts: before how many of a token's bits they begin, int32 [KV heads, dimension].
+        steps: of the codes, float32 [KV heads, dimension].
         pages: whose keys count, int64 [pages].
-        page_size: tokens per page, a multiple of 8.
+        page_size: tokens per page, a multiple of ``CHUNK``.
         logits: results, float32 [tokens, KV heads, queries of each, pages].
     """
     num_tokens, num_heads, group, dim = queries.shape
     num_queries = num_tokens * group
-    groups = page_size // TOKENS
-    codes = np.empty(BLOCK_PAGES * page_size, np.float32)
-    sums = np.empty((num_queries, BLOCK_PAGES * page_size), np.float32)
-    offsets = np.empty(num_queries, np.float32)
+    num_bytes = (kept.shape[2] - dim - 1) // page_size
+    tables = np.empty((num_queries, num_bytes, 2, 2, CHUNK), np.uint8)
+    table_units = np.empty(num_queries, np.float32)
+    of_chunk = np.zeros(2, np.int16)
     mean = np.empty(dim, np.float32)
-    halves = np.empty((2, BLOCK_PAGES * groups), np.uint32)  # of each eight tokens' word, four a half
+    best = np.empty(2, np.int16)
     for head in range(num_heads):
         for row in range(num_queries):
-            offsets[row] = 0.0
-            for channel in range(dim):
-                half = np.float32(1 << widths[head, channel]) / 2 - np.float32(0.5)
-                offsets[row] -= (
-                    queries[row // group, head, row % group, channel] * steps[head, channel] * half
-                )
-        for first in range(0, len(pages), BLOCK_PAGES):
-            count = min(BLOCK_PAGES, len(pages) - first)
-            many = count * groups
-            sums[:] = 0.0
-            byte = dim + 1
-            for width in range(MOST_BITS, 0, -1):
-                mask = np.uint32((1 << width) - 1)
-                for channel in range(dim):
-                    if widths[head, channel] != width:
-                        continue
-                    for at in range(count):
-                        page = pages[first + at]
-                        for group_of_page in range(groups):
-                            word = np.uint64(0)
-                            for part in range(width):
-                                packed = kept[page, head, byte + group_of_page * width + part]
-                                word |= np.uint64(packed) << np.uint64(8 * part)
-                            halves[0, at * groups + group_of_page] = np.uint32(word)
-                            halves[1, at * groups + group_of_page] = np.uint32(word >> np.uint64(4 * width))
-                    for token in range(TOKENS):
-                        word_half, shift = token // 4, np.uint32(token % 4 * width)
-                        for at in range(many):
-                            codes[token * many + at] = np.float32(
-                                np.int32((halves[word_half, at] >> shift) & mask)
-                            )
-                    byte += groups * width
-                    for row in range(num_queries):
-                        scaled = queries[row // group, head, row % group, channel] * steps[head, channel]
-                        for token in range(count * page_size):
-                            sums[row, token] += scaled * codes[token]
+            table_units[row] = _write_tables(
+                queries[row // group, head, row % group],
+                widths[head],
+                starts[head],
+                steps[head],
+                tables[row],
+            )
+        codes = kept.ctypes.data + head * kept.strides[1] + dim + 1
+        for first in range(0, len(pages), 2):
+            count = min(2, len(pages) - first)
+            for row in range(num_queries):
+                best[:] = 0 if num_bytes == 0 else -32768
+                for chunk in range(page_size // CHUNK if num_bytes else 0):
+                    one = codes + pages[first] * kept.strides[0] + chunk * CHUNK
+                    other = codes + pages[first + count - 1] * kept.strides[0] + chunk * CHUNK
+                    largest_sums(
+                        np.uintp(one),
+                        np.uintp(other),
+                        np.uintp(page_size),
+                        np.uintp(num_bytes),
+                        np.uintp(tables.ctypes.data + row * num_bytes * TABLE_BYTES),
+                        np.uintp(of_chunk.ctypes.data),
+                    )
+                    best[0] = max(best[0], of_chunk[0])
+                    best[1] = max(best[1], of_chunk[1])
+                for at in range(count):
+                    logits[row // group, head, row % group, first + at] = table_units[row] * best[at]
             for at in range(count):
                 page = pages[first + at]
                 for channel in range(dim):
                     mean[channel] = np.int8(kept[page, head, channel])
-                factor = np.float32(2.0 ** (np.int8(kept[page, head, dim]) / 8.0))
+                factor = _FACTORS[kept[page, head, dim]]
                 for row in range(num_queries):
                     token, query = row // group, row % group
                     of_mean = np.float32(0.0)
                     for channel in range(dim):
                         of_mean += queries[token, head, query, channel] * mean[channel]
-                    best = np.float32(-np.inf)
-                    for key in range(TOKENS):
-                        for group_of_page in range(groups):
-                            best = max(best, sums[row, key * many + at * groups + group_of_page])
-                    logits[token, head, query, first + at] = (
-                        factor * (best + offsets[row]) + of_mean * units[page, head]
-                    )
+                    of_codes = logits[token, head, query, first + at]
+                    logits[token, head, query, first + at] = factor * of_codes + of_mean * units[page, head]

@@ -63,6 +63,7 @@ class LayerPages:
             self.kept.view(torch.uint8).numpy(),
             self.units.numpy(),
             tables.widths.numpy(),
+            tables.starts.numpy(),
             tables.steps.numpy(),
             self.numbers.numpy(),
             self.host_keys.shape[1],

@@ -36,7 +36,7 @@ def draws(seed: int) -> torch.Generator:
         ("token", 8),
         ("token", 16),
         ("token", 3),
-        ("bits", 8),
+        ("bits", 16),
         ("bits", 32),
     ],
 )
@@ -62,15 +62,17 @@ def test_a_scan_finds_what_the_compiled_one_finds(name: str, page_size: int, gro
     found = estimates.logits.cpu()
     of_tiles = (estimates.largest + estimates.sums.log()).logsumexp(dim=2).cpu()
     torch.testing.assert_close(of_tiles, found.logsumexp(dim=2))
+    # Compiled for a CPU, what each bit is worth is rounded to a 65,535th of what all are worth.
+    tolerance = 1e-2 if name == "bits" else 3e-4
     for row, count in enumerate(counts.tolist()):
         expected = here.selector.logits(queries[row : row + 1], here.of(0, pages[row, :count]))
-        torch.testing.assert_close(found[row, :, :count], expected, atol=3e-4, rtol=1e-4)
+        torch.testing.assert_close(found[row, :, :count], expected, atol=tolerance, rtol=1e-4)
         assert bool(found[row, :, count:].isneginf().all())
     # Queries that share their pages: those of a prompt's span.
     alike = there.of(0, pages[0].to(device))
     expected = here.selector.logits(queries, here.of(0, pages[0]))
     together = there.selector.logits(queries.to(device), alike).cpu()
-    torch.testing.assert_close(together, expected, atol=3e-4, rtol=1e-4)
+    torch.testing.assert_close(together, expected, atol=tolerance, rtol=1e-4)
 
 
 def test_a_scan_of_nothing(device: str) -> None:

@@ -23,7 +23,7 @@ def test_every_name_of_the_flag_is_a_selector_that_ships_or_a_control_arm() -> N
     assert all(load_control(name)(SIZE) for name in CONTROL_SELECTORS)
 
 
-@given(st.sampled_from(("bits", "token")), st.integers(1, 64), st.sampled_from((8, 16, 64)))
+@given(st.sampled_from(("bits", "token")), st.integers(1, 64), st.sampled_from((16, 64)))
 def test_sizes_told_without_tensors_are_those_that_are_kept(name: str, eighths: int, page_size: int) -> None:
     dim = 8 * eighths
     with_unit = SELECTORS[name](page_size).kept_bytes(dim) + 4

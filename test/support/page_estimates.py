@@ -7,7 +7,7 @@ import torch
 from sgl_importance_kernels.sparse.representations import Representations
 from sgl_importance_lab.selectors.registry import ready_selector
 
-PAGES, SIZE, KV_HEADS, GROUP, DIM = 12, 8, 2, 3, 16
+PAGES, SIZE, KV_HEADS, GROUP, DIM = 12, 16, 2, 3, 16
 
 
 def drawn(seed: int, tokens: int = 2) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from sgl_importance_kernels.sparse.bit_tables import STEPS, BitTables, KeyStatistics
+from sgl_importance_kernels.sparse.nibble_sums import CHUNK
 from sgl_importance_kernels.sparse.selectors.selector import LARGEST, Selector
 
 if TYPE_CHECKING:
     from sgl_importance_kernels.sparse.layer_pages import LayerPages
     from sgl_importance_kernels.sparse.triton.estimates import Estimates
-
-TOKENS_OF_CODES = 8
-"""Tokens whose codes lie together, in as many bytes as their channel has bits."""
-
 
 BITS_PER_CHANNEL = 27 / 16
 """With mean, factor and unit 7 % of a page's keys and values in bf16."""
@@ -32,7 +29,7 @@ class MeanAndBits(Selector):
     (``calibrate``); the page has a factor of its own for all of these steps. Layers have more bits or fewer.
 
     Args:
-        page_size: tokens per page; a multiple of 8.
+        page_size: tokens per page; a multiple of 16.
         bits_per_channel: bits of a token's codes, as a mean over channels and layers.
 
     Raises:
@@ -42,10 +39,10 @@ class MeanAndBits(Selector):
     product = "bits"
 
     def __init__(self, page_size: int, bits_per_channel: float = BITS_PER_CHANNEL) -> None:
-        if page_size % TOKENS_OF_CODES:
+        if page_size % CHUNK:
             raise ValueError(
-                f"codes of {TOKENS_OF_CODES} tokens lie together, and a page of {page_size} would end among "
-                f"them: use --page-size 16"
+                f"codes of {CHUNK} tokens lie together, and a page of {page_size} would end among them: use "
+                f"--page-size {CHUNK}"
             )
         super().__init__(page_size)
         self._bits_per_channel = bits_per_channel
@@ -96,15 +93,11 @@ class MeanAndBits(Selector):
         """Codes, int32 [pages, page size, KV heads, channels], as they lie, int8 [pages, KV heads, bytes]."""
         pages, size, heads, _ = codes.shape
         token = torch.arange(size, dtype=torch.int32, device=codes.device)[:, None, None]
-        within = token % TOKENS_OF_CODES * tables.widths  # bits, in the bytes of eight tokens
-        group = token // TOKENS_OF_CODES
-        at = tables.starts * (size // TOKENS_OF_CODES) + group * tables.widths + within // 8
-        placed = codes << within % 8  # in this byte and, where it is larger, the next
+        at = tables.starts // 8 * size + token
+        placed = codes << tables.starts % 8  # in this byte and, where it is larger, the token's next
         # Of channels without bits every code is 0, and may be added anywhere.
-        kept = torch.zeros(
-            pages, heads, bits * size // TOKENS_OF_CODES + 1, dtype=torch.int32, device=codes.device
-        )
-        for part, byte in ((placed & 0xFF, at), (placed >> 8, at + 1)):
+        kept = torch.zeros(pages, heads, bits * size // 8 + 1, dtype=torch.int32, device=codes.device)
+        for part, byte in ((placed & 0xFF, at), (placed >> 8, at + size)):
             where = byte.clamp(max=kept.shape[2] - 1).movedim(0, 1).flatten(1).long()
             kept.scatter_add_(2, where.expand(pages, -1, -1), part.movedim(1, 2).flatten(2))
         return kept[..., :-1].to(torch.uint8).view(torch.int8)
@@ -143,15 +136,11 @@ class MeanAndBits(Selector):
             for channel in range(dim):
                 width = int(tables.widths[head, channel])
                 for token in range(self._page_size if width else 0):
-                    group, within = divmod(token, TOKENS_OF_CODES)
-                    first = (
-                        int(tables.starts[head, channel]) * (self._page_size // TOKENS_OF_CODES)
-                        + group * width
-                    )
-                    byte, bit = divmod(within * width, 8)
-                    word = codes[:, head, first + byte]
+                    byte, bit = divmod(int(tables.starts[head, channel]), 8)
+                    at = byte * self._page_size + token
+                    word = codes[:, head, at]
                     if bit + width > 8:
-                        word = word | codes[:, head, first + byte + 1] << 8
+                        word = word | codes[:, head, at + self._page_size] << 8
                     code = word >> bit & (1 << width) - 1
                     steps = tables.steps[head, channel] * factors[:, head]
                     keys[:, token, head, channel] += (code - (1 << width) / 2 + 0.5) * steps
@@ -172,7 +161,7 @@ class MeanAndBits(Selector):
         return pages.scan_codes(queries, rows, scale, of_rows, num_pages, self.tables(pages.layer))
 
     def _bytes(self, head_dim: int, bits: int) -> int:
-        return head_dim + 1 + bits * self._page_size // TOKENS_OF_CODES
+        return head_dim + 1 + bits * self._page_size // 8
 
     def _bits(self, head_dim: int) -> int:
         return int(self._bits_per_channel * head_dim)

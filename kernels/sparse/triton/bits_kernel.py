@@ -12,7 +12,7 @@ from sgl_importance_kernels.sparse.triton.scan_kernel import dot_in_two_parts
 from sgl_importance_kernels.triton.tiles import MIN_DOT_ROWS, dot_dtype
 
 BLOCK_PAGES = MIN_DOT_ROWS
-"""Pages of a tile. One token of each is multiplied at a time: a channel's place in its byte is one number."""
+"""Pages of a tile. One token of each is multiplied at a time."""
 BLOCK_D = 16
 """Channels that are multiplied at a time: of more, ptxas keeps some on a stack."""
 
@@ -78,13 +78,13 @@ def _codes_kernel(
             width = tl.load(Widths + kv_head * HEAD_DIM + dim, mask=is_dim, other=0)
             start = tl.load(Starts + kv_head * HEAD_DIM + dim, mask=is_dim, other=0)
             step = tl.load(Steps + kv_head * HEAD_DIM + dim, mask=is_dim, other=0.0)
-            bit = token % 8 * width  # in the bytes of eight tokens
-            byte = HEAD_DIM + 1 + start * (PAGE_SIZE // 8) + token // 8 * width + bit // 8
+            bit = start % 8
+            byte = (HEAD_DIM + 1 + start // 8 * PAGE_SIZE + token)[:, None]
             is_coded = exists[None, :] & (width > 0)[:, None]
-            low = tl.load(of_page[None, :] + byte[:, None], mask=is_coded, other=0).to(tl.int32) & 0xFF
-            goes_on = is_coded & (bit % 8 + width > 8)[:, None]
-            high = tl.load(of_page[None, :] + byte[:, None] + 1, mask=goes_on, other=0).to(tl.int32) & 0xFF
-            code = ((low | high << 8) >> (bit % 8)[:, None]) & ((1 << width) - 1)[:, None]
+            low = tl.load(of_page[None, :] + byte, mask=is_coded, other=0).to(tl.int32) & 0xFF
+            goes_on = is_coded & (bit + width > 8)[:, None]
+            high = tl.load(of_page[None, :] + byte + PAGE_SIZE, mask=goes_on, other=0).to(tl.int32) & 0xFF
+            code = ((low | high << 8) >> bit[:, None]) & ((1 << width) - 1)[:, None]
             products = dot_in_two_parts(q * scale * step[None, :], code, products, DOT_DTYPE)
         largest = tl.maximum(largest, products)
     unit = tl.load(Units + page * KV_HEADS + kv_head, mask=exists, other=0.0)
@@ -121,12 +121,11 @@ def scan_codes(
         tables: how the codes of the layer lie.
         pages: of each row, int64 [rows, most pages]; one row's for all where the first stride is 0.
         num_pages: how many of them each row has, int64 [rows].
-        page_size: tokens per page, a multiple of 8.
+        page_size: tokens per page.
     """
     num_rows, (_, heads, head_dim) = len(rows), queries.shape
     _, kv_heads, kept_bytes = kept.shape
     most = pages.shape[1]
-    assert page_size % 8 == 0, page_size
     assert queries.is_contiguous()
     assert kept.is_contiguous()
     assert pages.stride(1) == 1, pages.stride()

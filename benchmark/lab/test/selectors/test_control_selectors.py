@@ -52,6 +52,6 @@ def test_a_block_is_as_good_as_its_best_page() -> None:
     keys = torch.randn(20, SIZE, KV_HEADS, DIM, generator=draws)
     queries = torch.randn(1, KV_HEADS * GROUP, DIM, generator=draws)
     found = estimated("infllm", keys, queries, torch.arange(20))
-    blocks = [found[:, :16], found[:, 16:]]  # 128 tokens are 16 pages
+    blocks = [found[:, :8], found[:, 8:16], found[:, 16:]]  # 128 tokens are 8 pages
     assert all(bool((block == block[:, :1]).all()) for block in blocks)
     assert not torch.equal(blocks[0][:, 0], blocks[1][:, 0])
