@@ -15,8 +15,8 @@ def processor_text() -> str:
     """What a request's ``custom_logit_processor`` holds; its ``custom_params`` are ``forced``, the token ids,
     and ``lead``.
 
-    A class of sglang's would travel by the name of its module, which only a server with this laboratory knows.
-    This one travels as code: the server must run the same minor version of Python.
+    A class of a module travels by its name, which only a server with this laboratory knows. This one travels
+    as code: the server must run the same minor version of Python.
     """
 
     class ForcedAnswer:

@@ -129,7 +129,7 @@ def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
 
 
 def read_bodies(path: Path, on_bad_record: OnBadRecord) -> Iterator[dict[str, Any]]:
-    """What each record asks for, as the body of a chat (``messages``, ``tools``) or a completion (``prompt``)."""
+    """What each record asks for: the body of a chat (``messages``, ``tools``) or completion (``prompt``)."""
     for file in _files(path):
         for line, record in iterate_records(file, _Record, on_bad_record):
             prompts = _prompts(record)
