@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,11 @@ class Arm:
     tiers: str
     flags: tuple[str, ...] | None
 
+    @property
+    def learns(self) -> bool:
+        """Whether a prompt changes how later ones are treated, beyond what is cached."""
+        return self.flags is not None and "--kv-policy" in self.flags
+
 
 ARMS = {
     "vLLM": Arm("device", None),
@@ -60,18 +65,24 @@ class Served:
 
     Attributes:
         pool: tokens of KV on the device, as the server itself says.
-        ours: it, where it is sglang, for what only ours tells.
+        learns: from one prompt to the next, so that each row wants a new one.
+        sglang: it, where it is no vLLM.
     """
 
     url: str
     model: str
     pool: int
     flags: list[str]
-    ours: ServerProcess | None = None
+    learns: bool = False
+    sglang: ServerProcess | None = None
 
     def empty(self) -> None:
-        """Forgets every prefix; only vLLM is used again, which learns nothing from one prompt to the next."""
-        httpx.post(f"{self.url}/reset_prefix_cache", timeout=60).raise_for_status()
+        """Forgets every prefix, as a new server would; ours would remember how it was used."""
+        assert not self.learns, "start it anew"
+        if self.sglang is None:
+            httpx.post(f"{self.url}/reset_prefix_cache", timeout=60).raise_for_status()
+        else:
+            self.sglang.flush_cache()
 
 
 def sglang_flags(pool: int) -> tuple[str, ...]:
@@ -82,12 +93,17 @@ def sglang_flags(pool: int) -> tuple[str, ...]:
     )
 
 
+def started(arm: Arm, model: Path, pool: int) -> AbstractContextManager[Served]:
+    return vllm(model, pool) if arm.flags is None else sglang(arm, model, pool)
+
+
 @contextmanager
 def sglang(arm: Arm, model: Path, pool: int) -> Iterator[Served]:
     flags = (*sglang_flags(pool), *(arm.flags or ()))
     with ServerProcess(*flags, model=model) as server:
         told = server.get("/server_info")
-        yield Served(server.base_url, server.name, int(told["max_total_num_tokens"]), list(flags), server)
+        pool_told = int(told["max_total_num_tokens"])
+        yield Served(server.base_url, server.name, pool_told, list(flags), arm.learns, server)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ are the same for all, and each server is asked how large its pool is. Counts han
 scheduling, not on weights: they are taken on the first layers of the model (``--layers``), as
 ``--layers 0``, the whole model, would give them.
 
-sglang's servers are started anew for every row, so that ours begins each without knowledge; vLLM's, which
-learns nothing, is emptied. A pool of 4,096 tokens is a quarter of what each workload's prompts hold.
+Ours is started anew for every row, so that it begins each without knowledge; the others, which learn
+nothing, are emptied. A pool of 4,096 tokens is a quarter of what each workload's prompts hold.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 # ruff: noqa: E402
-from benchmark.peers.arms import ARMS, Served, sglang, vllm
+from benchmark.peers.arms import ARMS, Served, started
 from benchmark.peers.environments import PLACE
 from benchmark.peers.slices import first_layers
 from benchmark.peers.workloads import WORKLOADS, Sent, Texts, make_workload, unique_tokens
@@ -41,7 +41,7 @@ from benchmark.results import RESULTS, rows_so_far, write_results
 
 from support import warm_start
 
-ANSWER_TOKENS = 4
+ANSWER_TOKENS = 2
 SECONDS = 1800.0
 KEY = ("arm", "workload", "seed", "pool", "clients", "layers")
 
@@ -109,6 +109,7 @@ def send(served: Served, requests: list[Sent], clients: int, title: str) -> list
 def row_of(served: Served, requests: list[Sent], clients: int, title: str) -> dict[str, Any]:
     start = time.perf_counter()
     answers = send(served, requests, clients, title)
+    assert answers[0]["cached"] == 0, "the server was not empty"
     prompt = sum(len(request.ids) for request in requests)
     cached = sum(answer["cached"] for answer in answers)
     texts = (hashlib.sha256(answer["text"].encode()).hexdigest()[:6] for answer in answers)
@@ -160,16 +161,13 @@ def main(
             for name in workloads.split(",")
         ]
         missing = [key for key in wanted if key not in known]
-        if missing and ARMS[arm].flags is None:
-            with vllm(served_model, pool) as served:
-                for key in missing:
-                    served.empty()
+        size = 1 if ARMS[arm].learns else max(1, len(missing))
+        for batch in (missing[at : at + size] for at in range(0, len(missing), size)):
+            with started(ARMS[arm], served_model, pool) as served:
+                for key in batch:
+                    if len(batch) > 1:
+                        served.empty()
                     measure(served, key, kept_workload(key[1], key[2], texts))
-            continue
-        for key in missing:
-            requests = kept_workload(key[1], key[2], texts)
-            with sglang(ARMS[arm], served_model, pool) as served:
-                measure(served, key, requests)
 
 
 if __name__ == "__main__":

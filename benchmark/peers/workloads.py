@@ -3,7 +3,7 @@
 ``agents`` are recorded coding agents (miniswe, and taubench between them), whose prompts grow turn by turn;
 a session is cut at the turn that would pass ``LONGEST`` tokens. ``documents`` are windows of recorded text,
 asked about by popularity (Zipf). ``chat`` are recorded dialogues behind one instruction. ``scan`` asks about
-two documents while prompts pass by that nobody sends again. ``mix`` is a quarter of each, shuffled together.
+three documents while prompts pass by that nobody sends again. ``mix`` is a quarter of each, shuffled together.
 
 Each is made until its prompts hold ``UNIQUE`` different tokens (pages, counted from the first token on).
 """
@@ -28,7 +28,7 @@ LONGEST = 2_800
 AGENTS_ALIVE, AGENT_TURNS = 4, 8
 CHATS_ALIVE, INSTRUCTION_TOKENS = 12, 192
 DOCUMENT_TOKENS, QUESTION_TOKENS, ONE_OFF_TOKENS = 1_024, 80, 640
-ONE_OFF_SHARE = 1 / 3
+HOT, ONE_OFF_SHARE = 3, 0.6
 
 Ids = list[int]
 
@@ -148,7 +148,7 @@ def documents(texts: Texts, rng: Random) -> Iterator[Sent]:
 def scan(texts: Texts, rng: Random) -> Iterator[Sent]:
     text = texts.running_text()
     parts = len(text) // 3
-    hot = list(windows(text[:parts], DOCUMENT_TOKENS, rng))[:2]
+    hot = list(windows(text[:parts], DOCUMENT_TOKENS, rng))[:HOT]
     passing = windows(text[parts : 2 * parts], ONE_OFF_TOKENS, rng)
     for number, question in enumerate(windows(text[2 * parts :], QUESTION_TOKENS, rng)):
         is_one_off = rng.random() < ONE_OFF_SHARE
