@@ -19,14 +19,14 @@ from typing import Any
 import httpx
 
 from benchmark.peers.environments import vllm_python
-from benchmark.peers.workloads import LONGEST, PAGE
+from benchmark.peers.workloads import PAGE
 
 from support.servers import ServerProcess, free_port
 
 CHUNK = 512
 AT_A_TIME = 8
 HOST_RATIO = 2  # of the host tier to the device's pool
-CONTEXT = LONGEST + 64
+CONTEXT = 90 * PAGE  # whole pages: vLLM tells its pool in contexts
 START_SECONDS = 900.0
 HICACHE = ("--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO))
 OURS = ("--kv-policy", "importance")
@@ -135,7 +135,7 @@ def vllm(model: Path, pool: int) -> Iterator[Served]:
             _wait(process, url, name, log)
             tokens = re.search(r"KV cache size: ([\d,]+) tokens", log.read_text())
             assert tokens is not None, "vLLM does not say how large its pool is"
-            yield Served(url, name, int(tokens[1].replace(",", "")), flags)
+            yield Served(url, name, int(tokens[1].replace(",", "")) - PAGE, flags)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)

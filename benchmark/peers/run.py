@@ -134,7 +134,7 @@ def main(
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 1,
     pool: Annotated[int, typer.Option(help="Tokens of KV on the device.")] = 4096,
     clients: Annotated[int, typer.Option(min=1, help="Requests in flight, at most.")] = 1,
-    layers: Annotated[int, typer.Option(min=0, help="The first so many of the model; 0 is all.")] = 2,
+    layers: Annotated[int, typer.Option(min=0, help="The first so many of the model; 0 is all.")] = 1,
     resume: Annotated[bool, typer.Option(help="Measure only what the JSON lacks.")] = False,
     out: Annotated[Path, typer.Option(help="The JSON.")] = RESULTS / "peers.json",
 ) -> None:

@@ -3,7 +3,7 @@
 ``agents`` are recorded coding agents (miniswe, and taubench between them), whose prompts grow turn by turn;
 a session is cut at the turn that would pass ``LONGEST`` tokens. ``documents`` are windows of recorded text,
 asked about by popularity (Zipf). ``chat`` are recorded dialogues behind one instruction. ``scan`` asks about
-three documents while prompts pass by that nobody sends again. ``mix`` is a quarter of each, shuffled together.
+three documents while prompts pass by that nobody sends again. ``mix`` draws from all four.
 
 Each is made until its prompts hold ``UNIQUE`` different tokens (pages, counted from the first token on).
 """
