@@ -14,7 +14,7 @@ import heapq
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from random import Random
 
@@ -98,8 +98,10 @@ def in_turns(sessions: Iterator[list[Ids]], alive: int, rng: Random) -> Iterator
     numbers = count()
     now = 0.0
     while True:
-        while len(waiting) < alive:
-            heapq.heappush(waiting, (now + rng.random(), next(numbers), next(sessions)))
+        for session in islice(sessions, alive - len(waiting)):
+            heapq.heappush(waiting, (now + rng.random(), next(numbers), session))
+        if not waiting:
+            return
         now, number, (prompt, *later) = heapq.heappop(waiting)
         yield Sent(number, prompt)
         if later:
@@ -151,15 +153,20 @@ def scan(texts: Texts, rng: Random) -> Iterator[Sent]:
     hot = list(windows(text[:parts], DOCUMENT_TOKENS, rng))[:HOT]
     passing = windows(text[parts : 2 * parts], ONE_OFF_TOKENS, rng)
     for number, question in enumerate(windows(text[2 * parts :], QUESTION_TOKENS, rng)):
-        is_one_off = rng.random() < ONE_OFF_SHARE
-        yield Sent(number, next(passing) if is_one_off else [*rng.choice(hot), *question])
+        if rng.random() >= ONE_OFF_SHARE:
+            yield Sent(number, [*rng.choice(hot), *question])
+        elif one_off := next(passing, None):
+            yield Sent(number, one_off)
+        else:
+            return
 
 
 def mix(texts: Texts, rng: Random) -> Iterator[Sent]:
     kinds = [make(texts, rng) for make in (agents, documents, chat, scan)]
     while True:
         kind = rng.randrange(len(kinds))
-        request = next(kinds[kind])
+        if (request := next(kinds[kind], None)) is None:
+            return
         yield Sent(len(kinds) * request.session + kind, request.ids)
 
 
