@@ -16,7 +16,7 @@ from sgl_importance_lab.probe.tasks import make_document, question_text
 from support.served import script_server
 from support.servers import ServerProcess
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]  # two servers
 
 FLAGS = (
     *("--kv-policy", "importance", "--kv-residency", "tiered", "--page-size", "16"),
