@@ -76,6 +76,19 @@ class Served:
     learns: bool = False
     sglang: ServerProcess | None = None
 
+    def missed(self) -> dict[str, float]:
+        """Prompt tokens that were not found, by reason; ours alone says it."""
+        if self.sglang is None or not self.learns:
+            return {}
+        found = {}
+        for series, value in self.sglang.metrics().items():
+            name, _, labels = series.partition("{")
+            if name == "sglang:kv_importance_missed_tokens_total" and value:
+                reason = re.search(r'reason="([^"]+)"', labels)
+                assert reason is not None, series
+                found[reason[1]] = found.get(reason[1], 0.0) + value
+        return found
+
     def empty(self) -> None:
         """Forgets every prefix, as a new server would; ours would remember how it was used."""
         assert not self.learns, "start it anew"

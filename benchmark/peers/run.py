@@ -121,6 +121,7 @@ def row_of(served: Served, requests: list[Sent], clients: int, title: str) -> di
         "ttft_mean": fmean(answer["ttft"] for answer in answers),
         "seconds": time.perf_counter() - start,
         "answers": " ".join(texts),
+        "missed": served.missed(),
         "flags": " ".join(served.flags),
     }
 
