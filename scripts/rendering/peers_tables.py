@@ -37,9 +37,17 @@ def _cell(ratios: Sequence[float]) -> str:
     return f"{mean:.2f} ({low:.2f} to {high:.2f})" if len(ratios) > 1 else f"{mean:.2f}"
 
 
-def peers_ratios(tiers: str, workload: str) -> str:
-    """Ours over the best peer of the same tiers: mean of the seeds that all have, with its interval."""
-    return _cell(_ratios(workload, _OURS[tiers], _PEERS[tiers]))
+def peers_over(arm: str, peer: str, workload: str) -> str:
+    """Computed tokens over a peer's: mean of the seeds that both have, with its interval."""
+    return _cell(_ratios(workload, arm, [peer]))
+
+
+def peers_missed(workload: str) -> str:
+    """Why ours did not find what it computed, commonest first, as shares; the last seed that says it."""
+    told = [row["missed"] for row in _rows(workload, "ours").values() if row.get("missed")]
+    reasons = sorted(told[-1].items(), key=lambda reason: -reason[1])
+    total = sum(told[-1].values())
+    return ", ".join(f"{name.replace('_', ' ')} {value / total:.0%}" for name, value in reasons[:4])
 
 
 def peers_counts() -> str:
