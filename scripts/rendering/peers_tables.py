@@ -51,22 +51,20 @@ def peers_missed(workload: str) -> str:
 
 
 def peers_counts() -> str:
-    """Computed prompt tokens of every arm, thousands, mean of the seeds that it has."""
+    """Computed prompt tokens of every arm, thousands: mean of the seeds that all arms of a workload have."""
     arms = [arm for tiers, own in _OURS.items() for arm in (*_PEERS[tiers], own)]
     lines = []
     for workload in _WORKLOADS:
-        cells = []
-        for arm in arms:
-            rows = list(_rows(workload, arm).values())
-            mean = sum(row["computed_tokens"] for row in rows) / len(rows) if rows else 0
-            cells.append(f"{mean / 1e3:.1f} ({len(rows)})" if rows else "-")
-        first = next(iter(_rows(workload, "stock sglang").values()))
-        sent = [
-            str(first["requests"]),
-            *(f"{first[each] / 1e3:.1f}" for each in ("prompt_tokens", "unique_tokens")),
-        ]
-        lines.append([workload, *sent, *cells])
-    return _table(["workload", "requests", "prompts", "unique", *arms], lines)
+        found = {arm: rows for arm in arms if (rows := _rows(workload, arm))}
+        seeds = sorted(set.intersection(*(set(rows) for rows in found.values())))
+
+        def mean(arm: str, number: str, found: Any = found, seeds: Any = seeds) -> str:
+            return f"{sum(found[arm][seed][number] for seed in seeds) / len(seeds) / 1e3:.1f}"
+
+        sent = [mean("ours", number) for number in ("prompt_tokens", "unique_tokens")]
+        cells = [mean(arm, "computed_tokens") if arm in found else "-" for arm in arms]
+        lines.append([workload, str(len(seeds)), *sent, *cells])
+    return _table(["workload", "seeds", "prompts", "unique", *arms], lines)
 
 
 def peers_goals() -> str:
