@@ -8,7 +8,18 @@ from typing import Any
 from sgl_importance.errors import ImportanceError
 
 INSTALL = "pip install './benchmark/lab' in a clone of sgl-importance"
-COMMANDS = ("conformance", "kernels", "kv-size", "probe", "reason", "replay", "size", "study", "workload")
+COMMANDS = (
+    "agree",
+    "conformance",
+    "kernels",
+    "kv-size",
+    "probe",
+    "reason",
+    "replay",
+    "size",
+    "study",
+    "workload",
+)
 CONTROLS_GROUP = "sgl_importance.controls"
 
 

@@ -52,6 +52,7 @@ NAMESPACE = (
     "documents",
 )
 """Bodies that differ in one of these may differ from the first token on, and count as sharing nothing."""
+ONE_PROMPT = "needs exactly one of messages, prompt and input, and it must not be empty"
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -127,6 +128,24 @@ def read(path: Path, options: ReadOptions, on_bad_record: OnBadRecord) -> Trace:
     return builder.build()
 
 
+def read_bodies(path: Path, on_bad_record: OnBadRecord) -> Iterator[dict[str, Any]]:
+    """What each record asks for: the body of a chat (``messages``, ``tools``) or completion (``prompt``)."""
+    for file in _files(path):
+        for line, record in iterate_records(file, _Record, on_bad_record):
+            prompts = _prompts(record)
+            if not prompts or not all(prompts):
+                on_bad_record(BadRecord(file, line, ONE_PROMPT))
+            tools = {"tools": record.request.tools} if record.request.tools else {}
+            head = _head(record)
+            for prompt in prompts:
+                if isinstance(prompt, str) and (head or tools):
+                    prompt = [{"role": "user", "content": prompt}]
+                if isinstance(prompt, str) or isinstance(prompt[0], int):
+                    yield {"prompt": prompt}
+                else:
+                    yield {"messages": [*head, *prompt], **tools}
+
+
 def _files(path: Path) -> list[Path]:
     return sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
 
@@ -146,12 +165,16 @@ def _prompts(record: _Record) -> list[str | list[int] | list[Message]]:
 def _encode(record: _Record, encoder: Encoder) -> list[list[int]]:
     prompts = _prompts(record)
     if not all(prompts) or not prompts:
-        raise PromptError("needs exactly one of messages, prompt and input, and it must not be empty")
+        raise PromptError(ONE_PROMPT)
     if len({type(prompt) for prompt in prompts}) > 1:
         raise PromptError("prompt: texts and lists of tokens in one list")
     request = record.request
-    head = [{"role": "system", "content": text} for text in (request.system, request.instructions) if text]
-    return [_encode_one(prompt, head, request.tools, encoder) for prompt in prompts]
+    return [_encode_one(prompt, _head(record), request.tools, encoder) for prompt in prompts]
+
+
+def _head(record: _Record) -> list[Message]:
+    texts = (record.request.system, record.request.instructions)
+    return [{"role": "system", "content": text} for text in texts if text]
 
 
 def _encode_one(

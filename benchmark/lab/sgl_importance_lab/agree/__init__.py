@@ -1,0 +1,1 @@
+"""Whether two servers answer a user's own prompts alike."""

@@ -1,0 +1,77 @@
+"""`sgl-importance agree` between servers that are not sglang, and one clear line for every failure."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sgl_importance_lab.agree.cli import app
+
+from support.chat_server import Reply, chat_server, completion
+
+
+def says(*steps: dict[str, float]) -> Reply:
+    """An answer whose tokens are the likeliest of each step, by their shares."""
+    content: list[dict[str, Any]] = []
+    for shares in steps:
+        logprobs = {token: math.log(share) for token, share in shares.items()}
+        top = [{"token": token, "logprob": value} for token, value in logprobs.items()]
+        best = max(logprobs, key=logprobs.__getitem__)
+        content.append({"token": best, "logprob": logprobs[best], "top_logprobs": top})
+    choice = {"message": {"content": ""}, "logprobs": {"content": content}}
+    return 200, json.dumps({"choices": [choice]}).encode()
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    record = {"messages": [{"role": "user", "content": "Bruno?"}]}
+    file.write_text((json.dumps(record) + "\n") * 2)
+    return file
+
+
+def run(prompts: Path, first: str, second: str, *arguments: str) -> Result:
+    words = [str(prompts), "--url", first, "--compare", second, *arguments]
+    return CliRunner().invoke(app, words)
+
+
+def test_free_answers_are_compared_up_to_the_first_difference(prompts: Path) -> None:
+    sure, other = {"a": 0.9, "b": 0.1}, {"a": 0.2, "b": 0.8}
+    out = prompts.with_name("rows.json")
+    with (
+        chat_server(lambda _: says(sure, sure, sure)) as first,
+        chat_server(lambda _: says(sure, other, sure)) as second,
+    ):
+        done = run(prompts, first, second, "--json", str(out))
+    assert done.exit_code == 0, done.output
+    assert "greedy answers of both, up to the first difference" in " ".join(done.stdout.split())
+    divergence = 0.9 * math.log(0.9 / 0.2) + 0.1 * math.log(0.1 / 0.8)
+    for row in json.loads(out.read_text())["prompts"]:
+        assert (row["compared"], row["equal"], row["first_difference"]) == (2, 1, 1)
+        assert row["divergence"] == pytest.approx(divergence)
+
+
+@pytest.mark.parametrize(
+    ("content", "answer", "fragment"),
+    [
+        ('{"messages": [{"role": "user", "content": "Bruno?"}]}', completion("lantern"), "gives no logprobs"),
+        ('{"no": "prompt"}', says({"a": 1.0}), "needs exactly one of messages, prompt and input"),
+        ("", says({"a": 1.0}), "holds no request"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    tmp_path: Path, content: str, answer: Reply, fragment: str
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content)
+    with chat_server(lambda _: answer) as url:
+        done = run(file, url, url)
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert fragment in done.stderr
