@@ -97,9 +97,7 @@ class LayerPages:
         from sgl_importance_kernels.sparse.triton.bits_kernel import scan_codes  # a CPU needs no Triton
 
         page_size = self.host_keys.shape[1]
-        return scan_codes(
-            queries, rows, scale, self.kept, self.units, tables, pages, num_pages, page_size
-        )
+        return scan_codes(queries, rows, scale, self.kept, self.units, tables, pages, num_pages, page_size)
 
     def _vectors(self, head_dim: int) -> torch.Tensor:
         """What is kept, as int8 [pool pages, KV heads, vectors, head dimension]."""

@@ -48,7 +48,7 @@ class PageHistory:
         return math.log2(self._decay) if self._decay else -1e9
 
     def tables(self, layer: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Passes of the last reads, int32, and choices as of these, float32; [layers, pages], or a layer's."""
+        """Passes of last reads, int32, and choices as of these, float32; [layers, pages], or a layer's."""
         return (self._last, self._choices) if layer is None else (self._last[layer], self._choices[layer])
 
     @property

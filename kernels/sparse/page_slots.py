@@ -85,7 +85,9 @@ class PageSlots:
         self.table = SlotTable(history, num_layers, self.num_pages, num_slots, num_frames, device)
         self.traffic = PageTraffic()
         self.late = LateCounts(2, device)
-        self.arrivals = torch.zeros(num_frames * heads if uses_triton else 0, dtype=torch.int32, device=device)
+        self.arrivals = torch.zeros(
+            num_frames * heads if uses_triton else 0, dtype=torch.int32, device=device
+        )
         self._on_device = self._device_table() if uses_triton else None
 
     def _device_table(self) -> DeviceTable:

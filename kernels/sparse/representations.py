@@ -125,7 +125,7 @@ class Representations:
         pages: torch.Tensor,
         num_pages: torch.Tensor,
     ) -> Estimates:
-        """Estimates for the requests of a decode step, each with pages of its own that are built; asynchronous.
+        """Estimates for the requests of a step, each with pages of its own that are built; asynchronous.
 
         Args:
             layer: index among the pool's layers.

@@ -1,4 +1,4 @@
-"""Kernels that choose a step's pages and give them slots, against plain references; interpreted or on a device."""
+"""Kernels that choose a step's pages and give them slots, against plain references."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def test_a_row_reads_what_the_definition_reads(
 def test_of_equal_pages_the_first_are_read(device: str) -> None:
     contexts = Contexts.of(torch.arange(1, 13, device=device)[None], [12 * PAGE], [6], RULE, PAGE)
     logits = torch.zeros(1, 2, 12, device=device)
-    estimates = Estimates(logits, torch.zeros(1, 2, 1, device=device), torch.full((1, 2, 1), 12.0, device=device))
+    estimates = Estimates(
+        logits, torch.zeros(1, 2, 1, device=device), torch.full((1, 2, 1), 12.0, device=device)
+    )
     chosen, _ = choose(estimates, contexts, RULE)
     assert chosen.tolist() == [[-1, 1, 2, 3, 4, 11, 12]]
 

@@ -126,9 +126,7 @@ def page_attention(page_size: int, head_dim: int) -> Any:
         "SPLIT": attention_kernel.SPLIT_PAGES,
         "DOT_DTYPE": tl.bfloat16,
     }
-    pointers = dict.fromkeys(
-        ("Q", "SlotKeys", "SlotValues", "HostKeys", "HostValues", "Outputs"), "*bf16"
-    )
+    pointers = dict.fromkeys(("Q", "SlotKeys", "SlotValues", "HostKeys", "HostValues", "Outputs"), "*bf16")
     pointers |= dict.fromkeys(("Rows", "Places", "LastTokens"), "*i64") | {"Arrivals": "*i32"}
     name = f"page_attention-page{page_size}-d{head_dim}"
     return pytest.param(attention_kernel._attend_kernel, constants, pointers, id=name)
@@ -147,7 +145,10 @@ def page_choice(most: int) -> Any:
     }
     pointers = dict.fromkeys(("Pages", "NumTokens", "MaxPages", "Chosen"), "*i64")
     return pytest.param(
-        choice_kernel._choice_kernel, {**constants, "num_warps": choice_kernel.WARPS}, pointers, id=f"page_choice-{most}"
+        choice_kernel._choice_kernel,
+        {**constants, "num_warps": choice_kernel.WARPS},
+        pointers,
+        id=f"page_choice-{most}",
     )
 
 
@@ -171,7 +172,10 @@ def page_place(*, has_shares: bool) -> Any:
     pointers = {**TABLES, **dict.fromkeys(("Pages", "FrameOf", "Places", "Count", "Totals"), "*i64")}
     pointers |= {"Brought": "*i32", "Given": "*i32"}
     return pytest.param(
-        slot_kernel._place_kernel, {**constants, "num_warps": slot_kernel.WARPS}, pointers, id=f"page_place-{has_shares}"
+        slot_kernel._place_kernel,
+        {**constants, "num_warps": slot_kernel.WARPS},
+        pointers,
+        id=f"page_place-{has_shares}",
     )
 
 
@@ -193,7 +197,9 @@ KERNELS = [
         {"BLOCK": copy_kernel.BLOCK_NUMBERS},
         {
             **dict.fromkeys(("HostKeys", "HostValues", "SlotKeys", "SlotValues"), "*bf16"),
-            **{"Brought": "*i32", "Slots": "*i32", "Count": "*i64"},
+            "Brought": "*i32",
+            "Slots": "*i32",
+            "Count": "*i64",
         },
         id="page_bring",
     ),
@@ -203,7 +209,10 @@ KERNELS = [
         {
             **dict.fromkeys(("NewKeys", "NewValues", "SlotKeys", "SlotValues"), "*bf16"),
             **dict.fromkeys(("HostKeys", "HostValues"), "*bf16"),
-            **{"Pages": "*i64", "Offsets": "*i64", "Frames": "*i64", "IsReopened": "*i1"},
+            "Pages": "*i64",
+            "Offsets": "*i64",
+            "Frames": "*i64",
+            "IsReopened": "*i1",
         },
         id="page_write",
     ),

@@ -63,5 +63,7 @@ def test_answers_and_choices_are_those_of_torch_native(tmp_path: Path) -> None:
         with ThreadPoolExecutor(3) as pool:
             assert list(pool.map(lambda prompt: asked(server, prompt), PROMPTS)) == expected
         seen = server.get("/kv_importance?limit=1")["pages"]
+    tables = seen["device_bytes"].pop("tables")
+    assert tables > traffic["device_bytes"].pop("tables")  # with the order in which kernels give slots
     assert seen["device_bytes"] == traffic["device_bytes"]
     assert 0 < seen["loaded"] < seen["read"]

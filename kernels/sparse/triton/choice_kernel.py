@@ -118,9 +118,7 @@ def can_choose(rule: ChoiceRule, contexts: Contexts) -> bool:
     return not rule.prunes and not rule.resident_bias and contexts.pages.shape[1] <= MOST_PAGES
 
 
-def choose(
-    estimates: Estimates, contexts: Contexts, rule: ChoiceRule
-) -> tuple[torch.Tensor, torch.Tensor]:
+def choose(estimates: Estimates, contexts: Contexts, rule: ChoiceRule) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``choose_pages``, but with the page that is being filled in front; of equals the first are chosen.
 
     Args:

@@ -23,9 +23,7 @@ class Estimates(NamedTuple):
     sums: torch.Tensor
 
     @classmethod
-    def empty(
-        cls, rows: int, heads: int, most: int, block_pages: int, device: torch.device
-    ) -> Estimates:
+    def empty(cls, rows: int, heads: int, most: int, block_pages: int, device: torch.device) -> Estimates:
         """Room for them."""
         programs = triton.cdiv(most, block_pages)
         real = {"dtype": torch.float32, "device": device}

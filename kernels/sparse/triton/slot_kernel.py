@@ -26,7 +26,15 @@ def _level(worth, SMALLEST: tl.constexpr):
 
 @triton.jit
 def _level_of_slots(
-    Held, LastRead, Choices, now, slot, is_slot, POLICY: tl.constexpr, DECAY: tl.constexpr, SMALLEST: tl.constexpr
+    Held,
+    LastRead,
+    Choices,
+    now,
+    slot,
+    is_slot,
+    POLICY: tl.constexpr,
+    DECAY: tl.constexpr,
+    SMALLEST: tl.constexpr,
 ):
     """Level of each slot, 0 of free ones; and its page."""
     page = tl.load(Held + slot, mask=is_slot, other=-1)
@@ -158,7 +166,9 @@ def _place_kernel(
         may_lack = is_page & (page > 0) & (frame < 0)
         none = tl.full((BLOCK,), -1, tl.int32)
         # Pages that have a slot need no claim: an exchange of -1 for -2 leaves them as they are.
-        old = tl.atomic_cas(SlotOf + tl.where(may_lack, page, 0), tl.where(may_lack, none, 0x7FFFFFFF), none - 1)
+        old = tl.atomic_cas(
+            SlotOf + tl.where(may_lack, page, 0), tl.where(may_lack, none, 0x7FFFFFFF), none - 1
+        )
         is_claimed = may_lack & (old == -1)
         at = wanted + tl.cumsum(is_claimed.to(tl.int32), 0) - 1
         tl.store(Brought + at, page.to(tl.int32), mask=is_claimed)
@@ -170,9 +180,8 @@ def _place_kernel(
             entry = first + lane
             page = tl.load(Pages + entry, mask=entry < num_entries, other=-1)
             share = tl.load(Shares + entry, mask=page >= 0, other=0.0)
-            if BY_SHARE:
-                amount = tl.where(share == share, share, 0.0)  # a NaN would stay on pages that others read
-            else:
+            amount = tl.where(share == share, share, 0.0)  # a NaN would stay on pages that others read
+            if not BY_SHARE:
                 amount = tl.full((BLOCK,), 1.0, tl.float32)
             tl.atomic_add(Choices + page, amount, mask=page >= 0)
 

@@ -57,13 +57,21 @@ def _write_kernel(
     key_blocks = (key_numbers * PAGE_SIZE + BLOCK - 1) // BLOCK
     if block < key_blocks:
         at = block * BLOCK + tl.arange(0, BLOCK)
-        _write(
-            NewKeys, SlotKeys, HostKeys, row, page, offset, frame, reopened, key_numbers, at, PAGE_SIZE
-        )
+        _write(NewKeys, SlotKeys, HostKeys, row, page, offset, frame, reopened, key_numbers, at, PAGE_SIZE)
     else:
         at = (block - key_blocks) * BLOCK + tl.arange(0, BLOCK)
         _write(
-            NewValues, SlotValues, HostValues, row, page, offset, frame, reopened, value_numbers, at, PAGE_SIZE
+            NewValues,
+            SlotValues,
+            HostValues,
+            row,
+            page,
+            offset,
+            frame,
+            reopened,
+            value_numbers,
+            at,
+            PAGE_SIZE,
         )
 
 
