@@ -65,8 +65,10 @@ def serve(prompts: Sequence[Sequence[int]], flags: Sequence[str], at_a_time: int
     return [reply["cached_tokens"] for reply in replies]
 
 
-def by_tiers(folder: Path, policy: str, write_policy: str) -> int:
-    """Tokens that the replay of tiers computes."""
+def by_tiers(folder: Path, policy: str, write_policy: str) -> int | None:
+    """Tokens that the replay of tiers computes; None where it cannot rank the host by the policy."""
+    if (policy, write_policy) == (IMPORTANCE, "write_back"):
+        return None
     blocks = POOL // PAGE
     sizes = (
         TierSize(Tier.DEVICE, blocks, policy, 1.0),

@@ -6,6 +6,7 @@ import importlib
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,8 +211,13 @@ def test_a_restart_forgets_what_the_arm_does_not_keep(modules: SimpleNamespace, 
 
 
 def test_hits_are_counted_behind_the_restart(modules: SimpleNamespace) -> None:
-    """Where everything fits, each block is computed once more, and LRU and the policy do alike."""
-    trace, script = branching_sessions(600), modules.agents_restart
+    """Where everything fits, each block is computed once more, and LRU and the policy do alike.
+
+    Prompts end within a block, and answers fill none: else the next turn finds what nobody had computed.
+    """
+    drawn, script = branching_sessions(600), modules.agents_restart
+    none = np.zeros_like(drawn.output_tokens)
+    trace = replace(drawn, input_tokens=np.diff(drawn.offsets) * drawn.block_tokens + 1, output_tokens=none)
     found = {script.rates([trace], script.Job(0, arm, 10_000)) for arm in script.ARMS}
     ((hour, rest),) = found
     blocks = [trace.request(request).tolist() for request in range(300, 600)]
