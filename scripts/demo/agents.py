@@ -1,7 +1,7 @@
 """The load of the demonstration: coding agents that read this repository's own files, turn by turn.
 
-Every word is of this checkout, so the load is licensed as it is. Which agent goes on is drawn with a seed: five
-are at work at a time, one of them waits long for its tools, and who has answered closes its session.
+Every word is of this checkout, so the load is licensed as it is. Which agent goes on is drawn with a seed:
+five are at work at a time, one of them waits long for its tools, and who has answered closes its session.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 ALIVE = 5
 LINES = 22
 """Of a file that one call of a tool shows."""
-SYSTEM = """You are a coding agent that answers questions about the Python package sgl_importance. You never guess:
-read what you need first. Answer each turn with exactly one call of a tool, as one line of JSON, until you know.
+SYSTEM = """You are a coding agent that answers questions about the Python package sgl_importance. You never
+guess: read what you need first. Answer each turn with exactly one call of a tool, as one line of JSON.
 Tools:
 - {"tool": "read", "path": "...", "from": 1} shows 22 lines of a file.
 - {"tool": "grep", "pattern": "..."} shows the lines of the package that match a regular expression.
 - {"tool": "answer", "text": "..."} ends your work with one paragraph of plain English.
-Quote names as they are written. Say where each thing stands, as path:line. Do not repeat what the user knows."""
+Quote names as they are written. Say where each thing stands, as path:line. Be short."""
 TASKS = (
     ("errors.py", "Which class do all errors of the package derive from, and why is there one?"),
     ("tiers.py", "Which tiers of memory are there, and how are they ordered?"),

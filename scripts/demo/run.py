@@ -1,8 +1,8 @@
 """Two minutes with a trained model: agents share its cache, and one line says what was found, and what not.
 
-What is said at the end comes from the server's own account (``GET /kv_importance``, ``/kv_importance/why``), and
-for stock from the shadow that ``--kv-policy observe`` runs, fed with the server's recording. It shows how things
-look, not what they are worth: README.md has that. Needs what ``scripts/setup.sh`` installs.
+What is said at the end comes from the server's own account (``GET /kv_importance/why``), and for stock from
+the shadow that ``--kv-policy observe`` runs, fed with the server's recording. It shows how things look, not what
+they are worth: README.md has that. Needs what ``scripts/setup.sh`` installs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts")]
 # ruff: noqa: E402
-import httpx
 from demo.agents import load
 from demo.served import NotServed, Server
 from demo.stock import OURS, NotRecorded, lru_hit_tokens
@@ -67,7 +66,7 @@ def main() -> None:
 
 
 def send(server: Server) -> int:
-    """The load, one request behind the other, each session closed behind its last answer; how many there are."""
+    """The load, one request behind the other, sessions closed behind their last answer; its length."""
     turns = list(load())
     for number, turn in enumerate(track(turns, "    12 coding agents")):
         server.post(
@@ -107,6 +106,7 @@ def summary(server: Server, sent: int) -> str:
 def take_pictures(url: str, folder: Path) -> None:
     sys.path[:0] = [str(ROOT / "test")]
     import screenshots
+
     from support.browser import NoBrowser
 
     folder.mkdir(parents=True, exist_ok=True)

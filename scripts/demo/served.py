@@ -1,4 +1,4 @@
-"""The demonstration's server: ``scripts/serve.sh`` on a free port, which ends with us in whatever way we end."""
+"""The demonstration's server: ``scripts/serve.sh`` on a free port, which ends when we end."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Server:
         return "\n".join(f"    {line}" for line in lines[-12:])
 
     def stop(self) -> None:
-        """Ends it as an operator does; what does not end in time is killed, as all that it has left behind."""
+        """Ends it as an operator does; what does not end in time is killed, and what it left behind."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -126,7 +126,9 @@ class Server:
             answer = self._client.post(path, json={"model": self._name, **body})
             return answer.raise_for_status().json()
         except httpx.HTTPError as error:
-            raise NotServed(f"{path} failed ({error}); the server's last words:\n{self._last_words()}") from error
+            raise NotServed(
+                f"{path} failed ({error}); the server's last words:\n{self._last_words()}"
+            ) from error
 
 
 def free_port() -> int:

@@ -11,7 +11,6 @@ from sgl_importance.observe.trace.arrivals import HEALTH_CHECK_PREFIX
 from sgl_importance.observe.trace.reader import open_trace
 from sgl_importance.observe.trace.records import RequestAdmitted, RequestFinished
 
-
 OURS = "demo-"
 """What the ids of the load's requests begin with."""
 WRITTEN_SECONDS = 20.0

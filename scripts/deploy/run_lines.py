@@ -37,7 +37,7 @@ def stage(text: str, wanted: str | None) -> list[tuple[str, str]]:
     current: list[tuple[str, str]] = []
     for name, rest in instructions(text):
         if name == "FROM":
-            base, named = (re.split(r"\s+as\s+", rest, flags=re.IGNORECASE) + [str(len(stages))])[:2]
+            base, named = [*re.split(r"\s+as\s+", rest, flags=re.IGNORECASE), str(len(stages))][:2]
             current = stages[named] = list(stages.get(base, [("FROM", base)]))
         else:
             current.append((name, rest))
