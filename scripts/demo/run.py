@@ -1,7 +1,7 @@
 """Two minutes with a trained model: agents share its cache, and one line says what was found, and what not.
 
 What is said at the end comes from the server's own account (``GET /kv_importance/why``), and for stock from
-the shadow that ``--kv-policy observe`` runs, fed with the server's recording. It shows how things look, not what
+the shadow of ``--kv-policy observe``, fed with the server's recording. It shows how things look, not what
 they are worth: README.md has that. Needs what ``scripts/setup.sh`` installs.
 """
 
