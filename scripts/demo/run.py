@@ -43,8 +43,8 @@ def main() -> None:
     server = Server("--model", MODEL, "--max-total-tokens", str(POOL_TOKENS), *flags)
     if "SERVE_DRY_RUN" in os.environ:
         sys.exit(subprocess.run(server.command, check=False).returncode)
-    signal.signal(signal.SIGTERM, interrupted)
-    signal.signal(signal.SIGHUP, interrupted)
+    for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT is ignored behind a shell's `&`
+        signal.signal(kind, interrupted)
     try:
         print("==> Starting a server", flush=True)
         with server:

@@ -50,7 +50,8 @@ def main() -> None:
     parser.add_argument("stage")
     parser.add_argument("root", type=Path)
     arguments = parser.parse_args()
-    folder, environment = "/", {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    folder = "/"
+    environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
     # What the machine needs to reach its package index is no part of an image.
     environment |= {key: value for key, value in os.environ.items() if re.match(r"PIP_|SSL_|.*_proxy$", key)}
     for name, rest in stage(arguments.file.read_text(), arguments.stage):
