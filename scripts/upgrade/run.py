@@ -58,6 +58,11 @@ def asked(server: ServerProcess, prompt: list[int]) -> Row:
     return server.generate(prompt, max_new_tokens=4, ignore_eos=True)
 
 
+def ledger_of(server: ServerProcess) -> Row:
+    described: Row = server.get("/kv_importance", limit=1)["ledger"]
+    return {name: value for name, value in described.items() if name != "place"}
+
+
 def serve_old(release: Release, folder: Path) -> Row:
     """The earlier release works; what it leaves behind."""
     server = ServerProcess(*flags(folder), model=checkpoint_path(), imports_anew=True)
@@ -70,7 +75,7 @@ def serve_old(release: Release, folder: Path) -> Row:
         for prompt in prompts():
             server.generate(prompt, max_new_tokens=4, ignore_eos=True)
         time.sleep(3)  # the ledger is written every half second, pages behind the answers
-        ledger = server.get("/kv_importance", limit=1)["ledger"]
+        ledger = ledger_of(server)
         server.shut_down()
     return {"pin_id": pin["pin_id"], "answers": answers, "ledger": ledger}
 
@@ -81,7 +86,7 @@ def serve_new(folder: Path, old: Row) -> list[Row]:
     with ServerProcess(*flags(folder), model=checkpoint_path(), imports_anew=True) as server:
         log = server.log()
         pins = server.get("/kv_importance/pins")["pins"]
-        ledger = server.get("/kv_importance", limit=1)["ledger"]
+        ledger = ledger_of(server)
         rows.append({"what": "pin", "kept": [pin["pin_id"] for pin in pins] == [old["pin_id"]]})
         rows.append(
             {"what": "ledger", "before": old["ledger"], "after": ledger, "set_aside": "set aside" in log}
