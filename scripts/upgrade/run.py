@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import random
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from upgrade.flags import flag_rows
 from upgrade.release import Release
 
 from sgl_importance.embedded_model import checkpoint_path
+from sgl_importance.storage.budget import PAGE_SUFFIX
 
 from support import servers
 from support.servers import ServerProcess
@@ -59,8 +62,13 @@ def asked(server: ServerProcess, prompt: list[int]) -> Row:
 
 
 def ledger_of(server: ServerProcess) -> Row:
+    """Whether it is written, and by which schema; rows of nodes and pins."""
     described: Row = server.get("/kv_importance", limit=1)["ledger"]
-    return {name: value for name, value in described.items() if name != "place"}
+    with closing(sqlite3.connect(described.pop("place"))) as file:
+        tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = {name: file.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
+        (schema,) = file.execute("PRAGMA user_version").fetchone()
+    return {**described, "schema": schema, "rows": rows}
 
 
 def serve_old(release: Release, folder: Path) -> Row:
@@ -137,10 +145,19 @@ def read_recording(folder: Path) -> Row:
 
 
 def collect_pages(folder: Path) -> Row:
+    def pages() -> int:
+        return sum(1 for _ in (folder / "store").rglob(f"*{PAGE_SUFFIX}"))
+
     verified, _ = command("store", "verify", str(folder / "store"))
+    before = pages()
     code, _ = command("store", "gc", "--bytes", "0", str(folder / "store"))
-    left = sum(1 for path in (folder / "store").rglob("*.kvpage"))
-    return {"what": "collected", "verify_is_clean": verified == 0, "gc": code == 0, "pages_left": left}
+    return {
+        "what": "collected",
+        "verify_is_clean": verified == 0,
+        "gc": code == 0,
+        "pages_before": before,
+        "pages_left": pages(),
+    }
 
 
 def command_rows(release: Release) -> list[Row]:

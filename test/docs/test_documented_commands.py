@@ -33,7 +33,6 @@ STORE, RECORDINGS = "/path/on/a/fast/disk", ("recordings/mine", "recording")
 # all the same. A command that is neither here nor run fails the test.
 NOT_RUN = {
     "bash scripts/serve.sh": "test/scripts runs it; the server here has its flags",
-    "bash scripts/demo.sh": "test/scripts runs it beside the embedded model",
     "kubectl apply": "needs a cluster; test/scripts/test_deploy.py builds and checks what it would send",
     "bash scripts/gpu.sh": "needs a GPU; test/kernels has its refusals and a dry run of its benchmark",
     "bash scripts/nightly.sh": "takes two hours; test/scripts has its parts",

@@ -31,6 +31,8 @@ def check(path: Path) -> None:
     assert pin["kept"]
     assert ledger["after"]["is_written"]
     assert not ledger["set_aside"]
+    for table, rows in ledger["before"]["rows"].items():
+        assert ledger["after"]["rows"][table] >= rows, table
     assert pages["same_answers"] == pages["answers"] > 0
     assert pages["missed_pages"] == {}
     assert pages["from_storage_tokens"] > 0.9 * pages["asked_tokens"]
@@ -38,6 +40,7 @@ def check(path: Path) -> None:
     assert recording["info"]
     assert recording["replay"]
     assert collected["verify_is_clean"]
+    assert collected["pages_before"] > 0
     assert collected["pages_left"] == 0
 
 
