@@ -20,12 +20,13 @@ import sgl_importance
 
 HAS_LABORATORY = find_spec("sgl_importance_lab") is not None
 ABSENT = ("sglang", "torch", "triton", "transformers", "matplotlib", "zstandard", "psycopg")
-# Imported when a database is named, or for the tree of sglang.
+# Imported when a database is named, for the tree of sglang, or in a server that runs a control arm.
 NEEDS_MORE = (
     "sgl_importance.placement.ledger.postgres_database",
     "sgl_importance_lab.offline.standalone_cache",
     "sgl_importance_lab.offline.tree_replay",
 )
+CONTROL_ARMS = "sgl_importance_lab.selectors."
 
 # One request for two blocks and one for a third, twice. With room for three all that come again are hit; with
 # room for two LRU gives the second's place to the third, and the first is all that is hit.
@@ -56,7 +57,7 @@ def replayed_hits() -> dict[int, int]:
 
 def check_imports(package: ModuleType) -> None:
     found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    names = {each.name for each in found}.difference(NEEDS_MORE)
+    names = {each.name for each in found if not each.name.startswith(CONTROL_ARMS)}.difference(NEEDS_MORE)
     assert names
     for name in names:
         importlib.import_module(name)

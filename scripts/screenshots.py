@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Makes the pictures of the pages in docs/img: servers with the embedded model, traffic, and Chromium.
+"""Makes the picture of the page of all servers in docs/img: the embedded model, traffic, and Chromium.
 
     .venv/bin/python scripts/screenshots.py [--out FOLDER]
+
+Those of the live page are made by `bash scripts/demo.sh --pictures docs/img`, which calls ``take``.
 
 Needs `bash scripts/setup.sh --with-browser`.
 """
@@ -68,15 +70,10 @@ def fill(server: ServerProcess, turns: int = 60) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "img", help="folder of the pictures")
-    parser.add_argument("--url", help="of a server that runs already, instead of one with the embedded model")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.url:
-        take(arguments.url, arguments.out)
-        return
     with ServerProcess(*FLAGS, model=checkpoint_path()) as server:
         fill(server)
-        take(server.base_url, arguments.out)
         with ServerProcess(*FLAGS, model=checkpoint_path()) as other:
             fill(other, turns=30)
             take_fleet([server.base_url, other.base_url], arguments.out)

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from sgl_importance.misses.path_memory import Namespace, PathMemory
-from sgl_importance.misses.path_tree import TOKEN_BYTES, PathNode, common_tokens, leading_tokens, walk
+from sgl_importance.misses.path_tree import TOKEN_BYTES, KnownPath, PathNode, common_tokens, walk
 from sgl_importance.misses.reason import Fate, PathVisit, Reason
 from sgl_importance.tiers import Tier
 
@@ -93,18 +93,18 @@ class AccountedRequest(NamedTuple):
 
 
 def account_of(
-    memory: PathMemory, namespace: Namespace, prompt: bytes, found: Mapping[Tier, int]
+    memory: PathMemory, namespace: Namespace, prompt: bytes, known_path: KnownPath, found: Mapping[Tier, int]
 ) -> MissAccount:
     """Accounts for a prompt, ahead of ``PathMemory.asked`` and of its own way into the cache.
 
     Args:
         prompt: packed tokens.
+        known_path: what is known of them, by ``PathMemory.path``.
         found: tokens that were not computed, by the tier that held them.
     """
     tokens = len(prompt) // TOKEN_BYTES
     usable = max(tokens - 1, 0) // memory.page_size * memory.page_size
-    path = list(memory.matching(namespace, prompt[: usable * TOKEN_BYTES]))
-    known = sum(matched for _, matched in path)
+    path, known = _up_to(known_path, usable)
     parting, since = _end_of(memory, namespace, prompt, path, known, usable)
     unknown = Reason.NEVER_SEEN
     if since is not None:
@@ -137,11 +137,22 @@ def account_of(
     return MissAccount(tokens, found, tuple(parts), unknown, parting)
 
 
+def _up_to(path: KnownPath, usable: int) -> tuple[KnownPath, int]:
+    """The path without what lies behind ``usable`` tokens, and its tokens."""
+    known = sum(matched for _, matched in path)
+    if known <= usable:
+        return path, known
+    # A prompt of whole pages: the last of them is computed always.
+    node, matched = path[-1]
+    left = matched - (known - usable)
+    return [*path[:-1], (node, left)] if left else path[:-1], usable
+
+
 def _end_of(
     memory: PathMemory,
     namespace: Namespace,
     prompt: bytes,
-    path: list[tuple[PathNode, int]],
+    path: KnownPath,
     known: int,
     usable: int,
 ) -> tuple[PathParting | None, float | None]:
@@ -158,13 +169,19 @@ def _end_of(
         return _parting(prompt, known, node, matched, memory.page_bytes), None
     if (since := memory.marked(node, page)) is not None:
         return None, since
-    nearest, shared = None, -1 if known else 0  # at the very beginning, a path is near if it shares a token
-    wanted = int.from_bytes(page, "little")
-    for first_page in islice(reversed(node.children), LOOKED_AT):
-        common = leading_tokens(wanted ^ int.from_bytes(first_page, "little"))
-        if common > shared:
-            nearest, shared = node.children[first_page], common
+    nearest = _nearest(node, page, is_beginning=not known)
     return None if nearest is None else _parting(prompt, known, nearest, 0, memory.page_bytes), None
+
+
+def _nearest(node: PathNode, page: bytes, *, is_beginning: bool) -> PathNode | None:
+    """What follows a node and begins most like a page, the latest of several."""
+    nearest, shared = None, 0  # at the very beginning, a path is near if it shares a token
+    for first_page in islice(reversed(node.children), LOOKED_AT):
+        if nearest is None and not is_beginning:
+            nearest = first_page
+        if first_page.startswith(page[:TOKEN_BYTES]) and (common := common_tokens(page, first_page)) > shared:
+            nearest, shared = first_page, common
+    return None if nearest is None else node.children[nearest]
 
 
 def _parting(prompt: bytes, known: int, node: PathNode, matched: int, page_bytes: int) -> PathParting:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from sgl_importance.misses.path_tree import TOKEN_BYTES, PathNode, walk
+from sgl_importance.misses.path_tree import TOKEN_BYTES, KnownPath, PathNode, walk
 from sgl_importance.misses.reason import Fate, PathVisit
 
 Namespace = tuple[str | None, str | None]
@@ -70,10 +70,10 @@ class PathMemory:
         """None where nothing of the namespace is known."""
         return self._roots.get(namespace)
 
-    def matching(self, namespace: Namespace, tokens: bytes) -> Iterator[tuple[PathNode, int]]:
-        """As ``path_tree.walk``, in a namespace."""
+    def path(self, namespace: Namespace, tokens: bytes) -> KnownPath:
+        """What is known of these tokens in a namespace, as ``path_tree.walk``."""
         root = self._roots.get(namespace)
-        return iter(()) if root is None else walk(root, tokens, self.page_bytes)
+        return [] if root is None else list(walk(root, tokens, self.page_bytes))
 
     def marked(self, node: PathNode, page: bytes) -> float | None:
         """Unix time when what followed ``node`` with this page was forgotten; None where nothing was."""
@@ -85,16 +85,13 @@ class PathMemory:
 
     # ---- events ----
 
-    def asked(self, namespace: Namespace, tokens: bytes, visit: PathVisit) -> None:
-        """A request asked for these tokens: what is known of them is touched."""
+    def asked(self, namespace: Namespace, tokens: bytes, path: KnownPath, visit: PathVisit) -> None:
+        """A request asked for these tokens: what is known of them, their ``path``, is touched."""
         stamp = self._next_stamp()
-        known = list(self.matching(namespace, tokens))
-        if known and known[-1][1] < known[-1][0].length:
-            node, matched = known[-1]
-            known[-1] = self._cut(node, matched), matched
-        for node, _ in known:
-            node.visit = visit
-            self._touch(node, stamp)
+        for node, matched in path:
+            part = node if matched == node.length else self._cut(node, matched)
+            part.visit = visit
+            self._touch(part, stamp)
         self._moved_on(namespace, tokens)
 
     def holds(

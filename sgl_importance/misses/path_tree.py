@@ -28,15 +28,8 @@ def common_tokens(left: bytes, right: bytes) -> int:
     length = min(len(left), len(right))
     if left[:length] == right[:length]:
         return length // TOKEN_BYTES
-    return leading_tokens(int.from_bytes(left[:length], "little") ^ int.from_bytes(right[:length], "little"))
-
-
-def leading_tokens(difference: int) -> int:
-    """Tokens ahead of the first that differs.
-
-    Args:
-        difference: exclusive or of two texts that differ, each read as a little-endian number.
-    """
+    # As little-endian numbers: the lowest bit of their difference is of the first token that differs.
+    difference = int.from_bytes(left[:length], "little") ^ int.from_bytes(right[:length], "little")
     return ((difference & -difference).bit_length() - 1) // (8 * TOKEN_BYTES)
 
 
@@ -84,6 +77,10 @@ class PathNode:
         self.parent = front
         front.children[self.tokens[:page_bytes]] = self
         return front
+
+
+KnownPath = list[tuple[PathNode, int]]
+"""Nodes from the root on, with how many tokens of each are meant; of the last maybe fewer than it has."""
 
 
 def walk(root: PathNode, tokens: bytes, page_bytes: int) -> Iterator[tuple[PathNode, int]]:

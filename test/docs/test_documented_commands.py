@@ -33,6 +33,7 @@ STORE, RECORDINGS = "/path/on/a/fast/disk", ("recordings/mine", "recording")
 # all the same. A command that is neither here nor run fails the test.
 NOT_RUN = {
     "bash scripts/serve.sh": "test/scripts runs it; the server here has its flags",
+    "kubectl apply": "needs a cluster; test/scripts/test_deploy.py builds and checks what it would send",
     "bash scripts/gpu.sh": "needs a GPU; test/kernels has its refusals and a dry run of its benchmark",
     "bash scripts/nightly.sh": "takes two hours; test/scripts has its parts",
     "bash scripts/versions.sh": "installs another release of sglang, which takes minutes and the network",
@@ -146,6 +147,11 @@ def check_ours(arguments: list[str]) -> None:
         parent = context
 
 
+def check_kubectl(arguments: list[str]) -> None:
+    assert arguments[:2] == ["apply", "--kustomize"]
+    assert (ROOT / arguments[2] / "kustomization.yaml").is_file()
+
+
 def check_nothing(_: list[str]) -> None:
     """For what bash brings along, and curl: they are run."""
 
@@ -156,6 +162,7 @@ PARSERS: dict[str, Callable[[list[str]], None]] = {
     "python": check_python,
     "sgl-importance": check_ours,
     "curl": check_nothing,
+    "kubectl": check_kubectl,
     "for": check_nothing,
 }
 

@@ -46,7 +46,8 @@ class History:
     def ask(self, name: str, tokens: Path) -> None:
         self.judge(name, tokens)
         visit = self.visit()
-        self.memory.asked(NAMESPACES[name], packed(tokens), visit)
+        namespace, prompt = NAMESPACES[name], packed(tokens)
+        self.memory.asked(namespace, prompt, self.memory.path(namespace, prompt), visit)
         assert visit.rid is not None
         self.plain.asked(name, tokens, visit.rid)
 
@@ -111,7 +112,9 @@ class History:
         held = next((index for index, page in enumerate(own) if page.fate is not None), len(own))
         most = min(held * self.page_size, max(len(tokens) - 1, 0) // self.page_size * self.page_size)
         found = most if found is None else min(found, most)
-        account = account_of(self.memory, NAMESPACES[name], packed(tokens), {Tier.DEVICE: found})
+        namespace, prompt = NAMESPACES[name], packed(tokens)
+        path = self.memory.path(namespace, prompt)
+        account = account_of(self.memory, namespace, prompt, path, {Tier.DEVICE: found})
         reasons = [part.reason for part in account.parts for _ in range(part.tokens)]
         assert reasons == self.plain.reasons(name, tokens, found)
         assert found + sum(account.missed().values()) == len(tokens) == account.tokens

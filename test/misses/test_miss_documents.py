@@ -36,9 +36,8 @@ def live(shared: PathMemory, own: PathMemory, chance: random.Random, clock: int)
 
 
 def told(memory: PathMemory, namespace: Namespace, prompt: bytes) -> AccountedRequest:
-    return AccountedRequest(
-        PathVisit("r", 999, 999.0), namespace, account_of(memory, namespace, prompt, NOTHING)
-    )
+    account = account_of(memory, namespace, prompt, memory.path(namespace, prompt), NOTHING)
+    return AccountedRequest(PathVisit("r", 999, 999.0), namespace, account)
 
 
 def test_a_client_is_told_the_same_whatever_other_namespaces_hold():

@@ -49,6 +49,22 @@ def test_whether_the_processor_knows_bfloat16(
     assert ("--dtype float32" in finding.cure) == (status == "note")
 
 
+@pytest.mark.parametrize(("mebibytes", "status"), [(64, "note"), (16 * 1024, "ok")])
+def test_the_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch, mebibytes: int, status: str):
+    usage = SimpleNamespace(total=mebibytes * 2**20, free=10**12)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
+    (finding,) = doctor._shared_memory()
+    assert finding.status == status
+    assert ("--shm-size" in finding.cure) == (status == "note")
+
+
+def test_a_ledger_in_postgresql_needs_its_driver(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    (finding,) = doctor._postgresql()
+    assert finding.status == "note"
+    assert "[postgresql]" in finding.cure
+
+
 def test_a_truncated_checkpoint_is_a_problem_with_a_cure(monkeypatch: pytest.MonkeyPatch, tmp_path):
     from sgl_importance import embedded_model
 

@@ -117,6 +117,26 @@ def test_a_click_shows_the_node(open_page, asked: ServerProcess):
     assert len(ids) == node["depth_tokens"] + node["tokens"]
 
 
+def test_a_click_on_a_request_shows_both_texts_side_by_side(open_page, asked: ServerProcess):
+    first = "Alice copper. " * 40
+    changed = first + "<b>Bruno</b> lantern. " * 40
+    for text in (first + "Edith ladder. " * 40, changed):
+        asked.generate(text, max_new_tokens=1)
+    told = asked.get("/kv_importance/why")["requests"][0]
+    page = open_page()
+    page.locator(f'#requests [data-key="{told["rid"]}"]').click()
+    page.wait_for_selector("#why .texts")
+    (whole,) = asked.get("/kv_importance/why", rid=told["rid"])["requests"]
+    left, right = page.locator("#why .texts mark").all()
+    assert left.text_content() == whole["parted"]["known"]
+    assert right.text_content() == whole["parted"]["asked"]
+    assert left.bounding_box()["x"] < right.bounding_box()["x"]
+    assert f"parted at token {whole['parted']['token']:,}" in page.locator("#why").inner_text()
+    assert page.locator("#why b").count() == 0
+    listed = page.locator("#requests li").first.inner_text()
+    assert f"{sum(told['found_tokens'].values()):,} of {told['prompt_tokens']:,} tokens found" in listed
+
+
 def test_what_is_left_out_is_a_block_that_says_so_and_opens(open_page, asked: ServerProcess):
     bounded = (tree(asked, limit=limit) for limit in range(1, 50))
     part = next(part for part in bounded if any(node["more"]["nodes"] for node in part["nodes"]))

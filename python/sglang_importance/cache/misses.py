@@ -78,9 +78,10 @@ class Misses:
             Tier.HOST: req.cached_tokens_host,
             Tier.STORAGE: req.cached_tokens_storage,
         }
-        account = account_of(memory, namespace, prompt, found)
+        path = memory.path(namespace, prompt)
+        account = account_of(memory, namespace, prompt, path, found)
         visit = self.now(req.rid)
-        memory.asked(namespace, prompt, visit)
+        memory.asked(namespace, prompt, path, visit)
         accounted = record_of(req).misses = AccountedRequest(visit, namespace, account)
         self.recent.append(accounted)
         missed = self._state.counters.missed_tokens

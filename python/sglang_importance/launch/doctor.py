@@ -36,6 +36,8 @@ app = typer.Typer(
 
 INSTALL = "run scripts/setup.sh"
 MIN_FREE_BYTES = 5 * 2**30
+SHARED_MEMORY = Path("/dev/shm")
+MIN_SHARED_BYTES = 2**30
 CPU_INFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = re.compile(r"\b(avx512_bf16|amx_bf16|bf16)\b")
 
@@ -196,6 +198,25 @@ def _disk() -> Iterator[Finding]:
         yield Finding("disk", Status.OK, detail)
 
 
+def _shared_memory() -> Iterator[Finding]:
+    """Containers have 64 MiB by default; schedulers of several ranks exchange tensors in it."""
+    size = shutil.disk_usage(SHARED_MEMORY).total
+    detail = f"{size / 2**30:.1f} GiB in {SHARED_MEMORY}"
+    if size < MIN_SHARED_BYTES:
+        cure = "--shm-size 16g for a container; for a pod an emptyDir of medium Memory, as in scripts/deploy"
+        yield Finding("shared memory", Status.NOTE, detail, cure)
+    else:
+        yield Finding("shared memory", Status.OK, detail)
+
+
+def _postgresql() -> Iterator[Finding]:
+    if find_spec("psycopg") is None:
+        cure = "for --kv-importance-ledger postgresql://...: pip install '.[postgresql]' in a clone"
+        yield Finding("psycopg", Status.NOTE, "not installed", cure)
+    else:
+        yield Finding("psycopg", Status.OK, "installed")
+
+
 _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _versions,
     _accelerator,
@@ -205,6 +226,8 @@ _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _backends,
     _embedded_model,
     _disk,
+    _shared_memory,
+    _postgresql,
 )
 
 

@@ -54,10 +54,11 @@ def why_prompt(cache: ImportanceRadixCache, arguments: Document) -> Document:
     namespace = arguments["extra_key"], arguments["cache_salt"]
     tokens = array("q", arguments["tokens"])
     found = _found(cache.importance.state.tree, tokens, *namespace)
-    account = account_of(memory, namespace, packed(tokens), found)
-    prompt = AccountedRequest(misses.now(None), namespace, account)
+    prompt = packed(tokens)
+    account = account_of(memory, namespace, prompt, memory.path(namespace, prompt), found)
+    asked = AccountedRequest(misses.now(None), namespace, account)
     return {
-        "requests": [operator_document(prompt, shown_tokens=TOKENS_BEHIND)],
+        "requests": [operator_document(asked, shown_tokens=TOKENS_BEHIND)],
         **_memory(cache, memory),
     }
 

@@ -11,12 +11,14 @@ import { Poll } from "./poll.js";
 import { showTable } from "./table.js";
 import { showLegend, showTiers } from "./tiers.js";
 import { showVolatile } from "./volatile.js";
+import { showRequests, showWhy } from "./why.js";
 
 const NODES_SHOWN = 120;
 const EVENTS_PER_ROUND = 200;
+const REQUESTS_SHOWN = 20;
 const JOB_POLL_MS = 500;
 
-const state = { root: null, selected: null, found: [], tree: null, node: null };
+const state = { root: null, selected: null, found: [], tree: null, node: null, rid: null, isAccounted: true };
 
 const chart = new Chart($("chart"), { onSelect: select, onZoom: zoom });
 const moves = new Moves({ timeline: $("timeline"), list: $("events"), span: $("span"), onSelect: select });
@@ -36,6 +38,29 @@ async function round() {
   moves.add(await api.events(moves.next, EVENTS_PER_ROUND));
   draw();
   await loadNode();
+  await loadRequests();
+}
+
+/** The card is hidden where the server keeps no account. */
+async function loadRequests() {
+  if (!state.isAccounted) return;
+  const answer = await api.requests(REQUESTS_SHOWN).catch((error) => {
+    if (!error.status) throw error;
+    state.isAccounted = error.status === 503 && !state.tree.faults.fallback; // else it never will be again
+    return null;
+  });
+  $("requests-card").hidden = answer === null;
+  if (answer !== null) showRequests($("requests"), answer, { selected: state.rid, onSelect: explain });
+}
+
+async function explain(rid) {
+  state.rid = rid;
+  try {
+    const [request] = (await api.why(rid)).requests;
+    if (rid === state.rid) showWhy($("why"), request);
+  } catch (error) {
+    say(error.message, true); // it is none of the last requests any more
+  }
 }
 
 async function loadNode() {
