@@ -41,7 +41,14 @@ def real_pages_table() -> str:
         lines.append(
             [f"{row['share']:.0%}", f"`{row['selector']}`", f"{row['of_kv']:.1%}", *divergences, *over, kept]
         )
-    titles = ["read", "selector", "of the KV's bytes", *_TEXTS.values(), "quoted / `oracle`", "ordinary / `oracle`"]
+    titles = [
+        "read",
+        "selector",
+        "of the KV's bytes",
+        *_TEXTS.values(),
+        "quoted / `oracle`",
+        "ordinary / `oracle`",
+    ]
     return _table([*titles, "records kept"], lines)
 
 
@@ -51,7 +58,7 @@ def real_pages_windows() -> str:
 
 
 def records_kept(share: float) -> str:
-    """Of the planted records that exact attention finds, those that `bits` finds in this share of the pages."""
+    """Of the planted records that exact attention finds, those that `bits` finds in such a share."""
     (row,) = (
         row
         for row in results("pages_real_model")["rows"]
