@@ -30,10 +30,12 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 
 from benchmark.results import print_rows, write_results
 from sgl_importance.sparse.selection_rule import SINK_TOKENS, WINDOW_TOKENS
+from sgl_importance_kernels.sparse.bit_tables import CALIBRATION_TOKENS
 from sgl_importance_kernels.sparse.page_choice import ChoiceRule
 from sgl_importance_kernels.sparse.page_chooser import PageChooser
 from sgl_importance_kernels.sparse.page_slots import PageSlots
 from sgl_importance_kernels.sparse.representations import Representations
+from sgl_importance_kernels.sparse.selectors.selector import Selector
 from sgl_importance_kernels.sparse.step_attention import attend_step
 from sgl_importance_kernels.sparse.streamed_attention import attend
 from sgl_importance_lab.selectors.registry import ready_selector
@@ -69,14 +71,13 @@ class Layer:
             page_size=PAGE,
             staging_pages=STAGING_PAGES,
             device="cpu",
-            selector=ready_selector(selector, self.keys.unflatten(0, (-1, PAGE))[None]),
+            selector=self._ready(selector),
         )
         assert self.slots.representations is not None
         self.chooser = self._chooser(self.slots.representations)
         by_page = self.keys.unflatten(0, (-1, PAGE))
         self.beside = {
-            name: self._chooser(Representations(ready_selector(name, by_page[None]), (by_page,), "cpu"))
-            for name in beside
+            name: self._chooser(Representations(self._ready(name), (by_page,), "cpu")) for name in beside
         }
         self.contexts = self.chooser.contexts(self.pages[None], [context], [self.max_pages])
         self.slots.representations.ensure(self.pages)
@@ -87,6 +88,9 @@ class Layer:
         # As stock would lay out one request alone: the best case of attention without a copy.
         self.in_order = self.keys[self.locations], self.values[self.locations]
         self.upstream_backend = object.__new__(TorchNativeAttnBackend)
+
+    def _ready(self, name: str) -> Selector:
+        return ready_selector(name, self.keys[:CALIBRATION_TOKENS].unflatten(0, (-1, PAGE))[None])
 
     def _chooser(self, representations: Representations) -> PageChooser:
         rule = ChoiceRule(SINK_TOKENS, WINDOW_TOKENS)
@@ -176,8 +180,8 @@ def main(
                 **measured(layer, steps, f"{context:,} tokens"),
             }
         )
+        write_results("pages_layer", rows, out=out)
     print_rows("One layer, one request, milliseconds", rows)
-    write_results("pages_layer", rows, out=out)
 
 
 if __name__ == "__main__":

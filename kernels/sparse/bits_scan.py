@@ -31,7 +31,7 @@ Whole = npt.NDArray[np.int32]
 
 
 @njit("float32(float32[::1], int32[::1], int32[::1], float32[::1], uint8[:,:,:,::1])", **_OPTIONS)
-def _write_tables(query: Floats, widths: Whole, starts: Whole, steps: Floats, tables: Bytes) -> float:
+def _write_tables(query: Floats, widths: Whole, starts: Whole, steps: Floats, tables: Bytes) -> Any:
     """What bits are worth to a query, around the middle of the least sum and the largest.
 
     Args:
@@ -119,7 +119,7 @@ def largest_of_codes(
                 for chunk in range(page_size // CHUNK if num_bytes else 0):
                     one = codes + pages[first] * kept.strides[0] + chunk * CHUNK
                     other = codes + pages[first + count - 1] * kept.strides[0] + chunk * CHUNK
-                    largest_sums(
+                    largest_sums(  # type: ignore[call-arg]  # numba gives the first
                         np.uintp(one),
                         np.uintp(other),
                         np.uintp(page_size),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]  # it has no annotations
 from numba import types
 from numba.extending import intrinsic
 
@@ -28,6 +28,10 @@ def _shuffled(builder: Any, one: Any, other: Any, order: list[int]) -> Any:
     return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_INT32, len(order)), order))
 
 
+def _joined(builder: Any, one: Any, other: Any) -> Any:
+    return _shuffled(builder, one, other, list(range(2 * CHUNK)))
+
+
 def _looked_up(builder: Any, table: Any, nibbles: Any) -> Any:
     """Bytes of a table of 16 at 32 places: LLVM makes one instruction of each half, or of both."""
     halves = []
@@ -37,14 +41,14 @@ def _looked_up(builder: Any, table: Any, nibbles: Any) -> Any:
             at = builder.zext(builder.extract_element(nibbles, _INT32(first + lane)), _INT32)
             found = builder.insert_element(found, builder.extract_element(table, at), _INT32(lane))
         halves.append(found)
-    return _shuffled(builder, *halves, list(range(2 * CHUNK)))
+    return _joined(builder, *halves)
 
 
 def _larger(builder: Any, one: Any, other: Any) -> Any:
     return builder.select(builder.icmp_signed(">", one, other), one, other)
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba's
+@intrinsic
 def largest_sums(
     typing_context: Any, one: Any, other: Any, stride: Any, count: Any, tables: Any, largest: Any
 ) -> Any:
@@ -77,9 +81,7 @@ def largest_sums(
         at.add_incoming(_INT64(0), before)
         totals = [builder.phi(_SUMS) for _ in range(2)]
         first = builder.mul(at, stride)
-        codes = _shuffled(
-            builder, *(load(builder.add(each, first)) for each in (one, other)), list(range(2 * CHUNK))
-        )
+        codes = _joined(builder, load(builder.add(one, first)), load(builder.add(other, first)))
         added: list[Any] = list(totals)
         entries = builder.add(tables, builder.mul(at, _INT64(TABLE_BYTES)))
         for upper in range(2):

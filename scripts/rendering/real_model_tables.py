@@ -30,7 +30,7 @@ _TEXTS = {"quoted": "quoted passages", "plain": "ordinary text", "record": "reco
 
 
 def real_pages_table() -> str:
-    """Divergence from exact attention where every layer reads a tenth of the pages, choice by layer."""
+    """Divergence from exact attention where every layer reads a share of the pages, choice by layer."""
     rows = [row for row in results("pages_real_model")["rows"] if row["grain"] == "layer"]
     fullest = max(row["windows"] for row in rows)
     lines = []
@@ -38,11 +38,30 @@ def real_pages_table() -> str:
         divergences = [_interval(row[kind], "value", form=".3f") for kind in _TEXTS]
         over = [_interval(row[f"{kind}_of_oracle"], "value") for kind in ("quoted", "plain")]
         kept = f"{row['records_kept']} of {row['records']}"
-        lines.append([f"`{row['selector']}`", f"{row['of_kv']:.1%}", *divergences, *over, kept])
-    titles = ["selector", "of the KV's bytes", *_TEXTS.values(), "quoted / `oracle`", "ordinary / `oracle`"]
+        lines.append(
+            [f"{row['share']:.0%}", f"`{row['selector']}`", f"{row['of_kv']:.1%}", *divergences, *over, kept]
+        )
+    titles = [
+        "read",
+        "selector",
+        "of the KV's bytes",
+        *_TEXTS.values(),
+        "quoted / `oracle`",
+        "ordinary / `oracle`",
+    ]
     return _table([*titles, "records kept"], lines)
 
 
 def real_pages_windows() -> str:
     """How many stretches of text the table rests on."""
     return str(max(row["windows"] for row in results("pages_real_model")["rows"]))
+
+
+def records_kept(share: float) -> str:
+    """Of the planted records that exact attention finds, those that `bits` finds in such a share."""
+    (row,) = (
+        row
+        for row in results("pages_real_model")["rows"]
+        if (row["selector"], row["share"], row["grain"]) == ("bits", share, "layer")
+    )
+    return f"{row['records_kept']} of {row['records']}"

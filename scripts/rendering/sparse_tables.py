@@ -93,6 +93,8 @@ def layer_table() -> str:
             "sparse",
             "times torch-native",
             "times dense",
+            "scan / `rep`'s",
+            "scan / `token`'s",
         ],
         [
             [
@@ -100,6 +102,7 @@ def layer_table() -> str:
                 *(f"{row[f'{arm}_ms']:.1f}" for arm in ("upstream", "dense", "scan", "sparse")),
                 f"{row['times_upstream']:.1f}",
                 f"{row['times_dense']:.1f}",
+                *(f"{row['scan_of'][name]:.2f}" for name in ("rep", "token")),
             ]
             for row in results("pages_layer")["rows"]
         ],
