@@ -12,7 +12,7 @@ from scripts.rendering.pages import TEMPLATES, committed_pages
 from sgl_importance.metrics_table import METRICS, PREFIX
 
 ROOT = Path(__file__).parents[1]
-PAGES = (*committed_pages(), TEMPLATES / "metrics.md", *ROOT.glob("monitoring/*"))
+PAGES = (*committed_pages(), TEMPLATES / "metrics.md", *filter(Path.is_file, ROOT.glob("monitoring/**/*")))
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 from benchmark.serving.measured import table as _table
 from scripts.rendering.cells import interval as _interval
@@ -65,3 +66,47 @@ def records_kept(share: float) -> str:
         if (row["selector"], row["share"], row["grain"]) == ("bits", share, "layer")
     )
     return f"{row['records_kept']} of {row['records']}"
+
+
+_READS = {
+    "dense": "all of it, nothing copied",
+    "upstream": "all of it, sglang's own CPU attention",
+    "tiered all": "all of it, tiered",
+    "token": "a tenth, by `token`",
+    "bits": "a tenth, by `bits`",
+}
+
+
+def real_decode_table() -> str:
+    """Milliseconds of a further token, and medians and ranges of ratios within a round."""
+    lines = []
+    for tokens, arm in dict.fromkeys((row["tokens"], row["arm"]) for row in _decode_rows()):
+        own, dense, tiered = (_decode(tokens, each) for each in (arm, "dense", "tiered all"))
+        cells = [_ratios(own, base) for base in (dense, tiered)]
+        lines.append([f"{tokens:,}", _READS[arm], f"{median(own.values()):.0f}", *cells])
+    return _table(["context", "reads", "ms a token", "over dense", "over tiered, all"], lines)
+
+
+def decode_over(arm: str, base: str, tokens: int) -> str:
+    """Ratio of two arms' milliseconds a token, median over rounds."""
+    own, other = _decode(tokens, arm), _decode(tokens, base)
+    return f"{median(own[number] / other[number] for number in own):.2f}"
+
+
+def _decode_rows() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = results("real_model_decode")["rows"]
+    return rows
+
+
+def _decode(tokens: int, arm: str) -> dict[int, float]:
+    """Milliseconds by round."""
+    return {
+        row["round"]: row["decode_ms"]
+        for row in _decode_rows()
+        if (row["tokens"], row["arm"]) == (tokens, arm)
+    }
+
+
+def _ratios(own: dict[int, float], base: dict[int, float]) -> str:
+    ratios = sorted(own[number] / base[number] for number in own.keys() & base.keys())
+    return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"

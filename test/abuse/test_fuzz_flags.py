@@ -45,6 +45,7 @@ LITTLE: dict[str, tuple[str, ...]] = {
     "study sensitivity": ("folder",),
     "study thinking": ("folder",),
     "study reuse": ("ok.jsonl",),
+    "agree": ("requests.jsonl", *NOBODY, "--compare", NOBODY[1]),
     "conformance producer": ("os:getcwd",),
     "conformance consumer": ("os:getcwd",),
     "pin add": ("--text", "a", *NOBODY),

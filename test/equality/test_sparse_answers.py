@@ -62,6 +62,7 @@ def sparse_then_exact(
 AUDITED = ("--kv-sparse-audit-interval", "2", *config_flags(sparse={"audit_missed_page": 0.1}))
 
 
+@pytest.mark.nightly
 def test_what_follows_from_audits_depends_on_the_request_alone(
     random_model: Path, exchanges: list[Exchange]
 ) -> None:

@@ -42,6 +42,7 @@ def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
+@pytest.mark.nightly
 def test_a_dry_run_checks_times_and_writes(tmp_path: Path) -> None:
     """The dry run goes through every arm, check and path that a GPU takes, FA3 included."""
     out = tmp_path / "kernels.json"

@@ -139,6 +139,7 @@ def test_a_tokenizer_worker_without_our_parts_ends_the_server(tiny_model: Path, 
     assert ended.survivors == []
 
 
+@pytest.mark.nightly
 def test_a_replica_that_refuses_stops_the_launch(tiny_model: Path) -> None:
     # Without --nccl-port: each replica has one of its own.
     model = ("--model-path", str(tiny_model), "--port", str(free_port()), *CPU_FLAGS)

@@ -50,6 +50,7 @@ def test_a_dry_run_prints_the_servers_command(scripts: Any) -> None:
     assert "--enable-hierarchical-cache" not in words  # stock's shadow knows the device alone
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_stocks_hits_are_those_of_a_server_that_evicts_as_stock(scripts: Any) -> None:
     """Under ``observe`` a server's own hits are stock's, so the line must name one number twice."""

@@ -29,6 +29,7 @@ NIGHTLY = {
     "modes": (
         "test/attention/test_servers_without_scores.py",
         "test/cpu/test_cpu_server.py",
+        "test/cpu/test_served_attention.py",
         "test/fleet/test_page_of_all.py",
         "test/fleet/test_replicas.py",
         "test/fleet/test_router.py",

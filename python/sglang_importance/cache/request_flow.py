@@ -100,7 +100,6 @@ class RequestFlow:
         if is_prewarm(req.rid):
             return Insertion(transition=None)
         if req.rid.startswith(HEALTH_CHECK_PREFIX):  # a probe of an idle server would age all that it holds
-            self.count(req)
             return None
         record = record_of(req)
         if record.query is None:
@@ -149,12 +148,12 @@ class RequestFlow:
         self._state.counters.ages.asked_again(tier, metadata.tokens, metadata.last_access)
 
     def count(self, req: Req) -> None:
-        """Counts an admitted request, its prompt and its hits, once.
+        """Counts an admitted request of a user, its prompt and its hits, once.
 
         Reads the request only, so it goes on when learning has ended, and then counts the hits of LRU.
         """
         record = record_of(req)
-        if record.is_counted or is_prewarm(req.rid):
+        if record.is_counted or is_prewarm(req.rid) or req.rid.startswith(HEALTH_CHECK_PREFIX):
             return
         record.is_counted = True
         self._state.counters.admitted(req)
