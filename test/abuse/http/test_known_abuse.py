@@ -46,7 +46,8 @@ def test_a_hundred_clients_pin_at_once(server: ServerProcess, client: httpx.Clie
         body = {"input_ids": tokens(number, 32), "cache_salt": f"tenant {number % 5}"}
         return httpx.post(f"{server.base_url}{PREFIX}/pin", json=body, trust_env=False, timeout=120)
 
-    wait_until(lambda: client.get(f"{PREFIX}/pins").json()["pins"] == [])  # hints of other tests retain for 5 s
+    # Hints of other tests retain for up to five seconds.
+    wait_until(lambda: client.get(f"{PREFIX}/pins").json()["pins"] == [])
     answers = at_once(pin)
     assert {answer.status_code for answer in answers} == {200}, [answer.text for answer in answers]
     names = [answer.json()["pin_id"] for answer in answers]
