@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -221,11 +222,27 @@ def _blocked_for_children(number: signal.Signals) -> Iterator[None]:
     traceback; only the parent is to answer.
     """
     resource_tracker.ensure_running()  # its start unblocks the signal
+    arrived = False
+
+    def note(*_: object) -> None:
+        nonlocal arrived
+        arrived = True
+
+    # One that another thread gets, such as a progress bar's, would be answered here in spite of the mask,
+    # perhaps between the start of a process and its entry into the list of those to end.
+    handler = signal.getsignal(number)
+    is_main = threading.current_thread() is threading.main_thread() and handler is not None
+    if is_main:
+        signal.signal(number, note)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
     finally:
+        if is_main:
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if arrived:
+            signal.raise_signal(number)
 
 
 _traces: Sequence[Any] = ()
