@@ -67,8 +67,6 @@ def summarize(document: dict[str, Any]) -> dict[str, Any]:
     batches = [(int(prompt), int(gained)) for prompt, gained in observed["batches"]]
     interval = gain_interval(batches, observed["requests"])
     prompt_tokens = max(observed["prompt_tokens"], 1)
-    larger = observed["larger_pool"]
-    of_larger = [(int(prompt), int(gained)) for prompt, gained in larger["batches"]]
     return {
         **{name: value for name, value in observed.items() if name != "batches"},
         "lru_hit_rate": observed["lru_hit_tokens"] / prompt_tokens,
@@ -78,13 +76,21 @@ def summarize(document: dict[str, Any]) -> dict[str, Any]:
         "gain_interval": interval,
         "confidence": CONFIDENCE,
         "verdict": str(verdict(batches, observed["requests"])),
-        "larger_pool": {
-            "times": larger["times"],
-            "hit_tokens": larger["hit_tokens"],
-            "gain": (larger["hit_tokens"] - observed["lru_hit_tokens"]) / prompt_tokens,
-            "gain_interval": gain_interval(of_larger, observed["requests"]),
-        },
+        "larger_pool": _larger_pool(observed),
         "volatile": document.get("volatile", []),
+    }
+
+
+def _larger_pool(observed: dict[str, Any]) -> dict[str, Any] | None:
+    """What LRU finds there; None from a server of 0.1.0, which does not look."""
+    if (larger := observed.get("larger_pool")) is None:
+        return None
+    batches = [(int(prompt), int(gained)) for prompt, gained in larger["batches"]]
+    return {
+        "times": larger["times"],
+        "hit_tokens": larger["hit_tokens"],
+        "gain": (larger["hit_tokens"] - observed["lru_hit_tokens"]) / max(observed["prompt_tokens"], 1),
+        "gain_interval": gain_interval(batches, observed["requests"]),
     }
 
 
@@ -110,10 +116,12 @@ def print_report(report: dict[str, Any]) -> None:
         ("by this server", "server_hit_tokens"),
     ):
         add_texts(table, title, f"{report[name]:,}", f"{report[name] / total:.2%}")
-    in_more = larger["hit_tokens"]
-    add_texts(table, f"by LRU in {larger['times']} times the pool", f"{in_more:,}", f"{in_more / total:.2%}")
+    changes = [(report["verdict"], report)]
+    if larger is not None:
+        pool, found = f"{larger['times']} times the pool", larger["hit_tokens"]
+        add_texts(table, f"by LRU in {pool}", f"{found:,}", f"{found / total:.2%}")
+        changes.append((f"{pool}, with LRU", larger))
     show(table)
-    changes = [(report["verdict"], report), (f"{larger['times']} times the pool, with LRU", larger)]
     for change, worth in sorted(changes, key=lambda each: -each[1]["gain"]):
         typer.echo(f"{change}: {_worth(worth, report['confidence'])}")
     for place in report["volatile"]:

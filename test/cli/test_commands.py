@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sgl_importance.cli import pin_commands, snapshot_command
+from sgl_importance.cli import observe_command, pin_commands, snapshot_command
 from sgl_importance.cli.pin_commands import app as pin_app
 from sgl_importance.cli.server_client import Server, ServerError
 from sgl_importance.cli.snapshot_command import app as snapshot_app
@@ -225,3 +225,23 @@ def test_a_wrong_prompt_is_said_before_anything_is_sent(
     line = failure(run(pin_app, server, "add", *(each.replace("FILE", str(file)) for each in arguments)))
     assert problem in line
     assert server.seen == []  # type: ignore[attr-defined]
+
+
+def test_observe_reads_a_server_that_compares_no_larger_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    """As of 0.1.0: a newer client goes on without it."""
+    counts = ("lru", "importance", "server")
+    observed = {
+        **{f"{name}_hit_tokens": 300 for name in counts},
+        "requests": 1000,
+        "prompt_tokens": 1000,
+        "capacity_tokens": 512,
+        "batches": [[1000, 0]],
+        "saved_tokens": 0,
+        "lost_tokens": 0,
+        "agreed_tokens": 300,
+        "dropped_events": 0,
+        "failed": False,
+    }
+    observe_command.print_report(observe_command.summarize({"observe": observed}))
+    assert "times the pool" not in (printed := capsys.readouterr().out)
+    assert "by importance only (saved)" in printed

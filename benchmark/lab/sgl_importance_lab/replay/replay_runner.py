@@ -200,7 +200,7 @@ def run_jobs(
     )
     finished = False
     try:
-        with _blocked_for_children(signal.SIGINT):
+        with blocked_for_children(signal.SIGINT):
             futures = {pool.submit(_work, run_one, job): index for index, job in enumerate(jobs)}
         for future in as_completed(futures):
             yield futures[future], future.result()
@@ -215,7 +215,7 @@ def run_jobs(
 
 
 @contextmanager
-def _blocked_for_children(number: signal.Signals) -> Iterator[None]:
+def blocked_for_children(number: signal.Signals) -> Iterator[None]:
     """Processes started inside never get the signal; the parent gets it at the end.
 
     Ctrl-C reaches the whole group of processes, and a worker that is still importing would answer it with a

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from sgl_importance_lab.replay.cli import app
 from sgl_importance_lab.replay.formats.detect import read_trace
-from sgl_importance_lab.replay.replay_runner import Job, ReplayError, run_job, run_jobs
+from sgl_importance_lab.replay.replay_runner import Job, ReplayError, blocked_for_children, run_job, run_jobs
 from sgl_importance_lab.replay.report import console, plot
 
 from support.waiting import HANG_SECONDS, wait_until
@@ -292,6 +293,27 @@ def _running_in_group(group: int) -> list[int]:
             if int(member_of) == group and state != "Z":
                 running.append(int(stat.parent.name))
     return running
+
+
+def test_ctrl_c_that_another_thread_gets_waits_too() -> None:
+    """The kernel gives a signal to any thread that takes it, such as a progress bar's."""
+    is_over, ended = threading.Event(), []
+    other = threading.Thread(target=is_over.wait)
+    other.start()
+
+    def interrupted() -> None:
+        with blocked_for_children(signal.SIGINT):
+            assert other.ident is not None
+            signal.pthread_kill(other.ident, signal.SIGINT)
+            ended.append(not is_over.wait(0.2))
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    finally:
+        is_over.set()
+        other.join()
+    assert ended == [True]
 
 
 def test_the_command_and_ctrl_c(tmp_path: Path) -> None:
