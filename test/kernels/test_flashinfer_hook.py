@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sgl_importance_kernels.flashinfer import SOURCE, EmittingDecode
 
 from support.doubles.twins import Mutation
+from support.nightly_cases import rest_nightly
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 DRIVER = Path(__file__).with_name("hook_driver.cpp")
@@ -137,7 +138,9 @@ TWINS = [
 
 
 @needs_compiler
-@pytest.mark.parametrize(("launch", "mutation"), TWINS, ids=[mutation.name for _, mutation in TWINS])
+@pytest.mark.parametrize(
+    ("launch", "mutation"), rest_nightly(TWINS, daily=2), ids=[mutation.name for _, mutation in TWINS]
+)
 def test_broken_hooks_are_told_apart(launch: Launch, mutation: Mutation, tmp_path: Path, hook: Path) -> None:
     np.testing.assert_allclose(launch.stored(hook), launch.expected(), rtol=1e-6)
     text = SOURCE.read_text()

@@ -17,6 +17,7 @@ import sgl_importance_kernels.triton.logit_reduction as logit_reduction
 from sgl_importance_kernels.page_rows import PageRows
 
 from support.doubles.twins import Mutation, broken_twin
+from support.nightly_cases import rest_nightly
 from support.workloads.probe_case import POISON, ProbeCase, as_array
 
 pytestmark = pytest.mark.triton
@@ -101,7 +102,7 @@ class LogitCase:
 
 
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 @given(data=st.data())
 def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> None:
@@ -124,8 +125,10 @@ def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> N
     np.testing.assert_allclose(got, expected, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("sharpness", [1.0, 6.0, 15.0])
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(
+    ("sharpness", "page_size"),
+    rest_nightly([(15.0, 1), (6.0, 16), (1.0, 1), (1.0, 16), (6.0, 1), (15.0, 16)], daily=2),
+)
 def test_half_precision_logits_keep_their_bound(sharpness: float, page_size: int, device: str) -> None:
     """Not renormalised: the error of a page's mass is bounded by that of its logits, times the mass."""
     case = LogitCase([300, 77], sharpness=sharpness, page_size=page_size, dtype=torch.float16, device=device)
@@ -166,7 +169,7 @@ def test_the_fixed_case_passes_unbroken(device: str) -> None:
     np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("mutation", TWINS, ids=str)
+@pytest.mark.parametrize("mutation", rest_nightly(TWINS, daily=2), ids=str)
 def test_broken_twins_are_told_apart(mutation: Mutation, device: str, tmp_path: Path) -> None:
     case = replace(FIXED, device=device)
     got, expected = case.reduced(broken_twin(logit_reduction, mutation, tmp_path))

@@ -18,6 +18,7 @@ from sgl_importance_kernels.page_rows import PageRows
 from sgl_importance_kernels.triton.log_sums import LogSums
 
 from support.doubles.twins import Mutation, broken_twin
+from support.nightly_cases import rest_nightly
 from support.workloads import probe_case
 from support.workloads.probe_case import ProbeCase, as_array, probe_cases
 
@@ -38,19 +39,21 @@ def check(case: ProbeCase) -> None:
 
 
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 @given(data=st.data())
 def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> None:
     check(data.draw(probe_cases(device)))
 
 
-@pytest.mark.parametrize("page_size", [1, 3, 16, 64, 256])
+@pytest.mark.parametrize("page_size", rest_nightly([16, 3, 1, 64, 256], daily=2))
 def test_page_sizes(page_size: int, device: str) -> None:
     check(ProbeCase(RAGGED, page_size=page_size, num_layers=1, num_kv_heads=1, device=device))
 
 
-@pytest.mark.parametrize(("group", "head_dim"), [(1, 128), (4, 64), (7, 96), (8, 128), (8, 256)])
+@pytest.mark.parametrize(
+    ("group", "head_dim"), rest_nightly([(7, 96), (1, 128), (4, 64), (8, 128), (8, 256)])
+)
 def test_head_sizes_and_groups(group: int, head_dim: int, device: str) -> None:
     check(ProbeCase([(70, 1), (20, 2)], group=group, head_dim=head_dim, num_layers=1, device=device))
 
@@ -61,14 +64,17 @@ def test_a_full_observation_window(device: str) -> None:
 
 @pytest.mark.parametrize(
     ("key_dtype", "query_dtype"),
-    [
-        (torch.float16, torch.float16),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.float32, torch.bfloat16),
-        (FP8, torch.bfloat16),
-        (FP8, torch.float16),
-        (torch.float8_e5m2, torch.bfloat16),
-    ],
+    rest_nightly(
+        [
+            (torch.bfloat16, torch.bfloat16),
+            (FP8, torch.bfloat16),
+            (torch.float16, torch.float16),
+            (torch.float32, torch.bfloat16),
+            (FP8, torch.float16),
+            (torch.float8_e5m2, torch.bfloat16),
+        ],
+        daily=2,
+    ),
 )
 def test_key_dtypes(key_dtype: torch.dtype, query_dtype: torch.dtype, device: str) -> None:
     dtypes = {"key_dtype": key_dtype, "query_dtype": query_dtype}
@@ -195,7 +201,7 @@ def test_the_fixed_case_passes_unbroken(device: str) -> None:
     check(replace(FIXED, device=device))
 
 
-@pytest.mark.parametrize("mutation", PROBE_TWINS, ids=str)
+@pytest.mark.parametrize("mutation", rest_nightly(PROBE_TWINS), ids=str)
 def test_broken_probes_are_told_apart(
     mutation: Mutation, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +209,7 @@ def test_broken_probes_are_told_apart(
     assert is_told_apart(replace(FIXED, device=device))
 
 
-@pytest.mark.parametrize("mutation", REDUCTION_TWINS, ids=str)
+@pytest.mark.parametrize("mutation", rest_nightly(REDUCTION_TWINS), ids=str)
 def test_broken_reductions_are_told_apart(
     mutation: Mutation, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from sgl_importance_kernels.triton.log_sums import DecodeLogSums
 from sgl_importance_kernels.triton.page_reduction import reduce_log_sums
 
 from support.doubles.twins import Mutation, broken_twin
+from support.nightly_cases import rest_nightly
 from support.workloads.probe_case import POISON, ProbeCase, as_array
 
 decode_attention = pytest.importorskip("sglang.kernels.ops.attention.decode_attention")
@@ -104,7 +105,7 @@ def emitted(
 
 
 @settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 @given(data=st.data())
 def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> None:
@@ -129,12 +130,12 @@ def test_rows_are_those_of_the_definition(data: st.DataObject, device: str) -> N
 FIXED = ProbeCase([(150, 1), (70, 1)], page_size=8, sink_tokens=5, local_tokens=7, num_layers=1)
 
 
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("group", rest_nightly([4, 1]))
 def test_a_step_without_observed_requests_writes_nothing(group: int, device: str) -> None:
     assert not emitted(replace(FIXED, group=group, device=device), observed=[False, False]).any()
 
 
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("group", rest_nightly([4, 1]))
 @pytest.mark.parametrize("observed", [[True, False], [False, True]])
 def test_only_observed_requests_emit(group: int, observed: list[bool], device: str) -> None:
     case = replace(FIXED, group=group, device=device)
@@ -160,7 +161,7 @@ def test_the_fixed_case_passes_unbroken(device: str) -> None:
     np.testing.assert_allclose(emitted(case), case.expected(), atol=2e-5)
 
 
-@pytest.mark.parametrize("mutation", TWINS, ids=str)
+@pytest.mark.parametrize("mutation", rest_nightly(TWINS), ids=str)
 def test_broken_twins_are_told_apart(mutation: Mutation, device: str, tmp_path: Path) -> None:
     case = replace(FIXED, device=device)
     expected = case.expected()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.triton
 PAGE, PAGES, SLOTS, FRAMES = 4, 20, 9, 2
 RULE = ChoiceRule(sink_tokens=PAGE, window_tokens=2 * PAGE)
 few = settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 
 

@@ -14,11 +14,13 @@ from sgl_importance_kernels.sparse.triton.copy_kernel import copy_pages
 from sgl_importance_kernels.sparse.triton.scan_kernel import scan
 from sgl_importance_lab.selectors.registry import ready_selector
 
+from support.nightly_cases import rest_nightly
+
 pytestmark = pytest.mark.triton
 
 POOL, KV_HEADS, DIM, VALUE_DIM = 40, 2, 24, 20
 few = settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 
 
@@ -32,13 +34,7 @@ def draws(seed: int) -> torch.Generator:
 
 @pytest.mark.parametrize(
     ("name", "page_size"),
-    [
-        ("token", 8),
-        ("token", 16),
-        ("token", 3),
-        ("bits", 16),
-        ("bits", 32),
-    ],
+    rest_nightly([("bits", 16), ("token", 3), ("token", 8), ("token", 16), ("bits", 32)], daily=2),
 )
 @pytest.mark.parametrize("group", [1, 3])
 def test_a_scan_finds_what_the_compiled_one_finds(name: str, page_size: int, group: int, device: str) -> None:

@@ -23,6 +23,7 @@ from support.doubles.twins import Mutation, broken_twin
 from support.drivers.attention_driver import options
 from support.drivers.captured_decode import CapturedDecode
 from support.drivers.triton_driver import Sequence, TritonDriver, complete, model_runner, runtime_context
+from support.nightly_cases import rest_nightly
 
 pytestmark = [
     pytest.mark.triton,
@@ -79,11 +80,7 @@ TWINS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "mutation",
-    [TWINS[0], *(pytest.param(twin, marks=pytest.mark.nightly) for twin in TWINS[1:])],
-    ids=str,
-)
+@pytest.mark.parametrize("mutation", rest_nightly(TWINS), ids=str)
 def test_broken_twins_are_told_apart(
     mutation: Mutation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
