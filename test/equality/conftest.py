@@ -17,13 +17,14 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def exchanges(random_model: Path) -> list[Exchange]:
-    """Every prompt with the tokens that stock sglang answers without a radix cache."""
+def exchanges(random_model: Path, request: pytest.FixtureRequest) -> list[Exchange]:
+    """Every prompt with the tokens that stock sglang answers without a radix cache; by day half of them."""
+    is_night = any(item.get_closest_marker("nightly") for item in request.session.items)
     with script_server(
         *("--kv-policy", "default", "--disable-radix-cache", *POOL_FLAGS, "--max-total-tokens", "16384"),
         model=random_model,
     ) as server:
         assert server.get("/server_info")["dtype"] == "float32"
-        recorded = record_exchanges(server)
+        recorded = record_exchanges(server, every=1 if is_night else 2)
         assert all(server.generate(e.prompt)["meta_info"]["cached_tokens"] == 0 for e in recorded[:2])
     return recorded

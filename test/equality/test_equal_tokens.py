@@ -76,8 +76,9 @@ def compare(server: ServerProcess, title: str, exchanges: list[Exchange]) -> tup
 def test_tokens_equal_those_without_a_radix_cache(
     random_model: Path, exchanges: list[Exchange], page_size: int
 ):
-    assert len(exchanges) >= 300
-    assert len({exchange.answer for exchange in exchanges}) > 200, "the model ignores its prompt"
+    assert len(exchanges) >= 150
+    answers = {exchange.answer for exchange in exchanges}
+    assert len(answers) > 0.6 * len(exchanges), "the model ignores its prompt"
     with importance_server(random_model, "--page-size", str(page_size)) as server:
         _, together = compare(server, f"page size {page_size}", exchanges)
         assert together.retractions > 0

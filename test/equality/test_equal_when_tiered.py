@@ -27,7 +27,7 @@ def test_tokens_equal_those_without_a_radix_cache(
     random_model: Path, exchanges: list[Exchange], tmp_path: Path
 ) -> None:
     """Over evictions, storage hits and retractions."""
-    middle, requests = len(exchanges) // 2, 360
+    middle = len(exchanges) // 2
     store = (
         *SCORES,
         "--kv-importance-store",
@@ -38,7 +38,7 @@ def test_tokens_equal_those_without_a_radix_cache(
     with tiered_server(random_model, *store) as server:
         alone = replay(server, exchanges[:middle], concurrency=1)
         together = replay(server, exchanges[middle:], concurrency=8)
-        again = replay(server, exchanges[-(requests - len(exchanges)) :], concurrency=8)
+        again = replay(server, exchanges[-40:], concurrency=8)
         assert server.metric(f"{PREFIX}evicted_tokens_total", tier="device") > 0
         document = server.get("/kv_importance?limit=1")
         read, loaded = (server.metric(f"{PREFIX}pages_{name}_total") for name in ("read", "loaded"))
@@ -46,7 +46,6 @@ def test_tokens_equal_those_without_a_radix_cache(
     (finding,) = (finding for finding in server_findings(document) if finding.subject == "tiered pages")
     assert "8 requests at a time" in finding.detail
     print([part.retractions for part in parts], [dict(part.hit_tokens) for part in parts], pages)
-    assert 0 < requests - len(exchanges) <= len(exchanges)
     assert [part.differing for part in parts] == [[], [], []]
     assert together.retractions > 0
     for tier in ("device", "storage"):
@@ -83,6 +82,7 @@ def test_prompts_of_sixteen_times_the_slots_are_answered_as_by_stock(random_mode
     assert warm == expected
 
 
+@pytest.mark.nightly
 def test_one_damaged_slot_of_one_layer_changes_tokens(random_model: Path, exchanges: list[Exchange]) -> None:
     with tiered_server(random_model, *SCORES, env=python_path(FAULTS / "kv_slot_fault")) as server:
         for start in range(0, 80, 10):

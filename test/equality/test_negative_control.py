@@ -10,7 +10,7 @@ from support.python_path import FAULTS, python_path
 from support.served import script_server
 from support.workloads.exchanges import TIER_FLAGS, Exchange, replay
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.nightly]
 
 # Enough for host hits, and for the damaged page to be read; asked in parts, up to the first wrong answer.
 EXCHANGES, PART = 160, 20

@@ -123,6 +123,7 @@ def test_where_pages_are_changes_no_token_and_exact_answers_stay_exact(
     assert 0 < pages["selected"] < pages["candidates"]
 
 
+@pytest.mark.nightly
 def test_what_a_sparse_request_leaves_in_the_tree_would_change_exact_answers(
     random_model: Path, exchanges: list[Exchange]
 ) -> None:

@@ -57,18 +57,24 @@ def ask(server: ServerProcess, prompt: Sequence[int], answer_tokens: int) -> dic
     return server.generate(prompt, max_new_tokens=answer_tokens)
 
 
-def record_exchanges(server: ServerProcess, seed: int = 0) -> list[Exchange]:
-    """Asks everything once, dialogues turn by turn; the order to replay in."""
+def record_exchanges(server: ServerProcess, *, every: int = 1, seed: int = 0) -> list[Exchange]:
+    """Asks everything once, dialogues turn by turn; the order to replay in.
+
+    Args:
+        server: which answers.
+        every: 2 makes half as many documents, dialogues, repeats and long answers, and so on.
+        seed: of the prompts.
+    """
     rng = random.Random(seed)
 
     def tokens(low: int, high: int) -> list[int]:
         return rng.choices(VOCABULARY, k=rng.randint(low, high))
 
     system = tokens(40, 40)
-    documents = [system + tokens(260, 700) for _ in range(DOCUMENTS)]
+    documents = [system + tokens(260, 700) for _ in range(DOCUMENTS // every)]
     questions = [document + tokens(8, 40) for document in documents for _ in range(QUESTIONS)]
-    dialogues = [[tokens(20, 120) for _ in range(TURNS)] for _ in range(DIALOGUES)]
-    long_answers = [tokens(60, 120) for _ in range(LONG_ANSWERS)]
+    dialogues = [[tokens(20, 120) for _ in range(TURNS)] for _ in range(DIALOGUES // every)]
+    long_answers = [tokens(60, 120) for _ in range(LONG_ANSWERS // every)]
 
     def answer(prompt: Sequence[int], answer_tokens: int) -> Exchange:
         reply = ask(server, prompt, answer_tokens)
@@ -94,7 +100,7 @@ def record_exchanges(server: ServerProcess, seed: int = 0) -> list[Exchange]:
         mixed = wave + asked[turn * share : (turn + 1) * share]
         rng.shuffle(mixed)
         ordered += mixed
-    ordered += rng.sample(ordered, REPEATS)
+    ordered += rng.sample(ordered, REPEATS // every)
     # Long answers open the second half, which is replayed several at a time: together they overfill the pool.
     middle = (len(ordered) + len(long)) // 2
     return ordered[:middle] + long + ordered[middle:]
