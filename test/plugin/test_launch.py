@@ -17,6 +17,7 @@ from support.launches import (
     run_to_end,
     write_plugin,
 )
+from support.nightly_cases import rest_nightly
 from support.servers import free_port
 from support.victims import cores_of_ranks
 
@@ -32,7 +33,11 @@ def _assert_stopped(ended: Ended, *refusals: str) -> None:
     assert ended.survivors == []
 
 
-@pytest.mark.parametrize("command", [LAUNCH_SERVER, SGLANG_SERVE], ids=["launch_server", "serve"])
+@pytest.mark.parametrize(
+    "command",
+    [LAUNCH_SERVER, pytest.param(SGLANG_SERVE, marks=pytest.mark.nightly)],
+    ids=["launch_server", "serve"],
+)
 def test_an_untested_mode_stops_the_command(tiny_model: Path, command: tuple[str, ...]) -> None:
     # sglang's own command starts for real, as a user types it.
     is_typed = command == SGLANG_SERVE
@@ -42,6 +47,7 @@ def test_an_untested_mode_stops_the_command(tiny_model: Path, command: tuple[str
     _assert_stopped(ended, "does not support pipeline parallelism (--pp-size 2): use --pp-size 1")
 
 
+@pytest.mark.nightly
 def test_what_only_the_model_tells_stops_the_launch(tiny_model: Path) -> None:
     ended = launch(tiny_model, "--kv-policy", "observe", *config_flags(signal={"layers": [0, 7]}))
     _assert_stopped(
@@ -49,6 +55,7 @@ def test_what_only_the_model_tells_stops_the_launch(tiny_model: Path) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_a_part_that_cannot_be_installed_stops_the_launch(tiny_model: Path, tmp_path: Path) -> None:
     plugin = write_plugin(
         tmp_path,
@@ -81,6 +88,7 @@ attention.install = lambda options: None
     )
 
 
+@pytest.mark.nightly
 def test_a_proof_that_is_missing_stops_the_launch(tiny_model: Path, tmp_path: Path) -> None:
     plugin = write_plugin(
         tmp_path,
@@ -95,6 +103,7 @@ if multiprocessing.parent_process() is not None:
     _assert_stopped(ended, "a scheduler reported ready without proof that importance is live in it")
 
 
+@pytest.mark.nightly
 def test_a_scheduler_without_plugin_stops_the_launch(tiny_model: Path, tmp_path: Path) -> None:
     plugin = write_plugin(
         tmp_path,
@@ -129,6 +138,7 @@ if multiprocessing.parent_process() is None:
 """
 
 
+@pytest.mark.nightly
 def test_a_tokenizer_worker_without_our_parts_ends_the_server(tiny_model: Path, tmp_path: Path) -> None:
     plugin = write_plugin(tmp_path, BREAK_WORKERS)
     flags = ("--kv-policy", "importance", "--tokenizer-worker-num", "2")
@@ -177,27 +187,21 @@ if multiprocessing.parent_process() is not None:
 """
 
 
-def test_default_is_stock(tiny_model: Path, tmp_path: Path) -> None:
-    # Without any policy the arguments are the same, as test_flags shows. In new interpreters: the fork server
-    # has loaded what is looked for.
+@pytest.mark.parametrize("imports_anew", rest_nightly([False, True]), ids=["forked", "new interpreters"])
+def test_default_is_stock(tiny_model: Path, tmp_path: Path, imports_anew: bool) -> None:
+    """Without any policy the arguments are the same, as test_flags shows."""
     seen_path = tmp_path / "seen.json"
     plugin = write_plugin(tmp_path, LOOK_INTO_SCHEDULER.format(path=str(seen_path)))
-    ended = launch(tiny_model, "--kv-policy", "default", plugin_directory=plugin, imports_anew=True)
+    ended = launch(tiny_model, "--kv-policy", "default", plugin_directory=plugin, imports_anew=imports_anew)
     seen = json.loads(seen_path.read_text())
     assert seen["cache"] == "UnifiedRadixCache"
     assert "rust" in seen["tree core"]
     assert seen["attention"] == "sglang.srt.layers.attention.torch_native_backend"
     assert seen["page size"] == 1
     assert seen["proof"] is None
-    for absent in (
-        "attention.torch_native",
-        "radix_cache",
-        "tree",
-        "placement",
-        "operations",
-        "metrics",
-        "http",
-    ):
-        assert f"sglang_importance.{absent}" not in seen["ours"]
+    # The fork server has loaded what is looked for.
+    absent = ("attention.torch_native", "cache", "tree", "placement", "operations", "metrics", "http")
+    for part in absent if imports_anew else ():
+        assert f"sglang_importance.{part}" not in seen["ours"]
     assert ended.refusals == []
     assert ended.survivors == []

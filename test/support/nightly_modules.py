@@ -12,6 +12,8 @@ NIGHTLY = {
         "benchmark/lab/test/conformance/",
         "benchmark/lab/test/connectors/",
         "benchmark/lab/test/kv_size/test_config_file.py",
+        "benchmark/lab/test/kv_size/test_upstream_pools.py",
+        "benchmark/lab/test/offline/",
         "benchmark/lab/test/policies/",
         "benchmark/lab/test/probe/",
         "benchmark/lab/test/reasoner/",
