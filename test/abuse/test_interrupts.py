@@ -144,6 +144,7 @@ def test_an_interrupt_waits_for_the_compiler_only(compiles: bool) -> None:
     assert done == ["compiled"] * compiles
 
 
+@pytest.mark.nightly
 @pytest.mark.server
 def test_the_serving_benchmark_ends_its_server_and_keeps_its_rows(tmp_path: Path) -> None:
     out = tmp_path / "serving.json"

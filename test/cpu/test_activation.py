@@ -59,6 +59,7 @@ def test_without_an_accelerator_imports_are_mended() -> None:
     assert threads == 1
 
 
+@pytest.mark.nightly
 def test_importing_sglang_is_enough() -> None:
     applied, engine = in_a_fresh_process(
         "import json, os, sglang\n"
@@ -115,6 +116,7 @@ def test_the_switch_leaves_upstreams_attention(
     assert "WindowPoolAndSinks" in cpu.applied_shims()
 
 
+@pytest.mark.nightly
 def test_another_value_of_the_switch_ends_every_launch_in_one_line() -> None:
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "sglang.launch_server", "--model-path", "none"],

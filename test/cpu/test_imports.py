@@ -89,6 +89,7 @@ def test_absent_packages_need_nothing() -> None:
     assert not CudaOnlyPackages().needed()
 
 
+@pytest.mark.nightly
 def test_torchvision_imports_whether_or_not_its_library_loads() -> None:
     def imports(*, shimmed: bool) -> bool:
         program = TORCHVISION.format(shimmed=shimmed)

@@ -24,6 +24,7 @@ def plain(output: str) -> str:
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", " ", output).split())
 
 
+@pytest.mark.nightly
 def test_it_runs_every_window_once_of_a_quantized_cache_with_a_soft_cap() -> None:
     """In the interpreter, which needs a process of its own."""
     sizes = ["--head-dim", "16", "--heads", "4", "--kv-heads", "2", "--layers", "1", "--window", "4"]

@@ -69,13 +69,9 @@ def test_stocks_hits_are_those_of_a_server_that_evicts_as_stock(scripts: Any) ->
 
 @pytest.mark.parametrize(
     ("kind", "seconds"),
-    [
-        (signal.SIGINT, 2),
-        pytest.param(signal.SIGTERM, 12, marks=pytest.mark.nightly),
-        pytest.param(signal.SIGKILL, 12, marks=pytest.mark.nightly),
-        pytest.param(signal.SIGINT, 40, marks=pytest.mark.nightly),
-    ],
+    [(signal.SIGINT, 2), (signal.SIGTERM, 12), (signal.SIGKILL, 12), (signal.SIGINT, 40)],
 )
+@pytest.mark.nightly
 @pytest.mark.server
 def test_interrupted_at_any_moment_it_leaves_no_server(
     scripts: Any, kind: signal.Signals, seconds: int

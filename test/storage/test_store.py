@@ -26,6 +26,8 @@ from sgl_importance.storage.pages import PageByPage
 from sgl_importance.storage.store import QUARANTINED_FILES, PageStore, set_aside
 from sgl_importance.storage.store_counters import StoreCounters
 
+from support.nightly_cases import rest_nightly
+
 PAGE_BYTES = 512
 RECORD_BYTES = HEADER_BYTES + PAGE_BYTES
 NOW = 1_700_000_000_000_000_000
@@ -287,12 +289,15 @@ while True:
 """
 
 
-def test_writers_killed_at_any_moment_and_side_by_side_leave_only_whole_pages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", rest_nightly([3, 30]))
+def test_writers_killed_at_any_moment_and_side_by_side_leave_only_whole_pages(
+    tmp_path: Path, times: int
+) -> None:
     rng = random.Random(0)
     store = PageStore(tmp_path, budget_bytes=200_000, counters=StoreCounters())
     body = np.empty(2000, np.uint8)
     served = 0
-    for _ in range(10):
+    for _ in range(times):
         command = [sys.executable, "-c", WRITER, str(tmp_path)]
         writers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
         for writer in writers:
@@ -312,5 +317,5 @@ def test_writers_killed_at_any_moment_and_side_by_side_leave_only_whole_pages(tm
             assert (body == number % 251).all()
             served += 1
         # Two writers may together exceed the budget by a sixteenth each, and by what each left unfinished.
-        assert sum(file.size for file in scan(store.pages)) <= 200_000 * 9 / 8 + 10 * 2 * 2096
+        assert sum(file.size for file in scan(store.pages)) <= 200_000 * 9 / 8 + times * 2 * 2096
     assert served > 0
