@@ -26,6 +26,7 @@ from support.drivers.attention_driver import options
 from support.drivers.flashinfer_driver import FlashInferDriver, install_double
 from support.drivers.triton_driver import Sequence, runtime_context
 from support.flashinfer_source import flashinfer_package
+from support.nightly_cases import rest_nightly
 
 pytestmark = [
     pytest.mark.triton,
@@ -145,7 +146,7 @@ def fails_on_the_way(driver: FlashInferDriver) -> None:
     emission.opened = fail
 
 
-@pytest.mark.parametrize("end", [closed, failed, fails_on_the_way])
+@pytest.mark.parametrize("end", rest_nightly([fails_on_the_way, closed, failed]))
 def test_no_kernel_gets_the_starts_of_another_batch_once_learning_has_ended(
     end: Callable[[FlashInferDriver], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
